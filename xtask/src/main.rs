@@ -8,7 +8,7 @@
 //! | [`cpu_time`] | CPU time of this process and its children |
 //! | [`ptx`] | builds, checks and shows PTX |
 //! | [`api`] | the public API of the libraries as text |
-//! | [`circles`] | finds files that import each other in a circle |
+//! | [`module_cycles`] | finds files that import each other in a cycle |
 //! | [`mod@test`] | the test command |
 //! | [`stress`] | random operations against a model |
 //! | [`fuzz`] | the fuzz targets under libFuzzer |
@@ -18,9 +18,9 @@
 
 mod api;
 mod bundle;
-mod circles;
 mod cpu_time;
 mod fuzz;
+mod module_cycles;
 mod process;
 mod programs;
 mod ptx;
@@ -61,9 +61,9 @@ enum Task {
         #[arg(long, default_value = "sm_90a")]
         target: String,
     },
-    /// Find files that import each other in a circle, files over 500 lines, and functions with too
+    /// Find files that import each other in a cycle, files over 500 lines, and functions with too
     /// many arguments.
-    Circles,
+    ModuleCycles,
     /// Set up what is missing, then check and test everything.
     Test {
         /// Leave out what takes long: clippy, the PTX rebuild, ptxas, examples, the tests of the
@@ -117,7 +117,7 @@ fn run(task: &Task) -> Result<()> {
         Task::BuildPtx { check: true } => ptx::fresh::check(),
         Task::PtxLint => ptx::lint::run(),
         Task::ShowPtx { kernel, target } => ptx::show::run(kernel.as_deref(), target),
-        Task::Circles => circles::run(),
+        Task::ModuleCycles => module_cycles::run(),
         Task::Test { quick } => test::run(*quick),
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),

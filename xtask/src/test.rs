@@ -11,7 +11,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 
 use crate::programs::{self, Program};
 use crate::ptx::{fresh, lint, verify};
-use crate::{circles, cpu_time, process, workspace};
+use crate::{cpu_time, module_cycles, process, workspace};
 
 /// All tests, in one build: with the feature of the tests that make mistakes on purpose, which
 /// changes nothing as long as none is made. A build without it would compile every kernel twice.
@@ -82,7 +82,7 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
     steps.run("rustfmt and clippy are there", components)?;
     steps.run("build-ptx --check", fresh::check)?;
     steps.run("ptx-lint", lint::run)?;
-    steps.run("circles", circles::run)?;
+    steps.run("module-cycles", module_cycles::run)?;
     steps.run("fmt", || cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`"))?;
     if quick {
         let arguments: Vec<&str> = ["--"]

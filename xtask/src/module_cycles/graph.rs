@@ -1,4 +1,4 @@
-//! Files and their imports as a graph, and its circles.
+//! Files and their imports as a graph, and its cycles.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub struct Graph {
 
 /// Files each of which can reach all others by imports.
 #[derive(Debug)]
-pub struct Circle {
+pub struct Cycle {
     /// The files, sorted.
     pub files: Vec<PathBuf>,
     /// A shortest way from one of them around to itself.
@@ -53,11 +53,11 @@ impl Graph {
         self.imports.len()
     }
 
-    /// All circles. No file is in two.
-    pub fn circles(&self) -> Vec<Circle> {
+    /// All cycles. No file is in two.
+    pub fn cycles(&self) -> Vec<Cycle> {
         let reached: BTreeMap<&PathBuf, BTreeSet<&PathBuf>> =
             self.imports.keys().map(|file| (file, self.reached(file))).collect();
-        let mut circles = Vec::new();
+        let mut cycles = Vec::new();
         let mut seen: BTreeSet<&PathBuf> = BTreeSet::new();
         for (file, others) in &reached {
             if seen.contains(file) || !others.contains(file) {
@@ -66,15 +66,15 @@ impl Graph {
             let files: Vec<&PathBuf> =
                 others.iter().copied().filter(|other| reached[other].contains(file)).collect();
             seen.extend(files.iter().copied());
-            circles.push(Circle {
+            cycles.push(Cycle {
                 way_around: self.way_around(file),
                 files: files.into_iter().cloned().collect(),
             });
         }
-        circles
+        cycles
     }
 
-    /// The files that `file` imports, directly or through others; `file` itself only in a circle.
+    /// The files that `file` imports, directly or through others; `file` itself only in a cycle.
     fn reached(&self, file: &PathBuf) -> BTreeSet<&PathBuf> {
         let mut reached = BTreeSet::new();
         let mut open: Vec<&PathBuf> = self.imports[file].keys().collect();
@@ -86,7 +86,7 @@ impl Graph {
         reached
     }
 
-    /// A shortest way from `start`, which is in a circle, back to itself.
+    /// A shortest way from `start`, which is in a cycle, back to itself.
     fn way_around(&self, start: &PathBuf) -> Vec<ImportOf> {
         let mut came_from: BTreeMap<&PathBuf, &PathBuf> = BTreeMap::new();
         let mut queue = VecDeque::from([start]);

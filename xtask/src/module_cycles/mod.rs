@@ -1,4 +1,4 @@
-//! Finds files that import each other in a circle, and counts what else the project keeps small.
+//! Finds files that import each other in a cycle, and counts what else the project keeps small.
 //!
 //! # The rule
 //! File A *imports* file B of the same library or program if a path in A, in a `use` or in code,
@@ -7,19 +7,19 @@
 //!
 //! These are no imports:
 //! - `mod child;` and re-exports (`pub use`, `pub(crate) use`): a parent that declares and re-exports
-//!   its children, and is asked by them for nothing of its own, is in no circle;
+//!   its children, and is asked by them for nothing of its own, is in no cycle;
 //! - tests (`#[cfg(test)]`, `#[test]`);
 //! - bodies of `macro_rules!`, whose paths resolve where the macro is used; what is handed to a macro counts;
 //! - calls of methods, and links in documentation.
 //!
-//! Files that can reach each other by imports form a circle; the check fails and names one way around.
+//! Files that can reach each other by imports form a cycle; the check fails and names one way around.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`modules`] | reads the module tree of a library or program: items, imports, children |
 //! | [`paths`] | collects the paths that code names |
 //! | [`resolve`] | finds the files that a path leads to |
-//! | [`graph`] | finds circles |
+//! | [`graph`] | finds cycles |
 //! | [`sizes`] | lengths of files, functions with too many arguments |
 
 mod graph;
@@ -41,7 +41,7 @@ use modules::Tree;
 /// Checks every library and program of the workspace, and prints what was looked at.
 ///
 /// # Errors
-/// There is a circle, a file that is too long, or too many functions with too many arguments: all
+/// There is a cycle, a file that is too long, or too many functions with too many arguments: all
 /// of them are named.
 pub fn run() -> Result<()> {
     let targets = targets()?;
@@ -50,11 +50,11 @@ pub fn run() -> Result<()> {
     for target in &targets {
         let graph = imports(&target.src_path)?;
         files += graph.len();
-        let circles = graph.circles();
-        faults.extend(circles.iter().map(|circle| describe(&target.title(), circle)));
+        let cycles = graph.cycles();
+        faults.extend(cycles.iter().map(|cycle| describe(&target.title(), cycle)));
     }
     println!(
-        "{} libraries and programs with {files} files: {} circles",
+        "{} libraries and programs with {files} files: {} cycles",
         targets.len(),
         faults.len()
     );
@@ -112,18 +112,18 @@ fn imports(root: &Path) -> Result<Graph> {
     Ok(graph)
 }
 
-/// A circle in words: its size, and one way around with the paths that make it.
-fn describe(title: &str, circle: &graph::Circle) -> String {
-    let mut text = format!("{title}: {} files import each other in a circle:", circle.files.len());
+/// A cycle in words: its size, and one way around with the paths that make it.
+fn describe(title: &str, cycle: &graph::Cycle) -> String {
+    let mut text = format!("{title}: {} files import each other in a cycle:", cycle.files.len());
     let names: BTreeMap<&Path, String> =
-        circle.files.iter().map(|file| (file.as_path(), shown(file))).collect();
-    for import in &circle.way_around {
+        cycle.files.iter().map(|file| (file.as_path(), shown(file))).collect();
+    for import in &cycle.way_around {
         let (from, to) = (&names[import.from.as_path()], &names[import.to.as_path()]);
         text.push_str(&format!("\n  {from}:{} imports {} from {to}", import.line, import.path));
     }
-    let around: Vec<_> = circle.way_around.iter().map(|import| &import.from).collect();
+    let around: Vec<_> = cycle.way_around.iter().map(|import| &import.from).collect();
     let others: Vec<_> =
-        circle.files.iter().filter(|file| !around.contains(file)).map(|file| shown(file)).collect();
+        cycle.files.iter().filter(|file| !around.contains(file)).map(|file| shown(file)).collect();
     if !others.is_empty() {
         text.push_str(&format!("\n  and by other ways: {}", others.join(", ")));
     }

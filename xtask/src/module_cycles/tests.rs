@@ -1,4 +1,4 @@
-//! The check is shown circles that it must find, and trees without one.
+//! The check is shown cycles that it must find, and trees without one.
 
 use std::fs;
 use std::path::Path;
@@ -17,28 +17,28 @@ fn check(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     let shown = |file: &PathBuf| {
         file.strip_prefix(folder.path()).expect("in the folder").display().to_string()
     };
-    let circles = graph.circles();
-    for circle in &circles {
-        assert!(circle.way_around.len() >= 2);
-        assert_eq!(circle.way_around[0].from, circle.way_around.last().expect("a way").to);
+    let cycles = graph.cycles();
+    for cycle in &cycles {
+        assert!(cycle.way_around.len() >= 2);
+        assert_eq!(cycle.way_around[0].from, cycle.way_around.last().expect("a way").to);
     }
-    circles.iter().map(|circle| circle.files.iter().map(shown).collect()).collect()
+    cycles.iter().map(|cycle| cycle.files.iter().map(shown).collect()).collect()
 }
 
 #[test]
-fn a_circle_of_three_files_is_found() {
-    let circles = check(&[
+fn a_cycle_of_three_files_is_found() {
+    let cycles = check(&[
         ("lib.rs", "mod a; mod b; mod c; mod d;"),
         ("a.rs", "use crate::b::B; pub struct A(B);"),
         ("b.rs", "use super::c; pub struct B; fn f() { c::made() }"),
         ("c.rs", "pub fn made() { let _: Option<crate::a::A> = None; }"),
         ("d.rs", "use crate::a::A; pub struct D(A);"),
     ]);
-    assert_eq!(circles, [["a.rs", "b.rs", "c.rs"]]);
+    assert_eq!(cycles, [["a.rs", "b.rs", "c.rs"]]);
 }
 
 #[test]
-fn a_circle_is_described_with_its_imports() {
+fn a_cycle_is_described_with_its_imports() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (path, text) in [
         ("lib.rs", "mod a; mod b;"),
@@ -47,8 +47,8 @@ fn a_circle_is_described_with_its_imports() {
     ] {
         fs::write(folder.path().join(path), text).expect("written");
     }
-    let circles = imports(&folder.path().join("lib.rs")).expect("a readable tree").circles();
-    let text = describe("made (lib)", &circles[0]);
+    let cycles = imports(&folder.path().join("lib.rs")).expect("a readable tree").cycles();
+    let text = describe("made (lib)", &cycles[0]);
     assert!(text.contains("made (lib): 2 files import each other"), "{text}");
     assert!(text.contains("a.rs:2 imports crate::b::B from"), "{text}");
     assert!(text.contains("b.rs:1 imports crate::a::A from"), "{text}");
@@ -56,49 +56,49 @@ fn a_circle_is_described_with_its_imports() {
 
 #[test]
 fn re_exports_are_followed_to_the_file_that_defines() {
-    let circles = check(&[
+    let cycles = check(&[
         ("lib.rs", "mod a; mod b; pub use a::A; pub use b::*;"),
         ("a.rs", "use crate::B; pub struct A; fn f(_: B) {}"),
         ("b.rs", "pub struct B; fn f(_: crate::A) {}"),
     ]);
-    assert_eq!(circles, [["a.rs", "b.rs"]]);
+    assert_eq!(cycles, [["a.rs", "b.rs"]]);
 }
 
 #[test]
-fn a_parent_that_only_re_exports_is_in_no_circle() {
-    let circles = check(&[
+fn a_parent_that_only_re_exports_is_in_no_cycle() {
+    let cycles = check(&[
         ("lib.rs", "mod inner; pub use inner::{A, B};"),
         ("inner/mod.rs", "mod a; mod b; pub use a::A; pub(crate) use b::B;"),
         ("inner/a.rs", "use super::B; pub struct A(B);"),
         ("inner/b.rs", "pub struct B;"),
     ]);
-    assert_eq!(circles, Vec::<Vec<String>>::new());
+    assert_eq!(cycles, Vec::<Vec<String>>::new());
 }
 
 #[test]
-fn a_parent_whose_own_items_its_children_use_is_in_a_circle() {
-    let circles = check(&[
+fn a_parent_whose_own_items_its_children_use_is_in_a_cycle() {
+    let cycles = check(&[
         ("lib.rs", "mod inner;"),
         ("inner/mod.rs", "mod a; pub struct Shared; fn f() { a::helper() }"),
         ("inner/a.rs", "pub fn helper() { let _ = super::Shared; }"),
     ]);
-    assert_eq!(circles, [["inner/a.rs", "inner/mod.rs"]]);
+    assert_eq!(cycles, [["inner/a.rs", "inner/mod.rs"]]);
 }
 
 #[test]
 fn a_function_with_the_name_of_a_module_hides_nothing() {
-    let circles = check(&[
+    let cycles = check(&[
         ("lib.rs", "mod a; mod launch; mod run; pub use run::launch;"),
         ("launch.rs", "pub struct Launch;"),
         ("a.rs", "use super::launch::Launch; pub struct A(Launch);"),
         ("run.rs", "use crate::a::A; pub fn launch(_: A) {}"),
     ]);
-    assert_eq!(circles, Vec::<Vec<String>>::new());
+    assert_eq!(cycles, Vec::<Vec<String>>::new());
 }
 
 #[test]
 fn tests_methods_macro_bodies_and_local_names_are_no_imports() {
-    let circles = check(&[
+    let cycles = check(&[
         ("lib.rs", "mod a; mod b; mod shared;"),
         (
             "a.rs",
@@ -111,7 +111,7 @@ fn tests_methods_macro_bodies_and_local_names_are_no_imports() {
         ("b.rs", "use crate::a::A; pub struct B; pub fn made() {} fn f(a: A) { a.go() }"),
         ("shared.rs", "use std::fmt; use half::bf16; fn f(_: bf16) -> fmt::Result { Ok(()) }"),
     ]);
-    assert_eq!(circles, Vec::<Vec<String>>::new());
+    assert_eq!(cycles, Vec::<Vec<String>>::new());
 }
 
 #[test]
@@ -138,11 +138,11 @@ fn macros_and_what_is_handed_to_them_are_imports() {
 
 #[test]
 fn a_module_in_a_file_is_part_of_the_file() {
-    let circles = check(&[
+    let cycles = check(&[
         ("lib.rs", "mod a { pub mod deep { pub fn f() { super::super::b::g() } } } mod b;"),
         ("b.rs", "pub fn g() { crate::a::deep::f() }"),
     ]);
-    assert_eq!(circles, [["b.rs", "lib.rs"]]);
+    assert_eq!(cycles, [["b.rs", "lib.rs"]]);
 }
 
 #[test]

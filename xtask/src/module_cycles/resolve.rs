@@ -37,7 +37,7 @@ pub fn files(tree: &Tree, module: &Module, path: &NamedPath) -> BTreeSet<PathBuf
 
 struct Search<'a> {
     tree: &'a Tree,
-    /// The names that are being looked up, so that imports in a circle end.
+    /// The names that are being looked up, so that imports in a cycle end.
     open: Vec<(ModuleId, String)>,
 }
 
