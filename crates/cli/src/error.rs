@@ -133,8 +133,16 @@ pub enum InputError {
     #[error("--only is of `bench attention`: other suites have no cases that it could choose")]
     OnlyOfAttention,
     /// A page of a suite that has none.
-    #[error("--report: `bench books` has no page; use --json")]
-    NoReportOfBooks,
+    #[error("--report: `bench bookkeeping` has no page; use --json")]
+    NoReportOfBookkeeping,
+    /// A file that is no result of `bench`.
+    #[error("--from {}: {reason}; give a file that `bench --json` has written", path.display())]
+    BenchResult {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]
     #[error("--checkpoint: {0}")]

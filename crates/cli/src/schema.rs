@@ -25,10 +25,11 @@ pub struct SchemaArgs {
 /// Commands whose JSON has a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Described {
-    /// `bench`, all suites but `books`.
+    /// `bench`, all suites but `bookkeeping`.
     Bench,
-    /// `bench books`.
-    Books,
+    /// `bench bookkeeping`.
+    #[value(alias = "books")]
+    Bookkeeping,
     /// `doctor`.
     Doctor,
     /// `generate`.
@@ -49,7 +50,7 @@ impl Described {
     fn schema(self) -> Schema {
         match self {
             Self::Bench => schema_for!(bench::Report),
-            Self::Books => schema_for!(bench::BooksReport),
+            Self::Bookkeeping => schema_for!(bench::BookkeepingReport),
             Self::Doctor => schema_for!(doctor::Report),
             Self::Generate => schema_for!(generated::Report),
             Self::Inspect => schema_for!(inspect::Report),

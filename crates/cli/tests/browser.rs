@@ -1,12 +1,16 @@
-//! The report in a browser: headless Chromium shows it, light and dark, as wide as a phone and as a desk.
+//! The pages of `--report` in a browser: headless Chromium shows them, light and dark, as wide as a phone and as a desk.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use assert_cmd::cargo::cargo_bin;
+use tempfile::TempDir;
 
 /// Where Debian and Ubuntu put it.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+/// A window as wide as a desk, and as wide as a phone.
+const WIDE: u32 = 1200;
+const PHONE: u32 = 500;
 
 fn chromium() -> Command {
     let found = NAMES.iter().find(|name| Command::new(name).arg("--version").output().is_ok());
@@ -15,6 +19,7 @@ fn chromium() -> Command {
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
+        "--hide-scrollbars",
         "--enable-logging=stderr",
         "--v=0",
     ]);
@@ -30,34 +35,77 @@ fn show(page: &Path, options: &[&str]) -> Output {
     output
 }
 
-/// Screenshots stay in `DSV4_SCREENSHOTS`, if that is set.
+/// A page that the program has written, and where its screenshots go: to `DSV4_SCREENSHOTS`, if that is set.
+struct Page {
+    _folder: TempDir,
+    file: PathBuf,
+    screenshots: PathBuf,
+}
+
+impl Page {
+    /// Runs the program with `--report`.
+    fn of(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("report.html");
+        let kept = std::env::var_os("DSV4_SCREENSHOTS").map(PathBuf::from);
+        let mut program = Command::new(cargo_bin!("dsv4-kv"));
+        let ran = program.args(arguments).arg("--report").arg(&file).output().expect("it starts");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let screenshots = kept.unwrap_or_else(|| folder.path().to_owned());
+        Self { _folder: folder, file, screenshots }
+    }
+
+    /// What the browser has made of it, without an error on its console.
+    fn dom(&self) -> String {
+        let dom = show(&self.file, &["--dump-dom"]).stdout;
+        String::from_utf8(dom).expect("UTF-8")
+    }
+
+    /// Takes its pictures, and keeps them as `report-NAME-wide.png` and so on.
+    fn screenshots(&self, name: &str) {
+        let mut pictures = Vec::new();
+        for (kind, width, dark) in
+            [("wide", WIDE, false), ("phone", PHONE, false), ("dark", PHONE, true)]
+        {
+            let file = self.screenshots.join(format!("report-{name}-{kind}.png"));
+            let size = format!("--window-size={width},3600");
+            let shot = format!("--screenshot={}", file.display());
+            let scheme = if dark { "--force-dark-mode" } else { "--disable-dark-mode" };
+            show(&self.file, &[&size, &shot, scheme]);
+            let png = std::fs::read(&file).expect("a screenshot");
+            let length = png.len();
+            assert!(png.starts_with(b"\x89PNG") && length > 10_000, "{kind}: {length} bytes");
+            pictures.push(png);
+        }
+        assert_ne!(pictures[1], pictures[2], "the dark page looks like the light one");
+    }
+}
+
 #[test]
 #[ignore = "needs chromium: apt-get install chromium, then cargo test -p dsv4-kv-cli --test browser -- --ignored"]
-fn the_report_is_shown_light_and_dark_wide_and_narrow() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let kept = std::env::var_os("DSV4_SCREENSHOTS").map(PathBuf::from);
-    let screenshots = kept.as_deref().unwrap_or(folder.path());
-    let page = folder.path().join("report.html");
-    let replay = ["replay", "--execute", "bookkeeping", "--requests", "200", "--report"];
-    let ran =
-        Command::new(cargo_bin!("dsv4-kv")).args(replay).arg(&page).output().expect("it starts");
-    assert!(ran.status.success());
-    let dom = show(&page, &["--dump-dom"]).stdout;
-    let dom = String::from_utf8(dom).expect("UTF-8");
-    assert_eq!(dom.matches("<svg").count(), 6);
-    assert!(dom.contains("limited by") && dom.contains("Occupancy (%)"));
-    let mut sizes = Vec::new();
-    for (name, size, dark) in
-        [("wide", "1200,2600", false), ("phone", "400,3000", false), ("dark", "400,3000", true)]
-    {
-        let file = screenshots.join(format!("report-{name}.png"));
-        let (size, shot) =
-            (format!("--window-size={size}"), format!("--screenshot={}", file.display()));
-        let scheme = if dark { "--force-dark-mode" } else { "--disable-dark-mode" };
-        show(&page, &[&size, &shot, scheme]);
-        let png = std::fs::read(&file).expect("a screenshot");
-        assert!(png.starts_with(b"\x89PNG") && png.len() > 10_000, "{name}: {} bytes", png.len());
-        sizes.push(png);
+fn the_report_of_a_replay_is_shown_light_and_dark_wide_and_narrow() {
+    let page = Page::of(&["replay", "--execute", "bookkeeping", "--requests", "200"]);
+    let dom = page.dom();
+    assert_eq!(dom.matches("<svg").count(), 9);
+    for part in ["limited by", "Occupancy (%)", "Time to first token (requests)", "p99 "] {
+        assert!(dom.contains(part), "{part}");
     }
-    assert_ne!(sizes[1], sizes[2], "the dark page looks like the light one");
+    page.screenshots("replay");
+}
+
+/// Of a result that is made up: measuring one takes a GPU, its page does not.
+#[test]
+#[ignore = "needs chromium: apt-get install chromium, then cargo test -p dsv4-kv-cli --test browser -- --ignored"]
+fn the_report_of_a_bench_is_shown_light_and_dark_wide_and_narrow() {
+    let result = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/result.json");
+    let page = Page::of(&["bench", "--from", result.to_str().expect("UTF-8")]);
+    let dom = page.dom();
+    // Of every suite, of a step in both phases by kind.
+    let rows = 5 + 2 + 2 + 1 + 2 + 2 * 9;
+    assert_eq!(dom.matches(r#"<div class="scale">"#).count(), rows);
+    assert_eq!(dom.matches(r#"<div class="roof""#).count(), rows);
+    for part in ["made-up device", "The roof of a kernel is a copy", "above the roof, 2 of 5"] {
+        assert!(dom.contains(part), "{part}");
+    }
+    page.screenshots("bench");
 }

@@ -29,7 +29,7 @@ fn docs() -> PathBuf {
 
 /// The commands that `schema` describes.
 const DESCRIBED: [&str; 9] =
-    ["bench", "books", "doctor", "generate", "inspect", "plan", "replay", "reuse", "soak"];
+    ["bench", "bookkeeping", "doctor", "generate", "inspect", "plan", "replay", "reuse", "soak"];
 
 #[test]
 fn the_committed_schemas_are_those_of_the_program() {
@@ -90,6 +90,28 @@ fn what_json_prints_is_as_its_schema_says() {
         assert!(!schema.is_valid(&result), "{options}: {first} = {value:?}");
         result.as_object_mut().expect("an object").remove(&first);
         assert!(!schema.is_valid(&result), "{options}: without {first}");
+    }
+}
+
+/// Of every suite that measures on a GPU, from a file: here is none.
+#[test]
+fn the_result_of_a_bench_is_as_its_schema_says_and_is_printed_as_it_was_read() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/result.json");
+    let read: Value = serde_json::from_str(&fs::read_to_string(&file).expect("it is committed"))
+        .expect("one JSON value");
+    let schema: Value = serde_json::from_str(&printed("schema bench")).expect("JSON");
+    let schema = jsonschema::validator_for(&schema).expect("a schema");
+    let errors: Vec<_> = schema.iter_errors(&read).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let options = format!("bench --from {}", file.display());
+    let again: Value =
+        serde_json::from_str(&printed(&format!("{options} --json"))).expect("one JSON value");
+    assert_eq!(again, read);
+    assert!(printed(&options).contains("made-up device"));
+    for more in ["step", "--past 128", "--only CSA"] {
+        let message = kv(&format!("{options} {more}")).assert().code(2).get_output().clone();
+        let message = String::from_utf8(message.stderr).expect("UTF-8");
+        assert!(message.contains("cannot be used with"), "{more}: {message}");
     }
 }
 

@@ -343,12 +343,21 @@ fn the_report_has_its_plots_inside_and_loads_nothing() {
         assert!(String::from_utf8_lossy(&output).contains("peak blocks"));
         std::fs::read_to_string(&path).expect("the report was written")
     };
-    assert_eq!(page("--no-reuse").matches("<svg").count(), 3);
+    assert_eq!(page("--no-reuse").matches("<svg").count(), 6);
     let page = page("");
-    assert_eq!(page.matches("<svg").count(), 6);
+    assert_eq!(page.matches("<svg").count(), 9);
     let reuse = ["Hit ratio", "Prompt tokens saved", "Evictions"];
     for title in ["Occupancy (%)", "Batch (tokens per step)", "begin_step"].iter().chain(&reuse) {
         assert!(page.contains(title), "{title}");
+    }
+    let waits = ["Queueing", "Time to first token", "Time per token"];
+    for title in waits {
+        assert!(page.contains(&format!("{title} (requests)")), "{title}");
+    }
+    // A mark of each in every histogram, that of the host's time included.
+    for mark in ["p50 ", "p99 "] {
+        let marks = page.lines().filter(|line| line.trim_start().starts_with(mark)).count();
+        assert_eq!(marks, waits.len() + 1, "{mark}");
     }
     let without_namespace = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for loads in ["http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link"] {

@@ -1,5 +1,6 @@
-//! Ranks of one model whose caches are told the same have equal books, block for block: nothing else has to go from one to
-//! another. Two ledgers, one of which knows the other's requests by its own names, beside the stress test's model.
+//! Ranks of one model whose caches are told the same have equal bookkeeping, block for block: nothing else has to go
+//! from one to another. Two ledgers, one of which knows the other's requests by its own names, beside the stress test's
+//! model.
 
 use std::time::Duration;
 

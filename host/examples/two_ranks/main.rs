@@ -8,7 +8,7 @@
 //! | | a rank has | what goes between ranks |
 //! |---|---|---|
 //! | data-parallel attention | requests of its own | nothing |
-//! | tensor-parallel attention | all requests, whose rows are the same for all heads, and half of the heads | nothing: ranks that are told the same have equal books |
+//! | tensor-parallel attention | all requests, whose rows are the same for all heads, and half of the heads | nothing: ranks that are told the same have equal bookkeeping |
 //!
 //! Each rank runs in a thread of its own. What it has in the end, and what its attention gave, is compared with one device
 //! that does everything: every byte and every bit.

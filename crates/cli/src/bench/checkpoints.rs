@@ -11,7 +11,7 @@ use dsv4_kv::{
     Accepted, Bucket, CacheConfig, CapturedStep, KvError, Launches, RequestId, StepRequest,
 };
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::load::{LoadArgs, Weight};
 use super::timing::{ColdTimer, LONG_RUNS, median};
@@ -45,7 +45,7 @@ pub struct Case {
 }
 
 /// A chunk, measured.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// A preset.
     pub model: String,

@@ -7,9 +7,11 @@
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
 mod attention;
-mod books;
+mod bars;
+mod bookkeeping;
 mod checkpoints;
 mod decode;
+mod from;
 mod gather;
 mod indexer;
 mod inputs;
@@ -40,16 +42,20 @@ use dsv4_kv::device::{CudaDevice, CudaOptions};
 use crate::error::InputError;
 use crate::outcome::{Outcome, after_help};
 use crate::output::{self, ReportFile};
-pub use books::Report as BooksReport;
+pub use bookkeeping::Report as BookkeepingReport;
 pub use report::Report;
 use timing::Measurement;
 use work::Work;
 
 /// Examples of `--help`: what each is for, and the command.
-const EXAMPLES: [(&str, &str); 3] = [
+const EXAMPLES: [(&str, &str); 4] = [
     ("all kernels, each beside a copy of the same bytes", "cargo kv bench"),
     ("decode steps of a whole model, as JSON", "cargo kv bench step --json"),
-    ("what a step costs the host; needs no GPU", "cargo kv bench books"),
+    ("what a step costs the host; needs no GPU", "cargo kv bench bookkeeping"),
+    (
+        "a page of an earlier result; needs no GPU",
+        "cargo kv bench --from result.json --report bench.html",
+    ),
 ];
 
 /// Measures kernels on a GPU, each beside a device-to-device copy of the same bytes.
@@ -82,7 +88,7 @@ const EXAMPLES: [(&str, &str); 3] = [
 /// prefix goes, and `beside us` one while it is on its way: medians of 5 runs of `steps` steps, by the device's
 /// events. `beside a copy` is how much slower steps are beside that one copy.
 ///
-/// `books` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
+/// `bookkeeping` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
 /// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.
 ///
 /// A row of `prefill` is one layer's part of a chunk: the median of 6 replays of several layers. `floor` is a
@@ -100,10 +106,14 @@ pub struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    /// Write an HTML page with the rows and how near each kernel is to a copy; the file is opened before anything is
-    /// measured. Not of `books`.
+    /// Write an HTML page with the rows and how much of its roof each reaches; the file is opened before anything is
+    /// measured. Not of `bookkeeping`.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+
+    /// Measure nothing: show the result that `bench --json` has written to FILE. Not of `bookkeeping`.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "LoadArgs"])]
+    from: Option<PathBuf>,
 
     #[command(flatten)]
     load: load::LoadArgs,
@@ -140,7 +150,8 @@ enum Suite {
     /// meanwhile.
     Tier,
     /// What a step costs the host, without the driver. Needs no GPU.
-    Books,
+    #[value(alias = "books")]
+    Bookkeeping,
 }
 
 /// Kernels, each to be measured beside a copy.
@@ -162,15 +173,21 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     if args.load.only.is_some() && args.suite != Suite::Attention {
         return Err(InputError::OnlyOfAttention.into());
     }
-    if args.suite == Suite::Books && args.report.is_some() {
-        return Err(InputError::NoReportOfBooks.into());
+    if args.suite == Suite::Bookkeeping && args.report.is_some() {
+        return Err(InputError::NoReportOfBookkeeping.into());
     }
-    if args.suite == Suite::Books {
-        return books::run(args.json).map(|()| Outcome::Passed);
+    let written = args.from.as_deref().map(from::read).transpose()?;
+    if args.suite == Suite::Bookkeeping {
+        return bookkeeping::run(args.json).map(|()| Outcome::Passed);
     }
     let file = args.report.as_deref().map(ReportFile::open).transpose()?;
-    let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
-    let report = measure(&device, args)?;
+    let report = match written {
+        Some(report) => report,
+        None => {
+            let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
+            measure(&device, args)?
+        }
+    };
     // If one of the two cannot be written, the other still is.
     let printed = if args.json {
         output::print(serde_json::to_string_pretty(&report)?)

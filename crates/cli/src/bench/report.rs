@@ -3,35 +3,35 @@
 use std::fmt;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::timing::{self, Measurement};
 use super::{attention, checkpoints, prefill, step, tier};
 
 /// What was measured where.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The GPU.
     pub device: String,
     /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.
     pub date: String,
     /// The command's cases.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measurements: Vec<Measurement>,
     /// Attention in place.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attention: Vec<attention::Row>,
     /// Whole steps.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<step::Row>,
     /// Chunks of prompts.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefill: Vec<prefill::Row>,
     /// Chunks of prompts without checkpoints and with them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoints: Vec<checkpoints::Row>,
     /// Prefixes that went to host memory and came back.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tier: Vec<tier::Row>,
 }
 

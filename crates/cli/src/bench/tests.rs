@@ -183,7 +183,7 @@ fn a_prefix_goes_to_host_memory_and_back() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let case = tier::Case { model: "tiny".into(), prefix: 256, decode: (2, 256), step_tokens: 384 };
     let rows = tier::measure_case(&device, &case).unwrap();
-    let directions: Vec<_> = rows.iter().map(|row| row.direction).collect();
+    let directions: Vec<_> = rows.iter().map(|row| &*row.direction).collect();
     assert_eq!(directions, ["to host", "from host"]);
     for row in &rows {
         assert!(row.bytes > 2 * 128 && row.microseconds > 0.0 && row.copy_microseconds > 0.0);

@@ -7,6 +7,7 @@
 //! steps: as many just before the transfer as beside it, since how fast a step is depends on what the device did
 //! before. Steps beside one copy of as many bytes show what no way to move them could save.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +18,7 @@ use dsv4_kv::{
     Bucket, CacheConfig, Capacity, CapturedStep, Launches, Prompt, RequestId, StepRequest,
 };
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::load::LoadArgs;
 use super::step::step as parts_of_step;
@@ -49,14 +50,14 @@ pub struct Case {
 }
 
 /// One direction, measured.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// A preset.
     pub model: String,
     /// Tokens of the prefix.
     pub prefix: u32,
     /// `to host` or `from host`.
-    pub direction: &'static str,
+    pub direction: Cow<'static, str>,
     /// Bytes of its blocks and its checkpoint.
     pub bytes: u64,
     /// Median microseconds from the call that begins it until it was waited for.
@@ -144,7 +145,7 @@ impl Row {
         Self {
             model: case.model.clone(),
             prefix: case.prefix,
-            direction: of.name(),
+            direction: of.name().into(),
             bytes,
             microseconds: median(transfers),
             copy_microseconds: median(copy.transfers),

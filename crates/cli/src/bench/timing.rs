@@ -6,7 +6,7 @@ use anyhow::Result;
 use comfy_table::Table;
 use dsv4_kv::device::{Backend, Buffer, Device, Event, Graph, Stream};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Whether all that the tests of this program do on the CPU: the same calls, few of them.
 const SMALL: bool = cfg!(test);
@@ -23,7 +23,7 @@ const NODES: RangeInclusive<u64> = if SMALL { 2..=3 } else { 20..=200 };
 pub const REPLAYS: usize = if SMALL { 1 } else { 50 };
 
 /// One measured case.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Measurement {
     /// The kernel.
     pub kernel: String,

@@ -14,7 +14,7 @@
 //! | `peers` | prompts in one process, answers in others; feature `peers` |
 //! | [`moves`] | what of requests that moved |
 //! | [`latency`], [`limit`], [`service`], [`quantiles`] | how long requests wait, and for what |
-//! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
+//! | [`summary`], [`reuse`], [`report`], [`histogram`] | the result: table and JSON, and the HTML page |
 
 pub mod args;
 mod attend;
@@ -24,6 +24,7 @@ pub mod drive;
 pub mod entries;
 pub mod execute;
 pub mod full;
+mod histogram;
 pub mod history;
 mod inputs;
 mod kept;
@@ -67,7 +68,6 @@ use open::{full_on, progress};
 use place::Place;
 use setup::Setup;
 pub use summary::Summary;
-use timeline::Timeline;
 
 /// Runs the command and prints its result.
 ///
@@ -103,7 +103,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     } else {
         output::print(summary.table().trim_fmt())
     };
-    let reported = report.map_or(Ok(()), |file| write_report(file, &summary, &replayed.timeline));
+    let reported = report.map_or(Ok(()), |file| write_report(file, &summary, &replayed));
     for example in &summary.mismatch_examples {
         output::note(format_args!("mismatch: {example}"));
     }
@@ -131,8 +131,8 @@ fn replay_with(_: u32, _: Place, _: &Setup, _: &Interrupt) -> Result<Replayed> {
     Err(crate::error::InputError::NoPeers.into())
 }
 
-fn write_report(file: ReportFile, summary: &Summary, timeline: &Timeline) -> Result<()> {
-    Ok(file.write(&report::page(summary, timeline)?)?)
+fn write_report(file: ReportFile, summary: &Summary, replayed: &Replayed) -> Result<()> {
+    Ok(file.write(&report::page(summary, &replayed.timeline, &replayed.latency)?)?)
 }
 
 /// The replay without a device.

@@ -3,20 +3,24 @@
 use std::fmt::Display;
 
 use anyhow::Result;
-use maud::{PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 use plotters::prelude::*;
 
+use super::histogram::Histogram;
+use super::latency::{Latency, Waits};
+use super::quantiles::Quantiles;
+use super::service::Unit;
 use super::summary::Summary;
 use super::timeline::{Sample, Timeline};
 use crate::page;
 
-/// Bars of the histogram.
-const BARS: usize = 40;
-/// Width and height of a plot, in pixels.
+/// Width and height of a plot over time, in pixels.
 const SIZE: (u32, u32) = (900, 300);
+/// Of a plot that a phone shows without scrolling.
+const SMALL: (u32, u32) = (420, 280);
 
 /// The page.
-pub fn page(summary: &Summary, timeline: &Timeline) -> Result<String> {
+pub fn page(summary: &Summary, timeline: &Timeline, latency: &Latency) -> Result<String> {
     let points = timeline.points();
     let title = format!("dsv4-kv replay: {} on {}", summary.model, summary.device);
     let mut plots = vec![occupancy(summary, points)?, batch(points)?];
@@ -26,20 +30,57 @@ pub fn page(summary: &Summary, timeline: &Timeline) -> Result<String> {
     if summary.reuse.as_ref().is_some_and(|reuse| reuse.tier.is_some()) {
         plots.push(traffic(points)?);
     }
-    plots.push(prepare(&timeline.sorted_times())?);
+    let prepare = histogram("begin_step (steps)", "microseconds", &timeline.sorted_times())?;
     let body = html! {
         table {
             @for (what, value) in summary.rows() {
                 tr { td { (what) } td { (value) } }
             }
         }
+        (waits(summary.service.unit, latency)?)
+        h2 { "Over time" }
         @for plot in plots { div class="wide" { (PreEscaped(plot)) } }
         p {
             "Time is virtual. Each point of the plots over time shows the largest values of "
             (timeline.steps_per_point()) " steps in a row."
         }
+        h2 { "The host's part of a step" }
+        div class="plots" { div { (PreEscaped(prepare)) } }
     };
     Ok(page::page(&title, &body))
+}
+
+/// How long requests waited: a histogram of each wait, if anybody did.
+fn waits(unit: Unit, latency: &Latency) -> Result<Markup> {
+    let (name, what) = match unit {
+        Unit::Steps => ("steps", "In steps: where no kernels run there is no other time."),
+        Unit::Ms => (
+            "milliseconds",
+            "In milliseconds of begin_step on the host and of the cache's kernels on the device: the model's own come \
+             on top.",
+        ),
+    };
+    let sorted = |waits: &Waits| if unit == Unit::Ms { waits.in_ms() } else { waits.in_steps() };
+    let all = [
+        ("Queueing (requests)", &latency.queueing),
+        ("Time to first token (requests)", &latency.first_token),
+        ("Time per token (requests)", &latency.per_token),
+    ];
+    let all = all.map(|(title, waits)| (title, sorted(waits)));
+    let drawn = all.iter().filter(|(_, waits)| !waits.is_empty());
+    let plots = drawn.map(|(title, waits)| histogram(title, name, waits));
+    let plots = plots.collect::<Result<Vec<_>>>()?;
+    Ok(html! {
+        @if !plots.is_empty() {
+            h2 { "Waits" }
+            div class="plots" { @for plot in plots { div { (PreEscaped(plot)) } } }
+            p {
+                "From the arrival of a request to its slot; from its arrival to the end of the step that has computed \
+                 its prompt; from a token to the next, the mean of each request. "
+                (what) " Lines mark the median (p50) and what 99 of 100 do not exceed (p99)."
+            }
+        }
+    })
 }
 
 /// Blocks and slots in use over time, in percent.
@@ -111,45 +152,52 @@ fn lines<L: Display>(title: &str, series: Vec<(L, Vec<(f64, f64)>)>) -> Result<S
     let all = || series.iter().flat_map(|(_, points)| points);
     let right = all().map(|point| point.0).fold(1e-3, f64::max);
     let top = all().map(|point| point.1).fold(0.0, f64::max) * 1.05;
-    draw(|area| {
-        let mut chart = chart(title, &area, (0.0..right, 0.0..top.max(1e-9)))?;
+    let top = if top > 0.0 { top } else { 1.0 };
+    draw(SIZE, |area| {
+        let mut chart = chart(title, &area, (0.0..right, 0.0..top))?;
         mesh(&mut chart, "virtual time (s)")?;
         for ((label, points), colour) in series.into_iter().zip([BLUE, RED, GREEN]) {
-            chart
-                .draw_series(LineSeries::new(points, colour))?
-                .label(label.to_string())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
+            line(&mut chart, label.to_string(), points, colour)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()?;
-        Ok(())
+        legend(&mut chart)
     })
 }
 
-/// How often `begin_step` took how long, up to the 99.9th percentile.
-fn prepare(sorted_times: &[f32]) -> Result<String> {
-    let last = sorted_times.len().saturating_sub(1);
-    let right = sorted_times.get(last * 999 / 1000).map_or(1.0, |&time| f64::from(time));
-    let width = right.max(1e-3) / BARS as f64;
-    let mut counts = [0u32; BARS];
-    for &time in sorted_times {
-        if let Some(count) = counts.get_mut((f64::from(time) / width) as usize) {
-            *count += 1;
-        }
-    }
-    let top = f64::from(counts.into_iter().max().unwrap_or(0)) * 1.05;
-    draw(|area| {
-        let ranges = (0.0..width * BARS as f64, 0.0..top.max(1.0));
-        let mut chart = chart("begin_step (steps by time)", &area, ranges)?;
-        mesh(&mut chart, "microseconds")?;
-        chart.draw_series(counts.into_iter().enumerate().map(|(bar, count)| {
-            let left = bar as f64 * width;
-            Rectangle::new([(left, 0.0), (left + width, f64::from(count))], BLUE.filled())
+/// A line with its name in the legend.
+fn line(
+    chart: &mut Chart<'_, '_>,
+    label: String,
+    points: Vec<(f64, f64)>,
+    colour: RGBColor,
+) -> Result<()> {
+    let drawn = chart.draw_series(LineSeries::new(points, colour))?;
+    drawn.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
+    Ok(())
+}
+
+fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<()> {
+    let mut labels = chart.configure_series_labels();
+    labels.position(SeriesLabelPosition::UpperRight).background_style(WHITE.mix(0.8)).draw()?;
+    Ok(())
+}
+
+/// How many of `sorted` are how long, with the median and the 99th percentile.
+fn histogram(title: &str, unit: &str, sorted: &[f32]) -> Result<String> {
+    let of = Histogram::new(sorted);
+    // The legend is above all bars.
+    let top = f64::from(of.top().max(1)) * 1.4;
+    let Quantiles { p50, p99 } = Quantiles::of(sorted);
+    draw(SMALL, |area| {
+        let mut chart = chart(title, &area, (0.0..of.end(), 0.0..top))?;
+        mesh(&mut chart, unit)?;
+        chart.draw_series(of.bars().map(|(left, right, count)| {
+            Rectangle::new([(left, 0.0), (right, f64::from(count))], BLUE.mix(0.5).filled())
         }))?;
-        Ok(())
+        for (name, mark, colour) in [("p50", p50, BLACK), ("p99", p99, RED)] {
+            let Some(at) = mark.map(f64::from) else { continue };
+            line(&mut chart, format!("{name} {}", short(at)), vec![(at, 0.0), (at, top)], colour)?;
+        }
+        legend(&mut chart)
     })
 }
 
@@ -161,9 +209,9 @@ type Chart<'a, 'b> = ChartContext<
 >;
 
 /// An SVG element with what `plot` draws.
-fn draw(plot: impl FnOnce(Area<'_>) -> Result<()>) -> Result<String> {
+fn draw(size: (u32, u32), plot: impl FnOnce(Area<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
-    plot(SVGBackend::with_string(&mut svg, SIZE).into_drawing_area())?;
+    plot(SVGBackend::with_string(&mut svg, size).into_drawing_area())?;
     Ok(svg)
 }
 
@@ -174,16 +222,21 @@ fn chart<'a, 'b>(
 ) -> Result<Chart<'a, 'b>> {
     let mut builder = ChartBuilder::on(area);
     builder.caption(title, ("sans-serif", 16)).margin(8);
-    builder.x_label_area_size(36).y_label_area_size(64);
+    builder.x_label_area_size(36).y_label_area_size(56);
     Ok(builder.build_cartesian_2d(x, y)?)
 }
 
 /// Axes with labels as short as they can be, and lines only where there is a label.
 fn mesh(chart: &mut Chart<'_, '_>, x: &str) -> Result<()> {
-    let number = |value: &f64| ((value * 1e3).round() / 1e3).to_string();
+    let number = |value: &f64| short(*value);
     let (x_labels, y_labels) = (number, number);
     let mut mesh = chart.configure_mesh();
     mesh.x_label_formatter(&x_labels).y_label_formatter(&y_labels);
     mesh.light_line_style(TRANSPARENT).x_desc(x).draw()?;
     Ok(())
+}
+
+/// At most three places behind the point.
+fn short(value: f64) -> String {
+    ((value * 1e3).round() / 1e3).to_string()
 }

@@ -2,12 +2,12 @@
 
 use comfy_table::Table;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::timing::Measurement;
 
 /// One case, measured.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// Its time, and that of a copy of its bytes.
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! `bench books`: what a step costs the host. A device that does nothing stands for the GPU, so that every time
+//! `bench bookkeeping`: what a step costs the host. A device that does nothing stands for the GPU, so that every time
 //! is that of this library's own work, on one core of any machine.
 
 mod copies;

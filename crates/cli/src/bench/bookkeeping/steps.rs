@@ -1,4 +1,4 @@
-//! Steps without their launches: the books alone, and all that a cache does to begin, replay and commit a step.
+//! Steps without their launches: the bookkeeping alone, and all that a cache does to begin, replay and commit a step.
 
 use anyhow::Result;
 use dsv4_kv::device::{Null, NullDevice, Stream};
@@ -93,7 +93,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The books alone: checks, blocks, StepMeta, and the commit.
+/// The bookkeeping alone: checks, blocks, StepMeta, and the commit.
 fn measure_ledger(case: Case) -> Result<[Row; 3]> {
     let mut ledger = Ledger::new(&config(case.requests)?)?;
     let mut array = vec![0; ledger.largest_layout().elements()];
@@ -111,9 +111,9 @@ fn measure_ledger(case: Case) -> Result<[Row; 3]> {
         batch.advance();
     }
     Ok([
-        Row::new("books: begin, with StepMeta", case.name(), &begin, 1),
-        Row::new("books: commit", case.name(), &commit, 1),
-        Row::new("books: both", case.name(), &both, 1),
+        Row::new("bookkeeping: begin, with StepMeta", case.name(), &begin, 1),
+        Row::new("bookkeeping: commit", case.name(), &commit, 1),
+        Row::new("bookkeeping: both", case.name(), &both, 1),
     ])
 }
 

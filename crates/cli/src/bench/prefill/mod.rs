@@ -106,7 +106,7 @@ pub(super) fn measure_chunk<B: Backend>(
         ("window gather", LayerKind::Swa, of(Read::Windows), chunk.windows()),
         ("append", LayerKind::Swa, of(Read::Append), chunk.append(DRAFTS)),
     ]);
-    let row = |(kernel, kind, microseconds, floor): (_, _, _, Floor)| {
+    let row = |(kernel, kind, microseconds, floor): (&'static str, _, _, Floor)| {
         let layers = match kind {
             // `select` has it in the launch of the product.
             _ if kernel == INDEX_QUERY => 0,
@@ -116,7 +116,7 @@ pub(super) fn measure_chunk<B: Backend>(
         let floor_microseconds = floor.microseconds(&stream, LAYERS as u64)?;
         Ok(Row {
             model: name.clone(),
-            kernel,
+            kernel: kernel.into(),
             tokens: chunk.tokens,
             past: chunk.past,
             microseconds,

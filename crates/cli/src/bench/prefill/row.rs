@@ -1,16 +1,18 @@
 //! The measurements of a chunk, and as tables.
 
+use std::borrow::Cow;
+
 use comfy_table::Table;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A kernel, for a chunk in one layer.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// The model.
     pub model: String,
     /// The kernel, or what several do together.
-    pub kernel: &'static str,
+    pub kernel: Cow<'static, str>,
     /// Tokens of the chunk.
     pub tokens: u32,
     /// Tokens of the request before it.
@@ -44,7 +46,7 @@ pub fn table(rows: &[Row]) -> Table {
             row.model.clone(),
             row.past.to_string(),
             row.tokens.to_string(),
-            row.kernel.to_owned(),
+            row.kernel.to_string(),
             format!("{:.1}", row.microseconds),
             row.floor.clone(),
             format!("{:.1}", row.floor_microseconds),
@@ -60,8 +62,8 @@ pub fn table(rows: &[Row]) -> Table {
 pub fn summary(rows: &[Row]) -> Table {
     let mut kernels: Vec<&str> = Vec::new();
     for row in rows {
-        if !kernels.contains(&row.kernel) {
-            kernels.push(row.kernel);
+        if !kernels.contains(&&*row.kernel) {
+            kernels.push(&row.kernel);
         }
     }
     let head = ["model", "past", "tokens"].into_iter().chain(kernels).chain(["all"]);

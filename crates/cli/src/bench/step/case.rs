@@ -4,7 +4,7 @@ use anyhow::Result;
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HCA_RATIO};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::load::Weight;
 use super::super::trunk::{PREFILL_TOKENS, trunk_of};
@@ -15,7 +15,7 @@ use crate::model;
 const DRAFTS: u32 = 4;
 
 /// Where in their windows all requests are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// No window closes.
@@ -25,6 +25,14 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MidWindow => "mid-window",
+            Self::Boundary => "boundary",
+        }
+    }
+
     /// Tokens of a request before its step, so that it has `context` tokens behind the later phase's.
     pub fn start(self, context: u32) -> u32 {
         match self {
@@ -35,7 +43,7 @@ impl Phase {
 }
 
 /// A cache and its load.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Case {
     /// A preset.
     pub model: String,

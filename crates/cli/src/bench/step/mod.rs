@@ -187,7 +187,7 @@ impl<B: Backend> Setup<B> {
         let attended = graphs.attended.as_ref().map(&mut time).transpose()?;
         let mut kinds = Vec::new();
         for (name, graph) in &graphs.kinds {
-            kinds.push(Kind { name, timed: time(graph)? });
+            kinds.push(Kind { name: (*name).into(), timed: time(graph)? });
         }
         let time = |graph: &Graph<B>| -> Result<Timed> {
             let microseconds = timer.median(stream, REPLAYS, || Ok(stream.replay(graph)?))?;
@@ -196,9 +196,9 @@ impl<B: Backend> Setup<B> {
         for (name, part) in reads {
             let record = || queue(tensors, &mut step, &[part]);
             let graph = stream.capture(memory.clone(), record)?;
-            kinds.push(Kind { name, timed: time(&graph)? });
+            kinds.push(Kind { name: name.into(), timed: time(&graph)? });
         }
-        kinds.push(Kind { name: "router", timed: time(&router)? });
+        kinds.push(Kind { name: "router".into(), timed: time(&router)? });
         drop(step);
         cache.check_faults(stream)?;
         routers.check(stream)?;

@@ -1,14 +1,16 @@
 //! The measurements of a step, and as a table.
 
+use std::borrow::Cow;
+
 use comfy_table::Table;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::load::Weight;
 use super::case::{Case, Phase};
 
 /// A step of a case.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// The cache and its load.
     pub case: Case,
@@ -17,7 +19,7 @@ pub struct Row {
 }
 
 /// What was measured of a step.
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
     /// Where the requests are in their windows.
     pub phase: Phase,
@@ -37,7 +39,7 @@ pub struct Measured {
 }
 
 /// A graph.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Timed {
     /// Its nodes.
     pub nodes: u64,
@@ -46,17 +48,17 @@ pub struct Timed {
 }
 
 /// The launches of one kind in all layers.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Kind {
     /// The kind.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Its graph.
     #[serde(flatten)]
     pub timed: Timed,
 }
 
 /// What the host does in an eager step. It waits for nothing.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Hosts {
     /// With the driver.
     pub device: Host,
@@ -65,7 +67,7 @@ pub struct Hosts {
 }
 
 /// The host's time for an eager step.
-#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
     /// Median microseconds of `begin_step`.
     pub begin_microseconds: f64,
@@ -91,10 +93,10 @@ pub fn alone(measured: &[Kind]) -> Vec<Kind> {
         nodes: select.nodes.saturating_sub(lists.nodes),
         microseconds: select.microseconds - lists.microseconds,
     };
-    let kept = measured.iter().filter(|kind| ![SELECT, PROJECTED, QUERY].contains(&kind.name));
+    let kept = measured.iter().filter(|kind| ![SELECT, PROJECTED, QUERY].contains(&&*kind.name));
     let differences = [("queries", queries), ("scores + lists", lists)];
-    let differences = differences.map(|(name, timed)| Kind { name, timed });
-    kept.copied().chain(differences).collect()
+    let differences = differences.map(|(name, timed)| Kind { name: name.into(), timed });
+    kept.cloned().chain(differences).collect()
 }
 
 /// The kinds in the order of the table.
@@ -161,11 +163,7 @@ impl Measured {
         let of_kind = |name| kind(name).map_or(0.0, |kind| kind.timed.microseconds);
         let of_step = KINDS.into_iter().filter(|&name| name != "router");
         let sum: f64 = of_step.clone().map(of_kind).sum();
-        let phase = match phase {
-            Phase::MidWindow => "mid-window",
-            Phase::Boundary => "boundary",
-        };
-        let mut cells = vec![phase.to_owned(), step.nodes.to_string()];
+        let mut cells = vec![phase.name().to_owned(), step.nodes.to_string()];
         let graphs = [step, routed, updates].map(|timed| timed.microseconds);
         cells.extend(graphs.into_iter().chain(KINDS.map(of_kind)).map(microseconds));
         let Hosts { device, own } = host;
