@@ -15,12 +15,10 @@ const CANDIDATES: &[&str] = &["libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     /// None of the libraries could be opened: usually no NVIDIA driver is installed.
-    #[error("no CUDA driver: tried {}; {reason}", tried.join(", "))]
+    #[error("no CUDA driver: {}", tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoDriver {
-        /// The names tried, in order.
-        tried: Vec<String>,
-        /// What the system said about each of them.
-        reason: String,
+        /// What was tried, in order.
+        tried: Vec<Tried>,
     },
     /// A library of that name was opened, but it has no `cuInit`.
     #[error("{} is not a CUDA driver: it has no cuInit", path.display())]
@@ -28,6 +26,24 @@ pub enum DriverError {
         /// The file that was opened.
         path: PathBuf,
     },
+}
+
+/// A library that could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {reason}")]
+pub struct Tried {
+    /// Its name.
+    pub name: String,
+    /// What the system said about it, without the name.
+    pub reason: String,
+}
+
+impl Tried {
+    /// The dynamic linker mostly begins with the name of the library.
+    fn new(name: &str, said: &str) -> Self {
+        let reason = said.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
+        Self { name: name.to_owned(), reason: reason.unwrap_or(said).to_owned() }
+    }
 }
 
 /// The driver's library. It stays open for the rest of the process.
@@ -46,7 +62,7 @@ impl Driver {
 
     /// Opens the first of `candidates` that the dynamic linker finds.
     fn open(candidates: &[&str]) -> Result<Self, DriverError> {
-        let mut reasons = Vec::new();
+        let mut tried = Vec::new();
         for &name in candidates {
             // SAFETY: the candidates are system libraries, whose initialisers are safe to run on
             // any thread; nothing else is loaded in their place.
@@ -62,14 +78,14 @@ impl Driver {
                         library,
                     });
                 }
-                Err(error) => reasons.push(match error.source() {
-                    Some(source) => source.to_string(),
-                    None => error.to_string(),
-                }),
+                Err(error) => {
+                    let said =
+                        error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    tried.push(Tried::new(name, &said));
+                }
             }
         }
-        let tried = candidates.iter().map(ToString::to_string).collect();
-        Err(DriverError::NoDriver { tried, reason: reasons.join("; ") })
+        Err(DriverError::NoDriver { tried })
     }
 
     /// The driver's function `name`; `None` if this driver does not have it.
@@ -130,13 +146,26 @@ mod tests {
     #[test]
     fn a_missing_library_is_named_with_the_reason() {
         let error = Driver::open(&["libnosuch-a.so", "libnosuch-b.so"]).unwrap_err();
-        let DriverError::NoDriver { tried, reason } = &error else { panic!("{error:?}") };
-        assert_eq!(tried, &["libnosuch-a.so", "libnosuch-b.so"]);
-        assert!(
-            reason.contains("libnosuch-a.so: ") && reason.contains("; libnosuch-b.so: "),
-            "{reason}"
+        let DriverError::NoDriver { tried } = &error else { panic!("{error:?}") };
+        let names: Vec<_> = tried.iter().map(|tried| tried.name.as_str()).collect();
+        assert_eq!(names, ["libnosuch-a.so", "libnosuch-b.so"]);
+        assert!(tried.iter().all(|tried| !tried.reason.is_empty()), "{tried:?}");
+        let message = error.to_string();
+        assert!(message.starts_with("no CUDA driver: libnosuch-a.so: "), "{message}");
+        for name in names {
+            assert_eq!(message.matches(name).count(), 1, "{message}");
+        }
+    }
+
+    #[test]
+    fn what_the_system_says_keeps_its_name_only_once() {
+        let reason = |said| Tried::new("liba.so", said).reason;
+        assert_eq!(
+            reason("liba.so: cannot open shared object file"),
+            "cannot open shared object file"
         );
-        assert!(error.to_string().starts_with("no CUDA driver: tried libnosuch-a.so, "), "{error}");
+        assert_eq!(reason("out of memory"), "out of memory");
+        assert_eq!(reason("liba.so.1: is another"), "liba.so.1: is another");
     }
 
     #[test]

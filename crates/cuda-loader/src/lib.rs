@@ -27,5 +27,5 @@ mod forward;
 mod launch;
 mod status;
 
-pub use driver::{Driver, DriverError, driver};
+pub use driver::{Driver, DriverError, Tried, driver};
 pub use launch::{Launch, launch_kernel};
