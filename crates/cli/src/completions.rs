@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::outcome::{Outcome, after_help};
+use crate::outcome::{Outcome, PRINTS, after_help};
 use crate::output;
 
 /// Examples of `--help`: what each is for, and the command.
@@ -16,7 +16,7 @@ const EXAMPLES: [(&str, &str); 2] = [
 /// Prints the completions of the program `dsv4-kv` for a shell, for its folder of completions:
 /// `dsv4-kv completions bash > ~/.local/share/bash-completion/completions/dsv4-kv`.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &PRINTS))]
 pub struct CompletionsArgs {
     /// The shell.
     #[arg(value_enum)]

@@ -2,21 +2,20 @@
 
 use std::process::ExitCode;
 
-/// The exit codes of every command, as its `--help` lists them.
-pub const EXIT_CODES: &str = "\
-Exit codes:
-  0    done, nothing wrong; a server that a signal has ended, with all that it had taken
-  1    a mismatch was found, a device failed, a result could not be written, or `doctor` found something broken
-  2    an option, a file or a model was refused, or the cache does not fit
-  130  interrupted by SIGINT (Ctrl-C); a replay first prints the result of the steps it has run. A server that
-       a signal has ended before all was done
-  143  a server that a second SIGTERM has ended at once";
+/// An exit code, and when a command ends with it.
+pub type Exit = (u8, &'static str);
 
-/// What follows a command's options in its `--help`: examples, each with what it is for, and the exit codes.
+/// The exit codes of commands that only print something.
+pub const PRINTS: [Exit; 3] =
+    [(0, "printed"), (1, "the result could not be written"), (2, "an option was refused")];
+
+/// What follows a command's options in its `--help`: examples, each with what it is for, and the exit codes that it can
+/// end with.
 #[must_use]
-pub fn after_help(examples: &[(&str, &str)]) -> String {
+pub fn after_help(examples: &[(&str, &str)], exits: &[Exit]) -> String {
     let lines = examples.iter().map(|(what, command)| format!("  {command}\n      {what}\n"));
-    format!("Examples:\n{}\n{EXIT_CODES}", lines.collect::<String>())
+    let exits: Vec<_> = exits.iter().map(|(code, when)| format!("  {code:<5}{when}")).collect();
+    format!("Examples:\n{}\nExit codes:\n{}", lines.collect::<String>(), exits.join("\n"))
 }
 
 /// Exit code of a command that a signal ended, less the signal's number.

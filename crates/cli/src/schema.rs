@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use schemars::{Schema, schema_for};
 
-use crate::outcome::{Outcome, after_help};
+use crate::outcome::{Outcome, PRINTS, after_help};
 use crate::{bench, doctor, generated, inspect, output, plan, replay, reuse, soak};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -15,7 +15,7 @@ const EXAMPLES: [(&str, &str); 1] =
 ///
 /// Within a minor version fields are only added.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &PRINTS))]
 pub struct SchemaArgs {
     /// The command.
     #[arg(value_enum)]

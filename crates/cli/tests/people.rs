@@ -125,6 +125,12 @@ fn doctor_says_what_to_do_about_what_is_missing_and_fails_only_for_what_is_broke
     }
     for finding in findings {
         assert_eq!(finding["state"] == "ok", finding["advice"].is_null(), "{finding}");
+        // Where no driver is, it says so of both places where one could be, once of each.
+        let found = finding["found"].as_str().expect("words");
+        if found.starts_with("no CUDA driver") {
+            assert_eq!(found.matches("libcuda.so.1: ").count(), 2, "{found}");
+            assert_eq!(found.matches("libcuda.so.1").count(), 2, "{found}");
+        }
     }
     let mut command = kv("doctor");
     let output = command.env("DSV4_NIXL", "/no/such/library.so").assert().code(1);

@@ -40,7 +40,7 @@ use clap::{Args, ValueEnum};
 use dsv4_kv::device::{CudaDevice, CudaOptions};
 
 use crate::error::InputError;
-use crate::outcome::{Outcome, after_help};
+use crate::outcome::{Exit, Outcome, after_help};
 use crate::output::{self, ReportFile};
 pub use bookkeeping::Report as BookkeepingReport;
 pub use report::Report;
@@ -56,6 +56,13 @@ const EXAMPLES: [(&str, &str); 4] = [
         "a page of an earlier result; needs no GPU",
         "cargo kv bench --from result.json --report bench.html",
     ),
+];
+
+/// How it ends.
+const EXITS: [Exit; 3] = [
+    (0, "measured"),
+    (1, "the device failed, or a result could not be written"),
+    (2, "an option or a file was refused, or there is no GPU"),
 ];
 
 /// Measures kernels on a GPU, each beside a device-to-device copy of the same bytes.
@@ -96,7 +103,7 @@ const EXAMPLES: [(&str, &str); 4] = [
 /// `select_projected`, with `index_query` added, which is part of the product's launch; alone, for projections that the
 /// caller has made, it counts no layer.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct BenchArgs {
     /// What to measure.
     #[arg(value_enum, default_value_t = Suite::All)]

@@ -3,10 +3,12 @@
 use std::fmt::Debug;
 
 use anyhow::Result;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+
+use crate::progress;
 
 /// How far the works are, the time that is left by the mean so far, and which is measured.
-const BAR: &str = "{bar:30} {pos} of {len}, {eta} left  {wide_msg}";
+const BAR: &str = "{bar:30} {pos} of {len}, {left}  {wide_msg}";
 
 /// One or a few rows of a suite.
 pub struct Work<'w, R> {
@@ -48,9 +50,7 @@ pub fn run<R>(works: Vec<Work<'_, R>>, bar: &ProgressBar) -> Result<Vec<R>> {
 
 /// A bar on the terminal's error stream for so many works; nothing where that is no terminal.
 pub fn bar(works: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template(BAR);
-    ProgressBar::new(works as u64)
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    progress::bar(works as u64, BAR)
 }
 
 #[cfg(test)]
@@ -72,6 +72,6 @@ mod tests {
         assert_eq!((bar.position(), bar.message()), (2, "2".to_owned()));
         run(works.collect(), &bar).unwrap_err();
         assert_eq!((bar.position(), bar.message()), (2, "3".to_owned()));
-        ProgressStyle::with_template(BAR).unwrap();
+        indicatif::ProgressStyle::with_template(BAR).unwrap();
     }
 }

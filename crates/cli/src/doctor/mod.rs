@@ -11,7 +11,7 @@ mod report;
 use anyhow::Result;
 use clap::Args;
 
-use crate::outcome::{Outcome, after_help};
+use crate::outcome::{Exit, Outcome, after_help};
 use crate::output;
 pub use report::Report;
 
@@ -21,13 +21,20 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("the same for a program to read", "cargo kv doctor --json"),
 ];
 
+/// How it ends.
+const EXITS: [Exit; 3] = [
+    (0, "nothing is broken; what is missing is no failure"),
+    (1, "something is there that does not work, or the result could not be written"),
+    (2, "an option was refused"),
+];
+
 /// Looks at this machine: CUDA driver, GPUs and the PTX that is chosen for each, a compiler for the kernels, and the
 /// library of NIXL; says what is there, what is missing, what it is needed for, and what to do.
 ///
 /// Nothing has to be there: without a GPU the kernels run on the CPU, and the PTX of the kernels is part of the
 /// program. What is missing is no failure; what is there and does not work is one, with exit code 1.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct DoctorArgs {
     /// Print the result as JSON instead of lines.
     #[arg(long)]

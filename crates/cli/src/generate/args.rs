@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args};
 use super::attention::AttentionChoice;
 use crate::device::DeviceChoice;
 use crate::options::number;
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
@@ -15,13 +15,21 @@ const EXAMPLES: [(&str, &str); 1] = [(
     "cargo kv generate --checkpoint tests/e2e/hash --prompt Once --max-tokens 20",
 )];
 
+/// How it ends.
+const EXITS: [Exit; 4] = [
+    (0, "the request has ended"),
+    (1, "a step or the device failed, or a result could not be written"),
+    (2, "an option, a file or the checkpoint was refused"),
+    (130, "SIGINT (Ctrl-C) ended it early; the result is of the tokens until then"),
+];
+
 /// Continues a prompt with a checkpoint's model.
 ///
 /// Tokens are printed as they come, then a table: time to first token, tokens a second, bytes of the cache.
 /// The cache, the indexer and the router run on the device, on a GPU attention too; dense mathematics in f32 on the
 /// host: made to be exact, for models that fit the host's memory at four bytes a parameter.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 #[command(group(ArgGroup::new("input").required(true)))]
 pub struct GenerateArgs {
     /// The checkpoint: a folder with config.json and safetensors files.

@@ -5,23 +5,22 @@ use std::path::Path;
 use anyhow::Result;
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::{Model, ModelError};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::InputError;
+use crate::progress;
 
 /// Reads a checkpoint, with a bar of its bytes.
 ///
 /// # Errors
 /// [`InputError::Checkpoint`].
 pub fn load(folder: &Path) -> Result<Model> {
-    let style = "{wide_bar} {bytes}/{total_bytes} of weights";
-    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(style)?);
+    let bar = progress::bar(0, "{wide_bar} {bytes}/{total_bytes} of weights, {left}");
     let shown = bar.clone();
-    let progress = move |done, total| {
+    let show = move |done, total| {
         shown.set_length(total);
         shown.set_position(done);
     };
-    let model = Checkpoint::open_with(folder, progress)
+    let model = Checkpoint::open_with(folder, show)
         .map_err(ModelError::from)
         .and_then(|checkpoint| Model::load(&checkpoint, |_| {}))
         .map_err(InputError::Checkpoint)?;

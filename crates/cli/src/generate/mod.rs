@@ -25,6 +25,7 @@ use dsv4_kv_model::sample::Sampling;
 use dsv4_kv_model::sequence::{Continuation, Generated, Work};
 use dsv4_kv_model::text::{Text, TextStream};
 use dsv4_kv_model::{Engine, EngineLimits, Model};
+use indicatif::ProgressBar;
 use ndarray::ArrayView2;
 
 pub use args::GenerateArgs;
@@ -34,7 +35,7 @@ pub use load::load;
 
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
-use crate::output;
+use crate::{output, progress};
 use logits::Logits;
 use report::report;
 
@@ -81,9 +82,14 @@ fn on_device<B: Backend>(
         interrupt,
         logits,
         failed: None,
+        // What is printed as it comes shows by itself how far it is.
+        bar: progress::tokens(
+            prompt.len() as u64 + u64::from(if args.json { args.max_tokens } else { 0 }),
+        ),
     };
     let summary =
         engine.generate(prompt, continuation(args, &model), args.chunk as usize, &mut console)?;
+    console.bar.finish_and_clear();
     if let Some(error) = console.failed.take() {
         return Err(error);
     }
@@ -138,6 +144,8 @@ struct Console {
     interrupt: Interrupt,
     logits: Option<Logits>,
     failed: Option<anyhow::Error>,
+    /// Tokens of the prompt, and those that are generated if none is printed as it comes.
+    bar: ProgressBar,
 }
 
 impl Console {
@@ -159,6 +167,7 @@ impl Console {
 
 impl Observer for Console {
     fn logits(&mut self, work: &Work, logits: ArrayView2<'_, f32>, accepted: u32) {
+        self.bar.inc(accepted.into());
         if let Some(file) = &mut self.logits {
             file.push(work, logits, accepted);
         }
@@ -170,6 +179,9 @@ impl Observer for Console {
             Some(text) => self.stream.push(text, id),
             None => format!("{id} "),
         };
+        if self.print {
+            self.bar.finish_and_clear();
+        }
         let written = self.write(&part);
         let goes_on = written.is_ok() && !self.interrupt.is_requested();
         if let Err(error) = written {

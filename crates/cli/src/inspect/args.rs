@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::device::DeviceChoice;
 use crate::options::number;
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 use crate::replay::args::{Execution, Payloads, ReplayArgs};
 
 /// Memory of the cache: enough for the small load.
@@ -26,13 +26,20 @@ const EXAMPLES: [(&str, &str); 2] = [
     ),
 ];
 
+/// How it ends.
+const EXITS: [Exit; 3] = [
+    (0, "shown"),
+    (1, "a step failed, or the result could not be written"),
+    (2, "an option, a file or a model was refused, or the cache does not fit"),
+];
+
 /// Shows what the cache holds of a request: its block table, its rings, which blocks it shares with which requests, and
 /// a stored row beside what it was made from, with the error of quantisation.
 ///
 /// A small synthetic load of the model `tiny` runs on the emulated device until the request has computed its prompt.
 /// Then the device's memory is read. Values are random, as in `replay`.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct InspectArgs {
     /// Trace in Mooncake format. [default: a synthetic conversation-like load]
     #[arg(long, value_name = "FILE")]

@@ -8,7 +8,7 @@ use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 
 use crate::options::size;
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
@@ -19,13 +19,20 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("the same for a program to read", "cargo kv plan --model flash --gpu-mem 64GiB --json"),
 ];
 
+/// How it ends.
+const EXITS: [Exit; 3] = [
+    (0, "planned"),
+    (1, "the result could not be written"),
+    (2, "an option, a file or a model was refused, or the cache does not fit"),
+];
+
 /// Plans a cache: what its slots, blocks and tokens cost, and how many requests fit at once.
 ///
 /// Slots, blocks and checkpoints share the memory. Without `--max-requests` they are chosen so that the most
 /// requests of `--context` tokens fit. The numbers are exact: as many requests are admitted, and the
 /// next is refused.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct PlanArgs {
     /// flash, pro, tiny, or the path of a checkpoint's config.json.
     #[arg(long, value_name = "NAME|FILE")]

@@ -9,7 +9,7 @@ use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
 use crate::options::{number, size};
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 3] = [
@@ -24,6 +24,17 @@ const EXAMPLES: [(&str, &str); 3] = [
     (
         "the synthetic load with twice the arrivals",
         "cargo kv replay --execute bookkeeping --time-scale 2",
+    ),
+];
+
+/// How it ends.
+const EXITS: [Exit; 4] = [
+    (0, "the load is done, and nothing was wrong"),
+    (1, "a mismatch was found, a step or the device failed, or a result could not be written"),
+    (2, "an option, a file or a model was refused, or the cache does not fit"),
+    (
+        130,
+        "SIGINT (Ctrl-C) ended it early; the result is of the steps until then. A second SIGINT ends it at once, without",
     ),
 ];
 
@@ -49,7 +60,7 @@ const EXAMPLES: [(&str, &str); 3] = [
 /// Ctrl-C ends the replay after the running step: table, JSON and report are of the steps until then.
 /// A second one ends the program at once.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct ReplayArgs {
     /// Trace in Mooncake format, one JSON object a line: timestamp (ms), input_length, output_length
     /// (tokens), hash_ids. At most 1 MiB a line and 1000000 requests.

@@ -319,7 +319,7 @@ impl<'l, E: Execute> Drive<'l, E> {
 
     /// Tokens of the load that are behind it: computed, reused, or of requests that never fit. Of a request that is
     /// preempted they are before it again.
-    fn done(&self) -> u64 {
+    pub fn done(&self) -> u64 {
         let running = self.scheduler.progress().map(|(_, tokens)| u64::from(tokens));
         self.ended + running.sum::<u64>()
     }

@@ -41,6 +41,11 @@ pub struct Request {
     pub prompt: Option<Prompt>,
 }
 
+/// Tokens of all requests, of their prompts and their answers, as a cache holds them.
+pub fn tokens(load: &[Request]) -> u64 {
+    load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum()
+}
+
 /// The synthetic load: endless, the same for the same seed.
 pub fn synthetic(seed: u64) -> impl Iterator<Item = Request> {
     let mut conversations = Conversations::new(seed);

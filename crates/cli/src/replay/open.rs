@@ -4,12 +4,13 @@ use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::{CacheConfig, KvError};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::full::Full;
-use super::load::Request;
+use super::load::{self, Request};
 use super::setup::Setup;
 use crate::error::InputError;
+use crate::progress;
 
 /// A cache with its kernels on `device`.
 pub fn full_on<B: Backend>(
@@ -31,10 +32,7 @@ pub fn full_on<B: Backend>(
     })
 }
 
-/// A bar on the terminal's error stream, in tokens; nothing where that is no terminal.
+/// A bar in tokens of the load.
 pub fn progress(load: &[Request]) -> ProgressBar {
-    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum();
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of {len} tokens, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(tokens).with_style(style)
+    progress::tokens(load::tokens(load))
 }

@@ -185,8 +185,7 @@ pub fn longest(load: &[Request]) -> u32 {
 
 /// Tokens of a request of the load, on average.
 fn mean_tokens(load: &[Request]) -> u32 {
-    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum::<u64>();
-    tokens.div_ceil(load.len().max(1) as u64).max(1) as u32
+    load::tokens(load).div_ceil(load.len().max(1) as u64).max(1) as u32
 }
 
 /// The smallest cache for requests as long as those of the load, or as the model allows.

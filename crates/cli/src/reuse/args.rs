@@ -7,13 +7,20 @@ use clap::Args;
 use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::options::size;
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
     "hits of a trace in two pools, with host memory behind them",
     "cargo kv reuse --trace trace.jsonl --pool 64GiB --pool 140GiB --host-cache 512GiB",
 )];
+
+/// How it ends.
+const EXITS: [Exit; 3] = [
+    (0, "simulated"),
+    (1, "the result could not be written"),
+    (2, "an option, a file or a model was refused"),
+];
 
 /// Says how many tokens of a trace's prompts need not be computed again, by the placement of checkpoints, the order
 /// of eviction and the memory for what is kept.
@@ -23,7 +30,7 @@ const EXAMPLES: [(&str, &str); 1] = [(
 /// transfers to and from host memory take no time.
 /// Token ids are made from the trace's hash_ids.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct ReuseArgs {
     /// Trace in Mooncake format with hash_ids. At most 1 MiB a line and 1000000 requests.
     #[arg(long, value_name = "FILE")]

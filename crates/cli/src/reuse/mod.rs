@@ -19,7 +19,7 @@ pub use args::ReuseArgs;
 
 use crate::error::InputError;
 use crate::outcome::Outcome;
-use crate::{model, output};
+use crate::{model, output, progress};
 pub use report::Report;
 use report::Row;
 use simulate::{CASES, Sizes, simulate};
@@ -35,13 +35,16 @@ pub fn run(args: &ReuseArgs) -> Result<Outcome> {
     let Capacity { block_bytes, checkpoint_bytes, .. } = Capacity::new(&config);
     let pools = args.pool.iter().map(|pool| pool.as_u64());
     let cases: Vec<_> = pools.flat_map(|pool| CASES.map(|case| (pool, case))).collect();
+    let tokens = prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum::<u64>();
+    let bar = progress::tokens(tokens * cases.len() as u64);
     // Each tree may hold all tokens of the trace: no more of them at once than there are cores.
     let row = |&(pool, case)| {
         let (interval, host) = (args.interval, args.host_cache.as_u64());
         let sizes = Sizes { block_bytes, checkpoint_bytes, interval, pool, host };
-        simulate(case, sizes, &prompts).map(|simulated| Row::new(case.name, sizes, simulated))
+        simulate(case, sizes, &prompts, &bar).map(|simulated| Row::new(case.name, sizes, simulated))
     };
     let rows = cases.par_iter().map(row).collect::<Result<_, _>>()?;
+    bar.finish_and_clear();
     let report = Report { model: name, block_bytes, checkpoint_bytes, rows };
     if args.json {
         output::print(serde_json::to_string_pretty(&report)?)?;

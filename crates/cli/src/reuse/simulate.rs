@@ -9,6 +9,7 @@ use dsv4_kv_prefix::{
     Foreign, Limits, Lru, Origin, Placement, Policy, PrefixTree, ReuseStats, RootKey, ScoredLru,
 };
 use dsv4_kv_trace::{HASH_TOKENS, Prompt};
+use indicatif::ProgressBar;
 
 use crate::texts::Texts;
 
@@ -66,11 +67,17 @@ pub struct Simulated {
     pub traffic: [u64; 2],
 }
 
-/// Runs all prompts through an empty cache.
+/// Runs all prompts through an empty cache. `bar` moves by their tokens.
 ///
 /// # Errors
 /// Never: [`Foreign`] is a reference of another tree.
-pub fn simulate(case: Case, sizes: Sizes, prompts: &[Prompt]) -> Result<Simulated, Foreign> {
+pub fn simulate(
+    case: Case,
+    sizes: Sizes,
+    prompts: &[Prompt],
+    bar: &ProgressBar,
+) -> Result<Simulated, Foreign> {
+    let prompts = prompts.iter().inspect(|prompt| bar.inc(prompt.tokens.into()));
     if case.scored {
         run(case, sizes, prompts, |capacity| ScoredLru { capacity })
     } else {
@@ -122,10 +129,10 @@ impl<P: Policy> Pool<P> {
     }
 }
 
-fn run<P: Policy>(
+fn run<'p, P: Policy>(
     case: Case,
     sizes: Sizes,
-    prompts: &[Prompt],
+    prompts: impl Iterator<Item = &'p Prompt>,
     policy: impl Fn(u64) -> P,
 ) -> Result<Simulated, Foreign> {
     let Sizes { block_bytes, checkpoint_bytes, pool, host, .. } = sizes;
@@ -208,6 +215,10 @@ fn comparable(prompt: &Prompt) -> u32 {
 mod tests {
     use super::*;
 
+    fn hidden() -> ProgressBar {
+        ProgressBar::hidden()
+    }
+
     fn prompt(tokens: u32, ids: impl IntoIterator<Item = u64>) -> Prompt {
         Prompt { tokens, hash_ids: ids.into_iter().collect() }
     }
@@ -222,13 +233,15 @@ mod tests {
         let long = prompt(4097, 0..9);
         let other = prompt(4097, [0, 1].into_iter().chain(100..107));
         let prompts = [&long, &long, &other, &other].map(Clone::clone);
-        let reused = |case: Case| simulate(case, sizes(1 << 40), &prompts).unwrap().stats.reused;
+        let reused =
+            |case: Case| simulate(case, sizes(1 << 40), &prompts, &hidden()).unwrap().stats.reused;
         assert_eq!(reused(CASES[0]), 2 * 4096);
         // The third one takes a checkpoint at 1,024, and the fourth one goes on from its end.
         assert_eq!(reused(CASES[1]), 2 * 4096);
         let third = prompt(4097, [0, 1].into_iter().chain(200..207));
         let prompts = [&long, &other, &third].map(Clone::clone);
-        let reused = |case: Case| simulate(case, sizes(1 << 40), &prompts).unwrap().stats;
+        let reused =
+            |case: Case| simulate(case, sizes(1 << 40), &prompts, &hidden()).unwrap().stats;
         assert_eq!(reused(CASES[0]).reused, 0);
         assert_eq!(reused(CASES[0]).no_checkpoint, 2 * 1024);
         assert_eq!(reused(CASES[1]).reused, 1024);
@@ -240,7 +253,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_evicted() {
         let prompts: Vec<_> = [0, 100, 0].map(|first| prompt(4097, first..first + 9)).into();
-        let stats = |sizes| simulate(CASES[0], sizes, &prompts).unwrap().stats;
+        let stats = |sizes| simulate(CASES[0], sizes, &prompts, &hidden()).unwrap().stats;
         let one = stats(sizes(32 * 10 + 80));
         assert_eq!((one.reused, one.evicted), (0, 4096));
         let both = stats(sizes(2 * (32 * 10 + 80)));
@@ -254,7 +267,7 @@ mod tests {
         let one = 32 * 10 + 80;
         let with = |host| {
             let sizes = Sizes { host, ..sizes(one) };
-            CASES.map(|case| simulate(case, sizes, &prompts).unwrap())
+            CASES.map(|case| simulate(case, sizes, &prompts, &hidden()).unwrap())
         };
         for (case, simulated) in CASES.into_iter().zip(with(2 * one + 2 * 80)) {
             let Simulated { stats, from_host, traffic } = simulated;

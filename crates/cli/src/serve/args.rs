@@ -9,7 +9,7 @@ use clap::builder::RangedU64ValueParser;
 use crate::device::DeviceChoice;
 use crate::generate::AttentionChoice;
 use crate::options::{number, size};
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
@@ -17,12 +17,21 @@ const EXAMPLES: [(&str, &str); 1] = [(
     "cargo kv serve --checkpoint tests/e2e/hash --listen 127.0.0.1:8000",
 )];
 
+/// How it ends.
+const EXITS: [Exit; 5] = [
+    (0, "SIGINT or SIGTERM has ended it, with all that it had taken"),
+    (1, "the device failed"),
+    (2, "an option, the checkpoint or the address was refused, or the cache does not fit"),
+    (130, "a signal has ended it before all was done; or a second SIGINT, at once"),
+    (143, "a second SIGTERM has ended it at once"),
+];
+
 /// Serves a checkpoint's model over HTTP, as OpenAI's /v1/completions.
 ///
 /// Also /v1/models, /health and /metrics; docs/serving.md describes all of it. SIGINT and SIGTERM end the server
 /// once the requests that it has taken are done; a second one ends it at once.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct ServeArgs {
     /// The checkpoint: a folder with config.json and safetensors files, and tokenizer.json unless its vocabulary
     /// has 256 tokens, which are bytes then.

@@ -8,7 +8,7 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::options::{number, size};
-use crate::outcome::after_help;
+use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
@@ -19,6 +19,20 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("a trace, a hundred times", "cargo kv soak --trace trace.jsonl --rounds 100"),
 ];
 
+/// How it ends.
+const EXITS: [Exit; 4] = [
+    (0, "nothing was lost, and as much was reused as in the model"),
+    (
+        1,
+        "something was lost, the process has grown, or more or less was reused; or the result could not be written",
+    ),
+    (2, "an option, a file or a model was refused, or the cache does not fit"),
+    (
+        130,
+        "SIGINT (Ctrl-C) ended it early; the result is of what has run until then. A second SIGINT ends it at once",
+    ),
+];
+
 /// Runs a load through the allocator, the planner and the prefix tree for long, with requests that are aborted, forked,
 /// suspended and preempted, in a pool that is too small, and checks that nothing is lost.
 ///
@@ -27,7 +41,7 @@ const EXAMPLES: [(&str, &str); 2] = [
 /// tree's; that the process has not grown in the second half of the rounds; and that as many tokens were reused as in
 /// a model of the cache that shares no code with it. No device is used.
 #[derive(Args, Debug)]
-#[command(after_help = after_help(&EXAMPLES))]
+#[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct SoakArgs {
     /// Trace in Mooncake format, with hash_ids. [default: the synthetic load of `replay`]
     #[arg(long, value_name = "FILE")]

@@ -23,11 +23,13 @@ pub use args::SoakArgs;
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::replay::setup::{self, Loading, Slots, Wish};
-use crate::{model as models, output};
+use crate::{model as models, output, progress};
 use disturb::Shares;
 pub use report::Report;
 use run::{Plan, SUSPENDED};
 
+/// How far all rounds are, and which one runs.
+const BAR: &str = "{bar:20} {percent:>3} % of {len} tokens, {left}  {wide_msg}";
 /// Requests of the synthetic load.
 const REQUESTS: u32 = 2048;
 
@@ -64,8 +66,10 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
     let (rounds, seed) = (args.rounds, args.seed);
     let plan = Plan { config: &config, load: (&load, texts), shares, rounds, seed };
     let interrupt = Interrupt::listen()?;
-    let runs = args.fill.iter().map(|&fill| plan.run(fill, &interrupt));
+    let bar = progress::bar(plan.tokens() * args.fill.len() as u64, BAR);
+    let runs = args.fill.iter().map(|&fill| plan.run(fill, &bar, &interrupt));
     let runs = runs.collect::<Result<Vec<_>>>()?;
+    bar.finish_and_clear();
     let report = Report {
         model: config.model.name.clone(),
         blocks: config.num_blocks,

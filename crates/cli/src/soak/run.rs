@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use dsv4_kv::{CacheConfig, Ledger};
+use indicatif::ProgressBar;
 
 use super::checked::{Agreement, Checked};
 use super::disturb::{Disturbances, Done, Shares};
@@ -12,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::replay::clock::Clock;
 use crate::replay::drive::Drive;
 use crate::replay::execute::Execute;
-use crate::replay::load::Request;
+use crate::replay::load::{self, Request};
 use crate::replay::scheduler::Limits;
 use crate::texts::Texts;
 
@@ -38,14 +39,20 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs all rounds with requests that hold up to `fill` percent of the blocks.
-    pub fn run(&self, fill: u32, interrupt: &Interrupt) -> Result<Row> {
+    /// Tokens of all rounds of a run.
+    pub fn tokens(&self) -> u64 {
+        u64::from(self.rounds) * load::tokens(self.load.0)
+    }
+
+    /// Runs all rounds with requests that hold up to `fill` percent of the blocks. `bar` moves by [`Self::tokens`].
+    pub fn run(&self, fill: u32, bar: &ProgressBar, interrupt: &Interrupt) -> Result<Row> {
         let began = Instant::now();
         let mut cache = Checked::new(self.config, self.config)?;
         let mut row = Row { fill, ..Row::default() };
         let mut resident = Vec::new();
         for round in 0..self.rounds {
-            cache = self.round(cache, round, &mut row, interrupt)?;
+            bar.set_message(format!("fill {fill} %, round {} of {}", round + 1, self.rounds));
+            cache = self.round(cache, (round, bar), &mut row, interrupt)?;
             if let Some(leak) = leak(&cache.ledger()) {
                 row.faults.push(format!("after round {}: {leak}", round + 1));
             }
@@ -69,7 +76,7 @@ impl Plan<'_> {
     fn round(
         &self,
         cache: Checked,
-        round: u32,
+        (round, bar): (u32, &ProgressBar),
         row: &mut Row,
         interrupt: &Interrupt,
     ) -> Result<Checked> {
@@ -85,6 +92,7 @@ impl Plan<'_> {
         let seed = self.seed.wrapping_add(round.into());
         let mut disturbances = Disturbances::new(seed, self.shares, self.load.0);
         let mut waiting = false;
+        let (before, tokens) = (bar.position(), load::tokens(self.load.0));
         loop {
             if interrupt.is_requested() {
                 drive.close();
@@ -94,8 +102,12 @@ impl Plan<'_> {
             if ran.is_none() && !waiting {
                 break;
             }
+            // Copies count as well, while they run.
+            bar.set_position(before + drive.done().min(tokens));
             waiting = disturbances.between_steps(&mut drive)?;
         }
+        // What was aborted is not to come.
+        bar.set_position(before + tokens);
         row.finished += drive.finished();
         row.starved += drive.preempted() - disturbances.done.preempted;
         row.add(disturbances.done);
@@ -188,8 +200,10 @@ mod tests {
         let interrupt = Interrupt::listen().expect("signals can be listened to");
         let mut row = Row { fill: 100, ..Row::default() };
         let cache = Checked::new(config, expected).expect("a valid configuration");
-        let cache = plan.round(cache, 0, &mut row, &interrupt).expect("nothing fails");
+        let bar = ProgressBar::hidden();
+        let cache = plan.round(cache, (0, &bar), &mut row, &interrupt).expect("nothing fails");
         assert_eq!(leak(&cache.ledger()), None);
+        assert_eq!(bar.position(), plan.tokens());
         row.judge_reuse(cache.found);
         row
     }
