@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`workspace`] | where things are, and how a nested cargo is called |
 //! | [`process`] | runs a program with a progress line |
+//! | [`steps`] | the steps of a long task, and the time that is left |
 //! | [`programs`] | the programs that cargo built |
 //! | [`cpu_time`] | CPU time of this process and its children |
 //! | [`ptx`] | builds, checks and shows PTX |
@@ -26,6 +27,7 @@ mod programs;
 mod ptx;
 mod sanitize;
 mod scale;
+mod steps;
 mod stress;
 mod test;
 mod workspace;

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 
+use crate::steps::Steps;
 use crate::workspace;
 
 /// What is run: everything below the kernels whole, and of the kernels a sample of each kind. The
@@ -30,11 +31,16 @@ const DEVICE_TESTS: [&str; 4] =
 /// # Errors
 /// A test failed, or AddressSanitizer found something: it is printed above.
 pub fn run() -> Result<()> {
+    let mut steps = Steps::new("sanitize");
     for run in RUNS {
-        cargo_test(run, &[])?;
+        steps.run(&run.join(" "), || cargo_test(run, &[]))?;
     }
     let devices = ["--package", "dsv4-kv-tests", "--test", "devices"];
-    DEVICE_TESTS.iter().try_for_each(|name| cargo_test(&devices, &[name]))
+    for name in DEVICE_TESTS {
+        steps.run(name, || cargo_test(&devices, &[name]))?;
+    }
+    steps.keep();
+    Ok(())
 }
 
 fn cargo_test(what: &[&str], filter: &[&str]) -> Result<()> {

@@ -3,15 +3,13 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::Table;
-use comfy_table::presets::ASCII_MARKDOWN;
 
 use crate::programs::{self, Program};
 use crate::ptx::{fresh, lint, verify};
-use crate::{cpu_time, module_cycles, process, workspace};
+use crate::steps::Steps;
+use crate::{module_cycles, process, workspace};
 
 /// All tests, in one build: with the feature of the tests that make mistakes on purpose, which
 /// changes nothing as long as none is made. A build without it would compile every kernel twice.
@@ -72,10 +70,10 @@ const EXAMPLES: [&str; 2] = ["decode", "route"];
 /// # Errors
 /// A step failed: which, and what to do.
 pub fn run(quick: bool) -> Result<()> {
-    let mut steps = Steps::default();
+    let mut steps = Steps::new(if quick { "test-quick" } else { "test" });
     let done = run_steps(quick, &mut steps);
     println!("{}", steps.table());
-    done
+    done.inspect(|()| steps.keep())
 }
 
 fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
@@ -116,40 +114,6 @@ fn documentation() -> Result<()> {
     cargo.args(["doc", "--locked", "--workspace", "--lib", "--no-deps"]).args(&ALL[3..]);
     cargo.env("RUSTDOCFLAGS", "-D warnings");
     process::run("documenting", &mut cargo).map(drop)
-}
-
-/// What each step took.
-#[derive(Default)]
-struct Steps {
-    took: Vec<(String, Duration, Duration)>,
-}
-
-impl Steps {
-    /// Runs a step under its name.
-    fn run<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        println!("== {name}");
-        let (start, cpu) = (Instant::now(), cpu_time::so_far());
-        let done = work().with_context(|| format!("step `{name}` failed"));
-        let took = (start.elapsed(), cpu_time::so_far().saturating_sub(cpu));
-        self.took.push((name.to_owned(), took.0, took.1));
-        let result = if done.is_ok() { "ok" } else { "failed" };
-        println!("== {name}: {result}, {:.1} s\n", took.0.as_secs_f64());
-        done
-    }
-
-    /// One row a step, and their sum.
-    fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_preset(ASCII_MARKDOWN).set_header(["step", "s", "CPU s"]);
-        let sum =
-            |of: fn(&(String, Duration, Duration)) -> Duration| self.took.iter().map(of).sum();
-        let total = ("all".to_owned(), sum(|step| step.1), sum(|step| step.2));
-        for (name, wall, cpu) in self.took.iter().chain([&total]) {
-            let seconds = |time: &Duration| format!("{:.1}", time.as_secs_f64());
-            table.add_row([name.clone(), seconds(wall), seconds(cpu)]);
-        }
-        table
-    }
 }
 
 /// Adds rustfmt and clippy to the toolchain in use where they are missing.

@@ -82,8 +82,7 @@ mod tests {
         terminal.0.lock().expect("one thread").clear();
         bar.set_position(position);
         bar.tick();
-        let text = terminal.0.lock().expect("one thread").clone();
-        text
+        terminal.0.lock().expect("one thread").clone()
     }
 
     #[test]

@@ -110,8 +110,11 @@ mod tests {
             report.measurements[0].microseconds = 4.0;
             report.measurements[0].copy_microseconds = 2.0;
             let Report { attention, steps, prefill, checkpoints, tier, .. } = report;
-            (attention.clear(), steps.clear(), prefill.clear());
-            (checkpoints.clear(), tier.clear());
+            attention.clear();
+            steps.clear();
+            prefill.clear();
+            checkpoints.clear();
+            tier.clear();
         });
         assert!(page.contains("0 to 100 %") && page.contains("width:50.0%"), "{page}");
         assert!(page.contains("left:100.0%") && !page.contains("value above"), "{page}");
