@@ -8,7 +8,7 @@
 The picture of the report beside it is a screenshot of
 
     cargo kv replay --execute bookkeeping --requests 200 --report report.html
-    chromium --headless --hide-scrollbars --window-size=1000,1640 --screenshot=report.png report.html
+    chromium --headless --hide-scrollbars --window-size=1000,2070 --screenshot=report.png report.html
 """
 
 import fcntl

@@ -72,8 +72,23 @@ pub fn stress<S: Subject>(
     config: &CacheConfig,
     new: impl Fn() -> S,
 ) -> Result<Counts, Box<Failure>> {
+    watched_stress(seed, ops, manners, config, new, || ())
+}
+
+/// As [`stress`]; `watch` is called for each operation.
+///
+/// # Errors
+/// As of [`stress`].
+pub fn watched_stress<S: Subject>(
+    seed: u64,
+    ops: u64,
+    manners: Manners,
+    config: &CacheConfig,
+    new: impl Fn() -> S,
+    watch: impl Fn(),
+) -> Result<Counts, Box<Failure>> {
     let run = |ops, each: &mut dyn FnMut(&Op)| random_run(seed, ops, manners, config, &new, each);
-    let found = match run(ops, &mut |_| ()) {
+    let found = match run(ops, &mut |_| watch()) {
         Ok(counts) => return Ok(counts),
         Err(found) => found,
     };

@@ -1,5 +1,7 @@
 //! Random operations on a cache, compared with a model after every one: `cargo xtask stress`.
 
+mod progress;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
@@ -19,8 +21,9 @@ use dsv4_kv_stress::generate::tier::{any_kernel_config, tier_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::op::Script;
 use dsv4_kv_stress::subject::LedgerOnly;
-use dsv4_kv_stress::{Failure, stress, try_script};
+use dsv4_kv_stress::{Failure, try_script, watched_stress};
 use dsv4_kv_tests::lazy::Lazy;
+use progress::Progress;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -105,13 +108,16 @@ fn run(options: &Options) -> Result<bool> {
     }
     let start = Instant::now();
     let mut results = Vec::new();
+    let progress = Progress::new(options.seconds);
     loop {
         let first = options.first_seed + results.len() as u64;
-        results.extend(run_seeds(options, first..first + options.seeds)?);
+        progress.expect(options.seeds * options.ops);
+        results.extend(run_seeds(options, &progress, first..first + options.seeds)?);
         if start.elapsed().as_secs() >= options.seconds || results.iter().any(Result::is_err) {
             break;
         }
     }
+    progress.end();
     let mut outcome = Outcome {
         device: options.device.map_or("the ledger alone", DeviceChoice::label),
         ops: options.ops,
@@ -132,44 +138,51 @@ fn run(options: &Options) -> Result<bool> {
     Ok(outcome.failures.is_empty())
 }
 
-fn run_seeds(options: &Options, seeds: Range<u64>) -> Result<Vec<Ran>> {
+fn run_seeds(options: &Options, progress: &Progress, seeds: Range<u64>) -> Result<Vec<Ran>> {
     Ok(match options.device {
         // One after the other: a capture forbids other threads to allocate.
         Some(DeviceChoice::Cuda) => {
             let device = dsv4_kv::open_cuda(CudaOptions::default())?;
-            seeds.map(|seed| with_kernels(options, &device, seed)).collect()
+            seeds.map(|seed| with_kernels((options, progress), &device, seed)).collect()
         }
         Some(DeviceChoice::Cpu) => {
             // What is on its way between the device and host memory shall be late.
             let options_of = |seed| EmuOptions { seed, ..EmuOptions::default() };
             let late = |seed| Lazy::emulated(options_of(seed));
-            seeds.into_par_iter().map(|seed| with_kernels(options, &late(seed), seed)).collect()
+            seeds
+                .into_par_iter()
+                .map(|seed| with_kernels((options, progress), &late(seed), seed))
+                .collect()
         }
         Some(DeviceChoice::Late) => {
-            seeds.into_par_iter().map(|seed| without_kernels(options, seed)).collect()
+            seeds.into_par_iter().map(|seed| without_kernels(options, progress, seed)).collect()
         }
-        None => seeds.into_par_iter().map(|seed| ledger_alone(options, seed)).collect(),
+        None => seeds.into_par_iter().map(|seed| ledger_alone(options, progress, seed)).collect(),
     })
 }
 
-fn ledger_alone(options: &Options, seed: u64) -> Ran {
+fn ledger_alone(options: &Options, progress: &Progress, seed: u64) -> Ran {
     let config = ledger_config(seed);
     let new = || LedgerOnly::new(&config).expect("a valid configuration");
-    stress(seed, options.ops, Manners::Any, &config, new)
+    watched_stress(seed, options.ops, Manners::Any, &config, new, || progress.done())
 }
 
-fn with_kernels<B: Backend>(options: &Options, device: &Device<B>, seed: u64) -> Ran {
+fn with_kernels<B: Backend>(
+    (options, progress): (&Options, &Progress),
+    device: &Device<B>,
+    seed: u64,
+) -> Ran {
     let config = any_kernel_config(seed);
     let library = Arc::new(Library::new(&config));
     let new = || Cache::new(device, &config, &library, seed);
-    stress(seed, options.ops, Manners::Genuine, &config, new)
+    watched_stress(seed, options.ops, Manners::Genuine, &config, new, || progress.done())
 }
 
-fn without_kernels(options: &Options, seed: u64) -> Ran {
+fn without_kernels(options: &Options, progress: &Progress, seed: u64) -> Ran {
     let config = tier_config(seed);
     let library = Arc::new(Library::new(&config));
     let new = || skipping(&config, &library, seed);
-    stress(seed, options.ops, Manners::Any, &config, new)
+    watched_stress(seed, options.ops, Manners::Any, &config, new, || progress.done())
 }
 
 fn run_script(options: &Options, path: &Path) -> Result<bool> {

@@ -182,8 +182,8 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Write an HTML page with plots of occupancy, batch, planning time, hit ratio, tokens saved and evictions; the
-    /// file is opened before the replay begins.
+    /// Write an HTML page with plots of queueing, time to first token, time per token, occupancy, batch, planning time,
+    /// hit ratio, tokens saved and evictions; the file is opened before the replay begins.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
