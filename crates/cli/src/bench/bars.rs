@@ -34,8 +34,8 @@ const KERNELS: &str = "The roof of a kernel is a copy: the driver's own, from de
     bytes as the kernel must move, half of them read and half written, measured in the same run by the same method. The \
     copy is a yardstick, and not the most that the memory can do: kernels can be faster. A bar is the copy's time over the \
     kernel's.";
-const ATTENTION: &str = "The roof is the longer of two times: the driver's copy of as many bytes, as for the kernels \
-    above, and the products at the rate of the tensor cores. A bar is that time over the kernel's.";
+const ATTENTION: &str = "The roof is the longer of two times: the driver's copy of as many bytes, half of them read and \
+    half written, and the products at the rate of the tensor cores. A bar is that time over the kernel's.";
 const PREFILL: &str = "The roof is what its column names: a measured copy of as many bytes, or the products at the rate \
     of the tensor cores. A bar is the time of the roof over that of the kernel in one layer.";
 const CHECKPOINTS: &str = "The roof is the same chunk without checkpoints. A bar is its time over that of the chunk \
