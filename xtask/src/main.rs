@@ -8,6 +8,7 @@
 //! | [`cpu_time`] | CPU time of this process and its children |
 //! | [`ptx`] | builds, checks and shows PTX |
 //! | [`api`] | the public API of the libraries as text |
+//! | [`package`] | the libraries as packages for a registry |
 //! | [`circles`] | finds files that import each other in a circle |
 //! | [`mod@test`] | the test command |
 //! | [`stress`] | random operations against a model |
@@ -21,6 +22,7 @@ mod bundle;
 mod circles;
 mod cpu_time;
 mod fuzz;
+mod package;
 mod process;
 mod programs;
 mod ptx;
@@ -93,6 +95,11 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Pack the libraries as for a registry, compile each from its package, and check what is in it.
+    Package {
+        #[command(flatten)]
+        options: package::Options,
+    },
     /// Run tests under AddressSanitizer.
     Sanitize,
     /// Install NIXL into target/ and let requests move between processes by it.
@@ -122,6 +129,7 @@ fn run(task: &Task) -> Result<()> {
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),
         Task::PublicApi { check } => api::run(*check),
+        &Task::Package { options } => package::run(options),
         Task::Sanitize => sanitize::run(),
         Task::ScaleTest => scale::run(),
         Task::GpuBundle => bundle::run(),
