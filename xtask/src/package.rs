@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
@@ -52,9 +53,6 @@ pub struct Options {
     /// Compile nothing: pack and measure.
     #[arg(long)]
     no_verify: bool,
-    /// Pack what is not committed.
-    #[arg(long)]
-    allow_dirty: bool,
     /// Insist on what a release needs: `repository` is set, and the packages may be published.
     #[arg(long)]
     release: bool,
@@ -73,12 +71,12 @@ pub fn run(options: Options) -> Result<()> {
     let mut problems: Vec<String> =
         libraries.values().flat_map(|it| missing(it, options)).collect();
     problems.extend(unpublished(&libraries));
-    pack(&libraries, options)?;
+    let packed = pack(&libraries, options)?;
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN).set_header(["package", "KiB, compressed"]);
     for (name, library) in &libraries {
         let file = format!("{name}-{}.crate", library.version);
-        let path = target_dir().join("package").join(file);
+        let path = packed.join(file);
         let bytes = fs::metadata(&path).with_context(|| path.display().to_string())?.len();
         table.add_row([name.clone(), bytes.div_ceil(1024).to_string()]);
         problems.extend(too_large(name, bytes));
@@ -144,28 +142,58 @@ fn too_large(name: &str, bytes: u64) -> Option<String> {
     (bytes > MOST_BYTES).then(|| format!("{name} has {bytes} bytes; crates.io takes {MOST_BYTES}"))
 }
 
-/// Packs the libraries together, so that each is compiled with the packages of the others.
-fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<()> {
+/// Packs the libraries together, so that each is compiled with the packages of the others; the folder of the packages.
+///
+/// A copy of the workspace is packed, in which they may be published: cargo gives a package only what a registry could
+/// have.
+fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<PathBuf> {
+    let (source, built) = (target_dir().join("package-source"), target_dir().join("package-build"));
+    copy_workspace(&source)?;
+    let manifest = source.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest)?.replacen("\npublish = false\n", "\n", 1);
+    let text = text.replacen("[workspace.package]\n", "[workspace.package]\npublish = true\n", 1);
+    fs::write(&manifest, text)?;
     let mut command = cargo();
-    command.args(["package", "--locked", "--exclude-lockfile"]);
+    command.current_dir(&source).args(["package", "--locked", "--exclude-lockfile"]);
+    command.arg("--target-dir").arg(&built).env_remove("CARGO_TARGET_DIR");
+    // What is compiled is thrown away.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     for name in libraries.keys() {
         command.args(["--package", name]);
     }
-    for (flag, is_set) in
-        [("--no-verify", options.no_verify), ("--allow-dirty", options.allow_dirty)]
-    {
-        if is_set {
-            command.arg(flag);
+    if options.no_verify {
+        command.arg("--no-verify");
+    }
+    process::run("packing", &mut command)?;
+    Ok(built.join("package"))
+}
+
+/// Copies what git knows, or would take, into an empty folder.
+fn copy_workspace(to: &Path) -> Result<()> {
+    if to.exists() {
+        fs::remove_dir_all(to).with_context(|| to.display().to_string())?;
+    }
+    let mut git = Command::new("git");
+    git.current_dir(root()).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    let listed = git.output().context("running git ls-files")?;
+    ensure!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8(listed.stdout).context("names of files are UTF-8")?;
+    for file in listed.split('\0').filter(|file| !file.is_empty()) {
+        let (from, to) = (root().join(file), to.join(file));
+        // One that is deleted and not committed is listed.
+        if from.is_file() {
+            fs::create_dir_all(to.parent().unwrap_or(&to))?;
+            fs::copy(&from, &to).with_context(|| from.display().to_string())?;
         }
     }
-    process::run("packing", &mut command).map(drop)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NOTHING: Options = Options { no_verify: true, allow_dirty: true, release: false };
+    const NOTHING: Options = Options { no_verify: true, release: false };
 
     fn package(name: &str, needs: &[(&str, Option<&str>)]) -> Package {
         let dependency = |&(name, kind): &(&str, Option<&str>)| Dependency {
