@@ -15,7 +15,8 @@ use crate::workspace::{cargo, root, target_dir};
 const VERSION: &str = "0.52.0";
 
 /// Libraries that programs depend on, and their features that are public.
-const LIBRARIES: [(&str, &str); 12] = [
+const LIBRARIES: [(&str, &str); 16] = [
+    ("cuda-loader", ""),
     ("dsv4-kv", "metrics,tracing"),
     ("dsv4-kv-checkpoint", ""),
     ("dsv4-kv-device", ""),
@@ -26,8 +27,11 @@ const LIBRARIES: [(&str, &str); 12] = [
     ("dsv4-kv-router", ""),
     ("dsv4-kv-server", ""),
     ("dsv4-kv-tier", ""),
+    ("dsv4-kv-trace", ""),
     ("dsv4-kv-transfer", ""),
+    ("kernels-gpu", "launch"),
     ("kv-layout", "config"),
+    ("simt", ""),
 ];
 
 /// Writes the texts, or with `check` says whether they are what the sources describe.

@@ -10,6 +10,7 @@
 //! | [`ptx`] | builds, checks and shows PTX |
 //! | [`api`] | the public API of the libraries as text |
 //! | [`module_cycles`] | finds files that import each other in a cycle |
+//! | [`package`] | the libraries as packages for a registry |
 //! | [`mod@test`] | the test command |
 //! | [`stress`] | random operations against a model |
 //! | [`fuzz`] | the fuzz targets under libFuzzer |
@@ -22,6 +23,7 @@ mod bundle;
 mod cpu_time;
 mod fuzz;
 mod module_cycles;
+mod package;
 mod process;
 mod programs;
 mod ptx;
@@ -95,6 +97,11 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Pack the libraries as for a registry, compile each from its package, and check what is in it.
+    Package {
+        #[command(flatten)]
+        options: package::Options,
+    },
     /// Run tests under AddressSanitizer.
     Sanitize,
     /// Install NIXL into target/ and let requests move between processes by it.
@@ -124,6 +131,7 @@ fn run(task: &Task) -> Result<()> {
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),
         Task::PublicApi { check } => api::run(*check),
+        &Task::Package { options } => package::run(options),
         Task::Sanitize => sanitize::run(),
         Task::ScaleTest => scale::run(),
         Task::GpuBundle => bundle::run(),

@@ -3,6 +3,36 @@
 //! Host code only, without a device: `dsv4-kv`, `dsv4-kv-router` and a model take their weights from a
 //! [`Checkpoint`].
 //!
+//! The configuration alone, of a model of four layers:
+//!
+//! ```
+//! use dsv4_kv_checkpoint::{Config, Routing};
+//!
+//! # let json = r#"{"model_type": "deepseek_v4", "vocab_size": 1000, "hidden_size": 64, "head_dim": 512,
+//! #   "num_attention_heads": 4, "num_key_value_heads": 1, "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 32,
+//! #   "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "num_hidden_layers": 4, "num_nextn_predict_layers": 0,
+//! #   "max_position_embeddings": 65536, "sliding_window": 128, "index_head_dim": 128, "index_n_heads": 64,
+//! #   "index_topk": 512, "compress_ratios": [0, 4, 128, 4], "compress_rope_theta": 160000.0, "rope_theta": 10000.0,
+//! #   "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20, "hidden_act": "silu", "n_routed_experts": 32,
+//! #   "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 32, "routed_scaling_factor": 1.5,
+//! #   "norm_topk_prob": true, "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "swiglu_limit": 10.0,
+//! #   "num_hash_layers": 1, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": false,
+//! #   "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+//! #     "original_max_position_embeddings": 65536}}"#;
+//! // `json` is the text of a `config.json`, as released.
+//! let config = Config::from_json(json)?;
+//! assert_eq!((config.vocab_size, config.cache.layers.len()), (1000, 4));
+//! assert_eq!(config.experts.routing[..2], [Routing::Hash, Routing::Learned]);
+//!
+//! // Fields are used or refused by name; none is guessed.
+//! let error = Config::from_json(&json.replace("\"o_groups\": 2", "\"o_groups\": 3")).unwrap_err();
+//! assert!(error.to_string().contains("o_groups"), "{error}");
+//! # Ok::<(), dsv4_kv_checkpoint::ConfigError>(())
+//! ```
+//!
+//! And weights, which stay in their files, mapped, until they are asked for. A tensor is asked for by its released name, with
+//! the shape that it must have, and comes as the numbers that it stands for, whatever it is stored as:
+//!
 //! ```no_run
 //! use dsv4_kv_checkpoint::Checkpoint;
 //!

@@ -2,9 +2,12 @@
 //!
 //! `cust_raw` declares the driver's functions and links `-lcuda`; a program built that way neither
 //! links nor starts where no driver is installed. This crate *defines* those functions and forwards
-//! each call to `libcuda.so.1`, opened on the first one. The workspace's `.cargo/config.toml` points
-//! `CUDA_LIBRARY_PATH` at `link/`, whose `lib64/libcuda.a` is an empty archive: it satisfies
-//! `-lcuda` and adds nothing.
+//! each call to `libcuda.so.1`, opened on the first one.
+//!
+//! Building takes two things besides. `cust_raw` looks for a folder of CUDA, in `CUDA_LIBRARY_PATH` too, and stops the
+//! build where there is none; any folder with a folder `lib64` in it will do. And the linker wants a library for
+//! `-lcuda`: where no other is, the build script of this crate makes an empty archive, which adds nothing. In this
+//! workspace `.cargo/config.toml` points at `link/`, which is both.
 //!
 //! | situation | a driver function returns |
 //! |---|---|

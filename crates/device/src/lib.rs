@@ -31,6 +31,50 @@
 //! | `error` | [`DeviceError`] |
 //!
 //! The crate knows no kernel: the list of kernels and their PTX are handed in ([`Kernels`]).
+//!
+//! # Memory, streams, and a graph
+//!
+//! Handles are reference-counted: a buffer keeps its memory, a stream its device. A copy between host and device ends before
+//! the call returns; what is on the device runs in the order of its stream, and an [`Event`] orders two.
+//!
+//! ```
+//! use dsv4_kv_device::{Device, DeviceError, EmuDevice, EmuOptions};
+//!
+//! // On a GPU: dsv4_kv::open_cuda(CudaOptions::default())?, with the kernels of the cache.
+//! let device = EmuDevice::new(EmuOptions::default());
+//! let stream = device.stream()?;
+//!
+//! // Memory has a label, by which errors name it; slices of it are buffers too.
+//! let from = device.allocate::<u32>("source", 4)?;
+//! let to = device.allocate::<u32>("target", 4)?;
+//! stream.upload(&[1, 2, 3, 4], &from, 0)?;
+//!
+//! // What is captured does not run; what it touches is retained by the graph.
+//! let graph = stream.capture(vec![from.memory(), to.memory()], || stream.copy(&from, &to))?;
+//! let mut read = [0; 4];
+//! stream.replay(&graph)?;
+//! stream.download(&to, 0, &mut read)?;
+//! assert_eq!((graph.nodes(), read), (1, [1, 2, 3, 4]));
+//!
+//! // Each replay reads what is there by then.
+//! stream.upload(&[9], &from.slice(3, 1).expect("it is as long"), 0)?;
+//! stream.replay(&graph)?;
+//! stream.download(&to, 0, &mut read)?;
+//! assert_eq!(read, [1, 2, 3, 9]);
+//!
+//! // What the rules forbid is refused, by name.
+//! let other = EmuDevice::new(EmuOptions::default()).allocate::<u32>("elsewhere", 4)?;
+//! assert!(matches!(stream.copy(&other, &to), Err(DeviceError::ForeignDevice { .. })));
+//! # Ok::<(), DeviceError>(())
+//! ```
+//!
+//! | what is wanted | where it is |
+//! |---|---|
+//! | memory that a program has already | `CudaDevice::from_context`, `stream_from_raw`, `buffer_from_raw` |
+//! | several buffers in one allocation | [`Arena`] |
+//! | small arrays that the host writes every step, without waiting | [`Staged`] |
+//! | large ones that leave the device, and come back | [`HostPool`], [`HostCopies`] |
+//! | what the host costs, without a device's work | [`Null`] |
 
 mod arena;
 mod backend;

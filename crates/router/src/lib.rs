@@ -14,6 +14,48 @@
 //! | `scratch` | memory that launches share, one at a time |
 //! | [`ops`] | single launches: shapes checked, kernels launched |
 //! | `error` | [`RouterError`] |
+//!
+//! # A layer, from weights to experts
+//!
+//! Weights are slices, or come from a checkpoint ([`Router::of_layer`]). A router allocates what its launches need once, for
+//! batches of up to the tokens that it is told. The answer lies on the device, where the experts read it.
+//!
+//! ```
+//! use dsv4_kv_device::{EmuDevice, EmuOptions};
+//! use dsv4_kv_router::{Batch, ChoiceWeights, Router, RouterConfig, RouterWeights, Routing, bf16};
+//!
+//! // On a GPU: dsv4_kv::open_cuda(CudaOptions::default())?
+//! let device = EmuDevice::new(EmuOptions::default());
+//! let stream = device.stream()?;
+//! let config = RouterConfig { routing: vec![Routing::Hash], ..RouterConfig::preset("tiny").expect("a preset") };
+//!
+//! // A layer that looks experts up: token id `t` goes to the six from `t` on. Their shares are by score all the same.
+//! let gate = vec![bf16::ZERO; (config.experts * config.hidden_size) as usize];
+//! let row = |id: u32| (0..6).map(move |i| ((id + i) % 64) as i32);
+//! let table: Vec<i32> = (0..config.vocabulary).flat_map(row).collect();
+//! let weights = RouterWeights { gate: gate.into(), choice: ChoiceWeights::Table(table.into()) };
+//! let mut router = Router::new(&stream, &config, &weights, 2)?;
+//! assert_eq!(router.mode(), Routing::Hash);
+//!
+//! // Two tokens, with hidden states of zeros: all logits are equal, and so are the shares.
+//! let x = device.allocate::<bf16>("hidden states", 2 * u64::from(config.hidden_size))?;
+//! let token = device.allocate("tokens", 2)?;
+//! stream.upload(&[3, 60], &token, 0)?;
+//! let (ids, shares) = (device.allocate("experts", 12)?, device.allocate("shares", 12)?);
+//! router.route(&stream, &x, &Batch { tokens: 2, token: &token, ids: &ids, weights: &shares })?;
+//! // Waits, and says what kernels refused: a token id that is not in the table, for instance.
+//! router.check_faults(&stream)?;
+//!
+//! let (mut found, mut share) = ([0; 12], [0.0_f32; 12]);
+//! stream.download(&ids, 0, &mut found)?;
+//! stream.download(&shares, 0, &mut share)?;
+//! assert_eq!(found, [3, 4, 5, 6, 7, 8, 60, 61, 62, 63, 0, 1]);
+//! assert!(share.iter().all(|share| (share - config.scaling / 6.0).abs() < 1e-6));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Logits that the caller has are routed by [`Router::route_logits`]. A graph that captured a call retains
+//! [`Router::memory`], and [`Router::follow`] comes before its replay in another stream.
 
 mod config;
 mod error;

@@ -6,6 +6,9 @@ use dsv4_kv::{KvError, StepPlan};
 pub type Answer<T> = Result<T, String>;
 
 /// An answer of the cache as one that can be kept and compared.
+///
+/// # Errors
+/// The text of the cache's error.
 pub fn answer<T>(result: Result<T, KvError>) -> Answer<T> {
     result.map_err(|error| format!("{error:?}"))
 }

@@ -9,6 +9,24 @@
 //!
 //! A line has at most [`MAX_LINE_BYTES`], a trace that is read whole at most [`MAX_REQUESTS`].
 //!
+//! ```
+//! use std::path::Path;
+//!
+//! use dsv4_kv_trace::TraceReader;
+//!
+//! // A file is read by `TraceReader::open`; here are two lines of one.
+//! let lines = r#"{"timestamp": 1000, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
+//! {"timestamp": 3000, "input_length": 900, "output_length": 5, "hash_ids": [1, 7]}"#;
+//! let requests = TraceReader::new(Path::new("two lines"), lines.as_bytes()).read_requests(10)?;
+//!
+//! let (arrival, prompt) = &requests[1];
+//! assert_eq!((arrival.at_ms, arrival.input, arrival.cached_tokens()), (2000.0, 900, 904)); // times count from the first
+//! // Equal ids: the first 512 tokens of both are the same.
+//! let of_first = requests[0].1.as_ref().map(|prompt| prompt.hash_ids[0]);
+//! assert_eq!(of_first, prompt.as_ref().map(|prompt| prompt.hash_ids[0]));
+//! # Ok::<(), dsv4_kv_trace::TraceError>(())
+//! ```
+//!
 //! Source: github.com/kvcache-ai/Mooncake, `FAST25-release/traces`.
 
 use std::fs::File;
