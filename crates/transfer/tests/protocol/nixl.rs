@@ -56,12 +56,17 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         .with_kind(no_gpu)
         .with_ignored_flag(!no_gpu.is_empty());
     let no_network = if is_there { networks::why_not().unwrap_or_default() } else { kind };
-    let apart = Trial::test("nixl::a_link_that_goes_down", networks::a_link_that_goes_down)
-        .with_kind(no_network)
-        .with_ignored_flag(!no_network.is_empty());
+    let apart: [Test; 2] = [
+        ("nixl::a_link_that_goes_down", networks::a_link_that_goes_down),
+        ("nixl::an_address_that_is_silent", networks::an_address_that_is_silent),
+    ];
+    let apart = apart.into_iter().map(move |(name, test)| {
+        let is_ignored = !no_network.is_empty();
+        Trial::test(name, test).with_kind(no_network).with_ignored_flag(is_ignored)
+    });
     let alone = alone.into_iter().map(|(name, test)| Trial::test(name, test));
     let between = between.into_iter().map(move |(name, test)| {
         Trial::test(name, test).with_kind(kind).with_ignored_flag(!is_there)
     });
-    alone.chain(between).chain([apart, on_gpus])
+    alone.chain(between).chain(apart).chain([on_gpus])
 }

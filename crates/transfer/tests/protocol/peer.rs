@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use dsv4_kv::device::Backend;
-use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
+use dsv4_kv_transfer::protocol::{Ended, Offer, Opening, Ready};
 use dsv4_kv_transfer::transport::{Descriptor, Nixl, NixlOptions, Region, Registered};
 use dsv4_kv_transfer::{
     Deadlines, ImageKind, Manifest, Receiver, Section, Sender, Source, TransferError, Transport,
@@ -315,8 +315,14 @@ pub fn wait<T: Transport>(
     receiver: &mut Receiver<T>,
     start: Instant,
 ) -> Result<Verified, TransferError> {
+    wait_for_some(receiver, start).pop().expect("some have").1
+}
+
+/// Polls until transfers have ended.
+pub fn wait_for_some<T: Transport>(receiver: &mut Receiver<T>, start: Instant) -> Vec<Ended> {
     loop {
-        if let Some((_, ended)) = receiver.poll(start.elapsed()).pop() {
+        let ended = receiver.poll(start.elapsed());
+        if !ended.is_empty() {
             return ended;
         }
         std::thread::sleep(std::time::Duration::from_micros(100));
