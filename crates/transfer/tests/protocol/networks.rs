@@ -170,7 +170,7 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
         let took = start.elapsed() - began;
         let is_known =
             matches!(error, TransferError::Deadline { .. } | TransferError::Transport(_));
-        assert!(is_known && took < read + Duration::from_millis(500), "{error} after {took:?}");
+        assert!(is_known && took < read + Duration::from_millis(100), "{error} after {took:?}");
         eprintln!("link down: {error} after {took:?}");
         run("ip", &format!("link set {} up", link.here));
         while receiver.quarantined_bytes() > 0 {

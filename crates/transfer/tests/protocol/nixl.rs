@@ -35,11 +35,13 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 14] = [
+    let between: [Test; 16] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
+        ("nixl::most_of_a_prompt_comes_early", processes::most_of_a_prompt_comes_early),
         ("nixl::a_thousand_lengths", lengths::a_thousand_lengths),
+        ("nixl::lengths_of_flash", lengths::lengths_of_flash),
         ("nixl::memory_comes_and_goes", processes::memory_comes_and_goes),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
         ("nixl::prompts_outlive_the_agent", processes::prompts_outlive_the_agent),
