@@ -18,8 +18,8 @@ pub fn why_not() -> Option<&'static str> {
         let output = Command::new(program).args(arguments).output();
         output.is_ok_and(|output| output.status.success())
     };
-    if !works("unshare", &["-n", "-m", "true"]) {
-        Some("unshare -n -m does not work: network namespaces need root")
+    if !works("unshare", &["-n", "-m", "mount", "-t", "sysfs", "sysfs", "/sys"]) {
+        Some("unshare -n -m with a /sys of its own does not work: network namespaces need root")
     } else if !works("ip", &["link", "show"]) {
         Some("there is no ip (iproute2)")
     } else {
