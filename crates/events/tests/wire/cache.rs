@@ -61,12 +61,6 @@ impl Cache {
         self.compute(&root, &prompt, saved);
     }
 
-    /// The oldest requests end, until so many are left.
-    pub fn end_all_but(&mut self, left: usize) {
-        let ended = self.live.len().saturating_sub(left);
-        self.live.drain(..ended).for_each(|ended| self.tree.release(ended, |_| ()).unwrap());
-    }
-
     /// A request computes what is not there of a prompt, with a checkpoint behind so many blocks.
     pub fn compute(&mut self, root: &RootKey, prompt: &[u32], saved: Option<u32>) {
         let mut at = self.tree.adopt(root, prompt).reference;
