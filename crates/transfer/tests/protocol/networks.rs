@@ -99,6 +99,9 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
     let [read, fence] = [1000, 2500].map(Duration::from_millis);
     let mut receiver = receiver(Deadlines { read, fence, quiet: fence });
     let mut other = Peer::bytes(&[]);
+    // Opens its agent. It is connected to when the other one is waited for.
+    let (_, lease) = other.serve(&world, &world.samples[0], files.of(0));
+    other.ask(&format!("end {lease}"));
     let mut peer = Peer::apart(&[("UCX_TLS", "tcp")]);
     let process = peer.child.id();
     wait_for_namespace(process);
@@ -121,15 +124,16 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
                 } else {
                     assert_eq!(ended?.payload(), world.samples[0].payload);
                     is_served = true;
+                    served += u32::from(error.is_none());
                 }
             }
         }
         other.ask(&format!("end {lease}"));
-        served += 1;
     }
     let Some((error, took)) = error else { unreachable!("it has come") };
     assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
     assert!(took < read + Duration::from_millis(100), "{error} after {took:?}");
+    assert!(served > 0, "another is served meanwhile");
     while receiver.quarantined_bytes() > 0 {
         receiver.poll(start.elapsed());
     }
