@@ -89,7 +89,8 @@ fn test_events(python: &Path) -> Result<()> {
 /// Tests of the example, which is a workspace of its own: Dynamo's conformance kit, and workers behind Dynamo's frontend.
 fn test_dynamo_worker() -> Result<()> {
     let python = install_frontend(&workspace::target_dir().join("dynamo"))?;
-    let status = workspace::cargo()
+    // `ring` is built again, and all that needs it, where the outer cargo's variables are others.
+    let status = workspace::clean_cargo()
         .current_dir(workspace::root().join("examples/dynamo-worker"))
         .args(["test", "--locked", "--", "--include-ignored", "--test-threads=1"])
         .env("DSV4_DYNAMO_PYTHON", python)
