@@ -56,6 +56,23 @@ use crate::manager::KvCacheManager;
 /// Events in order, in memory that is allocated once; of blocks of 128 tokens.
 pub type EventBatch = dsv4_kv_prefix::EventBatch<BLOCK>;
 
+impl Ledger {
+    /// All blocks that are there, as [`EventSource::snapshot_events`] has them, to whoever only looks: the log goes on as it
+    /// was. Allocates, and takes as long as all tokens take to be copied.
+    #[must_use]
+    pub fn resident_events(&self) -> EventBatch {
+        self.tree().map_or_else(EventBatch::default, |tree| tree.resident_events())
+    }
+}
+
+impl<B: Backend> KvCacheManager<B> {
+    /// See [`Ledger::resident_events`].
+    #[must_use]
+    pub fn resident_events(&self) -> EventBatch {
+        self.core().read_ledger().resident_events()
+    }
+}
+
 impl EventSource<BLOCK> for Ledger {
     fn event_capacity(&self) -> u32 {
         self.tree().map_or(0, EventSource::event_capacity)

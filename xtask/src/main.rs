@@ -104,8 +104,13 @@ enum Task {
     },
     /// Run tests under AddressSanitizer.
     Sanitize,
-    /// Install NIXL into target/ and let requests move between processes by it.
-    ScaleTest,
+    /// Install NIXL and Dynamo's indexer into target/, let requests move between processes, and events go to the indexer.
+    ScaleTest {
+        /// Test examples/dynamo-worker instead: Dynamo's conformance kit, and workers behind its frontend. It is built with
+        /// Dynamo's runtime, which takes half an hour on two cores.
+        #[arg(long)]
+        dynamo_worker: bool,
+    },
     /// Put the tests that run kernels and the CLI into target/gpu-bundle/.
     GpuBundle,
 }
@@ -133,7 +138,7 @@ fn run(task: &Task) -> Result<()> {
         Task::PublicApi { check } => api::run(*check),
         &Task::Package { options } => package::run(options),
         Task::Sanitize => sanitize::run(),
-        Task::ScaleTest => scale::run(),
+        Task::ScaleTest { dynamo_worker } => scale::run(*dynamo_worker),
         Task::GpuBundle => bundle::run(),
     }
 }

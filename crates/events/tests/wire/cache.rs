@@ -1,14 +1,12 @@
 //! A cache without a device: a prefix tree under a random load.
 
-use std::collections::BTreeMap;
-
-use dsv4_kv_events::Hasher;
-use dsv4_kv_prefix::{Event, Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru};
+use dsv4_kv_prefix::{Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::index::{Block, Index};
+use crate::index::Index;
+use crate::source::index;
 
 pub const T: usize = 128;
 
@@ -63,12 +61,6 @@ impl Cache {
         self.compute(&root, &prompt, saved);
     }
 
-    /// The oldest requests end, until so many are left.
-    pub fn end_all_but(&mut self, left: usize) {
-        let ended = self.live.len().saturating_sub(left);
-        self.live.drain(..ended).for_each(|ended| self.tree.release(ended, |_| ()).unwrap());
-    }
-
     /// A request computes what is not there of a prompt, with a checkpoint behind so many blocks.
     pub fn compute(&mut self, root: &RootKey, prompt: &[u32], saved: Option<u32>) {
         let mut at = self.tree.adopt(root, prompt).reference;
@@ -86,27 +78,6 @@ impl Cache {
 
     /// What is there.
     pub fn dump(&self) -> Index {
-        let snapshot = self.tree.resident_events();
-        let (mut hasher, mut hashes) = (Hasher::default(), BTreeMap::new());
-        let mut index = Index::default();
-        for event in snapshot.iter() {
-            let Event::Stored(run) = event else { panic!("{event:?} in a snapshot") };
-            let mut parent = run.parent.map(|parent| hashes[&parent]);
-            let text = |part: &[u8]| String::from_utf8(part.to_vec()).unwrap();
-            for (&serial, tokens) in run.serials.iter().zip(run.tokens) {
-                let hash = hasher.hash(run.root, parent, tokens);
-                let salt = parent.is_none().then(|| text(run.root.salt()));
-                let keys = [Some(text(run.root.adapter())), salt];
-                let keys: Vec<_> =
-                    keys.into_iter().flatten().filter(|key| !key.is_empty()).collect();
-                let keys = (!keys.is_empty()).then_some(keys);
-                let above = parent.map(dsv4_kv_events::BlockHash::wire);
-                let block = Block { parent: above, tokens: tokens.to_vec(), keys };
-                assert!(index.0.insert(hash.wire(), block).is_none());
-                hashes.insert(serial, hash);
-                parent = Some(hash);
-            }
-        }
-        index
+        index(&self.tree.resident_events())
     }
 }

@@ -15,17 +15,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dsv4_kv_events::{Published, Publisher, PublisherOptions};
-use dsv4_kv_prefix::RootKey;
 use serde_json::{Value, json};
 
 use crate::at_same_endpoints;
 use crate::cache::Cache;
 use crate::http::ask;
+use crate::relay::Relay;
+use crate::requests::Requests;
+use crate::source::Source;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The indexer, which ends with this.
-struct Indexer {
+pub struct Indexer {
     program: Child,
     port: u16,
 }
@@ -38,7 +40,7 @@ impl Drop for Indexer {
 }
 
 impl Indexer {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let python = std::env::var("DSV4_DYNAMO_PYTHON");
         let python = python.expect("DSV4_DYNAMO_PYTHON names a python that has ai-dynamo-runtime");
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -51,17 +53,27 @@ impl Indexer {
     }
 
     /// Connects it to a publisher.
-    fn register(&self, publisher: &Publisher) {
+    pub fn register(&self, publisher: &Publisher) {
+        self.register_at(publisher.endpoint(), Some(publisher.replay_endpoint()));
+    }
+
+    /// Connects it to where messages come from, and to where missed ones are asked for.
+    fn register_at(&self, endpoint: &str, replay_endpoint: Option<&str>) {
         let body = json!({
             "instance_id": 1,
-            "endpoint": publisher.endpoint(),
-            "replay_endpoint": publisher.replay_endpoint(),
+            "endpoint": endpoint,
+            "replay_endpoint": replay_endpoint,
             "model_name": "model",
             "block_size": 128,
         });
         ask(self.port, "POST", "/register", Some(&body)).expect("registers");
         // It says so before it has subscribed.
         std::thread::sleep(Duration::from_millis(300));
+    }
+
+    fn signal(&self, signal: &str) {
+        let process = self.program.id().to_string();
+        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
     }
 
     /// The blocks that it has, each with the one above it.
@@ -95,7 +107,7 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn options() -> PublisherOptions {
+pub fn options() -> PublisherOptions {
     let any_port = "tcp://127.0.0.1:0".to_owned();
     let replay_endpoint = any_port.clone();
     let heartbeat = Duration::from_millis(100);
@@ -109,10 +121,14 @@ fn options() -> PublisherOptions {
 
 /// Compares until nothing differs. Nothing happens meanwhile; by the publisher's next message the indexer learns that it
 /// has missed others.
-fn compare(indexer: &Indexer, cache: &mut Cache, publisher: &mut Publisher) -> Result<(), String> {
+pub fn compare(
+    indexer: &Indexer,
+    cache: &mut impl Source,
+    publisher: &mut Publisher,
+) -> Result<(), String> {
     wait_for("the publisher", || {
-        publisher.publish(&mut cache.tree).unwrap() == Published::Nothing
-            && publisher.stats().resident == u64::from(cache.tree.counts().blocks)
+        cache.publish(publisher) == Published::Nothing
+            && publisher.stats().resident == u64::from(cache.blocks())
     });
     let dump = cache.dump().0;
     let want: BTreeMap<_, _> = dump.iter().map(|(&hash, block)| (hash, block.parent)).collect();
@@ -131,10 +147,10 @@ fn compare(indexer: &Indexer, cache: &mut Cache, publisher: &mut Publisher) -> R
     }
 }
 
-fn traffic(cache: &mut Cache, publisher: &mut Publisher, steps: u32) {
+fn traffic(cache: &mut impl Source, publisher: &mut Publisher, steps: u32) {
     for _ in 0..steps {
         cache.operation();
-        publisher.publish(&mut cache.tree).unwrap();
+        cache.publish(publisher);
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -236,48 +252,60 @@ fn dynamo_takes_blocks_of_two_salts_for_one() {
     assert!(compared.is_err_and(|difference| !difference.contains(", 0 are missing")));
 }
 
-/// A request of a trace in the Mooncake format.
-#[derive(serde::Deserialize)]
-struct Traced {
-    input_length: usize,
-    output_length: usize,
-    hash_ids: Vec<u32>,
-}
-
-impl Traced {
-    /// Its prompt, by the ids of its blocks of 512 tokens, and an answer of its own.
-    fn tokens(&self, number: u32) -> Vec<u32> {
-        let token =
-            |seed: u32, at: u32| (seed.wrapping_mul(2_654_435_761) ^ (at * 40_503)) % 129_280;
-        let of_block = |&id: &u32| (0..512).map(move |at| token(id, at));
-        let prompt = self.hash_ids.iter().flat_map(of_block).take(self.input_length);
-        let answer = (0..self.output_length as u32).map(|at| token(number, at + 512));
-        prompt.chain(answer).collect()
-    }
-}
-
-/// As fast as it goes, with room for 100,000 blocks, and 64 requests at once. `DSV4_TRACE` names the trace.
+/// A cache on a device runs requests, and a part of its messages is lost on the way to the indexer: by replay its index is what the
+/// cache has. An indexer that cannot ask for what it missed has something else.
 #[test]
-#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON, and a trace; run by hand"]
-fn dynamo_follows_a_trace() {
-    let trace =
-        std::env::var("DSV4_TRACE").expect("DSV4_TRACE names a trace in the Mooncake format");
-    let trace = std::fs::read_to_string(trace).expect("the trace");
-    let indexer = Indexer::start();
-    let mut cache = Cache::new(1, (100_000, 20_000), ROOTS[0]);
-    let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
-    indexer.register(&publisher);
-    let root = RootKey::new(b"", b"", b"model");
-    let start = Instant::now();
-    for (number, line) in trace.lines().enumerate() {
-        let tokens = serde_json::from_str::<Traced>(line).expect("a request").tokens(number as u32);
-        cache.end_all_but(63);
-        cache.compute(&root, &tokens, Some((tokens.len() / 128) as u32));
-        publisher.publish(&mut cache.tree).unwrap();
-        if number % 1000 == 999 {
-            compare(&indexer, &mut cache, &mut publisher).unwrap();
-        }
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamos_index_is_the_managers_whatever_is_lost() {
+    let mut cache = Requests::new(1);
+    let mut publisher = Publisher::start(&mut cache.fed.manager, options()).unwrap();
+    let [relay, lossy] = [1, 1].map(|seed| Relay::start(publisher.endpoint(), seed));
+    let [asks, cannot] = [(); 2].map(|()| Indexer::start());
+    asks.register_at(&relay.endpoint, Some(publisher.replay_endpoint()));
+    cannot.register_at(&lossy.endpoint, None);
+    for _ in 0..8 {
+        traffic(&mut cache, &mut publisher, 40);
+        compare(&asks, &mut cache, &mut publisher).unwrap();
     }
+    let (stats, (passed, lost)) = (publisher.stats(), relay.counts());
+    println!(
+        "{} requests, {} tokens reused, {passed} messages passed and {lost} lost, {stats:?}",
+        cache.ended, cache.reused
+    );
+    assert!(lost > 50 && stats.removed > 50 && stats.replays > 10, "{lost} lost, {stats:?}");
+    assert!(cache.ended > 50 && cache.reused > 1000, "{}, {}", cache.ended, cache.reused);
+    // Told once, and not since: nothing but replay has made it good.
+    assert_eq!(stats.snapshots, 1);
+    let compared = compare(&cannot, &mut cache, &mut publisher);
+    assert!(compared.is_err(), "without replay {lost} messages are missing");
+}
+
+/// It is stopped until the publisher, with as much waiting as it may have, has disconnected it; when it goes on it asks for what it
+/// has missed.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamo_that_was_stopped_catches_up() {
+    let indexer = Indexer::start();
+    let mut cache = Cache::new(8, (300, 4000), ROOTS[1]);
+    let stall = Duration::from_millis(100);
+    let options = PublisherOptions { unsent_bytes: 1 << 20, stall, ..options() };
+    let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+    indexer.register(&publisher);
+    traffic(&mut cache, &mut publisher, 50);
     compare(&indexer, &mut cache, &mut publisher).unwrap();
-    println!("{:?} in {:?}", publisher.stats(), start.elapsed());
+    for round in 1..=3 {
+        let replays = publisher.stats().replays;
+        indexer.signal("-STOP");
+        wait_for("the end of its connection", || {
+            (0..50).for_each(|_| {
+                cache.operation();
+                Source::publish(&mut cache, &mut publisher);
+            });
+            publisher.stats().disconnects >= round
+        });
+        indexer.signal("-CONT");
+        compare(&indexer, &mut cache, &mut publisher).unwrap();
+        let stats = publisher.stats();
+        assert!(stats.replays > replays && stats.snapshots == 1, "round {round}: {stats:?}");
+    }
 }

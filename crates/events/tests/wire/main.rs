@@ -4,7 +4,11 @@ mod cache;
 mod dynamo;
 mod http;
 mod index;
+mod relay;
+mod requests;
+mod source;
 mod subscriber;
+mod trace;
 
 use std::time::{Duration, Instant};
 

@@ -10,6 +10,7 @@ use libtest_mimic::Failed;
 use super::devices::admit;
 use super::gpus::{Gpu, gpus};
 use super::peer::{Peer, nixl, wait};
+use super::streaming::SHORT;
 use super::world::{BLOCKS, World, emulated};
 
 /// Times that each sample moves.
@@ -56,7 +57,7 @@ fn stream(
     receiver: &mut Receiver<Nixl>,
 ) -> Result<(), Failed> {
     let start = Instant::now();
-    let transfer = receiver.open(start.elapsed(), &peer.open(), &world.expected())?;
+    let transfer = receiver.open(start.elapsed(), &peer.open(SHORT), &world.expected())?;
     loop {
         let (ready, is_whole) = peer.step();
         receiver.ready(start.elapsed(), transfer, &ready)?;

@@ -264,12 +264,16 @@ fn is_other(region: &Region) -> bool {
     region.bytes().iter().any(|&byte| byte != PATTERN)
 }
 
-/// Errors come within 100 ms of the deadline, where the machine lets this process run: half of them at least.
+/// Errors come within 100 ms of the deadline, all but one: two agents of NIXL have a thread each that never sleeps, and where
+/// there are no more than two cores this process may once have to wait for its turn.
 fn check_delays(behind: &mut [Duration]) {
     behind.sort();
-    let (median, last) = (behind[behind.len() / 2], behind[behind.len() - 1]);
-    eprintln!("errors behind the deadline: half within {median:?}, all within {last:?}");
-    assert!(median < Duration::from_millis(100) && last < Duration::from_secs(1));
+    let [median, most, last] = [behind.len() / 2, behind.len().max(2) - 2, behind.len() - 1];
+    let [median, most, last] = [behind[median], behind[most], behind[last]];
+    eprintln!(
+        "errors behind the deadline: half within {median:?}, all but one within {most:?}, all within {last:?}"
+    );
+    assert!(most < Duration::from_millis(100) && last < Duration::from_secs(1));
 }
 
 /// Bytes come after the deadline, into quarantine and nowhere else.

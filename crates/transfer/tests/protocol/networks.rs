@@ -1,5 +1,6 @@
 //! A source in a network namespace of its own, and the link between them.
 
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use dsv4_kv_transfer::{Deadlines, TransferError};
 use libtest_mimic::Failed;
 
 use super::hazards::Files;
-use super::peer::{Peer, receiver, wait};
+use super::peer::{Peer, receiver, wait, wait_for_some};
 use super::world::World;
 
 /// Why there can be no namespace here; `None` if there can.
@@ -17,8 +18,8 @@ pub fn why_not() -> Option<&'static str> {
         let output = Command::new(program).args(arguments).output();
         output.is_ok_and(|output| output.status.success())
     };
-    if !works("unshare", &["-n", "-m", "true"]) {
-        Some("unshare -n -m does not work: network namespaces need root")
+    if !works("unshare", &["-n", "-m", "mount", "-t", "sysfs", "sysfs", "/sys"]) {
+        Some("unshare -n -m with a /sys of its own does not work: network namespaces need root")
     } else if !works("ip", &["link", "show"]) {
         Some("there is no ip (iproute2)")
     } else {
@@ -40,15 +41,19 @@ fn wait_for_namespace(process: u32) {
     }
 }
 
-/// The end of a cable that is here. Dropped, the cable is gone when the next test looks for devices: with its namespace it would
+/// The end of a cable that is here, and the subnet of both. Dropped, the cable is gone when the next test looks for devices: with its namespace it would
 /// go some time later, and UCX ends if a device goes while it asks for it.
-struct Cable(String);
+struct Cable {
+    here: String,
+    there: String,
+    subnet: String,
+}
 
 impl Drop for Cable {
     fn drop(&mut self) {
         // It may have gone with the namespace.
-        let _ = Command::new("ip").args(["link", "del", &self.0]).output();
-        let device = Path::new("/sys/class/net").join(&self.0);
+        let _ = Command::new("ip").args(["link", "del", &self.here]).output();
+        let device = Path::new("/sys/class/net").join(&self.here);
         let start = Instant::now();
         while device.exists() && start.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(1));
@@ -61,7 +66,8 @@ fn cable(process: u32) -> Cable {
     let subnet = format!("10.{}.{}", 200 + process / 250 % 50, process % 250);
     let (here, there) = (format!("kv{process}a"), format!("kv{process}b"));
     run("ip", &format!("link add {here} type veth peer name {there} netns {process}"));
-    let cable = Cable(here.clone());
+    let cable = Cable { here, there, subnet };
+    let Cable { here, there, subnet } = &cable;
     run("ip", &format!("addr add {subnet}.1/24 dev {here}"));
     run("ip", &format!("link set {here} up"));
     let inside = |command: &str| run("nsenter", &format!("-t {process} -n ip {command}"));
@@ -71,6 +77,76 @@ fn cable(process: u32) -> Cable {
     // UCX may connect from the address of another device.
     inside(&format!("route add default via {subnet}.1"));
     cable
+}
+
+/// The address at the other end is nobody's any more, and packets to it go on arriving there: who connects to it hears nothing.
+fn silence(cable: &Cable, process: u32) {
+    let Cable { here, there, subnet } = cable;
+    let address = format!("/proc/{process}/root/sys/class/net/{there}/address");
+    let mac = std::fs::read_to_string(address).unwrap();
+    run("ip", &format!("neigh replace {subnet}.2 lladdr {} dev {here}", mac.trim()));
+    run("nsenter", &format!("-t {process} -n ip addr flush dev {there}"));
+    let address: SocketAddr = format!("{subnet}.2:9").parse().unwrap();
+    let error = TcpStream::connect_timeout(&address, Duration::from_millis(300)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "neither refused nor unreachable");
+}
+
+/// A source that nobody has connected to is not to be reached, and nothing says so: an error at the deadline, and the agent's end
+/// at the second one. Another source is served meanwhile, and afterwards.
+pub fn an_address_that_is_silent() -> Result<(), Failed> {
+    let world = World::new();
+    let files = Files::new(&world);
+    let [read, fence] = [1000, 2500].map(Duration::from_millis);
+    let mut receiver = receiver(Deadlines { read, fence, quiet: fence });
+    let mut other = Peer::bytes(&[]);
+    // Opens its agent. It is connected to when the other one is waited for.
+    let (_, lease) = other.serve(&world, &world.samples[0], files.of(0));
+    other.ask(&format!("end {lease}"));
+    let mut peer = Peer::apart(&[("UCX_TLS", "tcp")]);
+    let process = peer.child.id();
+    wait_for_namespace(process);
+    let link = cable(process);
+    let (offer, _) = peer.serve(&world, &world.samples[2], files.of(2));
+    silence(&link, process);
+    let (start, mut served) = (Instant::now(), 0);
+    let silent = receiver.begin(start.elapsed(), &offer, &world.expected())?;
+    let connected = start.elapsed();
+    assert!(connected < Duration::from_millis(100), "the call took {connected:?}");
+    let mut error = None;
+    while error.is_none() {
+        let (offer, lease) = other.serve(&world, &world.samples[0], files.of(0));
+        receiver.begin(start.elapsed(), &offer, &world.expected())?;
+        let mut is_served = false;
+        while !is_served {
+            for (id, ended) in wait_for_some(&mut receiver, start) {
+                if id == silent {
+                    error = Some((ended.expect_err("nobody answers"), start.elapsed()));
+                } else {
+                    assert_eq!(ended?.payload(), world.samples[0].payload);
+                    is_served = true;
+                    served += u32::from(error.is_none());
+                }
+            }
+        }
+        other.ask(&format!("end {lease}"));
+    }
+    let Some((error, took)) = error else { unreachable!("it has come") };
+    assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
+    assert!(took < read + Duration::from_millis(100), "{error} after {took:?}");
+    assert!(served > 0, "another is served meanwhile");
+    while receiver.quarantined_bytes() > 0 {
+        receiver.poll(start.elapsed());
+    }
+    let ended = start.elapsed();
+    assert!(ended < fence + Duration::from_millis(500), "quarantine ended after {ended:?}");
+    eprintln!(
+        "silent: {error} after {took:?}; {served} others meanwhile; quarantine until {ended:?}"
+    );
+    assert_eq!((receiver.stats().fences, receiver.taken_bytes()), (1, 0));
+    let (offer, _) = other.serve(&world, &world.samples[2], files.of(2));
+    receiver.begin(start.elapsed(), &offer, &world.expected())?;
+    assert_eq!(wait(&mut receiver, start)?.payload(), world.samples[2].payload);
+    Ok(())
 }
 
 /// The link goes down before a read: an error at the deadline, and nothing is lost; when it is up again requests come.
@@ -91,16 +167,16 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
         drop(verified);
         peer.ask(&format!("end {lease}"));
         let (offer, _) = peer.serve(&world, &world.samples[2], files.of(2));
-        run("ip", &format!("link set {} down", link.0));
+        run("ip", &format!("link set {} down", link.here));
         let began = start.elapsed();
         let begun = receiver.begin(began, &offer, &world.expected());
         let error = begun.and_then(|_| wait(&mut receiver, start)).expect_err("nothing arrives");
         let took = start.elapsed() - began;
         let is_known =
             matches!(error, TransferError::Deadline { .. } | TransferError::Transport(_));
-        assert!(is_known && took < read + Duration::from_millis(500), "{error} after {took:?}");
+        assert!(is_known && took < read + Duration::from_millis(100), "{error} after {took:?}");
         eprintln!("link down: {error} after {took:?}");
-        run("ip", &format!("link set {} up", link.0));
+        run("ip", &format!("link set {} up", link.here));
         while receiver.quarantined_bytes() > 0 {
             assert!(receiver.poll(start.elapsed()).is_empty());
         }

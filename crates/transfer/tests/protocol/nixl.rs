@@ -35,11 +35,13 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 14] = [
+    let between: [Test; 16] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
+        ("nixl::most_of_a_prompt_comes_early", processes::most_of_a_prompt_comes_early),
         ("nixl::a_thousand_lengths", lengths::a_thousand_lengths),
+        ("nixl::lengths_of_flash", lengths::lengths_of_flash),
         ("nixl::memory_comes_and_goes", processes::memory_comes_and_goes),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
         ("nixl::prompts_outlive_the_agent", processes::prompts_outlive_the_agent),
@@ -56,12 +58,17 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         .with_kind(no_gpu)
         .with_ignored_flag(!no_gpu.is_empty());
     let no_network = if is_there { networks::why_not().unwrap_or_default() } else { kind };
-    let apart = Trial::test("nixl::a_link_that_goes_down", networks::a_link_that_goes_down)
-        .with_kind(no_network)
-        .with_ignored_flag(!no_network.is_empty());
+    let apart: [Test; 2] = [
+        ("nixl::a_link_that_goes_down", networks::a_link_that_goes_down),
+        ("nixl::an_address_that_is_silent", networks::an_address_that_is_silent),
+    ];
+    let apart = apart.into_iter().map(move |(name, test)| {
+        let is_ignored = !no_network.is_empty();
+        Trial::test(name, test).with_kind(no_network).with_ignored_flag(is_ignored)
+    });
     let alone = alone.into_iter().map(|(name, test)| Trial::test(name, test));
     let between = between.into_iter().map(move |(name, test)| {
         Trial::test(name, test).with_kind(kind).with_ignored_flag(!is_there)
     });
-    alone.chain(between).chain([apart, on_gpus])
+    alone.chain(between).chain(apart).chain([on_gpus])
 }

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use dsv4_kv::device::Backend;
-use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
+use dsv4_kv_transfer::protocol::{Ended, Offer, Opening, Ready};
 use dsv4_kv_transfer::transport::{Descriptor, Nixl, NixlOptions, Region, Registered};
 use dsv4_kv_transfer::{
     Deadlines, ImageKind, Manifest, Receiver, Section, Sender, Source, TransferError, Transport,
@@ -15,11 +15,11 @@ use dsv4_kv_transfer::{
 
 use super::gpus::Gpu;
 use super::prefixes;
-use super::streaming::Prefill;
+use super::streaming::{Plan, Prefill};
 use super::walk::Walk;
-use super::world::{Answers, MOST, Sample, World};
+use super::world::{Answers, MOST, Sample, Schema, World, emulated};
 
-/// Set in the process that is the source: to `cache`, to `bytes`, or to `gpu`.
+/// Set in the process that is the source: to `cache`, `flash`, `long`, `bytes` or `gpu`.
 const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
 /// Set for a source of kind `gpu`: to `host` or `device`, where its payloads are.
 pub const STORAGE: &str = "DSV4_NIXL_TEST_STORAGE";
@@ -29,6 +29,8 @@ pub fn is_source() -> bool {
     let Some(kind) = std::env::var_os(CHILD) else { return false };
     match kind.to_str() {
         Some("cache") => cache(World::new(), Sender::new(nixl(), MOST)),
+        Some("flash") => cache(of(Schema::Flash), Sender::new(nixl(), MOST)),
+        Some("long") => cache(of(Schema::Long), Sender::new(nixl(), MOST)),
         Some("gpu") => {
             let gpu = Gpu::open(0).unwrap();
             let storage = std::env::var(STORAGE).unwrap();
@@ -38,6 +40,10 @@ pub fn is_source() -> bool {
         _ => bytes_alone(),
     }
     true
+}
+
+fn of(schema: Schema) -> World {
+    World::of(schema, &emulated(), &emulated())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -70,8 +76,10 @@ fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
                 let offer = world.offer_walk(&mut sender, id, end);
                 format!("{} {}", hex(&offer.manifest), hex(&offer.payload.0))
             }
-            ["open"] => {
-                let new = Prefill::new(&mut world.source, &mut sender, world.fingerprint);
+            ["open", prompt, chunk] => {
+                let plan = Plan { prompt: prompt.parse().unwrap(), chunk: chunk.parse().unwrap() };
+                let of = (world.fingerprint, plan);
+                let new = Prefill::planned(&mut world.source, &mut sender, of);
                 let opening = prefill.insert(new).opening();
                 format!("{} {}", hex(&opening.manifest), hex(&opening.payload.0))
             }
@@ -167,6 +175,16 @@ impl Peer {
         Self::start(Command::new(std::env::current_exe().unwrap()), "cache", &[])
     }
 
+    /// A source with a cache of V4-Flash.
+    pub fn flash() -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()), "flash", &[])
+    }
+
+    /// A source with a cache for prompts of 8,192 tokens.
+    pub fn long() -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()), "long", &[])
+    }
+
     /// A source with a cache on GPU 0, whose payloads are in memory of this kind.
     pub fn gpu(storage: &str) -> Self {
         Self::start(Command::new(std::env::current_exe().unwrap()), "gpu", &[(STORAGE, storage)])
@@ -249,8 +267,8 @@ impl Peer {
     }
 
     /// Of a source with a cache: a prompt that it is about to compute.
-    pub fn open(&mut self) -> Opening {
-        let (manifest, payload) = self.two("open");
+    pub fn open(&mut self, Plan { prompt, chunk }: Plan) -> Opening {
+        let (manifest, payload) = self.two(&format!("open {prompt} {chunk}"));
         Opening { manifest, payload }
     }
 
@@ -315,8 +333,14 @@ pub fn wait<T: Transport>(
     receiver: &mut Receiver<T>,
     start: Instant,
 ) -> Result<Verified, TransferError> {
+    wait_for_some(receiver, start).pop().expect("some have").1
+}
+
+/// Polls until transfers have ended.
+pub fn wait_for_some<T: Transport>(receiver: &mut Receiver<T>, start: Instant) -> Vec<Ended> {
     loop {
-        if let Some((_, ended)) = receiver.poll(start.elapsed()).pop() {
+        let ended = receiver.poll(start.elapsed());
+        if !ended.is_empty() {
             return ended;
         }
         std::thread::sleep(std::time::Duration::from_micros(100));

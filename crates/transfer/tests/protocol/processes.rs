@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dsv4_kv::transfer::PrefixImport;
+use dsv4_kv::transfer::{PartLayout, PrefixImport};
 use dsv4_kv_transfer::image::decode_manifest;
 use dsv4_kv_transfer::protocol::{Opening, Ready};
 use dsv4_kv_transfer::{Control, Deadlines, Expected, Fingerprint, Source, Target, TransferError};
@@ -12,7 +12,8 @@ use rand::{Rng, SeedableRng};
 
 use super::peer::{Peer, receiver, wait};
 use super::prefixes;
-use super::world::{BLOCKS, Site, World, admit, deadlines};
+use super::streaming::{Plan, SHORT};
+use super::world::{BLOCKS, LONG, Schema, Site, World, admit, deadlines};
 
 /// Requests come with every byte, again and again; one that the source took back does not.
 pub fn requests_move() -> Result<(), Failed> {
@@ -95,7 +96,7 @@ pub fn prefixes_move() -> Result<(), Failed> {
 pub fn prompts_stream() -> Result<(), Failed> {
     let (mut world, mut peer, mut receiver) = (World::new(), Peer::cache(), receiver(deadlines()));
     let (start, block) = (Instant::now(), world.layout.block_bytes());
-    let opening = peer.open();
+    let opening = peer.open(SHORT);
     let transfer = receiver.open(start.elapsed(), &opening, &world.expected())?;
     let mut is_whole = false;
     while !is_whole {
@@ -121,6 +122,41 @@ pub fn prompts_stream() -> Result<(), Failed> {
     // As computed here, in one place.
     let alone = world.compute(super::streaming::PROMPT);
     assert!(got == alone, "every byte of one that never moved");
+    Ok(())
+}
+
+/// A prompt of 8,192 tokens in chunks of 2,048: when the last of them is computed, three quarters of the bytes of its blocks have
+/// come, which is all that there was before; with the state and the rest all of it is the source's.
+pub fn most_of_a_prompt_comes_early() -> Result<(), Failed> {
+    let config = Schema::Long.settings(3, 2, BLOCKS);
+    let (fingerprint, layout) =
+        (&Fingerprint::new(&config, b"weights", b"salt", b""), &PartLayout::new(&config));
+    let expected = Expected { fingerprint, layout, tokens: None, max_context: config.max_context };
+    let (mut peer, mut receiver, start) = (Peer::long(), receiver(deadlines()), Instant::now());
+    let opening = peer.open(Plan { prompt: LONG, chunk: LONG / 4 });
+    let transfer = receiver.open(start.elapsed(), &opening, &expected)?;
+    let (mut is_whole, mut early) = (false, Vec::new());
+    while !is_whole {
+        // What is ready is read while the next chunk is computed.
+        let ready;
+        (ready, is_whole) = std::thread::scope(|scope| {
+            let step = scope.spawn(|| peer.step());
+            while !step.is_finished() {
+                assert!(receiver.poll(start.elapsed()).is_empty());
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            step.join().expect("the source goes on")
+        });
+        early.push(receiver.stats().bytes);
+        receiver.ready(start.elapsed(), transfer, &ready)?;
+    }
+    let blocks = layout.block_bytes() * (LONG / 128) as u64;
+    eprintln!("of {blocks} bytes of blocks there were before each chunk's end: {early:?}");
+    assert_eq!(early.len(), 4);
+    assert!(4 * early[3] >= 3 * blocks, "{early:?} of {blocks}");
+    receiver.offered(start.elapsed(), transfer, &peer.done())?;
+    let verified = wait(&mut receiver, start)?;
+    assert_eq!(receiver.stats().bytes, verified.payload().len() as u64, "each was read once");
     Ok(())
 }
 
@@ -170,7 +206,7 @@ pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
     let [read, fence, quiet] = [200, 600, 60_000].map(Duration::from_millis);
     let mut receiver = receiver(Deadlines { read, fence, quiet });
     let start = Instant::now();
-    let transfer = receiver.open(start.elapsed(), &peer.open(), &world.expected())?;
+    let transfer = receiver.open(start.elapsed(), &peer.open(SHORT), &world.expected())?;
     for _ in 0..2 {
         let (ready, _) = peer.step();
         receiver.ready(start.elapsed(), transfer, &ready)?;

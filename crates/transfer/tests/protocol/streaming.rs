@@ -7,7 +7,7 @@ use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::Positions;
 use dsv4_kv_tests::fed::{Padding, Part};
-use dsv4_kv_tests::stories::Story;
+use dsv4_kv_tests::stories::{STEP_TOKENS, Story};
 use dsv4_kv_transfer::image::{Fact, decode_manifest, decode_opening};
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::{NotOffered, Offer, Opening, Ready, ReceiverStats};
@@ -20,28 +20,48 @@ use dsv4_kv_transfer::{
 use crate::faulty::{Fault, Line};
 use crate::world::{self, BLOCKS, Direct, MOST, NEVER, Site, World};
 
-/// Tokens of a prompt, of which two blocks are full, and of the steps that compute it.
+/// Tokens of a prompt, of which two blocks are full.
 pub const PROMPT: usize = 300;
-const CHUNK: usize = 100;
+
+/// A prompt, and how much of it is computed before what is final leaves.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    pub prompt: usize,
+    pub chunk: usize,
+}
+
+/// The short one.
+pub const SHORT: Plan = Plan { prompt: PROMPT, chunk: 100 };
 
 /// A prompt that is computed and leaves meanwhile.
 pub struct Prefill {
     pub id: RequestId,
+    plan: Plan,
     draft: Draft,
     done: usize,
 }
 
 impl Prefill {
+    /// The short one.
     pub fn new<B: Backend, T: Transport>(
         site: &mut Site<B>,
         sender: &mut Sender<T>,
         fingerprint: Fingerprint,
     ) -> Self {
+        Self::planned(site, sender, (fingerprint, SHORT))
+    }
+
+    pub fn planned<B: Backend, T: Transport>(
+        site: &mut Site<B>,
+        sender: &mut Sender<T>,
+        (fingerprint, plan): (Fingerprint, Plan),
+    ) -> Self {
         let id = site.fed.manager.admit().unwrap();
-        let at = Positions { trunk: PROMPT as u32, draft: PROMPT as u32 };
-        let tokens: Vec<u32> = (0..PROMPT as u32).collect();
+        let prompt = plan.prompt as u32;
+        let at = Positions { trunk: prompt, draft: prompt };
+        let tokens: Vec<u32> = (0..prompt).collect();
         let draft = site.draft(sender, (id, fingerprint), (at, &tokens));
-        Self { id, draft, done: 0 }
+        Self { id, plan, draft, done: 0 }
     }
 
     pub fn opening(&self) -> Opening {
@@ -55,9 +75,12 @@ impl Prefill {
         story: &Story,
         sender: &mut Sender<T>,
     ) -> Ready {
-        let chunk: Range<usize> = self.done..(self.done + CHUNK).min(PROMPT);
-        self.done = chunk.end;
-        site.fed.step(&[Part::new(self.id, story, chunk)], Padding::None);
+        let end = (self.done + self.plan.chunk).min(self.plan.prompt);
+        while self.done < end {
+            let step: Range<usize> = self.done..end.min(self.done + STEP_TOKENS as usize);
+            self.done = step.end;
+            site.fed.step(&[Part::new(self.id, story, step)], Padding::None);
+        }
         let stream = site.fed.stream.clone();
         let mut export = site.fed.manager.export(&stream, &mut site.port, self.id).unwrap();
         sender.take(&mut self.draft, &mut export).unwrap()

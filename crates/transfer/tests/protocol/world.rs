@@ -13,6 +13,11 @@ use dsv4_kv_transfer::{
     Claimed, Control, Deadlines, Draft, Expected, Fingerprint, Sender, Source, Target,
     TransferError, Transport, Verified,
 };
+#[cfg(feature = "nixl")]
+use kv_layout::config::ModelConfig;
+#[cfg(feature = "nixl")]
+use kv_layout::geometry::BLOCK_TOKENS;
+use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
@@ -26,6 +31,9 @@ pub const NEVER: Duration = Duration::from_secs(1_000_000);
 const LENGTHS: [usize; 3] = [2, 7, 132];
 /// Tokens that a test may compute.
 const TOKENS: usize = 400;
+/// The same of [`Schema::Long`].
+#[cfg(feature = "nixl")]
+pub const LONG: usize = 8192;
 
 /// A request of the source: how far it is, its tokens, and its bytes.
 pub struct Sample {
@@ -48,6 +56,58 @@ pub struct World<B: Backend = Emulator> {
     pub layout: PartLayout,
     pub source: Site<B>,
     pub target: Site<B>,
+}
+
+/// Which model a world has.
+#[derive(Clone, Copy)]
+pub enum Schema {
+    /// Five layers of every kind.
+    Tiny,
+    /// V4-Flash: its layers, all of them.
+    #[cfg(feature = "nixl")]
+    Flash,
+    /// As the first, with long prompts.
+    #[cfg(feature = "nixl")]
+    Long,
+}
+
+impl Schema {
+    fn layers(self) -> Vec<LayerKind> {
+        match self {
+            #[cfg(feature = "nixl")]
+            Self::Flash => flash().layers,
+            _ => tiny(),
+        }
+    }
+
+    /// Tokens that a test may compute.
+    fn tokens(self) -> usize {
+        match self {
+            #[cfg(feature = "nixl")]
+            Self::Long => LONG,
+            _ => TOKENS,
+        }
+    }
+
+    /// A small cache of the model.
+    pub fn settings(self, max_draft: u32, max_requests: u32, num_blocks: u32) -> CacheConfig {
+        let config = settings(max_draft, max_requests, num_blocks);
+        match self {
+            Self::Tiny => config,
+            #[cfg(feature = "nixl")]
+            Self::Flash => CacheConfig { model: flash(), ..config },
+            #[cfg(feature = "nixl")]
+            Self::Long => {
+                let (max_context, blocks) = (LONG as u32, LONG as u32 / BLOCK_TOKENS);
+                CacheConfig { max_context, num_blocks: num_blocks + blocks, ..config }
+            }
+        }
+    }
+}
+
+#[cfg(feature = "nixl")]
+fn flash() -> ModelConfig {
+    ModelConfig::preset("flash").unwrap()
 }
 
 /// A device of its own.
@@ -122,9 +182,14 @@ impl World {
 impl<B: Backend> World<B> {
     /// A source and a target, each on its device.
     pub fn on(source: &Device<B>, target: &Device<B>) -> Self {
-        let mut source = Site::new(source, settings(0, 4, 12));
-        let target = Site::new(target, settings(3, 2, BLOCKS));
-        let story = Story::random(&tiny(), TOKENS, 71);
+        Self::of(Schema::Tiny, source, target)
+    }
+
+    /// The same, of a model.
+    pub fn of(schema: Schema, source: &Device<B>, target: &Device<B>) -> Self {
+        let mut source = Site::new(source, schema.settings(0, 4, 12));
+        let target = Site::new(target, schema.settings(3, 2, BLOCKS));
+        let story = Story::random(&schema.layers(), schema.tokens(), 71);
         let ids = LENGTHS.map(|_| source.fed.manager.admit().unwrap());
         let parts = ids.iter().zip(LENGTHS).map(|(&id, end)| Part::new(id, &story, 0..end));
         source.fed.step(&parts.collect::<Vec<_>>(), Padding::None);

@@ -7,6 +7,12 @@ use std::sync::Arc;
 use super::api::{Api, Handle, READ, VRAM, check};
 use crate::transport::TransportError;
 
+/// What UCX is told: connections are made while reads go on, and not within the call that begins the first one, where an address
+/// that does not answer would hold up the caller for as long as the system tries. A variable `UCX_TCP_CONN_NB` of the
+/// environment counts more.
+const UCX: &CStr = c"UCX";
+const UCX_SETTINGS: (&CStr, &CStr) = (c"engine_config", c"TCP_CONN_NB=y");
+
 /// An agent.
 pub(super) struct Agent {
     api: Arc<Api>,
@@ -59,9 +65,15 @@ impl Agent {
             let status =
                 (api.get_plugin_params)(handle, plugin.as_ptr(), &mut kinds, &mut parameters);
             check("get_plugin_params", status)?;
+            let (name, value) = UCX_SETTINGS;
+            let set = match plugin == UCX {
+                true => (api.params_add)(parameters, name.as_ptr(), value.as_ptr()),
+                false => 0,
+            };
             let made = (api.create_backend)(handle, plugin.as_ptr(), parameters, &mut backend);
             (api.destroy_mem_list)(kinds);
             (api.destroy_params)(parameters);
+            check("params_add", set)?;
             check("create_backend", made)?;
             check("create_opt_args", (api.create_opt_args)(&mut agent.options))?;
         }

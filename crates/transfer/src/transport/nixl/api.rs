@@ -48,6 +48,8 @@ functions! {
     get_plugin_params(Handle, *const c_char, *mut Handle, *mut Handle);
     destroy_mem_list(Handle);
     destroy_params(Handle);
+    /// A name and a value, both copied.
+    params_add(Handle, *const c_char, *const c_char);
     create_backend(Handle, *const c_char, Handle, *mut Handle);
     create_opt_args(*mut Handle);
     destroy_opt_args(Handle);

@@ -1,0 +1,124 @@
+//! An hour of a trace, through the books of a cache, to Dynamo's indexer.
+
+use std::time::Instant;
+
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, Ledger, Prompt, RequestId, StepRequest};
+use dsv4_kv_events::Publisher;
+
+use crate::dynamo::{Indexer, compare, options};
+
+/// Requests at once.
+const REQUESTS: u32 = 64;
+/// Tokens of a step.
+const STEP: u32 = 8192;
+const GROUP: LayerGroup = LayerGroup::Trunk;
+
+/// A request of a trace in the Mooncake format.
+#[derive(serde::Deserialize)]
+struct Traced {
+    input_length: usize,
+    output_length: usize,
+    hash_ids: Vec<u32>,
+}
+
+impl Traced {
+    /// Its prompt, by the ids of its blocks of 512 tokens, and an answer of its own.
+    fn tokens(&self, number: u32) -> Vec<u32> {
+        let token =
+            |seed: u32, at: u32| (seed.wrapping_mul(2_654_435_761) ^ (at * 40_503)) % 129_280;
+        let of_block = |&id: &u32| (0..512).map(move |at| token(id, at));
+        let prompt = self.hash_ids.iter().flat_map(of_block).take(self.input_length);
+        let answer = (0..self.output_length as u32).map(|at| token(number, at + 512));
+        prompt.chain(answer).collect()
+    }
+}
+
+/// What a server does with a cache, without the device: all that a cache decides is in its ledger.
+struct Books {
+    ledger: Ledger,
+    step_meta: Vec<i32>,
+    /// The oldest first.
+    live: Vec<RequestId>,
+    reused: u64,
+}
+
+impl Books {
+    fn new(num_blocks: u32) -> Self {
+        let model = ModelConfig::preset("flash").expect("a preset");
+        let config = CacheConfig {
+            num_blocks,
+            max_requests: REQUESTS,
+            max_context: 1 << 18,
+            max_step_tokens: STEP,
+            num_checkpoints: 10_000,
+            event_capacity: 20_000,
+            ..CacheConfig::smallest(model)
+        };
+        let ledger = Ledger::new(&config).unwrap();
+        let step_meta = vec![0; ledger.largest_layout().elements()];
+        Self { ledger, step_meta, live: Vec::new(), reused: 0 }
+    }
+
+    fn end_oldest(&mut self) {
+        let oldest = self.live.remove(0);
+        self.ledger.release(oldest).unwrap();
+    }
+
+    /// A request comes and is computed, its answer too. The oldest end when slots or blocks are short.
+    fn compute(&mut self, tokens: &[u32], prompt: usize, publisher: &mut Publisher) {
+        if self.live.len() == REQUESTS as usize {
+            self.end_oldest();
+        }
+        let asked = Prompt { tokens: &tokens[..prompt], salt: b"", adapter: b"" };
+        let admission = self.ledger.admit_with(&asked).unwrap();
+        let (id, mut start) = (admission.id, admission.reused);
+        self.reused += u64::from(start);
+        self.live.push(id);
+        while start < tokens.len() as u32 {
+            let count = STEP.min(tokens.len() as u32 - start);
+            let part = StepRequest { id, start, tokens: count };
+            match self.ledger.begin_step(GROUP, &[part], &mut self.step_meta) {
+                Ok(_) => {}
+                Err(KvError::OutOfBlocks { .. }) => {
+                    self.end_oldest();
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            let told = &tokens[start as usize..][..count as usize];
+            let accepted = [Accepted { id, accepted: count, tokens: told }];
+            self.ledger.commit_step(GROUP, &accepted).unwrap();
+            publisher.publish(&mut self.ledger).unwrap();
+            start += count;
+        }
+    }
+}
+
+/// As fast as it goes, with room for 100,000 blocks, and 64 requests at once. `DSV4_TRACE` names the trace.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON, and a trace; run by hand"]
+fn dynamo_follows_a_trace() {
+    let trace =
+        std::env::var("DSV4_TRACE").expect("DSV4_TRACE names a trace in the Mooncake format");
+    let trace = std::fs::read_to_string(trace).expect("the trace");
+    let indexer = Indexer::start();
+    let mut books = Books::new(100_000);
+    let mut publisher = Publisher::start(&mut books.ledger, options()).unwrap();
+    indexer.register(&publisher);
+    let (start, mut requests, mut compared) = (Instant::now(), 0, 0);
+    for line in trace.lines() {
+        let traced = serde_json::from_str::<Traced>(line).expect("a request");
+        let tokens = traced.tokens(requests);
+        books.compute(&tokens, traced.input_length, &mut publisher);
+        requests += 1;
+        if requests.is_multiple_of(1000) {
+            compare(&indexer, &mut books.ledger, &mut publisher).unwrap();
+            compared += 1;
+        }
+    }
+    compare(&indexer, &mut books.ledger, &mut publisher).unwrap();
+    let (reused, took) = (books.reused, start.elapsed());
+    println!("{requests} requests, {reused} tokens reused, {} comparisons, {took:?}", compared + 1);
+    println!("{:?}", publisher.stats());
+}
