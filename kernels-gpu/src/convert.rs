@@ -3,7 +3,7 @@
 //! codes and ties).
 
 use kv_layout::format::E2m1;
-use simt::math::mul_bf16x2;
+use simt::math::{min, mul_bf16x2};
 
 /// Four E4M3 codes, the first value in the lowest byte. Nearest even, saturating, NaN -> `0x7F`.
 #[inline(always)]
@@ -63,7 +63,7 @@ pub fn e2m1_rounded(value: f32) -> f32 {
     const EXPONENT: u32 = 0xFF << 23;
     /// From the power of two below a value to what rounds it.
     const ROUND: u32 = 22 << 23 | 1 << 22;
-    let magnitude = value.abs().min(E2m1::MAX);
+    let magnitude = min(value.abs(), E2m1::MAX);
     let below = magnitude.to_bits().max(1.0_f32.to_bits()) & EXPONENT;
     let round = f32::from_bits(below + ROUND);
     let rounded = (magnitude + round) - round;

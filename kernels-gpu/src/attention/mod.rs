@@ -83,14 +83,12 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             merge::wait::<W>();
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
-            let sink = merge::start(&args, keys, small, at);
-            query::start(&args, small, at);
+            let sink = query::start(&args, small, at, || merge::start(&args, keys, small, at));
             let values = multiply_tiles::<W>(keys, small);
             merge::write::<W>(&args, keys, small, (values, sink, || ()), at);
         } else {
             more_registers::<SCORER>();
-            let sink = merge::start(&args, keys, small, at);
-            query::start(&args, small, at);
+            let sink = query::start(&args, small, at, || merge::start(&args, keys, small, at));
             let (values, softmax) = score_tiles::<W>(keys, small);
             let store = || softmax.store(small);
             merge::write::<W>(&args, keys, small, (values, sink, store), at);

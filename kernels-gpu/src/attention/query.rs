@@ -16,23 +16,28 @@ use crate::unroll::{array_from_fn, unroll};
 const SIXTEENS: u32 = HEAD_DIM / 8;
 
 /// Brings the heads' queries into shared memory; heads past the last are zero. Copies that are still under way are the
-/// thread's last group.
+/// thread's last group. Calls `meanwhile`, which leaves cosines and sines in `small`.
 ///
 /// # Safety
-/// The heads exist; all threads of the multiplying warpgroups call it together, behind [`super::merge::start`]; others
-/// read the queries behind a barrier that follows the wait for the group.
+/// The heads exist; all threads of the multiplying warpgroups call it together; others read the queries behind a barrier
+/// that follows the wait for the group.
 #[inline(always)]
-pub unsafe fn start(args: &Attend, small: Small, at: Place) {
+pub unsafe fn start<T>(args: &Attend, small: Small, at: Place, meanwhile: impl FnOnce() -> T) -> T {
+    let are_ready = args.params.raw_queries == 0;
     // SAFETY: by this function's own contract; the launch's threads all see the same parameters.
-    unsafe {
-        if args.params.raw_queries == 0 {
+    let done = unsafe {
+        if are_ready {
             start_copies(args, at);
-        } else {
+        }
+        let done = meanwhile();
+        if !are_ready {
             ROTATION.sync();
             norm_and_rotate(args, small, at);
         }
-    }
+        done
+    };
     copy::commit_group();
+    done
 }
 
 /// Starts copies of queries that are normed and rotated.
