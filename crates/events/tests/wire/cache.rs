@@ -6,7 +6,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::index::Index;
-use crate::source::index;
+use crate::snapshot::index;
 
 pub const T: usize = 128;
 

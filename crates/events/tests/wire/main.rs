@@ -6,6 +6,7 @@ mod http;
 mod index;
 mod relay;
 mod requests;
+mod snapshot;
 mod source;
 mod subscriber;
 mod trace;

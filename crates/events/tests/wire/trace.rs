@@ -1,4 +1,4 @@
-//! An hour of a trace, through the books of a cache, to Dynamo's indexer.
+//! An hour of a trace, through the bookkeeping of a cache, to Dynamo's indexer.
 
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ impl Traced {
 }
 
 /// What a server does with a cache, without the device: all that a cache decides is in its ledger.
-struct Books {
+struct Replayed {
     ledger: Ledger,
     step_meta: Vec<i32>,
     /// The oldest first.
@@ -43,7 +43,7 @@ struct Books {
     reused: u64,
 }
 
-impl Books {
+impl Replayed {
     fn new(num_blocks: u32) -> Self {
         let model = ModelConfig::preset("flash").expect("a preset");
         let config = CacheConfig {
@@ -103,22 +103,22 @@ fn dynamo_follows_a_trace() {
         std::env::var("DSV4_TRACE").expect("DSV4_TRACE names a trace in the Mooncake format");
     let trace = std::fs::read_to_string(trace).expect("the trace");
     let indexer = Indexer::start();
-    let mut books = Books::new(100_000);
-    let mut publisher = Publisher::start(&mut books.ledger, options()).unwrap();
+    let mut replayed = Replayed::new(100_000);
+    let mut publisher = Publisher::start(&mut replayed.ledger, options()).unwrap();
     indexer.register(&publisher);
     let (start, mut requests, mut compared) = (Instant::now(), 0, 0);
     for line in trace.lines() {
         let traced = serde_json::from_str::<Traced>(line).expect("a request");
         let tokens = traced.tokens(requests);
-        books.compute(&tokens, traced.input_length, &mut publisher);
+        replayed.compute(&tokens, traced.input_length, &mut publisher);
         requests += 1;
         if requests.is_multiple_of(1000) {
-            compare(&indexer, &mut books.ledger, &mut publisher).unwrap();
+            compare(&indexer, &mut replayed.ledger, &mut publisher).unwrap();
             compared += 1;
         }
     }
-    compare(&indexer, &mut books.ledger, &mut publisher).unwrap();
-    let (reused, took) = (books.reused, start.elapsed());
+    compare(&indexer, &mut replayed.ledger, &mut publisher).unwrap();
+    let (reused, took) = (replayed.reused, start.elapsed());
     println!("{requests} requests, {reused} tokens reused, {} comparisons, {took:?}", compared + 1);
     println!("{:?}", publisher.stats());
 }
