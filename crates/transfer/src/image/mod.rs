@@ -101,8 +101,8 @@ pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item =
     })
 }
 
-/// xxh3-128 of ranges of bytes. Where they are many, all cores compute them, if there are more than a few: NIXL's threads never
-/// sleep, and on two cores other threads wait for them.
+/// xxh3-128 of ranges of bytes. Where they are many, all cores compute them, if there are more than a few: on two it takes as
+/// long to share the work as to do it.
 pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
     // Fewer bytes are digested before other threads have begun.
     const MANY: usize = 1 << 20;

@@ -19,7 +19,8 @@ fn a_missing_library_is_an_error() -> Result<(), Failed> {
 
 fn another_library_lacks_a_symbol() -> Result<(), Failed> {
     let error = Nixl::open(&options("libc.so.6")).unwrap_err();
-    let is_first = matches!(error, TransportError::NoSymbol { symbol: "nixl_capi_create_agent" });
+    let is_first =
+        matches!(error, TransportError::NoSymbol { symbol: "nixl_capi_create_configured_agent" });
     assert!(is_first, "{error}");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::api::{Api, Handle, READ, VRAM, check};
+use super::api::{AgentConfig, Api, Handle, READ, VRAM, check};
 use crate::transport::TransportError;
 
 /// What UCX is told: connections are made while reads go on, and not within the call that begins the first one, where an address
@@ -12,6 +12,10 @@ use crate::transport::TransportError;
 /// environment counts more.
 const UCX: &CStr = c"UCX";
 const UCX_SETTINGS: (&CStr, &CStr) = (c"engine_config", c"TCP_CONN_NB=y");
+
+/// Microseconds that an agent's thread sleeps at most; it wakes when something comes. With NIXL's own value, 0, it keeps a core
+/// busy for as long as the agent lives.
+const THREAD_SLEEP: u64 = 1000;
 
 /// An agent.
 pub(super) struct Agent {
@@ -55,9 +59,12 @@ impl Drop for Memory<'_> {
 impl Agent {
     /// An agent of this name, with a backend of the plugin.
     pub fn new(api: &Arc<Api>, name: &CStr, plugin: &CStr) -> Result<Self, TransportError> {
+        let config = AgentConfig::with_thread(THREAD_SLEEP);
         let mut handle = null_mut();
-        // SAFETY: the name ends with a zero, and the handle is written if the call succeeds.
-        check("create_agent", unsafe { (api.create_agent)(name.as_ptr(), &mut handle) })?;
+        // SAFETY: the name ends with a zero, the configuration is read, and the handle is written if the call succeeds.
+        check("create_configured_agent", unsafe {
+            (api.create_configured_agent)(name.as_ptr(), &config, &mut handle)
+        })?;
         let mut agent = Self { api: Arc::clone(api), handle, options: null_mut(), loaded: None };
         let (mut kinds, mut parameters, mut backend) = (null_mut(), null_mut(), null_mut());
         // SAFETY: as above, of an agent that lives; what is made is freed once, below.

@@ -2,7 +2,7 @@
 //! declares them in versions 1.5.1 and 1.5.2. All return a status: 0 for success, 1 for a transfer that goes on, or less
 //! than 0.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use libloading::Library;
@@ -42,8 +42,32 @@ macro_rules! functions {
     };
 }
 
+/// How an agent is made, as the header of 1.5.1 has it. In newer ones the port has two bytes and what follows it lies four
+/// bytes earlier; zeros there mean the same in both.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct AgentConfig {
+    /// Whether a thread sees to what peers want, also while no function is called.
+    has_thread: bool,
+    listens: bool,
+    port: c_int,
+    synchronisation: c_int,
+    workers: c_uint,
+    /// Microseconds that the thread sleeps at most where nothing happens; with 0 it never does.
+    thread_sleep: u64,
+    listener_sleep: u64,
+    telemetry: bool,
+}
+
+impl AgentConfig {
+    /// With a thread that sleeps at most so many microseconds.
+    pub fn with_thread(thread_sleep: u64) -> Self {
+        Self { has_thread: true, thread_sleep, ..Self::default() }
+    }
+}
+
 functions! {
-    create_agent(*const c_char, *mut Handle);
+    create_configured_agent(*const c_char, *const AgentConfig, *mut Handle);
     destroy_agent(Handle);
     get_plugin_params(Handle, *const c_char, *mut Handle, *mut Handle);
     destroy_mem_list(Handle);
