@@ -1,7 +1,7 @@
 //! The calls of the README, compiled: each block of its section "In your server" that is no program by itself. Nothing of it
 //! runs here; `src/` has doctests that run the same calls.
 
-#![allow(dead_code, reason = "what is here is compiled, and that is the test")]
+#![expect(dead_code, reason = "what is here is compiled, and that is the test")]
 
 use std::fs;
 use std::path::Path;

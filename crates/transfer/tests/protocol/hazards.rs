@@ -264,8 +264,8 @@ fn is_other(region: &Region) -> bool {
     region.bytes().iter().any(|&byte| byte != PATTERN)
 }
 
-/// Errors come within 100 ms of the deadline, all but one: two agents of NIXL have a thread each that never sleeps, and where
-/// there are no more than two cores this process may once have to wait for its turn.
+/// Errors come within 100 ms of the deadline, all but one: beside other load this process may once have to wait for a
+/// core.
 fn check_delays(behind: &mut [Duration]) {
     behind.sort();
     let [median, most, last] = [behind.len() / 2, behind.len().max(2) - 2, behind.len() - 1];

@@ -36,7 +36,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 16] = [
+    let between: [Test; 17] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
@@ -44,6 +44,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_thousand_lengths", lengths::a_thousand_lengths),
         ("nixl::lengths_of_flash", lengths::lengths_of_flash),
         ("nixl::memory_comes_and_goes", processes::memory_comes_and_goes),
+        ("nixl::an_idle_source_sleeps", processes::an_idle_source_sleeps),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
         ("nixl::prompts_outlive_the_agent", processes::prompts_outlive_the_agent),
         ("nixl::a_source_that_is_killed", hazards::killed_sources),

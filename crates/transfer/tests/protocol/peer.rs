@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dsv4_kv::device::Backend;
 use dsv4_kv_transfer::protocol::{Ended, Offer, Opening, Ready};
@@ -242,6 +242,16 @@ impl Peer {
         }
     }
 
+    /// What it has used of the processors so far.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // Behind the name, which is in parentheses: utime and stime are fields 14 and 15 (proc(5)), in hundredths of a second.
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        let ticks: u64 =
+            fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(10 * ticks)
+    }
+
     fn two(&mut self, question: &str) -> (Vec<u8>, Descriptor) {
         let answer = self.ask(question);
         let (manifest, payload) = answer.split_once(' ').unwrap();
@@ -343,6 +353,6 @@ pub fn wait_for_some<T: Transport>(receiver: &mut Receiver<T>, start: Instant) -
         if !ended.is_empty() {
             return ended;
         }
-        std::thread::sleep(std::time::Duration::from_micros(100));
+        std::thread::sleep(Duration::from_micros(100));
     }
 }

@@ -236,6 +236,21 @@ pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A source that nobody reads from leaves its core to others: NIXL's thread sleeps.
+pub fn an_idle_source_sleeps() -> Result<(), Failed> {
+    const IDLE: Duration = Duration::from_secs(2);
+    let world = World::new();
+    let files = super::hazards::Files::new(&world);
+    let mut peer = Peer::bytes(&[]);
+    peer.serve(&world, &world.samples[0], files.of(0));
+    let before = peer.cpu_time();
+    std::thread::sleep(IDLE);
+    let took = peer.cpu_time() - before;
+    eprintln!("a source that was idle for {IDLE:?} took {took:?} of a core");
+    assert!(took < IDLE / 10, "{took:?} of {IDLE:?}");
+    Ok(())
+}
+
 /// A source that is stopped, over TCP: an error at the deadline, quarantine until it goes on, or until the transport is ended.
 pub fn stopped_sources() -> Result<(), Failed> {
     let world = World::new();

@@ -42,8 +42,9 @@ macro_rules! functions {
     };
 }
 
-/// How an agent is made, as the header of 1.5.1 has it. In newer ones the port has two bytes and what follows it lies four
-/// bytes earlier; zeros there mean the same in both.
+/// How an agent is made: `nixl_capi_agent_config_t` of 1.5.1, with which it was run; the library does not read `workers` there.
+/// In a newer header the port has two bytes, so that `synchronisation` and `workers` lie four bytes earlier: both are 0 here, and
+/// what is not 0 lies at the same place.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct AgentConfig {
