@@ -2,7 +2,6 @@
 
 use kv_layout::attention::{AttendedKeys, TILE_KEYS};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
-use kv_layout::main_row::DATA_BYTES;
 use simt::shared::Shared;
 use simt::thread::{self, NamedBarrier};
 use simt::warpgroup::{Panels, Rows};
@@ -26,22 +25,21 @@ pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
 pub(super) const PANEL: u32 = Panels::<0>::WORDS;
 const _: () = assert!(TILE == HEADS && MATRIX == 8 * PANEL);
 
-/// Words of a stored row's data.
-pub(super) const ROW: u32 = DATA_BYTES as u32 / 4;
-
-/// First words of what lies in a block's shared memory: two tiles of keys, two of weights, queries, and stored rows, half
-/// a tile of them.
+/// First words of what lies in a block's shared memory: two tiles of keys, two of weights, and queries.
 pub(super) const KEYS: u32 = 0;
 pub(super) const WEIGHTS: u32 = 2 * MATRIX;
 pub(super) const QUERIES: u32 = WEIGHTS + 2 * PANEL;
-pub(super) const STAGED: u32 = QUERIES + MATRIX;
-pub(super) const WORDS: usize = (STAGED + TILE / 2 * ROW) as usize;
+pub(super) const WORDS: usize = (QUERIES + MATRIX) as usize;
 /// Bytes from which on the small arrays lie.
 pub(super) const SMALL: u32 = 4 * WORDS as u32;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = SMALL + Small::BYTES;
 
 pub(super) type Memory = Shared<u32, WORDS>;
+
+/// Tiles of which it is known at a time where their rows lie, and words of that.
+pub(super) const FOUND_TILES: u32 = 4;
+const FOUND: usize = (FOUND_TILES * TILE * 2) as usize;
 
 /// The small arrays in a block's shared memory.
 #[derive(Clone, Copy)]
@@ -52,6 +50,8 @@ pub(super) struct Small {
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
     pub rotation: Shared<f32, { ROPE_DIM as usize }>,
+    /// `[4, 64, 2]` of four tiles: where a key's row lies, as [`super::source::Keys::row`] says it.
+    pub found: Shared<u32, FOUND>,
     /// `[64]` what a head's weights are relative to. This and what follows take the place of the queries, in the end.
     pub base: Shared<f32, { HEADS as usize }>,
     /// `[64]` a head's sum of weights.
@@ -61,7 +61,7 @@ pub(super) struct Small {
 }
 
 impl Small {
-    const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM);
+    const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM + FOUND as u32);
 
     /// # Safety
     /// The block has [`SHARED_BYTES`] and uses them for nothing else.
@@ -73,6 +73,7 @@ impl Small {
                 counts: Shared::at(SMALL),
                 factor: Shared::at(SMALL + 4 * 2 * EIGHTS),
                 rotation: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS)),
+                found: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM)),
                 base: Shared::at(4 * QUERIES),
                 sum: Shared::at(4 * (QUERIES + HEADS)),
                 share: Shared::at(4 * (QUERIES + 2 * HEADS)),
@@ -108,6 +109,12 @@ pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * GROUP);
 
 /// The multiplying warpgroups have written what they have of a part, and then know whether it is the last.
 pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * GROUP);
+
+/// It is known where the rows of two tiles lie.
+#[inline(always)]
+pub(super) const fn found(pair: u32) -> NamedBarrier {
+    NamedBarrier::new(12 + pair % 2, 2 * GROUP)
+}
 
 /// The keys of a tile are in shared memory.
 #[inline(always)]

@@ -9,7 +9,7 @@ use simt::shared::Shared;
 use simt::thread;
 use simt::warpgroup::TallFragments;
 
-use super::memory::{BLOCKS, HEADS, QUERIES, Small, THREADS, barrier};
+use super::memory::{BLOCKS, GROUP, HEADS, QUERIES, Small, THREADS, barrier};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::parts;
 use super::softmax::{finite, first_row};
@@ -27,14 +27,14 @@ const _: () = assert!(SUMS <= QUERIES as usize);
 /// sines in `small`.
 ///
 /// # Safety
-/// As [`write`]; a barrier follows.
+/// As [`write`], in the first warpgroup; a barrier follows.
 #[inline(always)]
 pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
     let thread = thread::thread_idx_x();
     // SAFETY: by this function's own contract.
     unsafe {
-        if thread >= THREADS - ROPE_DIM / 2 {
-            let pair = THREADS - 1 - thread;
+        if thread >= GROUP - ROPE_DIM / 2 {
+            let pair = GROUP - 1 - thread;
             let frequency = args.frequencies.load(u64::from(pair));
             let (cos, sin) = cos_sin(keys.position as f32 * frequency);
             small.rotation.store_u32x2(2 * pair, [cos.to_bits(), sin.to_bits()]);

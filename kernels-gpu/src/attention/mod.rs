@@ -10,8 +10,10 @@
 //! get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their order.
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
-//! the second by the other half. The third unpacks the next tiles meanwhile. Named barriers hand tiles over.
+//! the second by the other half. The third unpacks the next tiles meanwhile, whose rows the second finds. Named barriers hand
+//! tiles over.
 
+mod find;
 mod memory;
 mod merge;
 mod output;
@@ -30,7 +32,7 @@ use simt::{copy, thread, warp};
 
 use crate::args::Attend;
 use crate::fault;
-use crate::row::StoredScales;
+use find::{Finder, FirstKeys};
 pub use memory::{BLOCK, HEADS, SHARED_BYTES};
 use memory::{
     EIGHTS, GROUP, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
@@ -38,9 +40,9 @@ use memory::{
 };
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
-use source::{Keys, Listed, Located, Place, Planes, Source, tiles_of};
+use source::{Keys, Place, Row, Source, tiles_of};
 pub use unpack::KeyFormat;
-use unpack::{RawKeys, load_scales, start_copy};
+use unpack::RawKeys;
 
 /// Registers of a thread of each warpgroup.
 const SCORER: u32 = 208;
@@ -79,16 +81,24 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 2 {
             fewer_registers::<UNPACKER>();
-            unpack_tiles::<F, W>(Source(&args), keys, small, first_head == 0);
+            unpack_tiles::<F, W>(Source(&args), keys, small);
             merge::wait::<W>();
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
-            let sink = query::start(&args, small, at, || merge::start(&args, keys, small, at));
-            let values = multiply_tiles::<W>(keys, small);
-            merge::write::<W>(&args, keys, small, (values, sink, || ()), at);
+            let first = FirstKeys::start::<W>(Source(&args), keys, own_tiles::<W>(keys));
+            let finder = query::start(
+                &args,
+                small,
+                at,
+                || first.locate::<W>(),
+                |found| found.tell::<W>(small),
+            );
+            let values = multiply_tiles::<W>(keys, small, (finder, first_head == 0));
+            merge::write::<W>(&args, keys, small, (values, 0.0, || ()), at);
         } else {
             more_registers::<SCORER>();
-            let sink = query::start(&args, small, at, || merge::start(&args, keys, small, at));
+            let start = || merge::start(&args, keys, small, at);
+            let sink = query::start(&args, small, at, start, |sink| sink);
             let (values, softmax) = score_tiles::<W>(keys, small);
             let store = || softmax.store(small);
             merge::write::<W>(&args, keys, small, (values, sink, store), at);
@@ -173,12 +183,17 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
     (values, softmax)
 }
 
-/// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values.
+/// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values. Finds the rows
+/// of keys meanwhile, and counts the entries that are refused if `counts`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
 #[inline(always)]
-unsafe fn multiply_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
+unsafe fn multiply_tiles<W: Which>(
+    keys: Keys,
+    small: Small,
+    (mut finder, counts): (Finder<'_>, bool),
+) -> TallFragments {
     const PANELS: u32 = 4;
     let (first, end) = own_tiles::<W>(keys);
     let tiles = end - first;
@@ -196,6 +211,7 @@ unsafe fn multiply_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
             values = rescale(values, factor);
             let low = start_values((tile, 0), PANELS, InFlight::idle(values));
             let both = start_values((tile, 1), PANELS, low);
+            finder.weighed::<W>(small, tile);
             if tile + 2 < tiles {
                 wait_for_products::<1>();
                 multiplied(tile, 0).arrive();
@@ -206,110 +222,76 @@ unsafe fn multiply_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
             }
             tile += 1;
         }
+        if W::HAS_ENTRIES && counts {
+            finder.count();
+        }
     }
     values
 }
 
-/// Unpacks the block's tiles, each half as soon as the tile before the last is not read there any more; counts the
-/// entries that are refused if `counts`.
+/// Unpacks the block's tiles, each half as soon as the tile before the last is not read there any more. A row's loads begin
+/// before the row half a tile earlier is unpacked.
 ///
 /// # Safety
 /// As [`score_tiles`], for the last warpgroup.
 #[inline(always)]
-unsafe fn unpack_tiles<F: KeyFormat, W: Which>(
-    source: Source<'_>,
-    keys: Keys,
-    small: Small,
-    counts: bool,
-) {
+unsafe fn unpack_tiles<F: KeyFormat, W: Which>(source: Source<'_>, keys: Keys, small: Small) {
     let (first, end) = own_tiles::<W>(keys);
     let tiles = end - first;
     let row = (thread::thread_idx_x() - THREADS) / 4;
-    let mut refused = 0;
-    // SAFETY: as in `score_tiles`; each lane reads what it has copied itself.
+    if tiles == 0 {
+        return;
+    }
+    // SAFETY: as in `score_tiles`.
     unsafe {
-        let list = |tile: u32| {
-            let list = |row| keys.list::<W>(source, (first + tile, row), end);
-            [list(row), list(row + TILE / 2)]
-        };
-        let locate =
-            |[a, b]: [Listed; 2]| [keys.locate::<W>(source, a), keys.locate::<W>(source, b)];
-        let mut find = |[a, b]: [Located; 2]| {
-            let is_refused = |located| u32::from(keys.is_refused::<W>(source, located));
-            refused += is_refused(a) + is_refused(b);
-            [keys.row::<W>(source, a), keys.row::<W>(source, b)]
-        };
-        let scales_of =
-            |[a, b]: [Option<(Planes, u64)>; 2]| [load_scales::<F>(a), load_scales::<F>(b)];
-        let (listed, next_listed, mut listed_ahead) = (list(0), list(1), list(2));
-        let (mut located_ahead, located) = (locate(next_listed), locate(listed));
-        let mut found = find(located);
-        start_copy(found[0], row);
-        let mut scales = scales_of(found);
+        find::wait_for(0);
+        let mut raw = RawKeys::load::<F>(find::row_of(source, small, (0, row)));
         let mut tile = 0;
         while tile < tiles {
-            // Before new loads: who waits for an older one may wait for all that share its scoreboard.
-            let is_plain = [F::is_plain(scales[0]), F::is_plain(scales[1])];
-            let next = find(located_ahead);
-            let next_scales = scales_of(next);
-            located_ahead = locate(listed_ahead);
-            listed_ahead = list(tile + 3);
-            let half = |i: usize| Half {
-                is_there: found[i].is_some(),
-                scales: scales[i],
-                is_plain: is_plain[i],
-            };
-            half(0).unpack::<F>(small, (tile, 0), row, found[1]);
-            half(1).unpack::<F>(small, (tile, 1), row, next[0]);
+            let second = (tile, row + TILE / 2);
+            raw = unpack_half::<F>(raw, small, (tile, 0), find::row_of(source, small, second));
+            let next = tile + 1;
+            if find::is_first_of_pair(next) && next < tiles {
+                find::wait_for(next);
+            }
+            // Past the last tile any row.
+            let first = if next < tiles { (next, row) } else { second };
+            raw = unpack_half::<F>(raw, small, (tile, 1), find::row_of(source, small, first));
             unpacked(tile).arrive();
-            (found, scales) = (next, next_scales);
-            tile += 1;
-        }
-        if W::HAS_ENTRIES && counts {
-            let is_first = thread::lane_id().is_multiple_of(4);
-            let refused = warp::reduce_add_u32(if is_first { refused } else { 0 });
-            fault::count(source.0.faults, thread::lane_id(), refused);
+            tile = next;
         }
     }
 }
 
-/// What a lane knows of its row of half a tile.
-struct Half {
-    is_there: bool,
-    scales: StoredScales,
-    is_plain: bool,
-}
-
-impl Half {
-    /// Unpacks the row once it has come, starts the copy of the next, and writes it once its place is free.
-    ///
-    /// # Safety
-    /// As [`unpack_tiles`].
-    #[inline(always)]
-    unsafe fn unpack<F: KeyFormat>(
-        self,
-        small: Small,
-        (tile, half): (u32, u32),
-        row: u32,
-        next: Option<(Planes, u64)>,
-    ) {
-        let Self { is_there, scales, is_plain } = self;
-        // SAFETY: by this function's own contract.
-        unsafe {
-            copy::wait_for_groups::<0>();
-            let raw = RawKeys::read(is_there, scales, row);
-            start_copy(next, row);
-            let keys = raw.unpack::<F>(is_plain);
-            if tile >= 2 {
-                multiplied(tile, half).sync();
-            }
-            keys.store(tile, row + TILE / 2 * half);
-            // A bit of four lanes is a key's.
-            let counts = warp::ballot(is_there);
-            if thread::lane_id() == 0 {
-                let eight = EIGHTS / 2 * half + thread::warp_id() - THREADS / 32;
-                small.counts.store(tile % 2 * EIGHTS + eight, counts);
-            }
+/// Unpacks the lane's share of a row of half a tile, once its place is free. The loads of its share of the next row begin
+/// before.
+///
+/// # Safety
+/// As [`unpack_tiles`].
+#[inline(always)]
+unsafe fn unpack_half<F: KeyFormat>(
+    raw: RawKeys,
+    small: Small,
+    (tile, half): (u32, u32),
+    next: Row,
+) -> RawKeys {
+    let row = (thread::thread_idx_x() - THREADS) / 4;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        // Waits for the loads. Who waits for one waits for all that were issued since, which share its scoreboard: so the next
+        // begin behind it.
+        let is_nan = raw.has_nan::<F>();
+        let next = RawKeys::load::<F>(next);
+        if tile >= 2 {
+            multiplied(tile, half).sync();
         }
+        raw.unpack::<F>(is_nan, tile, row + TILE / 2 * half);
+        // A bit of four lanes is a key's.
+        let counts = warp::ballot(raw.is_there());
+        if thread::lane_id() == 0 {
+            let eight = EIGHTS / 2 * half + thread::warp_id() - THREADS / 32;
+            small.counts.store(tile % 2 * EIGHTS + eight, counts);
+        }
+        next
     }
 }

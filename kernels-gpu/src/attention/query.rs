@@ -16,13 +16,20 @@ use crate::unroll::{array_from_fn, unroll};
 const SIXTEENS: u32 = HEAD_DIM / 8;
 
 /// Brings the heads' queries into shared memory; heads past the last are zero. Copies that are still under way are the
-/// thread's last group. Calls `meanwhile`, which leaves cosines and sines in `small`.
+/// thread's last group. Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`,
+/// both before queries are normed and rotated, if they are raw.
 ///
 /// # Safety
 /// The heads exist; all threads of the multiplying warpgroups call it together; others read the queries behind a barrier
 /// that follows the wait for the group.
 #[inline(always)]
-pub unsafe fn start<T>(args: &Attend, small: Small, at: Place, meanwhile: impl FnOnce() -> T) -> T {
+pub unsafe fn start<T, U>(
+    args: &Attend,
+    small: Small,
+    at: Place,
+    meanwhile: impl FnOnce() -> T,
+    next: impl FnOnce(T) -> U,
+) -> U {
     let are_ready = args.params.raw_queries == 0;
     // SAFETY: by this function's own contract; the launch's threads all see the same parameters.
     let done = unsafe {
@@ -32,6 +39,9 @@ pub unsafe fn start<T>(args: &Attend, small: Small, at: Place, meanwhile: impl F
         let done = meanwhile();
         if !are_ready {
             ROTATION.sync();
+        }
+        let done = next(done);
+        if !are_ready {
             norm_and_rotate(args, small, at);
         }
         done

@@ -1,11 +1,10 @@
 //! Where the keys of a query lie: window rows in the ring or among the step's own, then entries.
 //!
-//! A key is found in three steps, each of which waits for what the one before it loaded: its entry by the list, the
-//! entry's block by the table, the row. A thread begins each of them a tile later than the one before.
 
 use kv_layout::attention::AttendedKeys;
 use kv_layout::geometry::WINDOW;
 use simt::mem::Global;
+use simt::{thread, warp};
 
 use super::memory::{HEADS, TILE};
 use crate::args::Attend;
@@ -95,6 +94,40 @@ pub struct Planes {
     pub scale: Global<u8>,
 }
 
+/// Planes that a row lies in.
+const RING: u32 = 0;
+const OWN: u32 = 1;
+const ENTRIES: u32 = 2;
+/// None: the row that is named exists, in the ring, and does not count.
+const NONE: u32 = 3;
+
+/// The row of a key, or one whose bytes do not count.
+#[derive(Clone, Copy)]
+pub struct Row {
+    pub planes: Planes,
+    pub row: u64,
+    /// Whether it is the key's.
+    pub is_there: bool,
+}
+
+impl Source<'_> {
+    /// The row that the words of [`Keys::row`] name.
+    #[inline(always)]
+    pub fn row(self, [low, high]: [u32; 2]) -> Row {
+        let args = self.0;
+        let plane = high >> 30;
+        let planes = if plane == ENTRIES {
+            Planes { data: args.entry_data, scale: args.entry_scale }
+        } else if plane == OWN {
+            Planes { data: args.own_data, scale: args.own_scale }
+        } else {
+            Planes { data: args.ring_data, scale: args.ring_scale }
+        };
+        let row = u64::from(high & 0x3FFF_FFFF) << 32 | u64::from(low);
+        Row { planes, row, is_there: plane != NONE }
+    }
+}
+
 /// A key as far as its entry: what the list says, as it was loaded.
 #[derive(Clone, Copy)]
 pub struct Listed {
@@ -109,6 +142,29 @@ pub struct Located {
     block: u32,
     /// Whether it is an entry that counts and has a place in the table.
     is_known: bool,
+}
+
+impl Listed {
+    /// No key.
+    pub const NONE: Self = Self { key: u32::MAX, entry: -1 };
+
+    /// The same, once it has been loaded. `ptxas` would move a copy between registers to where the next load begins, and wait
+    /// there; it does not move a shuffle.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    pub unsafe fn loaded(self) -> Self {
+        let entry = self.entry.cast_unsigned();
+        // SAFETY: by this function's own contract.
+        let entry = unsafe { warp::shuffle_idx_u32(entry, thread::lane_id()) };
+        Self { entry: entry.cast_signed(), ..self }
+    }
+}
+
+impl Located {
+    /// No key.
+    pub const NONE: Self = Self { listed: Listed::NONE, block: u32::MAX, is_known: false };
 }
 
 /// The keys of a query, oldest window row first, then entries in the order of its list.
@@ -252,29 +308,27 @@ impl Keys {
         Located { listed, block, is_known }
     }
 
-    /// The row of a key, if it counts.
+    /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For [`Source::row`].
     #[inline(always)]
-    pub fn row<W: Which>(self, source: Source<'_>, located: Located) -> Option<(Planes, u64)> {
+    pub fn row<W: Which>(self, source: Source<'_>, located: Located) -> [u32; 2] {
         let args = source.0;
         let Located { listed: Listed { key, entry }, block, is_known } = located;
-        let ring = Planes { data: args.ring_data, scale: args.ring_scale };
+        let words = |row: u64, plane: u32| [row as u32, (row >> 32) as u32 | plane << 30];
         if key < self.in_ring {
             let unwrapped = self.oldest + key;
             let row =
                 if unwrapped < self.ring_rows { unwrapped } else { unwrapped - self.ring_rows };
-            return Some((ring, self.ring_start + u64::from(row)));
+            return words(self.ring_start + u64::from(row), RING);
         }
         if key < self.window {
-            let own = Planes { data: args.own_data, scale: args.own_scale };
-            return Some((own, u64::from(self.token + 1 + key - self.window)));
+            return words(u64::from(self.token + 1 + key - self.window), OWN);
         }
         // A block of -1 is larger than any number of blocks.
         if !W::HAS_ENTRIES || !is_known || block >= args.params.num_blocks {
-            return None;
+            return words(self.ring_start, NONE);
         }
-        let entries = Planes { data: args.entry_data, scale: args.entry_scale };
         let within = entry.cast_unsigned() & ((1 << args.params.entries_log2) - 1);
-        Some((entries, (u64::from(block) << args.params.entries_log2) + u64::from(within)))
+        words((u64::from(block) << args.params.entries_log2) + u64::from(within), ENTRIES)
     }
 
     /// Whether a key is listed and cannot be read.

@@ -1,15 +1,15 @@
 //! Keys from their stored rows into BF16 in shared memory.
 //!
-//! Four lanes have a row: of each 64 channels a lane has 16. Rows wait in shared memory, half a tile at a time: while one
-//! half is unpacked, the next one is copied.
+//! Four lanes have a row: of each 64 channels a lane has 16. Rows come into registers, half a tile at a time: while one half
+//! is unpacked, the next one is on its way.
 
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::math::{mul_bf16x2, permute_bytes};
-use simt::{copy, thread};
+use simt::thread;
 
-use super::memory::{Memory, ROW, STAGED, keys_of};
-use super::source::Planes;
+use super::memory::{Memory, keys_of};
+use super::source::Row;
 use crate::fault_injection;
 use crate::row::{F32Row, RowFormat, StoredScales, Ue8m0Row, decode};
 use crate::unroll::{array_from_fn, unroll};
@@ -116,102 +116,94 @@ impl KeyFormat for F32Row {
     }
 }
 
-/// Starts copies of the lane's share of a row into the rows that wait in shared memory, as row `to`, if there is one: of
-/// each of the first seven panels 16 codes, of the last 16 BF16.
-///
-/// # Safety
-/// The planes hold the row; the lane has read its share of the last one there.
-#[inline(always)]
-pub unsafe fn start_copy(place: Option<(Planes, u64)>, to: u32) {
-    if let Some((planes, row)) = place {
-        unroll::<PIECES>(|piece| {
-            let word = piece_word(piece);
-            // SAFETY: 16 bytes inside both rows, whose addresses are multiples of 64.
-            unsafe {
-                let from = data_offset(row) + u64::from(4 * word);
-                Memory::at(0).copy_from(STAGED + ROW * to + word, planes.data, from);
-            }
-        });
-    }
-    copy::commit_group();
-}
-
 /// Pieces of 16 bytes that a lane has of a row.
 const PIECES: usize = CODED + 2;
 
-/// The word of a row that the lane's piece `piece` starts at.
+/// The byte of a row that the lane's piece `piece` starts at.
 #[inline(always)]
-fn piece_word(piece: usize) -> u32 {
+fn piece_byte(piece: usize) -> u32 {
     let quarter = thread::lane_id() % 4;
     if piece < CODED {
-        return (UE8M0_GROUP * piece as u32 + 16 * quarter) / 4;
+        return UE8M0_GROUP * piece as u32 + 16 * quarter;
     }
     let eighth = fault_injection::rotary_eighth(2 * quarter + (piece - CODED) as u32);
-    (NOPE_DIM + 16 * eighth) / 4
+    NOPE_DIM + 16 * eighth
 }
 
-/// A lane's share of a row: of each of the first seven panels 16 codes, of the last 16 BF16.
+/// A lane's share of a row, as it is stored: of each of the first seven panels 16 codes, of the last 16 BF16.
 #[derive(Clone, Copy)]
 pub struct RawKeys {
     pieces: [[u32; 4]; PIECES],
     scales: StoredScales,
+    is_there: bool,
 }
 
 impl RawKeys {
-    /// Reads the lane's share of row `from` of those that wait in shared memory; zeros if it does not count.
+    /// Starts the loads of the lane's share of a row.
     ///
     /// # Safety
-    /// The lane has waited for its copies.
+    /// The planes hold the row.
     #[inline(always)]
-    pub unsafe fn read(counts: bool, scales: StoredScales, from: u32) -> Self {
-        if !counts {
-            return Self { pieces: [[0; 4]; PIECES], scales };
-        }
-        // SAFETY: words that the lane itself has copied.
-        let pieces = array_from_fn(|piece| unsafe {
-            Memory::at(0).load_u32x4(STAGED + ROW * from + piece_word(piece))
-        });
-        Self { pieces, scales }
-    }
-
-    /// The lane's share as BF16.
-    #[inline(always)]
-    pub fn unpack<F: KeyFormat>(&self, is_plain: bool) -> UnpackedKeys {
-        let is_nan = F::has_nan(&self.pieces[..CODED]);
-        if is_plain && !is_nan {
-            self.panels::<F, true>(false)
-        } else {
-            self.panels::<F, false>(is_nan)
+    pub unsafe fn load<F: KeyFormat>(at: Row) -> Self {
+        // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
+        unsafe {
+            let from = data_offset(at.row);
+            let pieces = array_from_fn(|piece| {
+                at.planes.data.load_u32x4_in_order(from + u64::from(piece_byte(piece)))
+            });
+            Self { pieces, scales: F::load_scales(at.planes.scale, at.row), is_there: at.is_there }
         }
     }
 
+    /// Whether there is a row.
     #[inline(always)]
-    fn panels<F: KeyFormat, const PLAIN: bool>(&self, is_nan: bool) -> UnpackedKeys {
-        let mut panels: [[[u32; 4]; 2]; CODED + 1] = array_from_fn(|group| {
-            if group < CODED {
-                F::unpack::<PLAIN>(self.pieces[group], self.scales, group, is_nan)
-            } else {
-                [[0; 4]; 2]
-            }
-        });
-        panels[CODED] = [self.pieces[CODED], self.pieces[CODED + 1]];
-        UnpackedKeys(panels)
+    pub const fn is_there(&self) -> bool {
+        self.is_there
     }
-}
 
-/// A lane's share of a row as BF16: of each panel 16 channels.
-pub struct UnpackedKeys([[[u32; 4]; 2]; CODED + 1]);
+    /// Whether one of the codes is NaN. Waits for the loads of all codes.
+    #[inline(always)]
+    pub fn has_nan<F: KeyFormat>(&self) -> bool {
+        F::has_nan(&self.pieces[..CODED])
+    }
 
-impl UnpackedKeys {
-    /// Writes the lane's share into row `row` of the keys of tile `tile`.
+    /// Writes the lane's share as BF16 into row `row` of the keys of tile `tile`; zeros if there is none.
     ///
     /// # Safety
     /// No thread reads the row without a barrier between.
     #[inline(always)]
-    pub unsafe fn store(&self, tile: u32, row: u32) {
+    pub unsafe fn unpack<F: KeyFormat>(self, is_nan: bool, tile: u32, row: u32) {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            if self.is_there && !is_nan && F::is_plain(self.scales) {
+                self.panels::<F, true>(false, tile, row);
+            } else {
+                let zero = |piece: [u32; 4]| if self.is_there { piece } else { [0; 4] };
+                let pieces = array_from_fn(|i| zero(self.pieces[i]));
+                let scales = if self.is_there { self.scales } else { [0; 2] };
+                Self { pieces, scales, ..self }.panels::<F, false>(
+                    is_nan && self.is_there,
+                    tile,
+                    row,
+                );
+            }
+        }
+    }
+
+    /// Writes the lane's share; all NaN if `is_nan`.
+    ///
+    /// # Safety
+    /// As [`Self::unpack`].
+    #[inline(always)]
+    unsafe fn panels<F: KeyFormat, const PLAIN: bool>(&self, is_nan: bool, tile: u32, row: u32) {
         let (quarter, keys) = (thread::lane_id() % 4, keys_of(tile));
         unroll::<{ CODED + 1 }>(|i| {
-            let (panel, [low, high]) = (keys.panel(i as u32), self.0[i]);
+            let [low, high] = if i < CODED {
+                F::unpack::<PLAIN>(self.pieces[i], self.scales, i, is_nan)
+            } else {
+                [self.pieces[CODED], self.pieces[CODED + 1]]
+            };
+            let panel = keys.panel(i as u32);
             // SAFETY: the block's shared memory; each word by one thread.
             unsafe {
                 let memory = Memory::at(0);
@@ -219,18 +211,5 @@ impl UnpackedKeys {
                 memory.store_u32x4(panel.word(2 * quarter + 1, row), high);
             }
         });
-    }
-}
-
-/// The scales of a row; zeros if there is none.
-///
-/// # Safety
-/// The planes hold the row.
-#[inline(always)]
-pub unsafe fn load_scales<F: KeyFormat>(place: Option<(Planes, u64)>) -> StoredScales {
-    match place {
-        // SAFETY: by this function's own contract.
-        Some((planes, row)) => unsafe { F::load_scales(planes.scale, row) },
-        None => [0; 2],
     }
 }

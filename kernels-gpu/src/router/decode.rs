@@ -93,24 +93,22 @@ impl<const N: usize> Gate<N> {
                 let logit = add_slices(|rank| slices[rank as usize]);
                 let at = u64::from(token) * u64::from(self.experts) + u64::from(expert);
                 self.activations.store(at, activation(logit));
-                fence_device();
             }
             cluster_arrive();
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
                 let arrivals = DeviceAtomicU32::new(self.arrivals, u64::from(rank));
+                // For the whole block, which the barriers around it order.
+                fence_device();
                 let is_last = arrivals.add(1) == self.experts.div_ceil(Self::EXPERTS) - 1;
+                fence_device();
                 if is_last {
                     arrivals.store(0);
                 }
                 last.store(0, u32::from(is_last));
             }
             thread::sync_threads();
-            let is_last = last.load(0) != 0;
-            if is_last {
-                fence_device();
-            }
-            is_last
+            last.load(0) != 0
         }
     }
 

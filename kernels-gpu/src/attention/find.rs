@@ -1,0 +1,206 @@
+//! The second warpgroup finds the rows of keys for the third to load, of two tiles at a time, a key a thread.
+//!
+//! A key is found in three steps, each of which waits for what the one before it loaded: its entry by the list, the
+//! entry's block by the table, the row. A thread begins each of them two tiles later than the one before. The third
+//! warpgroup would wait for these loads with those of rows, which share a scoreboard.
+
+use simt::{thread, warp};
+
+use super::memory::{FOUND_TILES, GROUP, Small, TILE, found};
+use super::source::{Keys, Listed, Located, Row, Source, Which};
+use crate::fault;
+
+/// Tiles whose keys are found together.
+const TILES: u32 = GROUP / TILE;
+const _: () = assert!(FOUND_TILES == 2 * TILES);
+
+/// The lists of a block's first keys, on their way.
+pub struct FirstKeys<'a> {
+    finder: Finder<'a>,
+    listed: [Listed; 2],
+}
+
+impl<'a> FirstKeys<'a> {
+    /// Starts with the keys of a block: tiles `first..end`.
+    ///
+    /// # Safety
+    /// `keys` are a live query's; the pointers have the shapes of the kernel table; the second warpgroup calls it.
+    #[inline(always)]
+    pub unsafe fn start<W: Which>(
+        source: Source<'a>,
+        keys: Keys,
+        (first, end): (u32, u32),
+    ) -> Self {
+        let finder = Finder {
+            source,
+            keys,
+            first,
+            end,
+            listed: Listed::NONE,
+            located: Located::NONE,
+            refused: 0,
+        };
+        // SAFETY: by this function's own contract.
+        let listed = unsafe { [finder.list::<W>(0), finder.list::<W>(1)] };
+        Self { finder, listed }
+    }
+
+    /// Goes on to their blocks, and to the next lists.
+    ///
+    /// # Safety
+    /// As [`Self::start`].
+    #[inline(always)]
+    pub unsafe fn locate<W: Which>(self) -> FirstBlocks<'a> {
+        let Self { finder, listed: [a, b] } = self;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let located = [finder.locate::<W>(a), finder.locate::<W>(b)];
+            let listed = [finder.list::<W>(2), finder.list::<W>(3)];
+            FirstBlocks { finder, listed, located }
+        }
+    }
+}
+
+/// The blocks of a block's first keys, on their way.
+pub struct FirstBlocks<'a> {
+    finder: Finder<'a>,
+    listed: [Listed; 2],
+    located: [Located; 2],
+}
+
+impl<'a> FirstBlocks<'a> {
+    /// Tells where the rows of the first four tiles lie, as far as there are so many.
+    ///
+    /// # Safety
+    /// As [`FirstKeys::start`].
+    #[inline(always)]
+    pub unsafe fn tell<W: Which>(self, small: Small) -> Finder<'a> {
+        let Self { mut finder, listed, located } = self;
+        let tiles = finder.end - finder.first;
+        // SAFETY: by this function's own contract; nobody has read what was told before.
+        unsafe {
+            if tiles > 0 {
+                finder.store::<W>(small, 0, located[0]);
+            }
+            if tiles > TILES {
+                finder.store::<W>(small, 1, located[1]);
+            }
+            finder.located = finder.locate::<W>(listed[0]);
+        }
+        finder.listed = listed[1];
+        finder
+    }
+}
+
+/// Where the search is: two tiles are located, the next two listed.
+pub struct Finder<'a> {
+    source: Source<'a>,
+    keys: Keys,
+    first: u32,
+    end: u32,
+    listed: Listed,
+    located: Located,
+    /// The thread's keys that are listed and cannot be read.
+    refused: u32,
+}
+
+impl Finder<'_> {
+    /// The thread's key of pair `pair` of tiles.
+    ///
+    /// # Safety
+    /// As [`FirstKeys::start`].
+    #[inline(always)]
+    unsafe fn list<W: Which>(&self, pair: u32) -> Listed {
+        let key = thread::thread_idx_x() - GROUP;
+        // Held, so that what depends on the thread alone does not stay in registers.
+        let tile = thread::hold_u32(self.first + TILES * pair + key / TILE);
+        // SAFETY: by this function's own contract.
+        unsafe { self.keys.list::<W>(self.source, (tile, key % TILE), self.end) }
+    }
+
+    /// The block of a key's entry.
+    ///
+    /// # Safety
+    /// As [`FirstKeys::start`].
+    #[inline(always)]
+    unsafe fn locate<W: Which>(&self, listed: Listed) -> Located {
+        // SAFETY: by this function's own contract.
+        unsafe { self.keys.locate::<W>(self.source, listed) }
+    }
+
+    /// Called with each tile when it is weighed: then all before it are unpacked. After every second one it tells where rows
+    /// lie that are three and four tiles further, which is where those of tiles that are unpacked were told.
+    ///
+    /// # Safety
+    /// As [`FirstKeys::start`]; once a tile, in turn.
+    #[inline(always)]
+    pub unsafe fn weighed<W: Which>(&mut self, small: Small, tile: u32) {
+        let next = tile + FOUND_TILES - 1;
+        if tile % TILES + 1 < TILES || next >= self.end - self.first {
+            return;
+        }
+        let pair = next / TILES;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            self.store::<W>(small, pair, self.located);
+            self.located = self.locate::<W>(self.listed.loaded());
+            self.listed = self.list::<W>(pair + 2);
+        }
+    }
+
+    /// Tells where the row of the thread's key of a pair of tiles lies.
+    ///
+    /// # Safety
+    /// As [`FirstKeys::start`]; nobody reads what was told in its place.
+    #[inline(always)]
+    unsafe fn store<W: Which>(&mut self, small: Small, pair: u32, located: Located) {
+        let key = thread::thread_idx_x() - GROUP;
+        let words = self.keys.row::<W>(self.source, located);
+        // SAFETY: words by one thread each, with a barrier before others read them.
+        unsafe {
+            small.found.store_u32x2(2 * (GROUP * (pair % 2) + key), words);
+            found(pair).arrive();
+        }
+        self.refused += u32::from(self.keys.is_refused::<W>(self.source, located));
+    }
+
+    /// Counts the entries that were refused.
+    ///
+    /// # Safety
+    /// As [`FirstKeys::start`].
+    #[inline(always)]
+    pub unsafe fn count(&self) {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let refused = warp::reduce_add_u32(self.refused);
+            fault::count(self.source.0.faults, thread::lane_id(), refused);
+        }
+    }
+}
+
+/// Waits until it is known where the rows of tile `tile` lie. Called by the third warpgroup before the first of two tiles.
+///
+/// # Safety
+/// All threads of the warpgroup call it together, for each pair of tiles that there is.
+#[inline(always)]
+pub unsafe fn wait_for(tile: u32) {
+    // SAFETY: by this function's own contract.
+    unsafe { found(tile / TILES).sync() }
+}
+
+/// Row `row` of tile `tile`.
+///
+/// # Safety
+/// [`wait_for`] was called for the tile.
+#[inline(always)]
+pub unsafe fn row_of(source: Source<'_>, small: Small, (tile, row): (u32, u32)) -> Row {
+    let at = tile % FOUND_TILES * TILE + row;
+    // SAFETY: by this function's own contract.
+    source.row(unsafe { small.found.load_u32x2(2 * at) })
+}
+
+/// Whether tile `tile` is the first of those that are found together.
+#[inline(always)]
+pub const fn is_first_of_pair(tile: u32) -> bool {
+    tile.is_multiple_of(TILES)
+}
