@@ -49,7 +49,8 @@ pub struct Capacity {
     pub staging_bytes: u64,
     /// Bytes of pinned host memory in which what the device evicts is kept.
     pub host_bytes: u64,
-    /// Allocations that the cache makes on a GPU, one of them for all pools, one for all checkpoints. A driver may round each up: CUDA to 2 MiB.
+    /// Allocations that the cache makes on a GPU, one of them for all pools, one for all checkpoints. A driver may round
+    /// each up: CUDA to 2 MiB.
     pub buffers: u32,
 }
 
@@ -159,7 +160,10 @@ impl CacheConfig {
 }
 
 impl Capacity {
-    /// The capacity of a cache of this configuration.
+    /// The capacity of a cache of this configuration, which [`CacheConfig::validate`] accepts.
+    ///
+    /// # Panics
+    /// For a configuration that it does not accept: numbers may overflow.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
         let schema = Schema::new(config);

@@ -101,7 +101,7 @@ impl CacheConfig {
     #[must_use]
     pub const fn units(&self, unit: PoolUnit) -> u32 {
         match unit {
-            PoolUnit::Slot => self.max_requests + self.max_suspended,
+            PoolUnit::Slot => self.max_requests.saturating_add(self.max_suspended),
             PoolUnit::Block => self.num_blocks,
         }
     }
@@ -158,7 +158,7 @@ impl CacheConfig {
     /// the token they follow.
     #[must_use]
     pub const fn step_tokens_with_rollback(&self) -> u32 {
-        self.max_draft + 1
+        self.max_draft.saturating_add(1)
     }
 
     /// Blocks of the longest request.

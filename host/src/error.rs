@@ -75,13 +75,13 @@ pub enum KvError {
         working_bytes: u64,
     },
     /// All request slots are taken.
-    #[error("all {slots} request slots are taken")]
+    #[error("all {slots} request slots are taken; release or suspend a request first")]
     NoFreeSlot {
         /// Slots there are.
         slots: u32,
     },
     /// The step needs more blocks than are free.
-    #[error("the step needs {needed} new blocks and {free} are free: {} short", needed - free)]
+    #[error("the step needs {needed} new blocks and {free} are free: {} short", needed.saturating_sub(*free))]
     OutOfBlocks {
         /// New blocks the step needs.
         needed: u32,
@@ -89,7 +89,7 @@ pub enum KvError {
         free: u32,
     },
     /// More checkpoints are needed than are free.
-    #[error("{needed} checkpoints are needed and {free} are free: {} short", needed - free)]
+    #[error("{needed} checkpoints are needed and {free} are free: {} short", needed.saturating_sub(*free))]
     OutOfCheckpoints {
         /// Checkpoints needed.
         needed: u32,
@@ -113,7 +113,7 @@ pub enum KvError {
         suspended: u32,
     },
     /// The request was suspended in another cache.
-    #[error("the request was suspended in another cache")]
+    #[error("the request was suspended in another cache; resume or discard it in that one")]
     ForeignSuspended,
     /// The checkpoint was saved in another cache.
     #[error("the checkpoint was saved in another cache; use it in that one")]
@@ -163,13 +163,13 @@ pub enum KvError {
         request: RequestId,
     },
     /// The handle is of a request that was released, or never admitted.
-    #[error("no such request: {request}")]
+    #[error("no such request: {request}; it was released, or never admitted")]
     UnknownRequest {
         /// The handle.
         request: RequestId,
     },
     /// The id was given out by another cache.
-    #[error("{request} was admitted by another cache")]
+    #[error("{request} was admitted by another cache; use it with that one")]
     ForeignRequest {
         /// The id.
         request: RequestId,
@@ -195,13 +195,15 @@ pub enum KvError {
         committed: u32,
     },
     /// A request appears twice in one step.
-    #[error("{request} appears twice in the step")]
+    #[error("{request} appears twice in the step; name each request once")]
     DuplicateRequest {
         /// The request.
         request: RequestId,
     },
     /// The step does not continue where the request stands.
-    #[error("{request} has {committed} tokens; the step starts at {start}")]
+    #[error(
+        "{request} has {committed} tokens, and the step starts at {start}; start where the request is"
+    )]
     WrongStart {
         /// The request.
         request: RequestId,
@@ -211,7 +213,7 @@ pub enum KvError {
         start: u32,
     },
     /// A request takes part in a step with no tokens.
-    #[error("{request} has no tokens in the step")]
+    #[error("{request} has no tokens in the step; give it at least one, or leave it out")]
     NoTokens {
         /// The request.
         request: RequestId,
@@ -286,7 +288,7 @@ pub enum KvError {
         limit: u32,
     },
     /// No step of the group is open.
-    #[error("no {group} step is open")]
+    #[error("no {group} step is open; begin one first")]
     NoOpenStep {
         /// The group.
         group: LayerGroup,
@@ -379,7 +381,9 @@ pub enum KvError {
         expected: [u64; 2],
     },
     /// An indexer and a workspace for different numbers of heads.
-    #[error("the indexer has {indexer} heads, its workspace is for {workspace}")]
+    #[error(
+        "the indexer has {indexer} heads, its workspace is for {workspace}; make a workspace for this model"
+    )]
     IndexerHeads {
         /// Heads of the indexer.
         indexer: u32,
@@ -445,7 +449,9 @@ pub enum KvError {
         step: Option<Bucket>,
     },
     /// The graph was captured over another cache or layer group.
-    #[error("the graph was captured over another cache, or its other layer group")]
+    #[error(
+        "the graph was captured over another cache, or its other layer group; replay it in a step of that one"
+    )]
     ForeignGraph,
     /// Kernels met indices outside their buffers and skipped them. The cache contents are suspect.
     #[error(

@@ -80,8 +80,7 @@ impl PtxModule {
 }
 
 /// The PTX ISA version of a module, as (major, minor); what its `.version` directive says.
-#[must_use]
-pub fn isa(ptx: &str) -> Option<(u32, u32)> {
+fn isa(ptx: &str) -> Option<(u32, u32)> {
     let line = ptx.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
     let (major, minor) = line.trim().split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -107,8 +106,7 @@ pub fn check_driver(ptx: &str, version: i32) -> Result<(), DeviceError> {
 /// The CUDA version, as (major, minor), whose driver first understood a PTX ISA version.
 /// Source: PTX ISA, "Release notes": 7.x came with CUDA 11.x, 8.x with 12.x (one off from 8.6 on,
 /// as CUDA 12.6 brought none), 9.x with 13.x.
-#[must_use]
-pub const fn cuda_version_of_isa((major, minor): (u32, u32)) -> (u32, u32) {
+const fn cuda_version_of_isa((major, minor): (u32, u32)) -> (u32, u32) {
     let skipped = major == 8 && minor >= 6;
     (major + 4, minor + skipped as u32)
 }

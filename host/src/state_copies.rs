@@ -54,6 +54,7 @@ impl<B: Backend> KvCacheManager<B> {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
+        self.reject_leaked_steps();
         self.core().ledger().check_restore(id, from)?;
         self.restore_place(stream, id, from.place(), &[])
     }
@@ -67,7 +68,6 @@ impl<B: Backend> KvCacheManager<B> {
         from: SavedPlace,
         blocks: &[BlockId],
     ) -> Result<(), KvError> {
-        self.reject_leaked_steps();
         let SavedPlace { checkpoint, boundary, has_draft } = from;
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();

@@ -1,5 +1,8 @@
 //! `replay --peers` from outside: prompts in one process, answers in others.
 
+#[cfg(target_os = "linux")]
+mod processes;
+
 use std::io::Write;
 #[cfg(target_os = "linux")]
 use std::os::unix::process::CommandExt as _;
@@ -159,7 +162,7 @@ fn child_of(process: u32) -> Option<u32> {
 
 /// The decode process of a replay, once it has run for a while.
 fn decode_process(replay: u32) -> u32 {
-    let patience = Instant::now() + Duration::from_secs(20);
+    let patience = Instant::now() + Duration::from_secs(60);
     let child = loop {
         assert!(Instant::now() < patience, "a decode process starts");
         if let Some(child) = child_of(replay) {
@@ -167,7 +170,9 @@ fn decode_process(replay: u32) -> u32 {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    std::thread::sleep(Duration::from_millis(300));
+    // What interrupts the group before that ends the process by the signal.
+    processes::wait_for_handler(child);
+    processes::wait_for_work(replay);
     child
 }
 

@@ -1,11 +1,13 @@
 //! The program under hostile options, endless input, closed pipes, full disks and signals.
 
+mod processes;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -270,23 +272,12 @@ fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
     assert_eq!(fs::read_to_string(&old).expect("it is there"), "an older report");
 }
 
-/// Starts a replay, and waits until it has begun.
+/// Starts a replay, and waits until it has begun and done some of its steps.
 fn begun(options: &str) -> Child {
     let mut command = process(options);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    // The kernel lists the signals that a process handles; bit 1 is SIGINT.
-    let status = format!("/proc/{}/status", child.id());
-    let handles_sigint = || {
-        let status = fs::read_to_string(&status).expect("it runs");
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t"));
-        u64::from_str_radix(mask.expect("a mask"), 16).expect("hexadecimal") >> 1 & 1 == 1
-    };
-    let started = Instant::now();
-    while !handles_sigint() {
-        assert!(started.elapsed() < PATIENCE, "SIGINT is never handled");
-        sleep(Duration::from_millis(5));
-    }
-    sleep(Duration::from_millis(300));
+    processes::wait_for_handler(child.id());
+    processes::wait_for_work(child.id());
     child
 }
 

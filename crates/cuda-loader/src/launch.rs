@@ -32,8 +32,9 @@ pub struct Launch {
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
-/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, here an integer.
-#[repr(C)]
+/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, here an integer. The value is a union with pointers, so that it
+/// is aligned to 8 bytes.
+#[repr(C, align(8))]
 struct Attribute {
     id: c_uint,
     pad: c_uint,
@@ -52,7 +53,8 @@ struct Config {
     attribute_count: c_uint,
 }
 
-const _: () = assert!(size_of::<Attribute>() == 72 && size_of::<Config>() == 56);
+const _: () = assert!(size_of::<Attribute>() == 72 && align_of::<Attribute>() == 8);
+const _: () = assert!(size_of::<Config>() == 56 && align_of::<Config>() == 8);
 
 type Function =
     unsafe extern "C" fn(*const Config, CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;

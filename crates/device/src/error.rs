@@ -254,10 +254,10 @@ pub enum DeviceError {
         operation: &'static str,
     },
     /// A second capture was begun inside one.
-    #[error("a stream of this device is already being captured")]
+    #[error("a stream of this device is already being captured; end that capture first")]
     NestedCapture,
     /// The time between two events was asked for before both were recorded.
-    #[error("an event was never recorded")]
+    #[error("an event was never recorded; record both before their times are compared")]
     NotRecorded,
     /// A captured launch takes a pointer into memory that the graph does not keep alive.
     #[error(

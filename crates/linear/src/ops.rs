@@ -1,5 +1,5 @@
 //! Products with a weight in BF16: a single launch as a safe function. The launch checks every buffer against the
-//! shape of the kernel table.
+//! shape of the kernel table. Work of one stream runs in order; where two streams use a buffer the caller orders them.
 
 use dsv4_kv_device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Bf16Linear, Bf16LinearMany, Bf16Narrow, RouterLogits};

@@ -46,10 +46,7 @@ impl Sampling {
 
     fn draw(&self, logits: ArrayView1<'_, f32>, position: u32) -> u32 {
         let most = maximum(logits);
-        let weight = |token: u32| {
-            let above = (logits[token as usize] - most) / self.temperature;
-            if above.is_nan() { 0.0 } else { f64::from(above).exp() }
-        };
+        let weight = |token: u32| exponential((logits[token as usize] - most) / self.temperature);
         let all: f64 = (0..logits.len() as u32).map(weight).sum();
         let mut kept = Vec::new();
         let mut sum = 0.0;
@@ -100,9 +97,14 @@ fn maximum(logits: ArrayView1<'_, f32>) -> f32 {
     logits.fold(f32::NEG_INFINITY, |most, &logit| most.max(logit))
 }
 
+/// A term of the softmax; 0 for what is not a number, as that is never taken.
+fn exponential(logit: f32) -> f64 {
+    if logit.is_nan() { 0.0 } else { f64::from(logit).exp() }
+}
+
 fn logprob(logits: ArrayView1<'_, f32>, token: u32) -> f32 {
     let most = maximum(logits);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+    let sum: f64 = logits.iter().map(|&logit| exponential(logit - most)).sum();
     (f64::from(logits[token as usize] - most) - sum.ln()) as f32
 }
 
@@ -115,7 +117,10 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
         let logits = array![0.5, f32::NAN, 2.0, 2.0];
-        assert_eq!(GREEDY.pick(logits.view(), 7).token, 2);
+        let picked = GREEDY.pick(logits.view(), 7);
+        assert_eq!(picked.token, 2);
+        let sum = (0.5f32 - 2.0).exp() + 2.0;
+        assert!((picked.logprob + sum.ln()).abs() < 1e-6, "{picked:?}: the others' softmax");
     }
 
     #[test]

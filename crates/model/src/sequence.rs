@@ -97,6 +97,9 @@ impl Sequence {
 
     /// Takes the logits of `work` (`[tokens asked for, vocabulary]`): how many of its tokens are final, and
     /// the tokens that were generated. Of drafts those are final that were generated too.
+    ///
+    /// # Panics
+    /// If `work` is not what [`Self::next`] gave last, or `logits` has fewer rows than it asked for.
     pub fn advance(&mut self, work: &Work, logits: ArrayView2<'_, f32>) -> (u32, Vec<Generated>) {
         let undrafted = work.tokens.len() - work.drafts;
         let mut final_tokens = undrafted;

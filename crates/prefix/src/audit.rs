@@ -8,44 +8,14 @@ use crate::policy::Policy;
 use crate::tree::{Counts, PrefixTree};
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Counts everything again, and compares it with what is kept. Takes as long as the tree is large.
+    /// Counts everything again, and compares it with what is kept. Takes time by the square of its segments.
     ///
     /// # Errors
     /// What is not as it must be.
     pub fn audit(&self) -> Result<(), String> {
         let mut counts = Counts::default();
         for (key, node) in &self.nodes {
-            let what = |wrong: &str| format!("{key:?}: {wrong}: {}", describe(node));
-            let below = || self.nodes.iter().filter(|(_, child)| child.parent == Some(key));
-            let held = below().filter(|(_, child)| child.holds > 0).count() as u32;
-            let children = below().count() as u32;
-            let is_leaf = children == 0 && node.holds == 0;
-            let above = node.parent.map_or(0, |parent| self.nodes[parent].end());
-            let inner = node.holds == 0
-                && children > 0
-                && node.checkpoint.is_some()
-                && self.policy.is_expendable(&node.usage);
-            let (leaf, expendable) = (self.leaves.contains(key), self.expendable.contains(key));
-            let faults = [
-                (!self.is_linked(node), "blocks that are not linked as they lie"),
-                ((node.len == 0) != node.root.is_some(), "blocks of a root, or none"),
-                (node.root.is_some() == node.parent.is_some(), "a root with a parent, or none"),
-                (node.children != children, "children"),
-                (node.holds != node.references + held, "holds"),
-                (node.start != above, "start"),
-                (node.is_listed != (leaf || expendable), "listed, or not"),
-                (leaf != (is_leaf && node.root.is_none()), "a leaf that is not listed"),
-                (expendable != inner, "an expendable checkpoint that is not listed"),
-                (is_leaf && node.checkpoint.is_none(), "a leaf without a checkpoint"),
-            ];
-            if let Some((_, wrong)) = faults.into_iter().find(|&(found, _)| found) {
-                return Err(what(wrong));
-            }
-            let first = node.parent.zip(node.first());
-            let listed = first.map(|(parent, at)| self.child(parent, self.cells.tokens(at)));
-            if listed.is_some_and(|listed| listed != Some(key)) {
-                return Err(what("not found by its parent"));
-            }
+            self.audit_node(key, node)?;
             let (blocks, checkpoints) = (node.len, u32::from(node.checkpoint.is_some()));
             let free = u32::from(node.holds == 0);
             counts.blocks += blocks;
@@ -69,6 +39,42 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             (self.children.len() as u32 != counts.segments, "segments listed".to_owned()),
         ];
         faults.into_iter().find(|(found, _)| *found).map_or(Ok(()), |(_, wrong)| Err(wrong))
+    }
+
+    /// Compares what a node keeps of itself, and where it is listed, with what follows from the others.
+    fn audit_node(&self, key: NodeKey, node: &Node<C>) -> Result<(), String> {
+        let what = |wrong: &str| format!("{key:?}: {wrong}: {}", describe(node));
+        let below = || self.nodes.iter().filter(|(_, child)| child.parent == Some(key));
+        let held = below().filter(|(_, child)| child.holds > 0).count() as u32;
+        let children = below().count() as u32;
+        let is_leaf = children == 0 && node.holds == 0;
+        let above = node.parent.map_or(0, |parent| self.nodes[parent].end());
+        let inner = node.holds == 0
+            && children > 0
+            && node.checkpoint.is_some()
+            && self.policy.is_expendable(&node.usage);
+        let (leaf, expendable) = (self.leaves.contains(key), self.expendable.contains(key));
+        let faults = [
+            (!self.is_linked(node), "blocks that are not linked as they lie"),
+            ((node.len == 0) != node.root.is_some(), "blocks of a root, or none"),
+            (node.root.is_some() == node.parent.is_some(), "a root with a parent, or none"),
+            (node.children != children, "children"),
+            (node.holds != node.references + held, "holds"),
+            (node.start != above, "start"),
+            (node.is_listed != (leaf || expendable), "listed, or not"),
+            (leaf != (is_leaf && node.root.is_none()), "a leaf that is not listed"),
+            (expendable != inner, "an expendable checkpoint that is not listed"),
+            (is_leaf && node.checkpoint.is_none(), "a leaf without a checkpoint"),
+        ];
+        if let Some((_, wrong)) = faults.into_iter().find(|&(found, _)| found) {
+            return Err(what(wrong));
+        }
+        let first = node.parent.zip(node.first());
+        let listed = first.map(|(parent, at)| self.child(parent, self.cells.tokens(at)));
+        if listed.is_some_and(|listed| listed != Some(key)) {
+            return Err(what("not found by its parent"));
+        }
+        Ok(())
     }
 
     /// Whether a segment's blocks are linked to each other and to the one above, and have the fingerprints of their paths.

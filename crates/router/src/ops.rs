@@ -1,5 +1,6 @@
 //! Single launches as safe functions. What the kernel table says of a kernel's arguments, their lengths
-//! included, [`Stream::launch`] checks; what else a kernel relies on is checked here.
+//! included, [`Stream::launch`] checks; what else a kernel relies on is checked here. Work of one stream runs in order; where
+//! two streams use a buffer the caller orders them.
 
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kernels_gpu::launch::{

@@ -50,7 +50,7 @@ pub enum Refusal {
         most: usize,
     },
     /// The server is shutting down.
-    #[error("the server is shutting down")]
+    #[error("the server is shutting down; send the request to another one")]
     ShuttingDown,
 }
 

@@ -71,7 +71,7 @@ impl Fields {
     pub fn end(self) -> Result<(), ApiError> {
         match self.0.into_iter().find(|(_, value)| !value.is_null()) {
             Some((name, _)) => {
-                let text = format!("`{name}` is no field of a completion that this server knows");
+                let text = format!("`{name}` is not a field that this server knows: leave it out");
                 Err(ApiError::invalid(&name, text))
             }
             None => Ok(()),
@@ -85,8 +85,8 @@ fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, 
         .map_err(|_| ApiError::invalid(name, format!("`{name}` is {given}; it must be {what}")))
 }
 
-/// A value for a message.
-fn shortened(value: &Value) -> String {
+/// A value for a message, which is short whatever a client sends.
+pub fn shortened(value: &Value) -> String {
     match value {
         Value::Array(_) => "an array".into(),
         Value::Object(_) => "an object".into(),

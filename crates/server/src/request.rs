@@ -5,7 +5,7 @@ use rand::rngs::OsRng;
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, shortened};
 
 /// Most completions of a prompt.
 const MAX_N: u32 = 128;
@@ -118,7 +118,10 @@ fn tokens(ids: &[Value]) -> Result<Vec<u32>, ApiError> {
     let token = |id: &Value| {
         let token = id.as_u64().and_then(|id| u32::try_from(id).ok());
         token.ok_or_else(|| {
-            ApiError::invalid("prompt", "`prompt` has a token id that is none".into())
+            let given = shortened(id);
+            let text =
+                format!("`prompt` has {given} as a token id; it must be from 0 to {}", u32::MAX);
+            ApiError::invalid("prompt", text)
         })
     };
     ids.iter().map(token).collect()
@@ -131,8 +134,10 @@ fn seed(value: Option<Value>) -> Result<u64, ApiError> {
         return Ok(OsRng.try_next_u64().unwrap_or_default());
     };
     let signed = value.as_i64().map(i64::cast_unsigned);
-    let refused =
-        || ApiError::invalid("seed", format!("`seed` is {value}; it must be a 64-bit integer"));
+    let refused = || {
+        let given = shortened(&value);
+        ApiError::invalid("seed", format!("`seed` is {given}; it must be a 64-bit integer"))
+    };
     value.as_u64().or(signed).ok_or_else(refused)
 }
 

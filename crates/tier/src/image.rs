@@ -179,20 +179,8 @@ impl Numbers<'_> {
 /// # Errors
 /// [`ImageError`].
 pub fn decode<'b>(bytes: &'b [u8], subject: &Subject<'_>) -> Result<Image<'b>, ImageError> {
-    let found = bytes.len() as u64;
-    let Some((header, mut rest)) = bytes.split_at_checked(HEADER) else {
-        return Err(ImageError::Length { needed: HEADER as u64, found });
-    };
-    if header[..8] != MAGIC {
-        return Err(ImageError::Magic);
-    }
+    let (header, sections) = split_header(bytes)?;
     let numbers = Numbers(header);
-    if numbers.u32(8) != VERSION {
-        return Err(ImageError::Version { found: numbers.u32(8) });
-    }
-    if header[SIGNED..] != *Sha256::digest(&header[..SIGNED]) {
-        return Err(ImageError::Damaged { section: Section::Header });
-    }
     let (flags, block_bytes, checkpoint_bytes) =
         (numbers.u32(12), numbers.u64(16), numbers.u64(24));
     let [first, blocks, identity, root] = [32, 36, 40, 44].map(|at| numbers.u32(at));
@@ -204,20 +192,11 @@ pub fn decode<'b>(bytes: &'b [u8], subject: &Subject<'_>) -> Result<Image<'b>, I
         checkpoint_bytes,
     ];
     let needed = sizes.iter().fold(HEADER as u64, |sum, &size| sum.saturating_add(size));
+    let found = bytes.len() as u64;
     if needed != found || first > blocks {
         return Err(ImageError::Length { needed, found });
     }
-    let sections = [Section::Owner, Section::Tokens, Section::Blocks, Section::Checkpoint];
-    let mut parts = [&[][..]; 4];
-    for (at, (section, size)) in sections.into_iter().zip(sizes).enumerate() {
-        // The sizes add up to the length, so that each fits.
-        let (part, behind) = rest.split_at(size as usize);
-        if header[48 + 32 * at..][..32] != *Sha256::digest(part) {
-            return Err(ImageError::Damaged { section });
-        }
-        (parts[at], rest) = (part, behind);
-    }
-    let [owner, tokens, blocks, checkpoint] = parts;
+    let [owner, tokens, blocks, checkpoint] = split_sections(header, sections, sizes)?;
     let (of_identity, of_root) = owner.split_at(identity as usize);
     if of_identity != subject.identity || of_root != subject.root {
         return Err(ImageError::Foreign);
@@ -232,4 +211,40 @@ pub fn decode<'b>(bytes: &'b [u8], subject: &Subject<'_>) -> Result<Image<'b>, I
     }
     let (origin, has_draft) = ((flags >> 8) as u8, flags & 1 == 1);
     Ok(Image { first, blocks, checkpoint, origin, has_draft })
+}
+
+/// The header, which is whole and of this version, and what lies behind it.
+fn split_header(bytes: &[u8]) -> Result<(&[u8], &[u8]), ImageError> {
+    let Some((header, behind)) = bytes.split_at_checked(HEADER) else {
+        return Err(ImageError::Length { needed: HEADER as u64, found: bytes.len() as u64 });
+    };
+    if header[..8] != MAGIC {
+        return Err(ImageError::Magic);
+    }
+    let version = Numbers(header).u32(8);
+    if version != VERSION {
+        return Err(ImageError::Version { found: version });
+    }
+    if header[SIGNED..] != *Sha256::digest(&header[..SIGNED]) {
+        return Err(ImageError::Damaged { section: Section::Header });
+    }
+    Ok((header, behind))
+}
+
+/// The sections, which have the digests in the header. `sizes` add up to the length of `bytes`.
+fn split_sections<'b>(
+    header: &[u8],
+    mut bytes: &'b [u8],
+    sizes: [u64; 4],
+) -> Result<[&'b [u8]; 4], ImageError> {
+    let sections = [Section::Owner, Section::Tokens, Section::Blocks, Section::Checkpoint];
+    let mut parts = [&[][..]; 4];
+    for (at, (section, size)) in sections.into_iter().zip(sizes).enumerate() {
+        let (part, behind) = bytes.split_at(size as usize);
+        if header[48 + 32 * at..][..32] != *Sha256::digest(part) {
+            return Err(ImageError::Damaged { section });
+        }
+        (parts[at], bytes) = (part, behind);
+    }
+    Ok(parts)
 }

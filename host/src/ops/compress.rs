@@ -147,9 +147,12 @@ pub fn list_closing_tokens<B: Backend>(
 }
 
 /// Most windows of `ratio` tokens that `tokens` tokens of `requests` requests can close.
+///
+/// # Panics
+/// If `ratio` is 0.
 #[must_use]
 pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
-    let most = tokens / ratio + requests;
+    let most = (tokens / ratio).saturating_add(requests);
     if most < tokens { most } else { tokens }
 }
 

@@ -25,6 +25,7 @@ pub(super) const SHORT: u32 = 2048;
 const READ_WHOLE: u32 = 4096;
 /// Most groups of a row that a selection holds.
 const MOST_GROUPS: u32 = 8192;
+
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, B: Backend> {
     /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`]; against MXFP4 keys also exponent gaps,

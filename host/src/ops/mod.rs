@@ -1,6 +1,10 @@
 //! The operations as safe functions. What the kernel table says of a kernel's arguments, their lengths
 //! included, [`Stream::launch`](crate::device::Stream::launch) checks; what else a kernel relies on is
 //! checked here.
+//!
+//! Work of one stream runs in order, on which all of this rests. Where two streams use a buffer the caller orders them, by
+//! [`Stream::wait_for`](crate::device::Stream::wait_for): what a launch writes nobody else reads or writes until it is done, and what
+//! it reads nobody writes. [`KvCacheManager`](crate::KvCacheManager) does so for the memory of a cache.
 
 mod attention;
 mod attention_parts;

@@ -187,15 +187,20 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         };
         // Two launches, or none.
         if !is_in_ring {
-            let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
-            if !*has_own_rows {
-                // What is refused queues nothing.
-                ops::check_attend(access.stream, &attention)?;
-                access.quantise_rows(&self.kv)?;
-                *has_own_rows = true;
-            }
+            self.quantise_once(&attention)?;
         }
         Ok(ops::attend(access.stream, &attention)?)
+    }
+
+    /// Queues the quantisation of the step's own rows, unless a call before has. Attention that would be refused queues nothing.
+    fn quantise_once(&self, attention: &Attention<'_, B>) -> Result<(), KvError> {
+        let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*has_own_rows {
+            ops::check_attend(self.access.stream, attention)?;
+            self.access.quantise_rows(&self.kv)?;
+            *has_own_rows = true;
+        }
+        Ok(())
     }
 
     /// Refuses to read windows whose rows the append of a long chunk has replaced.

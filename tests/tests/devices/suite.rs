@@ -283,6 +283,7 @@ suite! {
         a_copy_moves_every_byte_it_names,
         a_restored_request_goes_on_as_if_alone,
         stale_rows_are_found,
+        a_leaked_step_is_rejected_before_a_restore,
         what_cannot_be_copied_changes_nothing,
         jobs_out_of_range_are_counted,
     }

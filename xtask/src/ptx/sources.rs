@@ -12,11 +12,12 @@ use sha2::{Digest, Sha256};
 
 use crate::workspace;
 
-/// The device crates: folder, and what in its `src` the device build leaves out.
+/// The device crates: folder, and the modules in its `src` that the device build leaves out, each a folder or a file,
+/// named without `.rs`.
 const CRATES: [(&str, &[&str]); 3] = [
-    ("crates/kv-layout", &["crates/kv-layout/src/config.rs"]),
+    ("crates/kv-layout", &["crates/kv-layout/src/config"]),
     ("crates/simt", &["crates/simt/src/emu"]),
-    ("kernels-gpu", &["kernels-gpu/src/launch.rs"]),
+    ("kernels-gpu", &["kernels-gpu/src/launch"]),
 ];
 
 /// What the PTX is compiled from.
@@ -98,7 +99,7 @@ fn add_folder(folder: &str, left_out: &[&str], files: &mut BTreeMap<String, Stri
     for entry in fs::read_dir(&absolute).with_context(|| format!("reading {folder}"))? {
         let entry = entry?;
         let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
-        if left_out.contains(&path.trim_end_matches(".rs")) || left_out.contains(&path.as_str()) {
+        if left_out.contains(&path.trim_end_matches(".rs")) {
             continue;
         }
         if entry.file_type()?.is_dir() {
@@ -176,9 +177,11 @@ mod tests {
         let sources = Sources::read().expect("the sources are readable");
         assert!(sources.files.contains_key("kernels-gpu/src/table/mod.rs"));
         assert!(sources.files.contains_key("kernels-gpu/Cargo.toml"));
-        assert!(
-            !sources.files.keys().any(|path| path.contains("/emu") || path.ends_with("config.rs"))
-        );
+        for module in CRATES.into_iter().flat_map(|(_, left_out)| left_out) {
+            let is_there = |end: &str| workspace::root().join(format!("{module}{end}")).exists();
+            assert!(is_there("") || is_there(".rs"), "{module} was renamed");
+            assert!(!sources.files.keys().any(|path| path.starts_with(module)), "{module}");
+        }
     }
 
     #[test]

@@ -55,16 +55,10 @@ impl Setup {
     /// What the options ask for at `place`.
     pub fn new(args: &ReplayArgs, place: &Place) -> Result<Self> {
         let defaults = place.defaults()?;
-        if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
-            return Err(InputError::NothingToVerify.into());
-        }
-        if matches!(place, Place::Ledger) && args.host_cache.is_some() {
-            return Err(InputError::NothingToCopy.into());
+        if matches!(place, Place::Ledger) {
+            check_bookkeeping(args)?;
         }
         let payloads = (args.payloads == Payloads::Device).then(|| place::ordinal(args));
-        if matches!(place, Place::Ledger) && payloads.is_some() {
-            return Err(InputError::NothingMoves.into());
-        }
         let shrink = if args.trace.is_some() { 1.0 } else { defaults.shrink };
         let (load, texts) = load(&Loading {
             trace: args.trace.as_deref(),
@@ -87,30 +81,22 @@ impl Setup {
             device::indexer(&smallest, MOST_QUERIES, most).map_err(InputError::Indexer)?;
         let working = match place {
             Place::Ledger => 0,
-            _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32, heads),
+            _ => {
+                let verified = sample.len() as u32;
+                let own = tensors::working_bytes(&smallest, indexer.as_ref(), verified, heads);
+                let port = args.peers.map_or(0, |_| port_bytes(&smallest));
+                let moving = payloads.map_or(0, |_| (memory / 8).min(args.arrival_memory.as_u64()));
+                own + port + moving
+            }
         };
-        let port = args.peers.map_or(0, |_| port_bytes(&smallest));
-        let moving = payloads.map_or(0, |_| (memory / 8).min(args.arrival_memory.as_u64()));
-        let working =
-            if matches!(place, Place::Ledger) { working } else { working + port + moving };
         let rounding = match place {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
             _ => 0,
         };
         let host_bytes = args.host_cache.map_or(0, |size| size.as_u64());
         let smallest = CacheConfig { host_bytes, ..smallest };
-        let wish = Wish::of(args, &load);
-        let mean = mean_tokens(&load).min(smallest.max_context);
-        let most = u32::try_from(load.len()).unwrap_or(u32::MAX).max(1);
-        let balanced = Slots::For { tokens: mean, most };
-        let size = |slots| largest_cache(smallest.clone(), memory, working + rounding, wish, slots);
-        let (config, balanced_slots) = match args.max_requests {
-            Some(slots) => {
-                let balanced = size(balanced).map_or(slots, |config| config.max_requests);
-                (size(Slots::Exactly(slots))?, balanced)
-            }
-            None => size(balanced).map(|config| (config.clone(), config.max_requests))?,
-        };
+        let (config, balanced_slots) =
+            sized_cache(args, &load, &smallest, (memory, working + rounding))?;
         let clock = Clock::new(args.step_ms, args.token_rate);
         let (seed, queries) = (args.seed, (defaults.queries, heads));
         Ok(Self {
@@ -138,6 +124,42 @@ impl Setup {
             step_tokens: self.config.max_step_tokens,
         }
     }
+}
+
+/// Refuses what needs bytes of a cache, where there is bookkeeping alone.
+fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
+    if args.verify.is_some_and(|verify| verify > 0) {
+        return Err(InputError::NothingToVerify);
+    }
+    if args.host_cache.is_some() {
+        return Err(InputError::NothingToCopy);
+    }
+    if args.payloads == Payloads::Device {
+        return Err(InputError::NothingMoves);
+    }
+    Ok(())
+}
+
+/// The largest cache in `memory` bytes, of which `others` are for other things, and how many slots it would have if the load's
+/// mean length decided.
+fn sized_cache(
+    args: &ReplayArgs,
+    load: &[Request],
+    smallest: &CacheConfig,
+    (memory, others): (u64, u64),
+) -> Result<(CacheConfig, u32)> {
+    let wish = Wish::of(args, load);
+    let mean = mean_tokens(load).min(smallest.max_context);
+    let most = u32::try_from(load.len()).unwrap_or(u32::MAX).max(1);
+    let balanced = Slots::For { tokens: mean, most };
+    let size = |slots| largest_cache(smallest.clone(), memory, others, wish, slots);
+    Ok(match args.max_requests {
+        Some(slots) => {
+            let balanced = size(balanced).map_or(slots, |config| config.max_requests);
+            (size(Slots::Exactly(slots))?, balanced)
+        }
+        None => size(balanced).map(|config| (config.clone(), config.max_requests))?,
+    })
 }
 
 /// Where a load comes from.

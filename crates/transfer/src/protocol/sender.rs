@@ -161,7 +161,7 @@ impl<T: Transport> Sender<T> {
     /// Gives a payload up that was not offered.
     ///
     /// # Errors
-    /// [`TransferError::Transport`].
+    /// [`TransferError::Transport`], also for another sender's draft: that memory stays with the transport that has it.
     pub fn abandon(&mut self, draft: Draft) -> Result<(), TransferError> {
         Ok(self.free(draft.memory)?)
     }

@@ -1,6 +1,6 @@
 //! Within a process: for tests, and for caches of several devices of one host.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -49,14 +49,20 @@ impl Fabric {
 #[derive(Debug)]
 pub struct Loopback {
     fabric: Fabric,
-    own: Vec<u64>,
+    /// Ids of the memory that is registered with this peer, and not with another one of the fabric.
+    own: HashSet<u64>,
 }
 
 impl Loopback {
     /// A peer of all others of this fabric.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
-        Self { fabric: fabric.clone(), own: Vec::new() }
+        Self { fabric: fabric.clone(), own: HashSet::new() }
+    }
+
+    /// Refuses memory that is registered with another peer: a fabric has the memory of all.
+    fn check_own(&self, id: u64) -> Result<(), TransportError> {
+        if self.own.contains(&id) { Ok(()) } else { Err(TransportError::Unknown { id }) }
     }
 }
 
@@ -64,14 +70,16 @@ impl Transport for Loopback {
     fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
         let (held, memory) = Held::new(region);
         self.fabric.regions().insert(memory.id(), held);
-        self.own.push(memory.id());
+        self.own.insert(memory.id());
         Ok(memory)
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
-        self.own.retain(|&id| id != memory.id());
-        let removed = self.fabric.regions().remove(&memory.id());
-        removed.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
+        let id = memory.id();
+        self.check_own(id)?;
+        self.own.remove(&id);
+        let removed = self.fabric.regions().remove(&id);
+        removed.map(Held::into_region).ok_or(TransportError::Unknown { id })
     }
 
     fn with_region<R>(
@@ -79,18 +87,21 @@ impl Transport for Loopback {
         memory: &mut Registered,
         work: impl FnOnce(&mut Region) -> R,
     ) -> Result<R, TransportError> {
+        let id = memory.id();
+        self.check_own(id)?;
         let mut regions = self.fabric.regions();
-        let held = regions.get_mut(&memory.id());
-        let held = held.ok_or(TransportError::Unknown { id: memory.id() })?;
+        let held = regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
         Ok(work(held.region_mut()))
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
+        self.check_own(memory.id())?;
         Ok(Descriptor(memory.id().to_le_bytes().to_vec()))
     }
 
     /// Peers see all bytes as they are.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
+        self.check_own(memory.id())?;
         let len = memory.len();
         if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
@@ -101,7 +112,8 @@ impl Transport for Loopback {
         bytes: Range<usize>,
         from: &Descriptor,
     ) -> Result<InFlight, NotPosted> {
-        let read = self.fabric.read(from, bytes.clone()).and_then(|found| {
+        let read = self.check_own(into.id());
+        let read = read.and_then(|()| self.fabric.read(from, bytes.clone())).and_then(|found| {
             let written = self.fabric.write(into.id(), bytes.start, &found);
             let len = into.len();
             if written { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
@@ -122,7 +134,7 @@ impl Transport for Loopback {
 
     fn fence(&mut self) -> Result<(), TransportError> {
         let mut regions = self.fabric.regions();
-        self.own.drain(..).for_each(|id| drop(regions.remove(&id)));
+        self.own.drain().for_each(|id| drop(regions.remove(&id)));
         Ok(())
     }
 }

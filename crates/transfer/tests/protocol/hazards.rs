@@ -19,7 +19,7 @@ use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::peer::{Peer, receiver, wait};
+use super::peer::{Peer, SLACK, receiver, wait};
 use super::world::{self, Answers, BLOCKS, Site, World, deadlines};
 
 const ROUNDS: u32 = 100;
@@ -264,16 +264,12 @@ fn is_other(region: &Region) -> bool {
     region.bytes().iter().any(|&byte| byte != PATTERN)
 }
 
-/// Errors come within 100 ms of the deadline, all but one: beside other load this process may once have to wait for a
-/// core.
+/// Half of the errors come within 100 ms of the deadline, and all within the slack that other load may cost.
 fn check_delays(behind: &mut [Duration]) {
     behind.sort();
-    let [median, most, last] = [behind.len() / 2, behind.len().max(2) - 2, behind.len() - 1];
-    let [median, most, last] = [behind[median], behind[most], behind[last]];
-    eprintln!(
-        "errors behind the deadline: half within {median:?}, all but one within {most:?}, all within {last:?}"
-    );
-    assert!(most < Duration::from_millis(100) && last < Duration::from_secs(1));
+    let [median, last] = [behind.len() / 2, behind.len() - 1].map(|at| behind[at]);
+    eprintln!("errors behind the deadline: half within {median:?}, all within {last:?}");
+    assert!(median < Duration::from_millis(100) && last < SLACK);
 }
 
 /// Bytes come after the deadline, into quarantine and nowhere else.
@@ -338,7 +334,7 @@ pub fn killed_sources() -> Result<(), Failed> {
         receiver.clear_quarantine()?;
         assert!(is_free(&world) && receiver.taken_bytes() == 0, "round {round}");
     }
-    assert!(longest < read + Duration::from_millis(100), "{longest:?}");
+    assert!(longest < read + SLACK, "{longest:?}");
     eprintln!("killed: {errors:?}, {longest:?} at most");
     let mut peer = Peer::bytes(&[]);
     let (offer, _) = peer.serve(&world, &world.samples[2], files.of(2));

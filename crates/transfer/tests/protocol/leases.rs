@@ -69,6 +69,11 @@ pub fn a_draft_is_its_senders() {
     own.offer(*draft, SECOND).unwrap();
     assert!(own.claim(source) && other.claim(held));
     assert_eq!((own.held_bytes(), other.held_bytes()), (0, 0));
+    // Nor does it give up another's: it would count memory that it never had.
+    let draft = world.take(&mut own, 2, world.fingerprint);
+    let refused = other.abandon(draft).unwrap_err();
+    assert!(matches!(refused, TransferError::Transport(_)), "{refused}");
+    assert_eq!((own.held_bytes(), other.held_bytes()), (bytes(&world, 2), 0));
 }
 
 /// Memory that the transport does not give back counts, though its lease is over.

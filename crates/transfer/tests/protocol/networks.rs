@@ -9,7 +9,7 @@ use dsv4_kv_transfer::{Deadlines, TransferError};
 use libtest_mimic::Failed;
 
 use super::hazards::Files;
-use super::peer::{Peer, receiver, wait, wait_for_some};
+use super::peer::{Peer, SLACK, receiver, wait, wait_for_some};
 use super::world::World;
 
 /// Why there can be no namespace here; `None` if there can.
@@ -111,7 +111,8 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
     let (start, mut served) = (Instant::now(), 0);
     let silent = receiver.begin(start.elapsed(), &offer, &world.expected())?;
     let connected = start.elapsed();
-    assert!(connected < Duration::from_millis(100), "the call took {connected:?}");
+    // Where the call connects, it takes as long as the system tries: minutes.
+    assert!(connected < SLACK, "the call took {connected:?}");
     let mut error = None;
     while error.is_none() {
         let (offer, lease) = other.serve(&world, &world.samples[0], files.of(0));
@@ -132,13 +133,13 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
     }
     let Some((error, took)) = error else { unreachable!("it has come") };
     assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
-    assert!(took < read + Duration::from_millis(100), "{error} after {took:?}");
+    assert!(took < read + SLACK, "{error} after {took:?}");
     assert!(served > 0, "another is served meanwhile");
     while receiver.quarantined_bytes() > 0 {
         receiver.poll(start.elapsed());
     }
     let ended = start.elapsed();
-    assert!(ended < fence + Duration::from_millis(500), "quarantine ended after {ended:?}");
+    assert!(ended < fence + SLACK, "quarantine ended after {ended:?}");
     eprintln!(
         "silent: {error} after {took:?}; {served} others meanwhile; quarantine until {ended:?}"
     );
@@ -174,7 +175,7 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
         let took = start.elapsed() - began;
         let is_known =
             matches!(error, TransferError::Deadline { .. } | TransferError::Transport(_));
-        assert!(is_known && took < read + Duration::from_millis(100), "{error} after {took:?}");
+        assert!(is_known && took < read + SLACK, "{error} after {took:?}");
         eprintln!("link down: {error} after {took:?}");
         run("ip", &format!("link set {} up", link.here));
         while receiver.quarantined_bytes() > 0 {

@@ -24,6 +24,9 @@ const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
 /// Set for a source of kind `gpu`: to `host` or `device`, where its payloads are.
 pub const STORAGE: &str = "DSV4_NIXL_TEST_STORAGE";
 
+/// How much later than a deadline an error may come: beside other load this process may have to wait for a core.
+pub const SLACK: Duration = Duration::from_secs(1);
+
 /// Runs the source, if this process is one.
 pub fn is_source() -> bool {
     let Some(kind) = std::env::var_os(CHILD) else { return false };

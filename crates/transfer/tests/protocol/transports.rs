@@ -43,6 +43,17 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     let NotPosted(short, error) = target.post(short, 5..11, &from).unwrap_err();
     assert!(matches!(error, TransportError::Outside { len: 10, .. }), "{error}");
     target.deregister(short).unwrap();
+    // Memory of another peer is neither looked at, nor published, nor taken.
+    let refused = target.with_bytes(&mut memory, |_| ()).unwrap_err();
+    assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
+    let refused = target.publish(&memory).unwrap_err();
+    assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
+    let other = source.register(region(&[1])).unwrap();
+    let NotPosted(other, refused) = target.post(other, 0..1, &from).unwrap_err();
+    assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
+    let refused = target.deregister(other).unwrap_err();
+    assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
+    assert_eq!(read(&mut target, 100, &from).unwrap(), got[..100], "it is as it was");
     // Taken back: it cannot be read any more.
     source.deregister(memory).unwrap();
     assert!(read(&mut target, 100, &from).is_err());

@@ -5,7 +5,8 @@ use dsv4_kv::ops::{self, CheckpointCopy, CopyDirection, CopyPieces, StateArena, 
 use dsv4_kv::poison::{POISON, PoisonedRow};
 use dsv4_kv::schema::{Pool, PoolUnit};
 use dsv4_kv::{
-    CacheConfig, CheckpointId, KvError, LayerId, PoolKind, RequestId, SavedCheckpoint, SlotId,
+    CacheConfig, CheckpointId, KvError, Launches, LayerId, PoolKind, RequestId, SavedCheckpoint,
+    SlotId, StepRequest,
 };
 use kv_layout::geometry::{LayerKind, csa_own_rows, csa_previous_rows};
 use kv_layout::index_row::IndexFormat;
@@ -242,6 +243,17 @@ pub fn stale_rows_are_found<B: Backend>(device: &Device<B>) {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// A step that was leaked (`std::mem::forget`) keeps no request from a checkpoint: it is rejected first.
+pub fn a_leaked_step_is_rejected_before_a_restore<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 260, 97);
+    let (mut fed, _, b, saved) = two_requests(device, &story);
+    let stream = fed.stream.clone();
+    let step = [StepRequest { id: b, start: 128, tokens: 1 }];
+    std::mem::forget(fed.manager.begin_step(&stream, Launches::Eager, &step).unwrap());
+    fed.manager.restore_checkpoint(&stream, b, &saved).unwrap();
+    assert_eq!(fed.manager.ledger().committed(b).unwrap(), 128);
 }
 
 /// Refusals name what is wrong, and leave every byte, request and checkpoint as it was.

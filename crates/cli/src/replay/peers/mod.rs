@@ -24,6 +24,7 @@ pub use answers::run as decode;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_transfer::Transport;
 use dsv4_kv_transfer::transport::Files;
 
@@ -135,7 +136,7 @@ fn prompts(setup: &Setup) -> Vec<Request> {
     let limits = setup.limits();
     let prompt = |request: &Request| {
         let tokens = request.arrival.cached_tokens();
-        let fits = tokens <= limits.context && tokens.div_ceil(128) <= limits.blocks;
+        let fits = tokens <= limits.context && tokens.div_ceil(BLOCK_TOKENS) <= limits.blocks;
         let mut request = request.clone();
         request.arrival.output = if fits { 1 } else { request.arrival.output };
         request

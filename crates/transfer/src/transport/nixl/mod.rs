@@ -62,9 +62,6 @@ pub struct Nixl {
     plugin: CString,
 }
 
-// SAFETY: the functions of the library may be called from any thread, one at a time for an agent.
-unsafe impl Send for Nixl {}
-
 /// Where a peer's memory is, before its agent's metadata: kind, address, length, number.
 const PLACE: usize = 32;
 
