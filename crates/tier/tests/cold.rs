@@ -218,6 +218,27 @@ fn damaged_files_are_misses() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
+/// An object that is longer than any of its prefix is not read to memory, which it could fill.
+#[test]
+fn an_object_that_is_too_long_is_not_read() {
+    const BYTES: u64 = 1 << 42;
+    let setup = Setup::new();
+    let last = &setup.files()[2];
+    let whole = fs::read(last).unwrap();
+    fs::OpenOptions::new().write(true).open(last).unwrap().set_len(BYTES).unwrap();
+    let mut cache = setup.cache(b"weights");
+    let errors = cache.fetch(b"a");
+    let [ColdError::Image { error: ImageError::TooLong { found: BYTES, most }, .. }] = errors[..]
+    else {
+        panic!("{errors:?}")
+    };
+    assert!(most > whole.len() as u64 && most < 8 << 20, "{most}");
+    let stats = cache.cold.stats();
+    assert_eq!((stats.damaged, stats.restored_tokens), (1, 256), "the shorter prefix is had");
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256);
+    assert_eq!(fs::read(last).unwrap(), whole, "it is stored anew");
+}
+
 /// An object that cannot be read now is asked for again later.
 #[test]
 fn a_store_that_fails_once_is_asked_again() {
