@@ -135,13 +135,15 @@ impl<T: Transport> Sender<T> {
     /// once the request is as far as the draft says.
     ///
     /// # Errors
-    /// [`TransferError::OtherRequest`]; [`TransferError::MovedOn`] for a request that has gone past the draft's
-    /// positions; [`TransferError::Cache`], [`TransferError::Transport`]. The draft is as it was.
+    /// [`TransferError::NotHeld`] for another sender's draft; [`TransferError::OtherRequest`]; [`TransferError::MovedOn`] for
+    /// a request that has gone past the draft's positions; [`TransferError::Cache`], [`TransferError::Transport`]. The draft
+    /// is as it was.
     pub fn take<B: Backend>(
         &mut self,
         draft: &mut Draft,
         export: &mut Export<'_, B>,
     ) -> Result<Ready, TransferError> {
+        self.check_own(draft)?;
         let parts = draft.next(export)?;
         if !parts.is_empty() {
             let bytes = draft.bytes(parts.clone());
@@ -161,9 +163,18 @@ impl<T: Transport> Sender<T> {
     /// Gives a payload up that was not offered.
     ///
     /// # Errors
+    /// [`TransferError::NotHeld`] for another sender's draft, which is dropped: that sender holds its bytes from then on.
     /// [`TransferError::Transport`].
     pub fn abandon(&mut self, draft: Draft) -> Result<(), TransferError> {
+        self.check_own(&draft)?;
         Ok(self.free(draft.memory)?)
+    }
+
+    /// Refuses another sender's draft, whose bytes are not among those that this one holds.
+    fn check_own(&self, draft: &Draft) -> Result<(), TransferError> {
+        let source_of = draft.manifest.source;
+        let is_own = source_of.epoch == self.epoch;
+        if is_own { Ok(()) } else { Err(TransferError::NotHeld { source_of }) }
     }
 
     /// Offers a payload that is whole: what goes over the control channel. It can be claimed until [`Self::expire`] is called
@@ -172,8 +183,7 @@ impl<T: Transport> Sender<T> {
     /// # Errors
     /// [`TransferError::NotWhole`], and [`TransferError::NotHeld`] for another sender's draft, with the draft.
     pub fn offer(&mut self, draft: Draft, until: Duration) -> Result<Offer, NotOffered> {
-        if draft.manifest.source.epoch != self.epoch {
-            let error = TransferError::NotHeld { source_of: draft.manifest.source };
+        if let Err(error) = self.check_own(&draft) {
             return Err(NotOffered(Box::new(draft), error));
         }
         if !draft.is_whole() {

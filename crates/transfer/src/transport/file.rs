@@ -130,8 +130,14 @@ impl Transport for Files {
 
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         let (path, start) = (self.directory.join(self.name(memory.id())), bytes.start as u64);
+        let region = self.region(memory.id())?;
+        let len = region.len();
+        // Before memory is taken for them.
+        if bytes.start > bytes.end || bytes.end > len {
+            return Err(TransportError::Outside { bytes, len });
+        }
         let mut part = vec![0; bytes.len()];
-        self.region(memory.id())?.read(bytes.start, &mut part)?;
+        region.read(bytes.start, &mut part)?;
         let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| {
             file.seek(SeekFrom::Start(start))?;
             file.write_all(&part)

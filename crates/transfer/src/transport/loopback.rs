@@ -58,6 +58,11 @@ impl Loopback {
     pub fn new(fabric: &Fabric) -> Self {
         Self { fabric: fabric.clone(), own: Vec::new() }
     }
+
+    /// Refuses memory of the fabric's other peers.
+    fn check_own(&self, id: u64) -> Result<(), TransportError> {
+        if self.own.contains(&id) { Ok(()) } else { Err(TransportError::Unknown { id }) }
+    }
 }
 
 impl Transport for Loopback {
@@ -69,6 +74,7 @@ impl Transport for Loopback {
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
+        self.check_own(memory.id())?;
         self.own.retain(|&id| id != memory.id());
         let removed = self.fabric.regions().remove(&memory.id());
         removed.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
@@ -79,6 +85,7 @@ impl Transport for Loopback {
         memory: &mut Registered,
         work: impl FnOnce(&mut Region) -> R,
     ) -> Result<R, TransportError> {
+        self.check_own(memory.id())?;
         let mut regions = self.fabric.regions();
         let held = regions.get_mut(&memory.id());
         let held = held.ok_or(TransportError::Unknown { id: memory.id() })?;
@@ -86,11 +93,13 @@ impl Transport for Loopback {
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
+        self.check_own(memory.id())?;
         Ok(Descriptor(memory.id().to_le_bytes().to_vec()))
     }
 
     /// Peers see all bytes as they are.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
+        self.check_own(memory.id())?;
         let len = memory.len();
         if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
@@ -101,6 +110,9 @@ impl Transport for Loopback {
         bytes: Range<usize>,
         from: &Descriptor,
     ) -> Result<InFlight, NotPosted> {
+        if let Err(error) = self.check_own(into.id()) {
+            return Err(NotPosted(into, error));
+        }
         let read = self.fabric.read(from, bytes.clone()).and_then(|found| {
             let written = self.fabric.write(into.id(), bytes.start, &found);
             let len = into.len();
