@@ -13,7 +13,9 @@ use super::error::TransferError;
 use super::offer::{Offer, Ready};
 use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, places};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, Region, Registered, Storage, Transport, TransportError};
+use crate::transport::{
+    Descriptor, Region, RegionMut, Registered, Storage, Transport, TransportError,
+};
 
 /// A payload that is not whole, and why it cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -149,7 +151,7 @@ impl<T: Transport> Sender<T> {
             let bytes = draft.bytes(parts.clone());
             let Draft { memory, manifest, .. } = draft;
             let sections = &manifest.sections[parts.clone()];
-            let work = |payload: &mut Region| {
+            let work = |payload: RegionMut<'_>| {
                 fill((payload, bytes.clone()), sections, |into| copy(export, parts.clone(), into))
             };
             let sections = self.transport.with_region(memory, work)??;
@@ -255,14 +257,14 @@ impl<T: Transport> Sender<T> {
 
 /// Lets `copy` write bytes of a payload, in the memory of its cache's device if it is there; their sections.
 pub(super) fn fill<B: Backend>(
-    (payload, bytes): (&mut Region, Range<usize>),
+    (mut payload, bytes): (RegionMut<'_>, Range<usize>),
     sections: &[Section],
     copy: impl FnOnce(PartsMut<'_, B>) -> Result<(), MoveError>,
 ) -> Result<Vec<Section>, TransferError> {
     let places: Vec<_> = places(sections, bytes.start).collect();
     if payload.host().is_some() {
         copy(PartsMut::Host(&mut payload.bytes_mut()[bytes]))?;
-    } else if let Some(buffer) = own_buffer::<B>(payload, &bytes) {
+    } else if let Some(buffer) = own_buffer::<B>(&payload, &bytes) {
         copy(PartsMut::Device(buffer))?;
     } else {
         // Of another kind of device.

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, NotPosted, Polled, Region, RegionMut, Registered, Transport,
+    TransportError,
 };
 
 /// The memory that the loopbacks of a process share.
@@ -83,7 +84,7 @@ impl Transport for Loopback {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
         self.check_own(memory.id())?;
         let mut regions = self.fabric.regions();

@@ -20,8 +20,8 @@ use api::{Api, DRAM, Handle, IN_PROGRESS, VRAM};
 use crate::mistake::{Mistake, made};
 
 use super::{
-    Descriptor, Held, InFlight, MemoryKind, NotPosted, Polled, Region, Registered, Transport,
-    TransportError,
+    Descriptor, Held, InFlight, MemoryKind, NotPosted, Polled, Region, RegionMut, Registered,
+    Transport, TransportError,
 };
 
 /// How NIXL is opened.
@@ -181,7 +181,7 @@ impl Transport for Nixl {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
         let id = memory.id();
         self.check_no_read(id)?;
