@@ -52,6 +52,9 @@ pub enum ColdError {
         /// Most of them.
         most: usize,
     },
+    /// The tier was called with another cache than the one that it was opened for, whose bytes are of another model perhaps.
+    #[error("this cold tier was opened for another cache; open one for this cache")]
+    OtherCache,
     /// The store's thread has ended by a panic: nothing is stored or read any more.
     #[error("the store's thread has ended; open the tier again")]
     ThreadEnded,
