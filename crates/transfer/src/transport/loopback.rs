@@ -29,7 +29,8 @@ impl Fabric {
     /// Bytes of the memory that a descriptor names.
     ///
     /// # Errors
-    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Device`].
+    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Outside`] for a range that ends before
+    /// it begins, [`TransportError::Device`].
     pub fn read(&self, from: &Descriptor, bytes: Range<usize>) -> Result<Vec<u8>, TransportError> {
         let id = from.0.as_array::<8>().map(|&id| u64::from_le_bytes(id));
         let regions = self.regions();
@@ -37,6 +38,9 @@ impl Fabric {
         let gone = || TransportError::Descriptor { why: "the memory was given up".to_owned() };
         let memory = held.ok_or_else(gone)?.region();
         let (needed, found) = (bytes.end, memory.len());
+        if bytes.start > needed {
+            return Err(TransportError::Outside { bytes, len: found });
+        }
         if needed > found {
             return Err(TransportError::TooShort { needed, found });
         }
@@ -102,7 +106,8 @@ impl Transport for Loopback {
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         self.check_own(memory.id())?;
         let len = memory.len();
-        if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+        let is_its = bytes.start <= bytes.end && bytes.end <= len;
+        if is_its { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
 
     fn post(

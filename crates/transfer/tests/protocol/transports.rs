@@ -1,5 +1,7 @@
 //! Transports that do not fail: what is read is what was published, and what is gone is refused.
 
+use std::ops::Range;
+
 use dsv4_kv_transfer::transport::{
     Descriptor, Fabric, Files, Loopback, NotPosted, Polled, Region, Registered,
 };
@@ -54,6 +56,13 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     // So many that no memory could be had for them.
     let outside = source.flush(&memory, 0..usize::MAX).unwrap_err();
     assert!(matches!(outside, TransportError::Outside { len: 10_000, .. }), "{outside}");
+    let backwards = Range { start: 5, end: 2 };
+    let outside = source.flush(&memory, backwards.clone()).unwrap_err();
+    assert!(matches!(outside, TransportError::Outside { .. }), "{outside}");
+    let into = target.register(Region::new(10).unwrap()).unwrap();
+    let NotPosted(into, error) = target.post(into, backwards, &from).unwrap_err();
+    assert!(matches!(error, TransportError::Outside { .. }), "{error}");
+    target.deregister(into).unwrap();
     is_its_own(&mut target, &mut memory);
     let short = target.register(Region::new(10).unwrap()).unwrap();
     let NotPosted(short, error) = target.post(short, 5..11, &from).unwrap_err();

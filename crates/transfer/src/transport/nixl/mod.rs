@@ -202,7 +202,8 @@ impl Transport for Nixl {
     /// Peers see all bytes as they are.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         let Place { len, .. } = self.place(memory.id())?;
-        if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+        let is_its = bytes.start <= bytes.end && bytes.end <= len;
+        if is_its { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
 
     fn post(
