@@ -33,6 +33,10 @@ impl LedgerId {
     }
 }
 
+/// Which cache: a number that is unique in the process. What belongs to one keeps it, to refuse others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CacheId(pub(crate) LedgerId);
+
 /// An admitted request. It is valid in the cache that admitted it, until it is released: slots are
 /// reused, generations are not (64 bits), so an id kept past `release` never reaches the slot's next
 /// owner, and an id of another cache is refused.

@@ -161,7 +161,7 @@ pub use config::CacheConfig;
 pub use device::{bf16, open_cuda};
 pub use error::KvError;
 pub use host_tier::{HostImage, HostPrompt, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
-pub use ids::{BlockId, CheckpointId, LayerGroup, LayerId, RequestId, SlotId};
+pub use ids::{BlockId, CacheId, CheckpointId, LayerGroup, LayerId, RequestId, SlotId};
 pub use indexer::{
     CsaIndexer, IndexerWeights, IndexerWorkspace, QueryValues, QueryWeight, WorkspaceLimits,
     WorkspaceSize,

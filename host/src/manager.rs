@@ -8,7 +8,7 @@ use crate::copied::Copied;
 use crate::core::Core;
 use crate::device::{Backend, Device, Memory, Stream, View};
 use crate::error::KvError;
-use crate::ids::{BlockId, LayerGroup, LayerId, RequestId};
+use crate::ids::{BlockId, CacheId, LayerGroup, LayerId, RequestId};
 use crate::ledger::{Ledger, StepRequest};
 use crate::ops::JobWords;
 use crate::pool_kind::PoolKind;
@@ -278,6 +278,11 @@ impl<B: Backend> KvCacheManager<B> {
     /// The device.
     pub fn device(&self) -> &Device<B> {
         &self.core.device
+    }
+
+    /// Which cache it is.
+    pub fn id(&self) -> CacheId {
+        CacheId(self.core().read_ledger().id())
     }
 
     /// The configuration.

@@ -13,6 +13,8 @@ const MAX_N: u32 = 128;
 const MAX_STOPS: usize = 4;
 /// Most bytes of one: so much text may be held back.
 const MAX_STOP_BYTES: usize = 1024;
+/// Most bytes of a salt. It is kept with what was computed under it, and there may be as many as the cache has blocks.
+const MAX_SALT_BYTES: usize = 256;
 /// Most tokens that are told beside each.
 const MAX_LOGPROBS: u32 = 5;
 
@@ -82,7 +84,7 @@ impl CompletionRequest {
             top_p: fields.number("top_p", [0.0, 1.0])?.unwrap_or(1.0),
             n,
             seed: seed(fields.value("seed"))?,
-            cache_salt: fields.get("cache_salt", "a string")?.unwrap_or_default(),
+            cache_salt: salt(fields.get("cache_salt", "a string")?.unwrap_or_default())?,
             stop: stops(fields.value("stop"))?,
             logprobs: fields.number("logprobs", [0, MAX_LOGPROBS])?.map(|most| most as usize),
             stream,
@@ -139,6 +141,17 @@ fn seed(value: Option<Value>) -> Result<u64, ApiError> {
         ApiError::invalid("seed", format!("`seed` is {given}; it must be a 64-bit integer"))
     };
     value.as_u64().or(signed).ok_or_else(refused)
+}
+
+fn salt(salt: String) -> Result<String, ApiError> {
+    let bytes = salt.len();
+    if bytes > MAX_SALT_BYTES {
+        let text = format!(
+            "`cache_salt` has {bytes} bytes; it may have {MAX_SALT_BYTES}: send a digest of it"
+        );
+        return Err(ApiError::invalid("cache_salt", text));
+    }
+    Ok(salt)
 }
 
 fn stops(value: Option<Value>) -> Result<Vec<String>, ApiError> {
@@ -247,6 +260,7 @@ mod tests {
             ("stop", json!("")),
             ("stop", json!(["a", "b", "c", "d", "e"])),
             ("stop", json!("x".repeat(1025))),
+            ("cache_salt", json!("x".repeat(257))),
             ("stream", json!("yes")),
             ("model", json!(3)),
             ("user", json!(3)),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use dsv4_kv::device::Backend;
-use dsv4_kv::{HostImage, HostPrompt, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
+use dsv4_kv::{CacheId, HostImage, HostPrompt, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, parse_url_opts};
@@ -60,6 +60,8 @@ pub struct ColdOptions {
 /// It belongs to one cache, whose host tier it is below: [`Self::advance`] is called between steps, as
 /// [`KvCacheManager::advance_tier`] is. Nothing waits for the store but its own thread.
 pub struct ColdTier<B: Backend> {
+    /// The cache that it is below.
+    cache: CacheId,
     store: Store,
     filled: (Sender<Filled<B>>, Receiver<Filled<B>>),
     /// Prompts that were asked for.
@@ -112,6 +114,7 @@ impl<B: Backend> ColdTier<B> {
         let store = Store::open(objects, prefix, owner)?;
         cache.offer_host_images();
         Ok(Self {
+            cache: cache.id(),
             store,
             filled: channel(),
             fetching: Vec::new(),
@@ -127,12 +130,15 @@ impl<B: Backend> ColdTier<B> {
     /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one.
     ///
     /// # Errors
-    /// [`ColdError::TooManyFetches`]; [`ColdError::ThreadEnded`].
+    /// [`ColdError::OtherCache`]; [`ColdError::TooManyFetches`]; [`ColdError::ThreadEnded`].
     pub fn fetch(
         &mut self,
         cache: &KvCacheManager<B>,
         prompt: &Prompt<'_>,
     ) -> Result<Option<FetchId>, ColdError> {
+        if cache.id() != self.cache {
+            return Err(ColdError::OtherCache);
+        }
         if self.has_ended {
             return Err(ColdError::ThreadEnded);
         }
@@ -174,8 +180,11 @@ impl<B: Backend> ColdTier<B> {
     }
 
     /// Hands to the store what has arrived in host memory, while it has room, and enters there what the store has brought.
-    /// To be called between steps; waits for nothing.
+    /// To be called between steps; waits for nothing. With another cache it does nothing, and [`Self::take_errors`] says so.
     pub fn advance(&mut self, cache: &mut KvCacheManager<B>) {
+        if !self.is_below(cache) {
+            return;
+        }
         self.take_done(cache, false);
         self.enter(cache);
         while !self.has_ended && self.store.has_room() {
@@ -187,16 +196,31 @@ impl<B: Backend> ColdTier<B> {
 
     /// As [`Self::advance`], once the store has done something of what is under way, for which the host waits.
     pub fn wait(&mut self, cache: &mut KvCacheManager<B>) {
+        if !self.is_below(cache) {
+            return;
+        }
         self.take_done(cache, self.pending > 0);
         self.advance(cache);
     }
 
     /// As [`Self::advance`], until nothing is left to do. The host waits for the store.
     pub fn settle(&mut self, cache: &mut KvCacheManager<B>) {
+        if !self.is_below(cache) {
+            return;
+        }
         self.advance(cache);
         while self.pending > 0 {
             self.wait(cache);
         }
+    }
+
+    /// Whether it is the tier below this cache; notes if not.
+    fn is_below(&mut self, cache: &KvCacheManager<B>) -> bool {
+        let is_its = cache.id() == self.cache;
+        if !is_its {
+            self.note(ColdError::OtherCache);
+        }
+        is_its
     }
 
     /// What it has done.

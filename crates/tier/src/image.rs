@@ -73,6 +73,14 @@ pub enum ImageError {
         /// Bytes that it has.
         found: u64,
     },
+    /// It is longer than any image of the prefix that was asked for. It was not read.
+    #[error("the object has {found} bytes, and an image of this prefix has {most} at most")]
+    TooLong {
+        /// Bytes that it has at most.
+        most: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
     /// A section has not the bytes that were written.
     #[error("the image's section {section:?} is damaged")]
     Damaged {
@@ -103,6 +111,20 @@ pub struct Subject<'s> {
     pub block_bytes: u64,
     /// Bytes of a checkpoint.
     pub checkpoint_bytes: u64,
+}
+
+impl Subject<'_> {
+    /// Bytes of the longest image that can be of it: with all of its blocks.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        let Self { identity, root, tokens, block_bytes, checkpoint_bytes } = *self;
+        let block = (4 * BLOCK as u64).saturating_add(block_bytes);
+        let sizes = [
+            (identity.len() + root.len()) as u64,
+            block.saturating_mul(tokens.len() as u64),
+            checkpoint_bytes,
+        ];
+        sizes.iter().fold(HEADER as u64, |sum, &size| sum.saturating_add(size))
+    }
 }
 
 /// What an image holds.

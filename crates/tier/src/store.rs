@@ -52,6 +52,9 @@ pub enum ColdError {
         /// Most of them.
         most: usize,
     },
+    /// The tier was called with another cache than the one that it was opened for, whose bytes are of another model perhaps.
+    #[error("this cold tier was opened for another cache; open one for this cache")]
+    OtherCache,
     /// The store's thread has ended by a panic: nothing is stored or read any more.
     #[error("the store's thread has ended; open the tier again")]
     ThreadEnded,
@@ -91,9 +94,10 @@ impl ColdError {
         match self {
             Self::NotThere => ColdErrorKind::NotThere,
             Self::Image { error, .. } => match error {
-                ImageError::Magic | ImageError::Length { .. } | ImageError::Damaged { .. } => {
-                    ColdErrorKind::Damaged
-                }
+                ImageError::Magic
+                | ImageError::Length { .. }
+                | ImageError::TooLong { .. }
+                | ImageError::Damaged { .. } => ColdErrorKind::Damaged,
                 _ => ColdErrorKind::Foreign,
             },
             _ => ColdErrorKind::Failed,
@@ -436,12 +440,18 @@ impl Objects {
         end: usize,
     ) -> Result<(u32, Bytes, Bytes, (Origin, bool)), ColdError> {
         let path = self.path(key);
-        let bytes = self.objects.get(&path).await?.bytes().await?;
+        let object = self.objects.get(&path).await?;
         let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
         let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
         let (root, tokens) = (wanted.root.bytes(), &wanted.tokens[..end]);
         let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
         let wrong = |error| ColdError::Image { name: path.to_string(), error };
+        // Whoever can write to the store could fill the memory otherwise.
+        let (found, most) = (object.meta.size, subject.most_bytes());
+        if found > most {
+            return Err(wrong(ImageError::TooLong { most, found }));
+        }
+        let bytes = object.bytes().await?;
         let image = image::decode(&bytes, &subject).map_err(wrong)?;
         let origin = Origin::ALL.get(image.origin as usize).copied();
         let header = || wrong(ImageError::Damaged { section: image::Section::Header });

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
-use dsv4_kv::{Accepted, CacheConfig, Prompt, RequestId};
+use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Prompt, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::stories::{Stored, Story, config};
 use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, FetchId, ImageError, Section};
@@ -218,6 +218,27 @@ fn damaged_files_are_misses() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
+/// An object that is longer than any of its prefix is not read to memory, which it could fill.
+#[test]
+fn an_object_that_is_too_long_is_not_read() {
+    const BYTES: u64 = 1 << 42;
+    let setup = Setup::new();
+    let last = &setup.files()[2];
+    let whole = fs::read(last).unwrap();
+    fs::OpenOptions::new().write(true).open(last).unwrap().set_len(BYTES).unwrap();
+    let mut cache = setup.cache(b"weights");
+    let errors = cache.fetch(b"a");
+    let [ColdError::Image { error: ImageError::TooLong { found: BYTES, most }, .. }] = errors[..]
+    else {
+        panic!("{errors:?}")
+    };
+    assert!(most > whole.len() as u64 && most < 8 << 20, "{most}");
+    let stats = cache.cold.stats();
+    assert_eq!((stats.damaged, stats.restored_tokens), (1, 256), "the shorter prefix is had");
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256);
+    assert_eq!(fs::read(last).unwrap(), whole, "it is stored anew");
+}
+
 /// An object that cannot be read now is asked for again later.
 #[test]
 fn a_store_that_fails_once_is_asked_again() {
@@ -284,4 +305,27 @@ fn a_tier_has_an_identity() {
     let (url, options) = (setup.directory.path().to_str().unwrap(), ColdOptions::default());
     let refused = ColdTier::open(&mut cache.fed.manager, url, b"", &options).map(drop);
     assert!(matches!(refused, Err(ColdError::NoIdentity)), "{refused:?}");
+}
+
+/// What a store has of one model's prompts does not come to a cache that runs another one, nor does what that has go there.
+#[test]
+fn a_tier_is_one_caches() {
+    let setup = Setup::new();
+    let [mut own, mut other] = [&b"weights"[..], b"other weights"].map(|of| setup.cache(of));
+    let all = tokens();
+    let refused = own.cold.fetch(&other.fed.manager, &prompt(&all, b"a"));
+    assert!(matches!(refused, Err(ColdError::OtherCache)), "{refused:?}");
+    own.ask(b"a").unwrap().expect("the store has it");
+    let before = other.fed.manager.host_units();
+    type Call = fn(&mut ColdTier<Emulator>, &mut KvCacheManager<Emulator>);
+    for call in [ColdTier::advance as Call, ColdTier::wait, ColdTier::settle] {
+        call(&mut own.cold, &mut other.fed.manager);
+        let errors = own.cold.take_errors();
+        assert!(matches!(errors[..], [ColdError::OtherCache]), "{errors:?}");
+    }
+    assert_eq!(other.fed.manager.host_units(), before);
+    // What was asked for comes to the cache that asked.
+    own.settle();
+    assert_eq!(own.cold.stats().restored_tokens, 384);
+    assert_eq!(own.run(b"a", &setup.story, &setup.stored), 384);
 }

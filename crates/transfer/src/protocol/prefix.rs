@@ -16,7 +16,7 @@ use super::sender::{Sender, fill};
 use super::verified::Verified;
 use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Section};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Region, Registered, Transport};
+use crate::transport::{RegionMut, Registered, Transport};
 
 impl<T: Transport> Sender<T> {
     /// Copies a prefix to memory that targets can read, and offers it to one of them. Its salt and adapter are those of the
@@ -59,7 +59,7 @@ impl<T: Transport> Sender<T> {
         manifest: &Manifest,
     ) -> Result<Vec<Section>, TransferError> {
         let bytes = 0..manifest.payload_bytes() as usize;
-        let work = |payload: &mut Region| {
+        let work = |payload: RegionMut<'_>| {
             fill((payload, bytes.clone()), &manifest.sections, |into| export.all_to(into))
         };
         let transport = self.transport();

@@ -12,7 +12,7 @@ use super::verified::Verified;
 use crate::image::{Digests, Expected, Manifest, check_end, decode_manifest, decode_opening};
 use crate::mistake::{Mistake, made};
 use crate::transport::{
-    Descriptor, MemoryKind, NotPosted, Polled, Region, Registered, Storage, Transport,
+    Descriptor, MemoryKind, NotPosted, Polled, Region, RegionMut, Registered, Storage, Transport,
 };
 
 /// Most bytes that one read brings to memory of the host, so that they are in the CPU's cache when their digests are made.
@@ -348,7 +348,7 @@ impl<T: Transport> Receiver<T> {
                     self.count(&reading.offered, end - reading.done);
                     let sections = &reading.opened.sections;
                     let digests = &mut reading.digests;
-                    let digest = |region: &mut Region| {
+                    let digest = |region: RegionMut<'_>| {
                         region
                             .host()
                             .into_iter()

@@ -13,7 +13,9 @@ use super::error::TransferError;
 use super::offer::{Offer, Ready};
 use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, places};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, Region, Registered, Storage, Transport, TransportError};
+use crate::transport::{
+    Descriptor, Region, RegionMut, Registered, Storage, Transport, TransportError,
+};
 
 /// A payload that is not whole, and why it cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -135,19 +137,21 @@ impl<T: Transport> Sender<T> {
     /// once the request is as far as the draft says.
     ///
     /// # Errors
-    /// [`TransferError::OtherRequest`]; [`TransferError::MovedOn`] for a request that has gone past the draft's
-    /// positions; [`TransferError::Cache`], [`TransferError::Transport`]. The draft is as it was.
+    /// [`TransferError::NotHeld`] for another sender's draft; [`TransferError::OtherRequest`]; [`TransferError::MovedOn`] for
+    /// a request that has gone past the draft's positions; [`TransferError::Cache`], [`TransferError::Transport`]. The draft
+    /// is as it was.
     pub fn take<B: Backend>(
         &mut self,
         draft: &mut Draft,
         export: &mut Export<'_, B>,
     ) -> Result<Ready, TransferError> {
+        self.check_own(draft)?;
         let parts = draft.next(export)?;
         if !parts.is_empty() {
             let bytes = draft.bytes(parts.clone());
             let Draft { memory, manifest, .. } = draft;
             let sections = &manifest.sections[parts.clone()];
-            let work = |payload: &mut Region| {
+            let work = |payload: RegionMut<'_>| {
                 fill((payload, bytes.clone()), sections, |into| copy(export, parts.clone(), into))
             };
             let sections = self.transport.with_region(memory, work)??;
@@ -161,9 +165,18 @@ impl<T: Transport> Sender<T> {
     /// Gives a payload up that was not offered.
     ///
     /// # Errors
-    /// [`TransferError::Transport`], also for another sender's draft: that memory stays with the transport that has it.
+    /// [`TransferError::NotHeld`] for another sender's draft, which is dropped: that sender holds its bytes from then on.
+    /// [`TransferError::Transport`].
     pub fn abandon(&mut self, draft: Draft) -> Result<(), TransferError> {
+        self.check_own(&draft)?;
         Ok(self.free(draft.memory)?)
+    }
+
+    /// Refuses another sender's draft, whose bytes are not among those that this one holds.
+    fn check_own(&self, draft: &Draft) -> Result<(), TransferError> {
+        let source_of = draft.manifest.source;
+        let is_own = source_of.epoch == self.epoch;
+        if is_own { Ok(()) } else { Err(TransferError::NotHeld { source_of }) }
     }
 
     /// Offers a payload that is whole: what goes over the control channel. It can be claimed until [`Self::expire`] is called
@@ -172,8 +185,7 @@ impl<T: Transport> Sender<T> {
     /// # Errors
     /// [`TransferError::NotWhole`], and [`TransferError::NotHeld`] for another sender's draft, with the draft.
     pub fn offer(&mut self, draft: Draft, until: Duration) -> Result<Offer, NotOffered> {
-        if draft.manifest.source.epoch != self.epoch {
-            let error = TransferError::NotHeld { source_of: draft.manifest.source };
+        if let Err(error) = self.check_own(&draft) {
             return Err(NotOffered(Box::new(draft), error));
         }
         if !draft.is_whole() {
@@ -245,14 +257,14 @@ impl<T: Transport> Sender<T> {
 
 /// Lets `copy` write bytes of a payload, in the memory of its cache's device if it is there; their sections.
 pub(super) fn fill<B: Backend>(
-    (payload, bytes): (&mut Region, Range<usize>),
+    (mut payload, bytes): (RegionMut<'_>, Range<usize>),
     sections: &[Section],
     copy: impl FnOnce(PartsMut<'_, B>) -> Result<(), MoveError>,
 ) -> Result<Vec<Section>, TransferError> {
     let places: Vec<_> = places(sections, bytes.start).collect();
     if payload.host().is_some() {
         copy(PartsMut::Host(&mut payload.bytes_mut()[bytes]))?;
-    } else if let Some(buffer) = own_buffer::<B>(payload, &bytes) {
+    } else if let Some(buffer) = own_buffer::<B>(&payload, &bytes) {
         copy(PartsMut::Device(buffer))?;
     } else {
         // Of another kind of device.

@@ -39,9 +39,10 @@ impl<B: Backend> Digester<B> {
         Ok(digester)
     }
 
-    /// Whether the kernel can: sections of whole words.
+    /// Whether the kernel can: sections of whole words, whose numbers have 32 bits.
     pub fn takes(sections: &[Range<usize>]) -> bool {
-        sections.iter().all(|of| of.start.is_multiple_of(WORD) && of.end.is_multiple_of(WORD))
+        let is_word = |at: usize| at.is_multiple_of(WORD) && u32::try_from(at / WORD).is_ok();
+        sections.iter().all(|of| is_word(of.start) && is_word(of.end))
     }
 
     /// xxh3-128 of each section of a payload. Waits for the device.
@@ -91,5 +92,21 @@ impl<B: Backend> Digester<B> {
                 faults: &self.faults,
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv::device::Emulator;
+
+    use super::*;
+
+    /// A section behind 32 GiB would be digested where the lower half of its number is.
+    #[test]
+    fn a_section_that_the_kernel_cannot_name_is_not_its() {
+        let takes = |of: Range<usize>| Digester::<Emulator>::takes(&[of]);
+        let most = (u32::MAX as usize) * WORD;
+        assert!(takes(0..16) && takes(most - 8..most));
+        assert!(!takes(0..most + 8) && !takes(most + 8..most + 16) && !takes(0..9));
     }
 }

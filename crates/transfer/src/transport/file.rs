@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use super::{
-    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, NotPosted, Polled, Region, RegionMut, Registered, Transport,
+    TransportError,
 };
 
 /// A transport through files: a source's memory is a file once it is published, which has the bytes that were flushed, and is
@@ -56,7 +57,7 @@ impl Files {
         }
     }
 
-    fn region(&mut self, id: u64) -> Result<&mut Region, TransportError> {
+    fn region(&mut self, id: u64) -> Result<RegionMut<'_>, TransportError> {
         self.regions.get_mut(&id).map(Held::region_mut).ok_or(TransportError::Unknown { id })
     }
 
@@ -75,7 +76,7 @@ impl Files {
         }
         let path = self.directory.join(name);
         let (start, needed) = (bytes.start as u64, bytes.end);
-        let region = self.region(id)?;
+        let mut region = self.region(id)?;
         let len = region.len();
         if bytes.start > bytes.end || bytes.end > len {
             return Err(TransportError::Outside { bytes, len });
@@ -112,7 +113,7 @@ impl Transport for Files {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
         Ok(work(self.region(memory.id())?))
     }
@@ -130,8 +131,14 @@ impl Transport for Files {
 
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         let (path, start) = (self.directory.join(self.name(memory.id())), bytes.start as u64);
+        let region = self.region(memory.id())?;
+        let len = region.len();
+        // Before memory is taken for them.
+        if bytes.start > bytes.end || bytes.end > len {
+            return Err(TransportError::Outside { bytes, len });
+        }
         let mut part = vec![0; bytes.len()];
-        self.region(memory.id())?.read(bytes.start, &mut part)?;
+        region.read(bytes.start, &mut part)?;
         let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| {
             file.seek(SeekFrom::Start(start))?;
             file.write_all(&part)

@@ -1,11 +1,12 @@
 //! Within a process: for tests, and for caches of several devices of one host.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, NotPosted, Polled, Region, RegionMut, Registered, Transport,
+    TransportError,
 };
 
 /// The memory that the loopbacks of a process share.
@@ -28,7 +29,8 @@ impl Fabric {
     /// Bytes of the memory that a descriptor names.
     ///
     /// # Errors
-    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Device`].
+    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Outside`] for a range that ends before
+    /// it begins, [`TransportError::Device`].
     pub fn read(&self, from: &Descriptor, bytes: Range<usize>) -> Result<Vec<u8>, TransportError> {
         let id = from.0.as_array::<8>().map(|&id| u64::from_le_bytes(id));
         let regions = self.regions();
@@ -36,6 +38,9 @@ impl Fabric {
         let gone = || TransportError::Descriptor { why: "the memory was given up".to_owned() };
         let memory = held.ok_or_else(gone)?.region();
         let (needed, found) = (bytes.end, memory.len());
+        if bytes.start > needed {
+            return Err(TransportError::Outside { bytes, len: found });
+        }
         if needed > found {
             return Err(TransportError::TooShort { needed, found });
         }
@@ -49,18 +54,17 @@ impl Fabric {
 #[derive(Debug)]
 pub struct Loopback {
     fabric: Fabric,
-    /// Ids of the memory that is registered with this peer, and not with another one of the fabric.
-    own: HashSet<u64>,
+    own: Vec<u64>,
 }
 
 impl Loopback {
     /// A peer of all others of this fabric.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
-        Self { fabric: fabric.clone(), own: HashSet::new() }
+        Self { fabric: fabric.clone(), own: Vec::new() }
     }
 
-    /// Refuses memory that is registered with another peer: a fabric has the memory of all.
+    /// Refuses memory of the fabric's other peers.
     fn check_own(&self, id: u64) -> Result<(), TransportError> {
         if self.own.contains(&id) { Ok(()) } else { Err(TransportError::Unknown { id }) }
     }
@@ -70,27 +74,26 @@ impl Transport for Loopback {
     fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
         let (held, memory) = Held::new(region);
         self.fabric.regions().insert(memory.id(), held);
-        self.own.insert(memory.id());
+        self.own.push(memory.id());
         Ok(memory)
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
-        let id = memory.id();
-        self.check_own(id)?;
-        self.own.remove(&id);
-        let removed = self.fabric.regions().remove(&id);
-        removed.map(Held::into_region).ok_or(TransportError::Unknown { id })
+        self.check_own(memory.id())?;
+        self.own.retain(|&id| id != memory.id());
+        let removed = self.fabric.regions().remove(&memory.id());
+        removed.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
 
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
-        let id = memory.id();
-        self.check_own(id)?;
+        self.check_own(memory.id())?;
         let mut regions = self.fabric.regions();
-        let held = regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
+        let held = regions.get_mut(&memory.id());
+        let held = held.ok_or(TransportError::Unknown { id: memory.id() })?;
         Ok(work(held.region_mut()))
     }
 
@@ -103,7 +106,8 @@ impl Transport for Loopback {
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         self.check_own(memory.id())?;
         let len = memory.len();
-        if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+        let is_its = bytes.start <= bytes.end && bytes.end <= len;
+        if is_its { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
 
     fn post(
@@ -112,8 +116,10 @@ impl Transport for Loopback {
         bytes: Range<usize>,
         from: &Descriptor,
     ) -> Result<InFlight, NotPosted> {
-        let read = self.check_own(into.id());
-        let read = read.and_then(|()| self.fabric.read(from, bytes.clone())).and_then(|found| {
+        if let Err(error) = self.check_own(into.id()) {
+            return Err(NotPosted(into, error));
+        }
+        let read = self.fabric.read(from, bytes.clone()).and_then(|found| {
             let written = self.fabric.write(into.id(), bytes.start, &found);
             let len = into.len();
             if written { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
@@ -134,7 +140,7 @@ impl Transport for Loopback {
 
     fn fence(&mut self) -> Result<(), TransportError> {
         let mut regions = self.fabric.regions();
-        self.own.drain().for_each(|id| drop(regions.remove(&id)));
+        self.own.drain(..).for_each(|id| drop(regions.remove(&id)));
         Ok(())
     }
 }

@@ -37,7 +37,7 @@ pub use loopback::{Fabric, Loopback};
 pub use memory_kind::MemoryKind;
 #[cfg(feature = "nixl")]
 pub use nixl::{Nixl, NixlOptions};
-pub use region::Region;
+pub use region::{Region, RegionMut};
 pub use storage::Storage;
 pub use token::{Held, InFlight, Polled, Registered};
 
@@ -78,7 +78,7 @@ pub trait Transport {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError>;
 
     /// Lets `work` see and change the bytes of memory of the host.
@@ -91,7 +91,7 @@ pub trait Transport {
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, TransportError> {
         let id = memory.id();
-        self.with_region(memory, |region| match region.kind() {
+        self.with_region(memory, |mut region| match region.kind() {
             MemoryKind::Host => Ok(work(region.bytes_mut())),
             _ => Err(TransportError::OnDevice { id }),
         })?

@@ -1,6 +1,6 @@
 //! Memory that can be registered.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use dsv4_kv::device::{Backend, Buffer};
 use memmap2::MmapMut;
@@ -163,5 +163,47 @@ impl Region {
             Kind::Host(_) => Ok(()),
             Kind::Device(memory) => Ok(memory.enter()?),
         }
+    }
+}
+
+/// Registered memory whose bytes may be read and changed. It cannot be taken out, nor can other memory be put in its place:
+/// its transport has told a library, or hardware, where it is.
+///
+/// ```compile_fail,E0596
+/// use dsv4_kv_transfer::transport::{Fabric, Loopback, Region, Transport};
+///
+/// let mut transport = Loopback::new(&Fabric::default());
+/// let mut memory = transport.register(Region::new(1)?)?;
+/// let other = Region::new(1)?;
+/// transport.with_region(&mut memory, |mut region| std::mem::replace(&mut *region, other))?;
+/// # Ok::<(), dsv4_kv_transfer::TransportError>(())
+/// ```
+#[derive(Debug)]
+pub struct RegionMut<'r>(pub(super) &'r mut Region);
+
+impl RegionMut<'_> {
+    /// Its bytes, to write.
+    ///
+    /// # Panics
+    /// As [`Region::bytes_mut`].
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+
+    /// Copies bytes to it, from `at` on.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    pub fn write(&mut self, at: usize, from: &[u8]) -> Result<(), TransportError> {
+        self.0.write(at, from)
+    }
+}
+
+impl Deref for RegionMut<'_> {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        self.0
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::TransportError;
-use super::region::Region;
+use super::region::{Region, RegionMut};
 
 /// Registered memory that no read writes.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,8 +52,8 @@ impl Held {
     }
 
     /// The memory, to write.
-    pub fn region_mut(&mut self) -> &mut Region {
-        &mut self.region
+    pub fn region_mut(&mut self) -> RegionMut<'_> {
+        RegionMut(&mut self.region)
     }
 
     /// The memory, which is not registered any more.

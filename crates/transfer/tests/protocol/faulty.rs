@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dsv4_kv_transfer::transport::{
-    Descriptor, Fabric, InFlight, Loopback, NotPosted, Polled, Region, Registered,
+    Descriptor, Fabric, InFlight, Loopback, NotPosted, Polled, Region, RegionMut, Registered,
 };
 use dsv4_kv_transfer::{
     Deadlines, Receiver, Sender, TransferError, TransferId, Transport, TransportError, Verified,
@@ -126,7 +126,7 @@ impl Transport for Faulty {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
         self.inner.with_region(memory, work)
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dsv4_kv::transfer::Reserved;
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::transport::{
-    Descriptor, InFlight, Nixl, NixlOptions, NotPosted, Polled, Region, Registered,
+    Descriptor, InFlight, Nixl, NixlOptions, NotPosted, Polled, Region, RegionMut, Registered,
 };
 use dsv4_kv_transfer::{
     Deadlines, Receiver, Target, TransferError, Transport, TransportError, Verified,
@@ -179,7 +179,7 @@ impl Transport for Watched {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
         self.inner.with_region(memory, work)
     }

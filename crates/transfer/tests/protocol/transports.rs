@@ -1,6 +1,10 @@
 //! Transports that do not fail: what is read is what was published, and what is gone is refused.
 
-use dsv4_kv_transfer::transport::{Descriptor, Fabric, Files, Loopback, NotPosted, Polled, Region};
+use std::ops::Range;
+
+use dsv4_kv_transfer::transport::{
+    Descriptor, Fabric, Files, Loopback, NotPosted, Polled, Region, Registered,
+};
 use dsv4_kv_transfer::{Transport, TransportError};
 
 fn region(bytes: &[u8]) -> Region {
@@ -14,6 +18,16 @@ fn read<T: Transport>(target: &mut T, len: usize, from: &Descriptor) -> Result<V
     let posted = target.post(memory, 0..len, from)?;
     let Polled::Done(memory) = target.poll(posted) else { panic!("it is done when it is posted") };
     Ok(target.deregister(memory).unwrap().bytes().to_vec())
+}
+
+/// Memory that another transport has is unknown to this one, whatever is asked of it, and stays the other's.
+fn is_its_own<T: Transport>(stranger: &mut T, memory: &mut Registered) {
+    let unknown = |error: TransportError| {
+        assert!(matches!(error, TransportError::Unknown { .. }), "{error}");
+    };
+    unknown(stranger.with_bytes(memory, |bytes| bytes.fill(1)).unwrap_err());
+    unknown(stranger.publish(memory).unwrap_err());
+    unknown(stranger.flush(memory, 0..1).unwrap_err());
 }
 
 fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
@@ -39,6 +53,17 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     // Bytes that are not there, on either side.
     let outside = source.flush(&memory, 9_000..10_001).unwrap_err();
     assert!(matches!(outside, TransportError::Outside { len: 10_000, .. }), "{outside}");
+    // So many that no memory could be had for them.
+    let outside = source.flush(&memory, 0..usize::MAX).unwrap_err();
+    assert!(matches!(outside, TransportError::Outside { len: 10_000, .. }), "{outside}");
+    let backwards = Range { start: 5, end: 2 };
+    let outside = source.flush(&memory, backwards.clone()).unwrap_err();
+    assert!(matches!(outside, TransportError::Outside { .. }), "{outside}");
+    let into = target.register(Region::new(10).unwrap()).unwrap();
+    let NotPosted(into, error) = target.post(into, backwards, &from).unwrap_err();
+    assert!(matches!(error, TransportError::Outside { .. }), "{error}");
+    target.deregister(into).unwrap();
+    is_its_own(&mut target, &mut memory);
     let short = target.register(Region::new(10).unwrap()).unwrap();
     let NotPosted(short, error) = target.post(short, 5..11, &from).unwrap_err();
     assert!(matches!(error, TransportError::Outside { len: 10, .. }), "{error}");
@@ -61,6 +86,14 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
         let NotPosted(_, error) = read(&mut target, 1, &Descriptor(wrong.to_vec())).unwrap_err();
         assert!(matches!(error, TransportError::Descriptor { .. }), "{error}");
     }
+    // Nor is memory of another given back, or read into, by this one.
+    let [foreign, read_into] = [1, 2].map(|byte| source.register(region(&[byte])).unwrap());
+    let (id, from) = (read_into.id(), source.publish(&foreign).unwrap());
+    let error = target.deregister(foreign).unwrap_err();
+    assert!(matches!(error, TransportError::Unknown { .. }), "{error}");
+    let NotPosted(read_into, error) = target.post(read_into, 0..1, &from).unwrap_err();
+    assert!(matches!(error, TransportError::Unknown { id: of } if of == id), "{error}");
+    assert_eq!(source.deregister(read_into).unwrap().bytes(), [2]);
     // After a fence tokens are void.
     let mut memory = source.register(region(&[1])).unwrap();
     source.fence().unwrap();

@@ -20,8 +20,8 @@ use api::{Api, DRAM, Handle, IN_PROGRESS, VRAM};
 use crate::mistake::{Mistake, made};
 
 use super::{
-    Descriptor, Held, InFlight, MemoryKind, NotPosted, Polled, Region, Registered, Transport,
-    TransportError,
+    Descriptor, Held, InFlight, MemoryKind, NotPosted, Polled, Region, RegionMut, Registered,
+    Transport, TransportError,
 };
 
 /// How NIXL is opened.
@@ -178,7 +178,7 @@ impl Transport for Nixl {
     fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut Region) -> R,
+        work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError> {
         let id = memory.id();
         self.check_no_read(id)?;
@@ -199,7 +199,8 @@ impl Transport for Nixl {
     /// Peers see all bytes as they are.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         let Place { len, .. } = self.place(memory.id())?;
-        if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+        let is_its = bytes.start <= bytes.end && bytes.end <= len;
+        if is_its { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
 
     fn post(
