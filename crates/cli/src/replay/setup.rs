@@ -58,6 +58,9 @@ impl Setup {
         if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
             return Err(InputError::NothingToVerify.into());
         }
+        if matches!(place, Place::Ledger) && args.attend == Some(true) {
+            return Err(InputError::NothingToAttend.into());
+        }
         if matches!(place, Place::Ledger) && args.host_cache.is_some() {
             return Err(InputError::NothingToCopy.into());
         }
