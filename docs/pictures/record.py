@@ -2,7 +2,7 @@
 """Records a program in a terminal as an animated SVG: the program's own output, with the waiting left out.
 
     pip install pyte
-    cargo build --profile kv -p dsv4-kv-cli
+    cargo build --profile kv -p dsv4-kv-cli --no-default-features
     python3 docs/pictures/record.py docs/pictures/replay.svg "cargo kv replay" target/kv/dsv4-kv replay
 
 The picture of the report beside it is a screenshot of

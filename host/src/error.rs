@@ -54,9 +54,10 @@ pub enum KvError {
     },
     /// The memory given does not hold the slots, blocks and buffers that are needed at least.
     #[error(
-        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes, {blocks} blocks of \
-         {block_bytes}, {checkpoint_bytes} bytes of checkpoints, and {working_bytes} bytes that steps need; \
-         give more memory, or ask for fewer slots or checkpoints or a shorter context"
+        "{memory} bytes of memory are too few: the cache needs {}, for {slots} slots of {slot_bytes} bytes, {blocks} \
+         blocks of {block_bytes}, {checkpoint_bytes} bytes of checkpoints, and {working_bytes} bytes that steps need; \
+         give more memory, or ask for fewer slots or checkpoints or a shorter context",
+        sum(&[(*slots, *slot_bytes), (*blocks, *block_bytes), (1, *checkpoint_bytes), (1, *working_bytes)])
     )]
     MemoryTooSmall {
         /// Bytes given.
@@ -485,6 +486,12 @@ pub struct Refusal {
     pub kernel: &'static str,
     /// Rows it refused since the last check.
     pub count: u32,
+}
+
+/// Bytes of so many parts of so many bytes each.
+fn sum(parts: &[(u32, u64)]) -> u64 {
+    let bytes = parts.iter().map(|&(count, bytes)| u64::from(count).saturating_mul(bytes));
+    bytes.fold(0, u64::saturating_add)
 }
 
 fn list_refusals(refusals: &[Refusal]) -> String {

@@ -23,6 +23,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
         .args(arguments)
         .status()
         .context("cannot run cargo")?;
+    // 2: an option was refused, and nothing was tested.
+    ensure!(status.code() != Some(2), "the stress test was not run: see above");
     ensure!(status.success(), "the stress test failed: see above");
     Ok(())
 }

@@ -13,8 +13,8 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("what fish reads", "cargo kv completions fish"),
 ];
 
-/// Prints the completions of the program `dsv4-kv` for a shell, for its folder of completions:
-/// `dsv4-kv completions bash > ~/.local/share/bash-completion/completions/dsv4-kv`.
+/// Prints shell completions for the program `dsv4-kv`, to be saved where the shell looks for them: `dsv4-kv
+/// completions bash > ~/.local/share/bash-completion/completions/dsv4-kv`.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &PRINTS))]
 pub struct CompletionsArgs {

@@ -1,7 +1,7 @@
 //! The choice of a device, and what its memory holds.
 
 use clap::ValueEnum;
-use dsv4_kv::device::{CudaDevice, CudaOptions};
+use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError};
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceLimits, WorkspaceSize};
 
@@ -30,6 +30,19 @@ pub fn rounding(config: &CacheConfig, indexer: Option<&WorkspaceSize>) -> u64 {
     u64::from(Capacity::new(config).buffers + indexer) * ALLOCATION
 }
 
+/// Says why there is no GPU.
+fn note(error: &DeviceError) {
+    match error {
+        DeviceError::NoCuda => output::note(
+            "note: running on the CPU: this program is built without CUDA, as `cargo kv` does where no NVIDIA \
+             driver is loaded",
+        ),
+        _ => output::note(format_args!(
+            "note: running on the CPU, as there is no usable GPU: {error}"
+        )),
+    }
+}
+
 /// Where the kernels are to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceChoice {
@@ -49,13 +62,7 @@ impl DeviceChoice {
         match self {
             Self::Cpu => Ok(None),
             Self::Cuda => open().map(Some).map_err(InputError::NoCuda),
-            Self::Auto => Ok(open()
-                .inspect_err(|error| {
-                    output::note(format_args!(
-                        "note: running on the CPU, as there is no usable GPU: {error}"
-                    ));
-                })
-                .ok()),
+            Self::Auto => Ok(open().inspect_err(note).ok()),
         }
     }
 }

@@ -13,7 +13,7 @@ use dsv4_kv_trace::{TooLong, TraceError};
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// A trace that cannot be read.
-    #[error(transparent)]
+    #[error("--trace {0}")]
     Trace(#[from] TraceError),
     /// A request that `--shrink` makes too long.
     #[error("--shrink: request {request} of the load: {source}")]
@@ -25,7 +25,7 @@ pub enum InputError {
     },
     /// Neither a preset nor a file.
     #[error(
-        "unknown model `{name}`: give one of {}, or the path of a config.json",
+        "--model: unknown model `{name}`: give one of {}, or the path of a config.json",
         ModelConfig::PRESETS.join(", ")
     )]
     UnknownModel {
@@ -33,7 +33,7 @@ pub enum InputError {
         name: String,
     },
     /// A model file that cannot be opened.
-    #[error("{}: {source}", path.display())]
+    #[error("--model {}: {source}; give a checkpoint's config.json", path.display())]
     ModelFile {
         /// The file.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum InputError {
         source: std::io::Error,
     },
     /// A model file that is no `config.json`.
-    #[error("{}: it has more than {limit} bytes; give a checkpoint's config.json", path.display())]
+    #[error("--model {}: it has more than {limit} bytes; give a checkpoint's config.json", path.display())]
     ModelFileSize {
         /// The file.
         path: PathBuf,
@@ -49,13 +49,18 @@ pub enum InputError {
         limit: u64,
     },
     /// A model file of another kind of model.
-    #[error("{}: {source}", path.display())]
+    #[error("--model {}: {source}", path.display())]
     ModelConfig {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         source: ConfigError,
     },
+    /// A measurement without a GPU.
+    #[error(
+        "bench measures a GPU: {0}; without one there are `bench bookkeeping` and `bench --from FILE`"
+    )]
+    NothingToMeasure(#[source] DeviceError),
     /// `--device cuda` on a machine without.
     #[error("--device cuda: {0}")]
     NoCuda(#[source] DeviceError),
@@ -85,6 +90,9 @@ pub enum InputError {
     /// Verification without anything to verify.
     #[error("--verify needs --execute full: bookkeeping stores no rows")]
     NothingToVerify,
+    /// Attention without rows.
+    #[error("--attend needs --execute full: bookkeeping stores no rows")]
+    NothingToAttend,
     /// A host tier without a device whose memory it could hold.
     #[error("--host-cache needs --execute full: bookkeeping has no memory to copy")]
     NothingToCopy,
@@ -93,7 +101,9 @@ pub enum InputError {
     NothingMoves,
     /// A program without the code for several processes.
     #[cfg(not(feature = "peers"))]
-    #[error("this program is built without --peers: build it with the feature `peers`")]
+    #[error(
+        "this program is built without --peers: run `cargo kv replay --peers N`, or build it with the feature `peers`"
+    )]
     NoPeers,
     /// A request that the load has not.
     #[error("--request {request}: the load has {requests} requests, counted from 0")]
@@ -145,12 +155,34 @@ pub enum InputError {
     },
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]
-    #[error("--checkpoint: {0}")]
+    #[error("--checkpoint: {0}; give a folder with config.json and safetensors files")]
     Checkpoint(#[source] dsv4_kv_model::ModelError),
     /// Text without a tokenizer for it.
     #[cfg(feature = "generate")]
     #[error("--prompt: {0}")]
     Text(String),
+    /// An address that cannot be had.
+    #[cfg(feature = "serve")]
+    #[error("--listen {address}: {source}; give an address and a port, as in 127.0.0.1:8000")]
+    Listen {
+        /// What was asked for.
+        address: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Host memory for prefixes in a cache without checkpoints.
+    #[cfg(feature = "serve")]
+    #[error(
+        "--host-cache {size} needs --checkpoints of at least 1: a prefix is kept up to a checkpoint"
+    )]
+    HostWithoutCheckpoints {
+        /// What was asked for.
+        size: ByteSize,
+    },
+    /// A store behind host memory that there is none of.
+    #[cfg(feature = "serve")]
+    #[error("--cold-cache needs --host-cache: prefixes are stored from host memory")]
+    ColdWithoutHost,
     /// A server that cannot be as asked.
     #[cfg(feature = "serve")]
     #[error("serve: {0}")]

@@ -33,9 +33,10 @@ mod share;
 mod soak;
 mod texts;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::InputError;
 
@@ -95,9 +96,26 @@ struct Unread {
     _options: Vec<std::ffi::OsString>,
 }
 
+/// The command line. A negative number is refused as the value of its option, and not as an option that is not known.
+/// Help is wrapped at words on a terminal, and elsewhere not at all.
+fn command_line() -> clap::Command {
+    let negative = |argument: clap::Arg| {
+        let takes_values = argument.get_action().takes_values();
+        argument.allow_negative_numbers(takes_values)
+    };
+    let command = Cli::command().mut_subcommands(move |command| command.mut_args(negative));
+    if std::io::stdout().is_terminal() {
+        command.max_term_width(120)
+    } else {
+        command.term_width(0)
+    }
+}
+
 /// What the program does with the command line of its process.
 pub fn main() -> ExitCode {
-    let command = match Cli::try_parse() {
+    let parsed =
+        command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let command = match parsed {
         Ok(Cli { command }) => command,
         Err(refusal) if refusal.use_stderr() => {
             let _ = refusal.print();
@@ -108,7 +126,7 @@ pub fn main() -> ExitCode {
     };
     let outcome = match command {
         Command::Bench(args) => bench::run(&args),
-        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Completions(args) => completions::run(&args, &mut command_line()),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "generate")]
         Command::Generate(args) => generate::run(&args),
@@ -142,7 +160,8 @@ mod tests {
 
     /// The text of every `--help`, the program's own first.
     fn helps() -> Vec<(String, String)> {
-        let mut root = Cli::command();
+        // Lines as long as they are: a terminal's width is not known here.
+        let mut root = command_line().term_width(0);
         root.build();
         let own = (String::new(), root.render_long_help().to_string());
         let of = |command: &mut clap::Command| {
@@ -231,6 +250,6 @@ mod tests {
 
     #[test]
     fn options_are_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
     }
 }

@@ -39,7 +39,8 @@ pub fn heads(name: &str) -> Result<u32, InputError> {
 /// The `config.json` of that path.
 fn read(name: &str) -> Result<String, InputError> {
     let path = Path::new(name);
-    if !path.is_file() && path.extension().is_none() {
+    // The folder of a checkpoint is refused as a file that cannot be read.
+    if !path.is_file() && !path.is_dir() && path.extension().is_none() {
         return Err(InputError::UnknownModel { name: name.into() });
     }
     let mut json = String::new();
@@ -73,5 +74,9 @@ mod tests {
             let refusal = of(json).unwrap_err();
             assert!(refusal.contains("num_attention_heads"), "{refusal}");
         }
+        let folder = tempfile::tempdir().unwrap();
+        let refusal = resolve(folder.path().to_str().unwrap()).unwrap_err().to_string();
+        let end = ": Is a directory (os error 21); give a checkpoint's config.json";
+        assert!(refusal.starts_with("--model /") && refusal.ends_with(end), "{refusal}");
     }
 }

@@ -174,6 +174,9 @@ fn what_does_not_fit_is_told_with_the_sizes() {
     assert!(message.contains("model pro with 1.0 GiB of memory"), "{message}");
     assert!(message.contains("1 slots of"), "{message}");
     assert!(message.contains("8192 blocks of 644024"), "{message}");
+    let needed = message.split_once("the cache needs ").expect("what would be enough").1;
+    let needed: u64 = needed.split_once(',').expect("a number").0.parse().expect("bytes");
+    assert!((8192 * 644_024..8193 * 644_024 + (1 << 30)).contains(&needed), "{message}");
     let message = refusal("--model pro --gpu-mem 1GiB --context 1024 --max-requests 500");
     assert!(message.contains("500 slots of") && message.contains("1 blocks of"), "{message}");
 }
@@ -185,9 +188,9 @@ fn options_that_make_no_sense_are_refused() {
         ("--gpu-mem 1GiB", "--model"),
         ("--model huge --gpu-mem 1GiB", "unknown model `huge`"),
         ("--model tiny --gpu-mem lots", "--gpu-mem"),
-        ("--model tiny --gpu-mem 1GiB --context 0", "max_context is 0"),
-        ("--model tiny --gpu-mem 1GiB --context 1048577", "between 1 and 1048576"),
-        ("--model tiny --gpu-mem 1GiB --max-draft 128", "max_draft is 128"),
+        ("--model tiny --gpu-mem 1GiB --context 0", "from 1 to 1048576"),
+        ("--model tiny --gpu-mem 1GiB --context 1048577", "from 1 to 1048576"),
+        ("--model tiny --gpu-mem 1GiB --max-draft 128", "from 0 to 127"),
         ("--model tiny --gpu-mem 1GiB --max-requests 0", "--max-requests"),
         ("--model tiny --gpu-mem 1GiB --indexer-queries 65536", "--indexer-queries"),
         ("--model tiny --gpu-mem 1GiB --main-format fp4", "[possible values: ue8m0, f32]"),

@@ -69,18 +69,28 @@ fn numbers_out_of_range_are_refused_with_value_and_limit() {
     }
     assert!(!report.exists(), "nothing was begun");
     let integers = [
-        ("--requests", "1..=1000000", &["0", "1000001", "4294967295", "99999999999", "-1", "NaN"]),
-        ("--max-requests", "1..=65536", &["0", "65537", "4294967295", "99999999999", "-1", "1e3"]),
-        ("--token-budget", "1..=1048576", &["0", "1048577", "4294967295", "1e99", "-1", "x"]),
-        ("--verify", "0..=64", &["65", "4294967295", "99999999999", "-1", "1.5", ""]),
+        (
+            "--requests",
+            "from 1 to 1000000",
+            &["0", "1000001", "4294967295", "99999999999", "-1", "NaN"],
+        ),
+        (
+            "--max-requests",
+            "from 1 to 65536",
+            &["0", "65537", "4294967295", "99999999999", "-1", "1e3"],
+        ),
+        ("--token-budget", "from 1 to 1048576", &["0", "1048577", "4294967295", "1e99", "-1", "x"]),
+        ("--verify", "from 0 to 64", &["65", "4294967295", "99999999999", "-1", "1.5", ""]),
     ];
     for (option, limit, values) in integers {
         for value in values {
             let message =
                 refusal(&mut kv(&format!("replay --execute bookkeeping {option}={value}")));
             assert!(message.contains(option), "{message}");
-            let is_integer = value.parse::<i64>().is_ok();
-            assert!(!is_integer || message.contains(limit), "{value}: {message}");
+            assert!(message.contains(limit), "{value}: {message}");
+            let mut command = kv("replay --execute bookkeeping");
+            let apart = refusal(command.args([option, value]));
+            assert!(value.is_empty() || apart == message, "{apart}");
         }
     }
     for size in ["1.5PiB", "16EiB", "99999999999999999999999", "9007199254740993PiB"] {
@@ -93,6 +103,31 @@ fn numbers_out_of_range_are_refused_with_value_and_limit() {
             assert!(message.contains(size) && message.contains("of at most 1.0 PiB"), "{message}");
         }
     }
+}
+
+#[test]
+fn a_trace_that_is_no_file_is_refused_with_its_option() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().display();
+    for command in ["replay --execute bookkeeping", "inspect", "reuse", "soak"] {
+        let message = refusal(&mut kv(&format!("{command} --trace {path}")));
+        assert!(message.contains(&format!("--trace {path}: Is a directory")), "{message}");
+        let message = refusal(&mut kv(&format!("{command} --trace {path}/none")));
+        assert!(message.contains(&format!("--trace {path}/none: No such file")), "{message}");
+    }
+}
+
+#[test]
+fn bookkeeping_refuses_what_needs_a_device() {
+    for (option, reason) in [
+        ("--attend", "--attend needs --execute full"),
+        ("--verify 1", "--verify needs --execute full"),
+        ("--host-cache 1GiB", "--host-cache needs --execute full"),
+    ] {
+        let message = refusal(&mut kv(&format!("{SMALL} {option}")));
+        assert!(message.contains(reason), "{message}");
+    }
+    kv(&format!("{SMALL} --attend=false")).assert().success();
 }
 
 #[test]

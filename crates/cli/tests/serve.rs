@@ -90,10 +90,12 @@ fn prefixes_outlive_a_server() {
 fn what_cannot_be_served_is_refused() {
     let refusals = [
         ("--step-tokens 1 --max-requests 2", "steps of 1 tokens do not hold one of each of 2"),
-        ("--listen 256.0.0.1:1", "the address to listen at"),
+        ("--listen 256.0.0.1:1", "--listen 256.0.0.1:1: "),
+        ("--listen nowhere", "give an address and a port, as in 127.0.0.1:8000"),
+        ("--host-cache 1GiB", "--host-cache 1.0 GiB needs --checkpoints"),
         ("--context 1048577", "1048577"),
         ("--max-requests 0", "--max-requests"),
-        ("--cold-cache /tmp", "the cache has no host tier"),
+        ("--cold-cache /tmp", "--cold-cache needs --host-cache"),
     ];
     for (options, message) in refusals {
         let output = command(&checkpoint(), options).output().expect("a program");

@@ -33,10 +33,10 @@ use serde::Serialize;
 #[command(name = "stress")]
 struct Options {
     /// Operations of each seed.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     ops: u64,
     /// Seeds.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Go on with further seeds, as many at a time, until so many seconds have passed.
     #[arg(long, default_value_t = 0)]
@@ -232,4 +232,17 @@ fn report(outcome: &Outcome, json: bool) -> Result<()> {
         println!("{}", serde_json::to_string(script)?);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_tests_nothing_is_refused() {
+        for option in ["--ops=0", "--seeds=0"] {
+            assert!(Options::try_parse_from(["stress", option]).is_err(), "{option}");
+        }
+        assert!(Options::try_parse_from(["stress", "--ops=1", "--seeds=1"]).is_ok());
+    }
 }

@@ -29,6 +29,7 @@
 //!
 //! Source: github.com/kvcache-ai/Mooncake, `FAST25-release/traces`.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -101,7 +102,7 @@ pub const HASH_TOKENS: u32 = 512;
 
 /// A trace that cannot be used: where, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("{}:{line}: {problem}", path.display())]
+#[error("{}: {problem}", Place { path, line: *line })]
 pub struct TraceError {
     /// The file.
     path: PathBuf,
@@ -110,16 +111,34 @@ pub struct TraceError {
     problem: Problem,
 }
 
+/// A line of a file, or the file.
+struct Place<'a> {
+    path: &'a Path,
+    line: u64,
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}", self.path.display()),
+            line => write!(f, "{}:{line}", self.path.display()),
+        }
+    }
+}
+
 /// What is wrong with a line.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    #[error("{0}")]
+    #[error("{0}; give a trace in Mooncake's format")]
     Read(#[from] io::Error),
-    #[error("column {}: {}", .0.column(), without_location(.0))]
+    #[error(
+        "column {}: {}; a line is a JSON object with timestamp, input_length and output_length",
+        .0.column(), without_location(.0)
+    )]
     Json(#[from] serde_json::Error),
     #[error("{field} is 0; a request has at least one token of each")]
     ZeroLength { field: &'static str },
-    #[error("input_length + output_length passes 2^32")]
+    #[error("input_length + output_length is over {}", u32::MAX)]
     TooLong,
     #[error("timestamp {now} comes after {last}; timestamps must not go backwards")]
     Backwards { now: u64, last: u64 },
@@ -133,7 +152,7 @@ enum Problem {
         "the trace has more than {MAX_REQUESTS} requests; replay its first ones with --requests"
     )]
     ManyRequests,
-    #[error("the trace has no requests")]
+    #[error("the trace has no requests; it needs at least one line")]
     Empty,
 }
 
@@ -264,8 +283,10 @@ impl<R: BufRead> TraceReader<R> {
         if self.text.len() > MAX_LINE_BYTES { Err(Problem::LongLine) } else { Ok(true) }
     }
 
+    /// A folder, or a disk that fails, is no fault of a line.
     fn located(&self, problem: Problem) -> TraceError {
-        TraceError { path: self.path.clone(), line: self.line, problem }
+        let line = if matches!(problem, Problem::Read(_)) { 0 } else { self.line };
+        TraceError { path: self.path.clone(), line, problem }
     }
 
     fn parse<I: DeserializeOwned>(&mut self) -> Result<(Arrival, Option<Vec<I>>), Problem> {
@@ -365,7 +386,7 @@ mod tests {
             ),
             (
                 r#"{"timestamp": 100, "input_length": 4294967295, "output_length": 1}"#,
-                "passes 2^32",
+                "is over 4294967295",
             ),
             (r#"{"timestamp": -1, "input_length": 1, "output_length": 1}"#, "invalid value"),
             ("{", "EOF while parsing"),
@@ -399,9 +420,19 @@ mod tests {
 
     #[test]
     fn an_empty_trace_and_a_missing_file_are_errors() {
-        assert!(read(&[]).unwrap_err().contains("no requests"));
-        let missing = TraceReader::open(Path::new("no/such/trace.jsonl"));
-        assert!(missing.is_err_and(|error| error.to_string().contains("no/such/trace.jsonl")));
+        assert!(read(&[]).unwrap_err().starts_with(": the trace has no requests"));
+        let missing = TraceReader::open(Path::new("no/such/trace.jsonl")).err();
+        let missing = missing.expect("an error").to_string();
+        assert!(missing.starts_with("no/such/trace.jsonl: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn a_folder_is_an_error_of_the_file_and_of_no_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let error = TraceReader::open(path).and_then(|reader| reader.read(1)).unwrap_err();
+        let expected = format!("{}: Is a directory", path.display());
+        assert!(error.to_string().starts_with(&expected), "{error}");
     }
 
     #[test]

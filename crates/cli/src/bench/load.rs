@@ -9,6 +9,8 @@ use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::options::integer;
+
 /// How the weight of the indexer's query projection is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -26,35 +28,36 @@ pub enum Weight {
     next_help_heading = "Options of step, prefill, checkpoints, tier and attention; those with a list may be given several times"
 )]
 pub struct LoadArgs {
-    /// Of step, prefill, checkpoints and tier: the model.
+    /// For step, prefill, checkpoints and tier: the model.
     #[arg(long, value_name = "NAME", default_values = ["flash", "pro"], value_parser = PossibleValuesParser::new(ModelConfig::PRESETS))]
     pub model: Vec<String>,
 
-    /// Of step: tokens of each request, a multiple of 128 from 256 to 1048576.
+    /// For step: tokens of each request, a multiple of 128 from 256 to 1048576.
     #[arg(long, value_name = "TOKENS", default_values_t = [8192, 131_072], value_parser = context)]
     pub context: Vec<u32>,
 
-    /// Of step: requests, a token each.
-    #[arg(long, value_name = "N", default_values_t = [1, 32, 256], value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS / 2)))]
+    /// For step: requests, a token each.
+    #[arg(long, value_name = "N", default_values_t = [1, 32, 256], value_parser = integer(1..=CacheConfig::MAX_REQUESTS / 2))]
     pub batch: Vec<u32>,
 
-    /// Of step: measure the step with attention in place of the gathers too.
+    /// For step: also measure the step with attention in place instead of gathers.
     #[arg(long)]
     pub attention: bool,
 
-    /// Of prefill and checkpoints: tokens of a chunk, 128 to 32768.
-    #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=32_768))]
+    /// For prefill and checkpoints: tokens of a chunk, 128 to 32768.
+    #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = integer(128..=32_768))]
     pub chunk: Vec<u32>,
 
-    /// Of prefill and checkpoints: tokens before the chunk, 0 to 983040. The largest is the prefix of tier.
-    #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = clap::value_parser!(u32).range(0..=983_040))]
+    /// For prefill and checkpoints: tokens before the chunk, 0 to 983040. For tier: the largest is the length of
+    /// the prefix.
+    #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = integer(0..=983_040))]
     pub past: Vec<u32>,
 
-    /// Of attention: only cases whose description contains TEXT. Other suites refuse it.
+    /// For attention: only cases whose description contains TEXT. Other suites refuse it.
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 
-    /// Of step and prefill: how the weight of the indexer's query projection is stored.
+    /// For step and prefill: how the weight of the indexer's query projection is stored.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Weight::Bf16)]
     pub index_weight: Weight,
 }

@@ -67,23 +67,23 @@ const EXITS: [Exit; 3] = [
 
 /// Measures kernels on a GPU, each beside a device-to-device copy of the same bytes.
 ///
-/// A row is one kernel at one size. A CUDA graph holds 20 to 200 of its launches, each on memory of its
-/// own, 400 MiB together where 200 launches touch as much, so that none finds its data in the L2 cache;
-/// where they touch less, the cache is flushed before each replay. `us` is the median of 50 replays,
-/// after 50 to warm up, by CUDA events, over the number of launches. `MB` is what a launch must move:
-/// every input read once, every output written once. `copy us` is a copy that moves as many bytes, half
-/// read and half written, measured the same way; `of copy` is its time over the kernel's.
+/// A row is one kernel at one size. A CUDA graph holds 20 to 200 of its launches, each on its own memory. Together
+/// they touch 400 MiB if 200 launches are enough for that, so that no data is in the L2 cache; if not, the cache is
+/// flushed before each replay. `us` is the median of 50 replays, timed by CUDA events after 50 warm-up replays,
+/// divided by the number of launches. `MB` is what a launch must move: every input read once, every output written
+/// once. `copy us` is the time of a copy that moves as many bytes, half read and half written, measured the same
+/// way; `of copy` is that time divided by the kernel's.
 ///
-/// `attention` has, besides, its products at the rate of the tensor cores (`products us`) and what they come to
-/// (`TFLOP/s`), and the best peer's time on an H200 (FlashMLA as vLLM 0.33 and SGLang ship it, 2026-11-21; of a chunk
-/// over rows in BF16, made before). A graph for more requests, or longer ones, than there are stands beside the one
-/// for these.
+/// `attention` also has the time of its products at the peak rate of the tensor cores (`products us`), the rate
+/// that was reached (`TFLOP/s`), and the best peer's time on an H200 (FlashMLA as vLLM 0.33 and SGLang ship it,
+/// 2026-11-21; chunks there read rows that were converted to BF16 before). Graphs captured for more or longer
+/// requests than are live are rows of their own.
 ///
-/// `step`, `prefill`, `checkpoints` and `tier` are measured only when they are asked for. A row of `step` is one decode step of a
-/// model: medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch
-/// alone. `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
-/// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are the
-/// host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
+/// `step`, `prefill`, `checkpoints` and `tier` are measured only on request. A row of `step` is one decode step of
+/// a model: medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch
+/// alone. `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists`
+/// is `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
+/// the host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
 ///
 /// A row of `checkpoints` is a chunk in all layers as one graph, updates, indexer, gathers of windows and appends: the
 /// median of 6 requests of a cache without checkpoints, and of as many, in turn, of one that saves a checkpoint every
@@ -113,12 +113,12 @@ pub struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    /// Write an HTML page with the rows and how much of its roof each reaches; the file is opened before anything is
-    /// measured. Not of `bookkeeping`.
+    /// Write an HTML page with the rows and the fraction of its roofline that each reaches; the file is opened
+    /// before anything is measured. Not for `bookkeeping`.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 
-    /// Measure nothing: show the result that `bench --json` has written to FILE. Not of `bookkeeping`.
+    /// Measure nothing: show the result that `bench --json` has written to FILE. Not for `bookkeeping`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "LoadArgs"])]
     from: Option<PathBuf>,
 
@@ -191,7 +191,8 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     let report = match written {
         Some(report) => report,
         None => {
-            let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
+            let device =
+                dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NothingToMeasure)?;
             measure(&device, args)?
         }
     };

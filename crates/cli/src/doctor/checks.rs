@@ -62,7 +62,8 @@ fn driver(survey: &Result<CudaSurvey, DeviceError>) -> Finding {
         Err(error @ DeviceError::NoCuda) => Finding {
             state: State::Missing,
             advice: Some(
-                "for a GPU, build it with the feature `cuda`, which is on by default".into(),
+                "for a GPU, run `cargo kv doctor`, which builds it with CUDA, or build it with default features"
+                    .into(),
             ),
             ..finding(error.to_string())
         },

@@ -28,11 +28,11 @@ const EXITS: [Exit; 3] = [
     (2, "an option was refused"),
 ];
 
-/// Looks at this machine: CUDA driver, GPUs and the PTX that is chosen for each, a compiler for the kernels, and the
-/// library of NIXL; says what is there, what is missing, what it is needed for, and what to do.
+/// Checks this machine: CUDA driver, GPUs and the PTX that is chosen for each, a compiler for the kernels, and
+/// NIXL's library; says what is missing, what it is needed for, and how to get it.
 ///
-/// Nothing has to be there: without a GPU the kernels run on the CPU, and the PTX of the kernels is part of the
-/// program. What is missing is no failure; what is there and does not work is one, with exit code 1.
+/// None of these is required: without a GPU the kernels run on the CPU, and the program contains the PTX of the
+/// kernels. Something that is missing is no failure. Something that does not work is one, with exit code 1.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct DoctorArgs {

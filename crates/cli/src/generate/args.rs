@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args};
 
 use super::attention::AttentionChoice;
 use crate::device::DeviceChoice;
-use crate::options::number;
+use crate::options::{integer, number, seed};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -46,7 +46,7 @@ pub struct GenerateArgs {
     pub prompt_tokens: Option<PathBuf>,
 
     /// Most tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = integer(1..=1 << 20))]
     pub max_tokens: u32,
 
     /// Divides the logits before a token is drawn; 0 takes the most likely token.
@@ -58,15 +58,15 @@ pub struct GenerateArgs {
     pub top_p: f64,
 
     /// Seed of the draws.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub seed: u64,
 
     /// Tokens that prompt lookup proposes and one step verifies; the output is the same with and without.
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=31))]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = integer(0..=31))]
     pub draft: u32,
 
     /// Tokens of the prompt in one step; the output does not depend on it.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = integer(1..=8192))]
     pub chunk: u32,
 
     /// Replay each layer's launches as a graph while decoding.

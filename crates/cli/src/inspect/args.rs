@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use crate::device::DeviceChoice;
-use crate::options::number;
+use crate::options::{integer, number, seed};
 use crate::outcome::{Exit, after_help};
 use crate::replay::args::{Execution, Payloads, ReplayArgs};
 
@@ -15,7 +15,7 @@ const MEMORY: ByteSize = ByteSize::mib(512);
 /// Request slots.
 const SLOTS: u32 = 8;
 /// Most requests of the load.
-const MOST: i64 = 64;
+const MOST: u32 = 64;
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
@@ -36,7 +36,7 @@ const EXITS: [Exit; 3] = [
 /// Shows what the cache holds of a request: its block table, its rings, which blocks it shares with which requests, and
 /// a stored row beside what it was made from, with the error of quantisation.
 ///
-/// A small synthetic load of the model `tiny` runs on the emulated device until the request has computed its prompt.
+/// A small synthetic load of the model `tiny` runs on the emulated device until the request's prompt is computed.
 /// Then the device's memory is read. Values are random, as in `replay`.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
@@ -46,7 +46,7 @@ pub struct InspectArgs {
     trace: Option<PathBuf>,
 
     /// Requests of the load, 1 to 64.
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=MOST))]
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = integer(1..=MOST))]
     requests: u32,
 
     /// Divisor of lengths and of times between arrivals, 0.001 to 1000000.
@@ -54,19 +54,19 @@ pub struct InspectArgs {
     shrink: f64,
 
     /// Its place in the load, from 0. [default: the last one with more than one token of its own]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = integer(0..=u32::MAX))]
     pub request: Option<u32>,
 
     /// The layer whose rows are shown. [default: the first CSA layer]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = integer(0..=u32::MAX))]
     pub layer: Option<u32>,
 
     /// The token whose row is shown; one of the last 128. [default: the last one]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = integer(0..=u32::MAX))]
     pub position: Option<u32>,
 
     /// Seed of the load and of the values.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     seed: u64,
 
     /// Print the result as JSON instead of a map.

@@ -7,7 +7,7 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 
-use crate::options::size;
+use crate::options::{integer, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -45,11 +45,11 @@ pub struct PlanArgs {
 
     /// Longest request, in tokens, 1 to the model's longest context: prompt, output, and drafts past
     /// its end if there are any. [default: the model's longest context]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = integer(1..=1 << 20))]
     pub context: Option<u32>,
 
     /// Draft tokens a request that one step verifies and may reject, 0 to 127.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = integer(0..=127))]
     pub max_draft: u32,
 
     /// Format of window rows and compressed entries: E4M3 with one scale a group of 64 channels (ue8m0),
@@ -63,27 +63,27 @@ pub struct PlanArgs {
 
     /// Request slots, 1 to 65536: how many requests run at once. Blocks take the memory that is left.
     /// [default: as many as let most requests of --context tokens fit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: Option<u32>,
 
     /// Checkpoints, at most 8388608, by which requests share prefixes: each is the state that a request needs to go
-    /// on at the end of a block. 0 of a cache in which nothing is shared.
-    /// [default: as many as a third of what slots leave of the memory holds]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
+    /// on at the end of a block. With 0 no prefix is shared. [default: as many as a third of what slots leave of
+    /// the memory holds]
+    #[arg(long, value_name = "N", value_parser = integer(0..=CacheConfig::MAX_CHECKPOINTS))]
     pub checkpoints: Option<u32>,
 
-    /// Pinned host memory in which prefixes stay that the device has no room for, as in 512GiB; needs checkpoints. The
-    /// memory through which they go there is taken from --gpu-mem.
+    /// Pinned host memory for prefixes that do not fit on the device, as in 512GiB; needs checkpoints. The buffers
+    /// for the copies are taken from --gpu-mem.
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,
 
     /// Requests that can be suspended at once, 0 to 65536: each takes the memory of a slot.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = integer(0..=CacheConfig::MAX_REQUESTS))]
     pub suspended: u32,
 
     /// Queries that the CSA layers' indexer scores at once, 1 to 65535; more are scored in several
     /// batches. Its workspace is taken from --gpu-mem.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(u16::MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = integer(1..=u32::from(u16::MAX)))]
     pub indexer_queries: u32,
 
     /// Print the result as JSON instead of tables.

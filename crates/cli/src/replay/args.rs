@@ -8,7 +8,7 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
-use crate::options::{number, size};
+use crate::options::{integer, number, seed, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -84,7 +84,7 @@ pub struct ReplayArgs {
 
     /// Requests to replay, 1 to 1000000: the first of the trace, or as many synthetic ones.
     /// [default: the whole trace; of the synthetic load 32 on a GPU, 12 on the CPU, 1024 for bookkeeping]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", value_parser = integer(1..=MAX_REQUESTS))]
     pub requests: Option<u32>,
 
     /// Speed-up of the arrivals, 0.000001 to 1000000.
@@ -100,17 +100,16 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = Execution::Full)]
     pub execute: Execution,
 
-    /// Requests, sampled at random, that are compared with the reference, 0 to 64: window rows,
-    /// entries and indexer keys, recomputed from their tokens, those that they reuse included, and, of one query a
-    /// step, what it gathers in every layer and, in one, the list that the indexer picks.
-    /// [default: 2 on a GPU, 4 on the CPU, 0 for bookkeeping]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    /// Requests, sampled at random, that are compared with the reference, 0 to 64. Window rows, entries and indexer
+    /// keys are recomputed from their tokens, reused tokens included. Of one query a step, what it gathers is
+    /// compared in every layer, and the list that the indexer picks in one. [default: 2 on a GPU, 4 on the CPU, 0
+    /// for bookkeeping]
+    #[arg(long, value_name = "N", value_parser = integer(0..=64))]
     pub verify: Option<u32>,
 
-    /// Let the queries that gather entries attend in place too, with as many heads as the model has, of random
-    /// values. Of one query a step of each request to verify two heads are recomputed in f64, in a layer of each
-    /// kind. The emulator is slow at it.
-    /// [default: true on a GPU, else false]
+    /// Also run attention in place for the queries that gather entries, with as many heads as the model has and
+    /// random values. Of each request to verify, two heads of one query a step are recomputed in f64, in a layer of
+    /// each kind. Slow on the emulator. Needs --execute full. [default: true on a GPU, else false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub attend: Option<bool>,
 
@@ -119,13 +118,13 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
     pub indexer_memory: ByteSize,
 
-    /// Reuse nothing: the same load, of which all prompts are computed whole.
+    /// Share no prefixes: every prompt is computed in full.
     #[arg(long, conflicts_with = "checkpoints")]
     pub no_reuse: bool,
 
     /// Checkpoints that prompts go on from, 0 to 8388608; 0 as --no-reuse.
     /// [default: as many as a third of what slots leave of the memory holds; 0 for a trace without hash_ids]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
+    #[arg(long, value_name = "N", value_parser = integer(0..=CacheConfig::MAX_CHECKPOINTS))]
     pub checkpoints: Option<u32>,
 
     /// Pinned host memory that keeps what the device evicts, as in 64GiB, at most 1PiB. A request waits for what
@@ -133,18 +132,19 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_reuse")]
     pub host_cache: Option<ByteSize>,
 
-    /// Processes, 2 to 16: prompts are computed in one, answers in the others, to which requests move, by NIXL where
-    /// the program has it and DSV4_NIXL names its library, else through files in memory. They take GPUs in turn, and share the memory of each.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16))]
+    /// Processes, 2 to 16: one computes prompts (prefill), the others answers (decode), and requests move between
+    /// them: by NIXL if the program is built with it and DSV4_NIXL names its library, else through files in memory.
+    /// GPUs are dealt to the processes in turn; those on one GPU share its memory.
+    #[arg(long, value_name = "N", value_parser = integer(2..=16))]
     pub peers: Option<u32>,
 
-    /// Where the bytes of requests lie that move: in memory of the host, or of the device, where NIXL reads those of GPUs
-    /// and files those of the emulated device. Needs --execute full.
+    /// Which memory holds the bytes of moving requests: the host's or the device's. NIXL reads device memory of
+    /// GPUs; files read that of the emulated device. Needs --execute full.
     #[arg(long, value_enum, value_name = "WHERE", default_value_t = Payloads::Host, requires = "peers")]
     pub payloads: Payloads,
 
-    /// Memory of each process for requests that have come and are not admitted yet, as in 4GiB, at most 1PiB. Others wait until
-    /// there is room; one that needs more than all of it ends the replay.
+    /// Memory of each process for requests that have arrived and are not admitted yet, as in 4GiB, at most 1PiB.
+    /// Others wait until there is room. A request that needs more than all of it ends the replay.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size, requires = "peers")]
     pub arrival_memory: ByteSize,
 
@@ -158,12 +158,12 @@ pub struct ReplayArgs {
 
     /// Request slots, 1 to 65536: how many requests run at once.
     /// [default: as many as let the most requests of the load's mean length fit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: Option<u32>,
 
     /// Maximum number of tokens of a step, 1 to 1048576.
     /// [default: 8192, 256 on the CPU]
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "TOKENS", value_parser = integer(1..=1 << 20))]
     pub token_budget: Option<u32>,
 
     /// Minimum virtual time of a step, in milliseconds, 0.001 to 3600000.
@@ -175,7 +175,7 @@ pub struct ReplayArgs {
     pub token_rate: f64,
 
     /// Seed of the synthetic load, of the cache's input and of the sample to verify, 0 to 2^64 - 1.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub seed: u64,
 
     /// Print the result as JSON instead of a table.

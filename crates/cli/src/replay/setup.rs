@@ -131,6 +131,9 @@ fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
     if args.verify.is_some_and(|verify| verify > 0) {
         return Err(InputError::NothingToVerify);
     }
+    if args.attend == Some(true) {
+        return Err(InputError::NothingToAttend);
+    }
     if args.host_cache.is_some() {
         return Err(InputError::NothingToCopy);
     }

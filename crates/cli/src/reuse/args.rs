@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use clap::Args;
 use dsv4_kv_trace::MAX_REQUESTS;
 
-use crate::options::size;
+use crate::options::{integer, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -22,13 +22,12 @@ const EXITS: [Exit; 3] = [
     (2, "an option, a file or a model was refused"),
 ];
 
-/// Says how many tokens of a trace's prompts need not be computed again, by the placement of checkpoints, the order
-/// of eviction and the memory for what is kept.
+/// Simulates prefix reuse on a trace: how many prompt tokens are cache hits, by checkpoint placement, eviction
+/// order and memory.
 ///
-/// The prompts go through the cache's prefix tree one after the other: each is matched, registered and given back, then
-/// the tree is evicted down to the pool. Blocks and checkpoints share the pool; requests that run are not in it, and
-/// transfers to and from host memory take no time.
-/// Token ids are made from the trace's hash_ids.
+/// The prompts go through the cache's prefix tree one after the other: each is matched, inserted and released, then
+/// entries are evicted until the tree fits the pool. Blocks and checkpoints share the pool. Running requests take
+/// no room in it, and transfers to and from host memory take no time. Token ids are made from the trace's hash_ids.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct ReuseArgs {
@@ -54,7 +53,7 @@ pub struct ReuseArgs {
     pub interval: u32,
 
     /// Only the first requests of the trace.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", value_parser = integer(1..=MAX_REQUESTS))]
     pub requests: Option<u32>,
 
     /// Print the result as JSON.

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 
 use crate::device::DeviceChoice;
 use crate::generate::AttentionChoice;
-use crate::options::{number, size};
+use crate::options::{integer, number, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -51,24 +50,24 @@ pub struct ServeArgs {
     pub device: DeviceChoice,
 
     /// Completions in the cache at once; more wait.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1, 1 << 16))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = integer(1..=1 << 16))]
     pub max_requests: u32,
 
     /// Most tokens of a completion, prompt included [default: 8192, or what the model can]
-    #[arg(long, value_name = "TOKENS", value_parser = count(1, 1 << 20))]
+    #[arg(long, value_name = "TOKENS", value_parser = integer(1..=1 << 20))]
     pub context: Option<u32>,
 
     /// Tokens of all completions together that there is memory for; what needs more is computed again later
     /// [default: a quarter of --max-requests times --context]
-    #[arg(long, value_name = "N", value_parser = count(1, 1 << 31))]
+    #[arg(long, value_name = "N", value_parser = integer(1..=1 << 31))]
     pub cached_tokens: Option<u32>,
 
     /// Checkpoints that later completions with the same first tokens go on from, of as many tokens as a window each;
     /// completions are the same with and without.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, 1 << 23))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = integer(0..=1 << 23))]
     pub checkpoints: u32,
 
-    /// Pinned host memory in which prefixes stay that the device has no room for, as in 16GiB; needs --checkpoints.
+    /// Pinned host memory for prefixes that do not fit on the device, as in 16GiB; needs --checkpoints.
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,
 
@@ -78,19 +77,19 @@ pub struct ServeArgs {
     pub cold_cache: Option<String>,
 
     /// Most tokens of a step, over all completions; at least --max-requests.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1, 1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = integer(1..=1 << 20))]
     pub step_tokens: u32,
 
     /// Most tokens of one prompt in a step.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1, 1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = integer(1..=1 << 20))]
     pub chunk: u32,
 
     /// Tokens that prompt lookup proposes and one step verifies; completions are the same with and without.
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = count(0, 31))]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = integer(0..=31))]
     pub draft: u32,
 
     /// Completions that may wait; a request for more gets 429.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1, 1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = integer(1..=1 << 20))]
     pub max_waiting: u32,
 
     /// Largest body of a request; more gets 413.
@@ -109,9 +108,4 @@ pub struct ServeArgs {
     /// rows; auto takes a GPU.
     #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
     pub attention: AttentionChoice,
-}
-
-/// A parser of counts from `least` to `most`.
-fn count(least: u64, most: u64) -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(least..=most)
 }

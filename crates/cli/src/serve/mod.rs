@@ -34,6 +34,12 @@ const GRAPH_TOKENS: u32 = 32;
 /// # Errors
 /// Input that is refused; a device that fails.
 pub fn run(args: &ServeArgs) -> Result<Outcome> {
+    if args.host_cache.as_u64() > 0 && args.checkpoints == 0 {
+        return Err(InputError::HostWithoutCheckpoints { size: args.host_cache }.into());
+    }
+    if args.cold_cache.is_some() && args.host_cache.as_u64() == 0 {
+        return Err(InputError::ColdWithoutHost.into());
+    }
     let interrupt = Interrupt::listen_to_both()?;
     let model = Arc::new(load(&args.checkpoint)?);
     let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
@@ -64,7 +70,8 @@ fn on_device<B: Backend>(
         engine.capture((GRAPH_TOKENS / tokens).min(args.max_requests), tokens)?;
     }
     let name = settings.model.clone();
-    let server = Server::bind(&args.listen, engine, text, settings).map_err(refused)?;
+    let server = Server::bind(&args.listen, engine, text, settings)
+        .map_err(|error| refused(error, &args.listen))?;
     let (address, device) = (server.address()?, &device.info().name);
     output::print(format_args!("serving `{name}` at http://{address} on {device}"))?;
     match server.run(|| interrupt.is_requested())? {
@@ -130,8 +137,11 @@ fn refused_engine(error: ModelError) -> anyhow::Error {
 }
 
 /// Settings that do not fit each other, and an address that cannot be had.
-fn refused(error: ServerError) -> anyhow::Error {
+fn refused(error: ServerError, address: &str) -> anyhow::Error {
     match error {
+        ServerError::System { doing: "the address to listen at", error } => {
+            InputError::Listen { address: address.into(), source: error }.into()
+        }
         ServerError::StepTooShort { .. }
         | ServerError::TooManyDrafts { .. }
         | ServerError::Cold(_)

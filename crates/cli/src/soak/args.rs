@@ -7,7 +7,7 @@ use clap::Args;
 use dsv4_kv::CacheConfig;
 use dsv4_kv_trace::MAX_REQUESTS;
 
-use crate::options::{number, size};
+use crate::options::{integer, number, seed, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -33,8 +33,8 @@ const EXITS: [Exit; 4] = [
     ),
 ];
 
-/// Runs a load through the allocator, the planner and the prefix tree for long, with requests that are aborted, forked,
-/// suspended and preempted, in a pool that is too small, and checks that nothing is lost.
+/// Runs a load through the allocator, the planner and the prefix tree for a long time, in a pool that is too small,
+/// while requests are aborted, forked, suspended and preempted, and checks that nothing is lost.
 ///
 /// For each --fill the load is replayed --rounds times through one cache, in which running requests may hold that
 /// part of all blocks. Checked are, after each round, that every block, checkpoint and slot is free or the prefix
@@ -57,11 +57,11 @@ pub struct SoakArgs {
 
     /// Requests of a round, 1 to 1000000: the first of the trace, or as many synthetic ones.
     /// [default: the whole trace, or 2048 synthetic ones]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", value_parser = integer(1..=MAX_REQUESTS))]
     pub requests: Option<u32>,
 
     /// Rounds, 1 to 1000.
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = integer(1..=1000))]
     pub rounds: u32,
 
     /// Speed-up of the arrivals, 0.000001 to 1000000.
@@ -69,7 +69,7 @@ pub struct SoakArgs {
     pub time_scale: f64,
 
     /// Percent of the blocks that requests may hold at their full length, 1 to 100, one run each.
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [80, 95, 100], value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [80, 95, 100], value_parser = integer(1..=100))]
     pub fill: Vec<u32>,
 
     /// Percent of the requests that end early, at a random position, 0 to 100.
@@ -86,15 +86,15 @@ pub struct SoakArgs {
     pub preemptions: f64,
 
     /// Request slots, 1 to 65536.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: u32,
 
     /// Maximum number of tokens of a step, 1 to 1048576.
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = integer(1..=1 << 20))]
     pub token_budget: u32,
 
     /// Seed of the synthetic load, and of what happens to which request, 0 to 2^64 - 1.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub seed: u64,
 
     /// Print the result as JSON instead of a table.
