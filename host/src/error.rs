@@ -7,6 +7,8 @@ use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::layer_progress::LayerProgress;
 use crate::poison_read::PoisonRead;
 use crate::pool_kind::PoolKind;
+pub use crate::refusal::Refusal;
+use crate::refusal::list;
 use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::LinearError;
 use kv_layout::geometry::LayerKind;
@@ -455,10 +457,7 @@ pub enum KvError {
     )]
     ForeignGraph,
     /// Kernels met indices outside their buffers and skipped them. The cache contents are suspect.
-    #[error(
-        "kernels refused rows whose slot, row or block is out of range: {}",
-        list_refusals(refusals)
-    )]
+    #[error("kernels refused rows whose slot, row or block is out of range: {}", list(refusals))]
     KernelRefused {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,
@@ -479,24 +478,10 @@ pub enum KvError {
     Device(#[from] DeviceError),
 }
 
-/// Rows that one kernel refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The kernel.
-    pub kernel: &'static str,
-    /// Rows it refused since the last check.
-    pub count: u32,
-}
-
 /// Bytes of so many parts of so many bytes each.
 fn sum(parts: &[(u32, u64)]) -> u64 {
     let bytes = parts.iter().map(|&(count, bytes)| u64::from(count).saturating_mul(bytes));
     bytes.fold(0, u64::saturating_add)
-}
-
-fn list_refusals(refusals: &[Refusal]) -> String {
-    let one = |refusal: &Refusal| format!("{} of {}", refusal.count, refusal.kernel);
-    refusals.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 impl From<CheckpointError> for KvError {

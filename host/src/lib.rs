@@ -133,6 +133,7 @@ mod poison_read;
 pub mod pool_kind;
 mod pools;
 pub mod ptx;
+mod refusal;
 mod request_copies;
 mod requests;
 pub mod reuse;
