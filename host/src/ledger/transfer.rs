@@ -35,14 +35,17 @@ impl Ledger {
     /// Refuses positions that no request of this ledger can have.
     ///
     /// # Errors
-    /// [`MoveError::TooLong`]; [`KvError::NoSuchGroup`] for a position in draft layers that the model does not have.
+    /// [`MoveError::DraftAhead`], [`MoveError::TooLong`]; [`KvError::NoSuchGroup`] for a position in draft layers that the
+    /// model does not have.
     pub(crate) fn check_positions(&self, at: Positions) -> Result<(), MoveError> {
         if at.draft > 0 && !self.has_drafts {
             return Err(KvError::NoSuchGroup { group: LayerGroup::Draft }.into());
         }
+        if at.draft > at.trunk {
+            return Err(MoveError::DraftAhead { at });
+        }
         let limit = self.limits.context;
-        let is_long = at.trunk.max(at.draft) > limit;
-        if is_long { Err(MoveError::TooLong { at, limit }) } else { Ok(()) }
+        if at.trunk > limit { Err(MoveError::TooLong { at, limit }) } else { Ok(()) }
     }
 
     /// Takes a slot, and the blocks of so many tokens. What nobody refers to is evicted for them, if that is enough.
@@ -63,8 +66,8 @@ impl Ledger {
     /// A request that was computed elsewhere goes on here: for callers whose caches have no memory, and so no bytes to come.
     ///
     /// # Errors
-    /// [`MoveError::TooLong`]; [`MoveError::Cache`]: [`KvError::NoSuchGroup`], [`KvError::NoFreeSlot`],
-    /// [`KvError::OutOfBlocks`]. Nothing has changed then.
+    /// [`MoveError::DraftAhead`], [`MoveError::TooLong`]; [`MoveError::Cache`]: [`KvError::NoSuchGroup`],
+    /// [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`]. Nothing has changed then.
     pub fn arrive(&mut self, at: Positions) -> Result<RequestId, MoveError> {
         let room = self.take_room_for(at)?;
         Ok(self.enter_room(room))

@@ -49,6 +49,14 @@ pub enum MoveError {
         /// Tokens that were given.
         tokens: usize,
     },
+    /// Draft layers ahead of the trunk: with tokens that are not final.
+    #[error(
+        "the request is at {at:?}: draft layers cannot be ahead of the trunk; give as many tokens there, or fewer"
+    )]
+    DraftAhead {
+        /// How far it is.
+        at: Positions,
+    },
     /// A request longer than those of the cache.
     #[error("the request is at {at:?}; requests of this cache have up to {limit} tokens")]
     TooLong {

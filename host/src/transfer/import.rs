@@ -18,7 +18,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`MoveError::Cache`]: [`KvError::NoFreeSlot`](crate::KvError::NoFreeSlot),
     /// [`KvError::OutOfBlocks`](crate::KvError::OutOfBlocks),
     /// [`KvError::NoSuchGroup`](crate::KvError::NoSuchGroup) for positions in draft layers that the model does not have;
-    /// [`MoveError::TooLong`].
+    /// [`MoveError::DraftAhead`], [`MoveError::TooLong`].
     pub fn reserve(&mut self, at: Positions) -> Result<Reserved, MoveError> {
         self.reject_leaked_steps();
         Ok(Reserved(self.core().ledger().take_room_for(at)?))

@@ -210,6 +210,8 @@ impl Peer {
         let mut child = command
             .env(CHILD, kind)
             .envs(variables.iter().copied())
+            // UCX writes warnings to standard output, where answers go.
+            .env("UCX_LOG_FILE", "/dev/stderr")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

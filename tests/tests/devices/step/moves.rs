@@ -122,6 +122,9 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     let far = Positions { trunk: 641, draft: 641 };
     let error = target.import(far, &payload).unwrap_err();
     assert!(matches!(error, MoveError::TooLong { at, limit: 640 } if at == far), "{error}");
+    let ahead = Positions { trunk: 200, draft: 201 };
+    let error = target.fed.manager.reserve(ahead).unwrap_err();
+    assert!(matches!(error, MoveError::DraftAhead { at } if at == ahead), "{error}");
     let error = target.fed.manager.reserve(Positions { trunk: 400, draft: 400 }).unwrap_err();
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 4, free: 3 }));
     assert!(is_short, "{error}");
