@@ -12,7 +12,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use serde::Deserialize;
 
 use crate::process;
-use crate::workspace::{cargo, root, target_dir};
+use crate::workspace::{cargo, cargo_home, root, target_dir};
 
 /// What crates.io takes, compressed.
 const MOST_BYTES: u64 = 10 << 20;
@@ -149,6 +149,7 @@ fn too_large(name: &str, bytes: u64) -> Option<String> {
 fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<PathBuf> {
     let (source, built) = (target_dir().join("package-source"), target_dir().join("package-build"));
     copy_workspace(&source)?;
+    forget(libraries, &built)?;
     let manifest = source.join("Cargo.toml");
     let text = fs::read_to_string(&manifest)?.replacen("\npublish = false\n", "\n", 1);
     let text = text.replacen("[workspace.package]\n", "[workspace.package]\npublish = true\n", 1);
@@ -166,6 +167,25 @@ fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<PathB
     }
     process::run("packing", &mut command)?;
     Ok(built.join("package"))
+}
+
+/// Removes what was built of earlier packages, and where cargo has unpacked them: it takes a package of a registry that it
+/// has seen by name and version, and looks at its files no more. Such a registry, of a folder, has no name before the `-`.
+fn forget(libraries: &BTreeMap<String, Package>, built: &Path) -> Result<()> {
+    let unpacked = cargo_home().join("registry/src");
+    let mut folders = vec![built.to_owned()];
+    let registries = unpacked.exists().then(|| fs::read_dir(&unpacked)).transpose()?;
+    for registry in registries.into_iter().flatten() {
+        let registry = registry?;
+        if registry.file_name().as_encoded_bytes().starts_with(b"-") {
+            let of = |(name, package): (&String, &Package)| format!("{name}-{}", package.version);
+            folders.extend(libraries.iter().map(of).map(|name| registry.path().join(name)));
+        }
+    }
+    for folder in folders.iter().filter(|folder| folder.exists()) {
+        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// Copies what git knows, or would take, into an empty folder.
