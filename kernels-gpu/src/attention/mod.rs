@@ -129,8 +129,8 @@ unsafe fn start_values(
 }
 
 /// Runs through the block's tiles, which the last warpgroup unpacks: scores, weights, and the first half of the channels
-/// of the sums of values. A tile's values are multiplied in two halves, around the next tile's scores: the second half is
-/// in flight while the next weights are computed.
+/// of the sums of values. A tile's values are in flight while the next tile is waited for, and its places are handed on half
+/// by half.
 ///
 /// # Safety
 /// `keys` are a live query's, whose copy is under way; all threads of the first warpgroup call it together, those of the
@@ -151,28 +151,29 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let counts = Counts::load(small, 0);
-            softmax.weigh(scores.wait::<0>(), counts, small, 0);
+            softmax.weigh_first(scores.wait::<0>(), counts, small);
             fence_shared();
             weighed(0).arrive();
             let mut tile = 0;
             while tile + 1 < tiles {
                 let low = start_values((tile, 0), 0, InFlight::idle(values));
+                let both = start_values((tile, 1), 0, low);
                 unpacked(tile + 1).sync();
                 fence_shared();
                 let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile + 1));
-                let both = start_values((tile, 1), 0, low);
-                let counts = Counts::load(small, tile + 1);
                 if tile + 2 < tiles {
                     wait_for_products::<2>();
                     multiplied(tile, 0).arrive();
                 }
-                let factor = softmax.weigh(scores.wait::<1>(), counts, small, tile + 1);
-                fence_shared();
-                weighed(tile + 1).arrive();
-                values = both.wait::<0>();
+                values = both.wait::<1>();
                 if tile + 2 < tiles {
                     multiplied(tile, 1).arrive();
                 }
+                let counts = Counts::load(small, tile + 1);
+                let scores = scores.wait::<0>();
+                let factor = softmax.weigh(scores, counts, small, tile + 1);
+                fence_shared();
+                weighed(tile + 1).arrive();
                 values = rescale(values, factor);
                 tile += 1;
             }
@@ -211,7 +212,6 @@ unsafe fn multiply_tiles<W: Which>(
             values = rescale(values, factor);
             let low = start_values((tile, 0), PANELS, InFlight::idle(values));
             let both = start_values((tile, 1), PANELS, low);
-            finder.weighed::<W>(small, tile);
             if tile + 2 < tiles {
                 wait_for_products::<1>();
                 multiplied(tile, 0).arrive();
@@ -220,6 +220,7 @@ unsafe fn multiply_tiles<W: Which>(
             if tile + 2 < tiles {
                 multiplied(tile, 1).arrive();
             }
+            finder.weighed::<W>(small, tile);
             tile += 1;
         }
         if W::HAS_ENTRIES && counts {

@@ -19,6 +19,10 @@ const _: () = assert!(HEAD_DIM == 512);
 /// again; their relative precision does not depend on it.
 const SLACK: f32 = 8.0;
 
+/// Sums of a thread's weights up to which none of them can be above 2^[`SLACK`], whatever their rounding.
+const FITS: f32 = 128.0;
+const _: () = assert!(FITS <= (1_u32 << (SLACK as u32 - 1)) as f32);
+
 /// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
 pub struct Softmax {
@@ -44,6 +48,9 @@ impl Softmax {
     /// Writes the weights of the keys of tile `tile` from their products with the queries, and what sums of values before
     /// it are multiplied by to be relative to the same score; the latter.
     ///
+    /// Weights are first written relative to the bases so far. Only if one may be above 2^[`SLACK`] are the bases raised, and the
+    /// weights written again: a thread's sum of weights costs less than the maximum of four threads.
+    ///
     /// # Safety
     /// All threads of the warpgroup call it together; `counts` is the tile's; nobody reads the weights before a barrier.
     #[inline(always)]
@@ -54,46 +61,72 @@ impl Softmax {
         small: Small,
         tile: u32,
     ) -> [f32; 2] {
-        let row = first_row();
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
             let products = counts.mask(products);
-            let most = [0, 1].map(|i| {
+            let weights = weights_of(tile);
+            let sum = self.store_weights(products, weights);
+            let fits = |i: usize| sum[i] <= FITS && self.base[i] > f32::NEG_INFINITY;
+            let factor = if warp::all(fits(0) && fits(1)) {
+                self.sum = [0, 1].map(|i| self.sum[i] + sum[i]);
+                [1.0; 2]
+            } else {
+                let factor = self.raise(products);
+                let sum = self.store_weights(products, weights);
+                self.sum = [0, 1].map(|i| self.sum[i] * factor[i] + sum[i]);
+                factor
+            };
+            tell(small, tile, factor);
+            factor
+        }
+    }
+
+    /// The same of tile 0, before which there is no base.
+    ///
+    /// # Safety
+    /// As [`Self::weigh`].
+    #[inline(always)]
+    pub unsafe fn weigh_first(&mut self, products: Fragments, counts: Counts, small: Small) {
+        // SAFETY: as in `weigh`.
+        unsafe {
+            let products = counts.mask(products);
+            self.raise(products);
+            self.sum = self.store_weights(products, weights_of(0));
+            tell(small, 0, [1.0; 2]);
+        }
+    }
+
+    /// Raises the bases of heads with a score that is far above theirs; what sums so far are multiplied by.
+    ///
+    /// # Safety
+    /// As [`Self::weigh`].
+    #[inline(always)]
+    unsafe fn raise(&mut self, products: Fragments) -> [f32; 2] {
+        // SAFETY: by this function's own contract.
+        let most = unsafe {
+            [0, 1].map(|i| {
                 let most = products.iter().fold(f32::NEG_INFINITY, |most, four| {
                     max(most, max(four[2 * i], four[2 * i + 1]))
                 });
                 let most = max(most, warp::shuffle_xor_f32(most, 1));
                 max(most, warp::shuffle_xor_f32(most, 2)) * SCALE
-            });
-            let factor = [0, 1].map(|i| {
-                let base = self.base[i];
-                let is_far = most[i] > base + SLACK;
-                self.base[i] = if is_far { most[i] } else { base };
-                // Before the first score there is nothing to multiply.
-                if is_far && base > f32::NEG_INFINITY { ex2(base - most[i]) } else { 1.0 }
-            });
-            if thread::lane_id().is_multiple_of(4) {
-                small.factor.store(tile % 2 * HEADS + row, factor[0]);
-                small.factor.store(tile % 2 * HEADS + row + 8, factor[1]);
-            }
-            self.store_weights(products, factor, weights_of(tile));
-            // A warp's products read weights of all its lanes, and an arrival at a named barrier orders nothing for it.
-            warp::sync_warp();
-            factor
-        }
+            })
+        };
+        [0, 1].map(|i| {
+            let base = self.base[i];
+            let is_far = most[i] > base + SLACK;
+            self.base[i] = if is_far { most[i] } else { base };
+            // Before the first score there is nothing to multiply.
+            if is_far && base > f32::NEG_INFINITY { ex2(base - most[i]) } else { 1.0 }
+        })
     }
 
-    /// Writes the thread's weights and adds them up.
+    /// Writes the thread's weights; their sums.
     ///
     /// # Safety
     /// As [`Self::weigh`].
     #[inline(always)]
-    unsafe fn store_weights(
-        &mut self,
-        products: Fragments,
-        factor: [f32; 2],
-        weights: Rows<WORDS>,
-    ) {
+    unsafe fn store_weights(&self, products: Fragments, weights: Rows<WORDS>) -> [f32; 2] {
         // SAFETY: the block's shared memory, a word by one thread.
         let memory = unsafe { Shared::<u32, WORDS>::at(0) };
         let (row, quarter) = (first_row(), thread::lane_id() % 4);
@@ -109,7 +142,7 @@ impl Softmax {
                 unsafe { memory.store(word, bf16x2_from_f32(a, b)) }
             });
         });
-        self.sum = [0, 1].map(|i| self.sum[i] * factor[i] + sum[i]);
+        sum
     }
 
     /// Leaves each head's base and sum of weights over all keys of the block in `small`.
@@ -135,9 +168,34 @@ impl Softmax {
     }
 }
 
-/// Which keys of a tile count.
+/// Tells the second warpgroup what to multiply its sums by before it adds values of tile `tile`.
+///
+/// # Safety
+/// As [`Softmax::weigh`], whose last act it is.
+#[inline(always)]
+unsafe fn tell(small: Small, tile: u32, factor: [f32; 2]) {
+    // SAFETY: by this function's own contract, a word by one thread.
+    unsafe {
+        if thread::lane_id().is_multiple_of(4) {
+            let row = tile % 2 * HEADS + first_row();
+            small.factor.store(row, factor[0]);
+            small.factor.store(row + 8, factor[1]);
+        }
+        // A warp's products read weights of all its lanes, and an arrival at a named barrier orders nothing for it.
+        warp::sync_warp();
+    }
+}
+
+/// Which keys of a tile count: a bit of four each.
 #[derive(Clone, Copy)]
-pub struct Counts([[u32; 4]; 2]);
+pub struct Counts {
+    words: [[u32; 4]; 2],
+    /// Their intersection.
+    all: u32,
+}
+
+/// The bits of a word whose keys all count.
+const ALL: u32 = 0x1111_1111;
 
 impl Counts {
     /// Those of tile `tile`.
@@ -147,21 +205,22 @@ impl Counts {
     #[inline(always)]
     pub unsafe fn load(small: Small, tile: u32) -> Self {
         // SAFETY: two fours of words of the tile.
-        Self(array_from_fn(|i| unsafe {
-            small.counts.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32)
-        }))
+        let words: [[u32; 4]; 2] =
+            array_from_fn(|i| unsafe { small.counts.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
+        // Held, so that it is computed before the products are waited for.
+        let all = thread::hold_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
+        Self { words, all }
     }
 
     /// -infinity where a key does not count. Most tiles have no such key.
     #[inline(always)]
     fn mask(self, products: Fragments) -> Fragments {
-        const ALL: u32 = 0x1111_1111;
-        if self.0.as_flattened().iter().fold(ALL, |all, word| all & word) == ALL {
+        if self.all == ALL {
             return products;
         }
         let pair = 2 * (thread::lane_id() % 4);
         array_from_fn(|n| {
-            let counts = self.0[n / 4][n % 4] >> (4 * pair);
+            let counts = self.words[n / 4][n % 4] >> (4 * pair);
             let masked = |product: f32, bit: u32| {
                 if counts >> bit & 1 != 0 { product } else { f32::NEG_INFINITY }
             };
