@@ -120,7 +120,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<stress::Refused>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

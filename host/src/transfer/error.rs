@@ -30,6 +30,16 @@ pub enum MoveError {
         /// Blocks that it has.
         blocks: u32,
     },
+    /// A range of blocks that ends before it begins.
+    #[error("blocks {first} to {end} of {request} end before they begin")]
+    Backward {
+        /// The request.
+        request: RequestId,
+        /// The first block.
+        first: u32,
+        /// One past the last.
+        end: u32,
+    },
     /// A port that was opened for another cache.
     #[error("the port is of another cache; open one for this cache")]
     ForeignPort,

@@ -89,8 +89,8 @@ impl<B: Backend> Export<'_, B> {
     /// final token has closed are zero.
     ///
     /// # Errors
-    /// [`MoveError::NoSuchBlock`], [`MoveError::Length`], [`MoveError::Cache`] if the device fails. The request is as it
-    /// was.
+    /// [`MoveError::NoSuchBlock`], [`MoveError::Backward`], [`MoveError::Length`], [`MoveError::Cache`] if the device fails.
+    /// The request is as it was.
     pub fn blocks(&mut self, blocks: Range<u32>, into: &mut [u8]) -> Result<(), MoveError> {
         self.blocks_to(blocks, PartsMut::Host(into))
     }
@@ -105,10 +105,13 @@ impl<B: Backend> Export<'_, B> {
         mut into: PartsMut<'_, B>,
     ) -> Result<(), MoveError> {
         let Self { cache, stream, port, id, at } = self;
-        let held = port.layout.blocks(at.trunk);
-        if blocks.end > held || blocks.start > blocks.end {
-            let block = blocks.end.max(1) - 1;
-            return Err(MoveError::NoSuchBlock { request: *id, block, blocks: held });
+        let (request, held) = (*id, port.layout.blocks(at.trunk));
+        let Range { start: first, end } = blocks;
+        if first > end {
+            return Err(MoveError::Backward { request, first, end });
+        }
+        if end > held {
+            return Err(MoveError::NoSuchBlock { request, block: end - 1, blocks: held });
         }
         let bytes = port.layout.block_bytes();
         check_length(blocks.len() as u64 * bytes, into.bytes())?;

@@ -153,6 +153,9 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     let mut export = manager.export(&stream, port, id).unwrap();
     let error = export.blocks(2..4, &mut []).unwrap_err();
     assert!(matches!(error, MoveError::NoSuchBlock { block: 3, blocks: 3, .. }), "{error}");
+    let [first, end] = [2, 1];
+    let error = export.blocks(first..end, &mut []).unwrap_err();
+    assert!(matches!(error, MoveError::Backward { first: 2, end: 1, .. }), "{error}");
     for error in [export.state(&mut [0]), export.all(&mut [0])].map(Result::unwrap_err) {
         assert!(matches!(error, MoveError::Length { found: 1, .. }), "{error}");
     }
