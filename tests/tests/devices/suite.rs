@@ -102,6 +102,7 @@ suite! {
         no_number_reaches_another_request,
         a_nan_code_is_a_nan,
         every_scale_equals_the_oracle,
+        scores_may_rise_by_any_power,
     }
     attention::steps {
         steps_equal_the_oracle,

@@ -2,11 +2,11 @@
 
 use dsv4_kv::device::{Backend, Device, bf16};
 use kv_layout::main_row::MainFormat;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
-use super::decode::{SHAPE, query};
-use super::layer::{Layer, Query, Shape, Which, random_row};
+use super::decode::{SHAPE, query, query_of, shape_of};
+use super::layer::{Layer, Query, Shape, TILE, Which, random_row};
 
 /// NaN and infinities of one request, in its keys or its query, never reach another's result, and rows that do not
 /// count may hold anything: NaN codes and scales in both formats, and the largest code by an infinite scale.
@@ -67,5 +67,36 @@ pub fn every_scale_equals_the_oracle<B: Backend>(device: &Device<B>) {
             *bits = bf16::from_f32(bf16::from_bits(*bits).to_f32() * shrink).to_bits();
         });
         assert_eq!(layer.check(&[query(0, 30)], Which::Nothing, &heads), 0);
+    }
+}
+
+/// Scores that rise by a number of powers of two from tile to tile, or fall: what weights are relative to follows them, before
+/// f32 ends.
+pub fn scores_may_rise_by_any_power<B: Backend>(device: &Device<B>) {
+    const ENTRIES: usize = 6 * TILE;
+    /// Channels along which keys and queries lie; the others have values only.
+    const ALONG: usize = 256;
+    let shape = shape_of(Which::List, ENTRIES, Shape { heads: 2, slots: 1, ..SHAPE });
+    let mut random = StdRng::seed_from_u64(34);
+    let signs: Vec<f32> = (0..ALONG).map(|_| if random.random() { 1.0 } else { -1.0 }).collect();
+    let head = |sign: f32| {
+        let of = |channel: usize| signs.get(channel).map_or(0.0, |value| sign * value);
+        (0..512).map(|channel| bf16::from_f32(of(channel)).to_bits()).collect::<Vec<u16>>()
+    };
+    for rise in [3.0_f32, 9.0, 60.0, 120.0, 123.0, 126.0, 200.0, 3000.0] {
+        let mut layer = Layer::random(device, shape, 35);
+        let step = rise * core::f32::consts::LN_2 * 512_f32.sqrt() / ALONG as f32;
+        for entry in 0..ENTRIES {
+            let size = step * (entry / TILE + 1) as f32;
+            let mut values = random_row(&mut random, size);
+            for (value, sign) in values.iter_mut().zip(&signs) {
+                *value = bf16::from_f32(size * sign).to_bits();
+            }
+            let row = layer.entry_row(0, entry).expect("it has a block");
+            layer.entries[row] = crate::inputs::oracle(layer.shape.format).encode(&values);
+        }
+        let mut query = query_of(Which::List, ENTRIES, 0, &mut random);
+        query.list.sort_unstable();
+        assert_eq!(layer.check(&[query], Which::List, &[head(1.0), head(-1.0)]), 0);
     }
 }
