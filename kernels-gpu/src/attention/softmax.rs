@@ -19,7 +19,8 @@ const _: () = assert!(HEAD_DIM == 512);
 /// again; their relative precision does not depend on it.
 const SLACK: f32 = 8.0;
 
-/// Sums of a thread's weights up to which none of them can be above 2^[`SLACK`], whatever their rounding.
+/// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
+/// rounding hides none.
 const FITS: f32 = 128.0;
 const _: () = assert!(FITS <= (1_u32 << (SLACK as u32 - 1)) as f32);
 
@@ -121,7 +122,7 @@ impl Softmax {
         })
     }
 
-    /// Writes the thread's weights; their sums.
+    /// Writes the thread's weights, and returns their sum of each head.
     ///
     /// # Safety
     /// As [`Self::weigh`].
@@ -186,11 +187,12 @@ unsafe fn tell(small: Small, tile: u32, factor: [f32; 2]) {
     }
 }
 
-/// Which keys of a tile count: a bit of four each.
+/// Which keys of a tile count: four bits a key, of which the lowest says so.
 #[derive(Clone, Copy)]
 pub struct Counts {
+    /// Eight keys a word.
     words: [[u32; 4]; 2],
-    /// Their intersection.
+    /// All words, by a bitwise AND.
     all: u32,
 }
 
