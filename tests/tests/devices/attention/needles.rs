@@ -29,7 +29,8 @@ pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
     needles(device, Which::All(130), MainFormat::F32, 130);
 }
 
-/// The most entries that a query may see of a launch with many parts: memory for all of them takes 1 GB.
+/// Entries that a launch lets a query see: far more than there are, so that most of its parts are empty. Memory for the parts
+/// takes 1 GB.
 const MANY: u32 = 1 << 24;
 
 /// Keys of so many tiles that every block has a third.
