@@ -86,7 +86,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
             let first = FirstKeys::start::<W>(Source(&args), keys, own_tiles::<W>(keys));
-            let finder = query::start(
+            let finder = query::start::<false, _, _>(
                 &args,
                 small,
                 at,
@@ -98,7 +98,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         } else {
             more_registers::<SCORER>();
             let start = || merge::start(&args, keys, small, at);
-            let sink = query::start(&args, small, at, start, |sink| sink);
+            let sink = query::start::<true, _, _>(&args, small, at, start, |sink| sink);
             let (values, softmax) = score_tiles::<W>(keys, small);
             let store = || softmax.store(small);
             merge::write::<W>(&args, keys, small, (values, sink, store), at);
@@ -199,11 +199,8 @@ unsafe fn multiply_tiles<W: Which>(
     let (first, end) = own_tiles::<W>(keys);
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
-    copy::wait_for_groups::<0>();
-    fence_shared();
     // SAFETY: as in `score_tiles`.
     unsafe {
-        QUERIES_COPIED.arrive();
         let mut tile = 0;
         while tile < tiles {
             weighed(tile).sync();

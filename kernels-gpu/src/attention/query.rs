@@ -2,9 +2,12 @@
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::math::mul_add;
+use simt::warpgroup::fence_shared;
 use simt::{copy, thread, warp};
 
-use super::memory::{HEADS, Memory, QUERIES, ROTATION, Small, THREADS, panels};
+use super::memory::{
+    GROUP, HEADS, Memory, QUERIES, QUERIES_COPIED, ROTATION, Small, THREADS, panels,
+};
 use super::output::rotation;
 use super::source::Place;
 use crate::args::Attend;
@@ -15,15 +18,16 @@ use crate::unroll::{array_from_fn, unroll};
 /// Sixteens of bytes of a head.
 const SIXTEENS: u32 = HEAD_DIM / 8;
 
-/// Brings the heads' queries into shared memory; heads past the last are zero. Copies that are still under way are the
-/// thread's last group. Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`,
+/// Brings the heads' queries into shared memory; heads past the last are zero. Queries that are ready are copied by the
+/// warpgroup with `COPIES`, the first: their copies are the thread's last group, and still under way. The second has the first
+/// rows to find, and arrives at [`QUERIES_COPIED`] at once. Raw queries both bring; the second arrives behind them. Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`,
 /// both before queries are normed and rotated, if they are raw.
 ///
 /// # Safety
-/// The heads exist; all threads of the multiplying warpgroups call it together; others read the queries behind a barrier
-/// that follows the wait for the group.
+/// The heads exist; all threads of the multiplying warpgroups call it together, one warpgroup with `COPIES`, which waits for
+/// the group and comes to [`QUERIES_COPIED`] before it reads queries.
 #[inline(always)]
-pub unsafe fn start<T, U>(
+pub unsafe fn start<const COPIES: bool, T, U>(
     args: &Attend,
     small: Small,
     at: Place,
@@ -34,7 +38,11 @@ pub unsafe fn start<T, U>(
     // SAFETY: by this function's own contract; the launch's threads all see the same parameters.
     let done = unsafe {
         if are_ready {
-            start_copies(args, at);
+            if COPIES {
+                start_copies(args, at);
+            } else {
+                QUERIES_COPIED.arrive();
+            }
         }
         let done = meanwhile();
         if !are_ready {
@@ -43,20 +51,26 @@ pub unsafe fn start<T, U>(
         let done = next(done);
         if !are_ready {
             norm_and_rotate(args, small, at);
+            if !COPIES {
+                fence_shared();
+                QUERIES_COPIED.arrive();
+            }
         }
         done
     };
-    copy::commit_group();
+    if COPIES {
+        copy::commit_group();
+    }
     done
 }
 
 /// Starts copies of queries that are normed and rotated.
 ///
 /// # Safety
-/// As [`start`].
+/// As [`start`], in the first warpgroup.
 #[inline(always)]
 unsafe fn start_copies(args: &Attend, at: Place) {
-    const HEADS_AT_ONCE: u32 = THREADS / SIXTEENS;
+    const HEADS_AT_ONCE: u32 = GROUP / SIXTEENS;
     let (row, heads) = (at.row(args), args.params.heads - at.first_head);
     // SAFETY: the whole shared memory of the block, 16 bytes of a matrix once.
     let memory = unsafe { Memory::at(0) };
