@@ -18,10 +18,14 @@ use crate::unroll::{array_from_fn, unroll};
 /// Sixteens of bytes of a head.
 const SIXTEENS: u32 = HEAD_DIM / 8;
 
-/// Brings the heads' queries into shared memory; heads past the last are zero. Queries that are ready are copied by the
-/// warpgroup with `COPIES`, the first: their copies are the thread's last group, and still under way. The second has the first
-/// rows to find, and arrives at [`QUERIES_COPIED`] at once. Raw queries both bring; the second arrives behind them. Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`,
-/// both before queries are normed and rotated, if they are raw.
+/// Brings the heads' queries into shared memory; heads past the last are zero.
+///
+/// Queries that are ready are copied by the first warpgroup, which calls this with `COPIES`: its copies are its threads' last
+/// group, and still under way. The second has the first rows to find, and arrives at [`QUERIES_COPIED`] at once. Raw queries
+/// both bring, each its part, and the second arrives behind its own.
+///
+/// Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`, both before queries
+/// are normed and rotated, if they are raw.
 ///
 /// # Safety
 /// The heads exist; all threads of the multiplying warpgroups call it together, one warpgroup with `COPIES`, which waits for
