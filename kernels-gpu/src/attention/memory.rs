@@ -101,7 +101,8 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
     panels(WEIGHTS + tile % 2 * PANEL).panel(0)
 }
 
-/// The queries are in shared memory, as far as the second warpgroup brings them; it arrives, and the first one waits.
+/// The second warpgroup has written its part of raw queries to shared memory; of others it has none. It arrives, and the first
+/// warpgroup waits.
 pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 
 /// The cosines and sines of the query's position are in shared memory: for warpgroups that rotate queries by them.

@@ -86,7 +86,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
             let first = FirstKeys::start::<W>(Source(&args), keys, own_tiles::<W>(keys));
-            let finder = query::start::<false, _, _>(
+            let finder = query::start::<{ query::COPIES_NONE }, _, _>(
                 &args,
                 small,
                 at,
@@ -98,7 +98,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         } else {
             more_registers::<SCORER>();
             let start = || merge::start(&args, keys, small, at);
-            let sink = query::start::<true, _, _>(&args, small, at, start, |sink| sink);
+            let sink =
+                query::start::<{ query::COPIES_ALL }, _, _>(&args, small, at, start, |sink| sink);
             let (values, softmax) = score_tiles::<W>(keys, small);
             let store = || softmax.store(small);
             merge::write::<W>(&args, keys, small, (values, sink, store), at);

@@ -15,21 +15,26 @@ use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
 use crate::math::{rms_scale, rotate};
 use crate::unroll::{array_from_fn, unroll};
 
+/// For [`start`]: the warpgroup copies queries that are ready, all of them.
+pub const COPIES_ALL: bool = true;
+/// For [`start`]: it copies none.
+pub const COPIES_NONE: bool = false;
+
 /// Sixteens of bytes of a head.
 const SIXTEENS: u32 = HEAD_DIM / 8;
 
 /// Brings the heads' queries into shared memory; heads past the last are zero.
 ///
-/// Queries that are ready are copied by the first warpgroup, which calls this with `COPIES`: its copies are its threads' last
-/// group, and still under way. The second has the first rows to find, and arrives at [`QUERIES_COPIED`] at once. Raw queries
-/// both bring, each its part, and the second arrives behind its own.
+/// Queries that are ready are copied by the first warpgroup, with [`COPIES_ALL`]; its copies are its threads' last group, and still
+/// under way. The second warpgroup, with [`COPIES_NONE`], has the first rows to find, and arrives at [`QUERIES_COPIED`] at once.
+/// Both norm and rotate raw queries, a part each, and the second arrives when it has written its own.
 ///
 /// Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`, both before queries
 /// are normed and rotated, if they are raw.
 ///
 /// # Safety
-/// The heads exist; all threads of the multiplying warpgroups call it together, one warpgroup with `COPIES`, which waits for
-/// the group and comes to [`QUERIES_COPIED`] before it reads queries.
+/// The heads exist; all threads of the multiplying warpgroups call it together, the first with [`COPIES_ALL`], the second with
+/// [`COPIES_NONE`]. The first waits for the group, and at [`QUERIES_COPIED`], before it reads queries.
 #[inline(always)]
 pub unsafe fn start<const COPIES: bool, T, U>(
     args: &Attend,
