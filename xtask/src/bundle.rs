@@ -13,7 +13,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use crate::{process, programs, workspace};
 
 /// The most the bundle may weigh.
-const LIMIT_MB: f64 = 60.0;
+const LIMIT_MB: f64 = 80.0;
 
 /// The calls of cargo: a name, and what to build.
 const BUILDS: [(&str, &[&str]); 4] = [
