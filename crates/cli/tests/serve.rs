@@ -5,7 +5,7 @@ mod serving;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serving::{Serving, checkpoint, command};
 
@@ -48,9 +48,18 @@ fn what_takes_too_long_is_cut_and_a_second_signal_ends_at_once() {
         let _connection = stream(&serving, 1000);
         serving.signal("TERM");
         // The two must not become one.
-        std::thread::sleep(Duration::from_millis(300));
+        wait_for_shutdown(&serving);
         serving.signal(signal);
         assert_eq!(serving.exit_code(), Some(code));
+    }
+}
+
+/// Waits until a server has taken a signal and tells new requests so.
+fn wait_for_shutdown(serving: &Serving) {
+    let begin = Instant::now();
+    while !get(serving, "/health").starts_with("HTTP/1.1 503") {
+        assert!(begin.elapsed() < Duration::from_secs(100), "the server does not shut down");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
