@@ -3,7 +3,7 @@
 
 mod serving;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,21 @@ fn stream(serving: &Serving, tokens: u32) -> TcpStream {
     serving.complete(&body)
 }
 
+/// Tokens of a completion that a signal is to come into: their computation takes seconds.
+const TOKENS: u32 = 40;
+
 #[test]
 fn a_signal_ends_a_server_when_all_is_done() {
     for signal in ["TERM", "INT"] {
         let serving = start("");
-        let mut connection = stream(&serving, 20);
+        let mut connection = stream(&serving, TOKENS);
         serving.signal(signal);
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer).expect("the stream ends");
-        assert!(answer.contains("data: [DONE]"), "{answer}");
+        wait_for_shutdown(&serving);
+        let so_far = arrived(&mut connection);
+        assert!(!so_far.contains("data: [DONE]"), "the signal comes too late: {so_far}");
+        let mut rest = String::new();
+        connection.read_to_string(&mut rest).expect("the stream ends");
+        assert!(rest.contains("data: [DONE]"), "{so_far}{rest}");
         assert_eq!(serving.exit_code(), Some(0));
     }
 }
@@ -52,6 +58,16 @@ fn what_takes_too_long_is_cut_and_a_second_signal_ends_at_once() {
         serving.signal(signal);
         assert_eq!(serving.exit_code(), Some(code));
     }
+}
+
+/// What has come over a connection, without waiting for more.
+fn arrived(connection: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    connection.set_nonblocking(true).expect("a mode");
+    let end = connection.read_to_end(&mut bytes).expect_err("the stream has not ended");
+    assert_eq!(end.kind(), ErrorKind::WouldBlock);
+    connection.set_nonblocking(false).expect("a mode");
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Waits until a server has taken a signal and tells new requests so.
@@ -102,8 +118,8 @@ fn what_cannot_be_served_is_refused() {
         ("--listen 256.0.0.1:1", "--listen 256.0.0.1:1: "),
         ("--listen nowhere", "give an address and a port, as in 127.0.0.1:8000"),
         ("--host-cache 1GiB", "--host-cache 1.0 GiB needs --checkpoints"),
-        ("--context 1048577", "1048577"),
-        ("--max-requests 0", "--max-requests"),
+        ("--context 1048577", "from 1 to 1048576"),
+        ("--max-requests 0", "from 1 to 65536"),
         ("--cold-cache /tmp", "--cold-cache needs --host-cache"),
     ];
     for (options, message) in refusals {

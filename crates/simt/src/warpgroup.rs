@@ -189,7 +189,7 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 ///
 /// # Safety
 /// - As [`start_bf16_m64n64k512`]; but of A a warp reads its own 16 rows alone, so that a warp which has written them itself
-///   needs no barrier but [`crate::warp::sync_warp`], behind [`fence_shared`].
+///   needs no barrier: [`crate::warp::sync_warp`] behind its stores, and then [`fence_shared`] in all lanes, are enough.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(

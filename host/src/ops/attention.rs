@@ -34,7 +34,7 @@ pub struct AttendedEntries<'a, B: Backend> {
     /// Where parts are added up. Without it, or where it is too small for a query, `rows` of [`Attended::All`] is refused
     /// if it makes several parts; where it is too small for all queries, there are several launches.
     pub parts: Option<&'a AttentionParts<B>>,
-    /// Most entries of a query: the length of its list, or the most that it may see.
+    /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see.
     pub rows: u32,
 }
 
@@ -90,12 +90,17 @@ pub struct Attention<'a, B: Backend> {
 /// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned back
 /// by the query's position. The outputs of padding stay untouched. No queries are nothing, whatever the rest is.
 ///
-/// A listed entry that the query does not see, or whose block is missing, does not count and is counted in the fault
-/// word, and so is a query that sees more entries than `rows` without a list.
+/// Each of these adds 1 to `faults`:
+/// - a listed entry, not -1, that the query does not see or whose block is missing; it is left out of the softmax;
+/// - without a list, a query that sees more entries than `rows`; it attends to the oldest `rows`;
+/// - a query whose slot is out of range, or that is none of the step's own rows; its outputs stay untouched.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for a number of heads out of range, [`DeviceError::Length`] for a ring shorter than a
-/// window or for memory that the parts of one query do not find room in, [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// - [`DeviceError::Argument`]: a number of heads, `rows` or `max_blocks` out of range, entries scaled otherwise than the ring.
+/// - [`DeviceError::NotADivisor`]: `entries_per_block` does not divide 128.
+/// - [`DeviceError::Length`]: a ring shorter than a window or of more than `i32::MAX` rows, fewer own rows than the queries
+///   end at, a table of fewer slots than the ring, no room for the parts of one query, queries past `u32::MAX`.
+/// - [`DeviceError::TooShort`]: a buffer shorter than its shape. As [`Stream::launch`].
 pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,

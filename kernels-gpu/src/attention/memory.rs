@@ -101,35 +101,40 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
     panels(WEIGHTS + tile % 2 * PANEL).panel(0)
 }
 
-/// The second warpgroup has written its part of raw queries to shared memory; of others it has none. It arrives, and the first
-/// warpgroup waits.
+/// The queries are in shared memory. The second warpgroup arrives, at once unless it writes a part of raw queries; the first
+/// waits. It also orders what the four warps of the first have copied or written, each behind `wait_for_groups` and
+/// `fence_shared`: a product reads all rows of its operands.
 pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 
-/// The cosines and sines of the query's position are in shared memory: for warpgroups that rotate queries by them.
+/// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait, if queries are raw; else
+/// the block's barrier in `merge::write` orders them.
 pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * GROUP);
 
 /// The multiplying warpgroups have written what they have of a part, and then know whether it is the last.
 pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * GROUP);
 
-/// It is known where the rows of two tiles lie.
+/// It is known where the rows of two tiles lie. The second warpgroup arrives, the third waits.
 #[inline(always)]
 pub(super) const fn found(pair: u32) -> NamedBarrier {
     NamedBarrier::new(12 + pair % 2, 2 * GROUP)
 }
 
-/// The keys of a tile are in shared memory.
+/// The keys of a tile, and which of them count, are in shared memory. The third warpgroup arrives, the first waits. The first
+/// may then write weights and factors in the place of those two tiles before: the third has waited for [`multiplied`].
 #[inline(always)]
 pub(super) const fn unpacked(tile: u32) -> NamedBarrier {
     NamedBarrier::new(2 + tile % 2, 2 * GROUP)
 }
 
-/// The weights of a tile are in shared memory.
+/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. It orders the tile's
+/// keys for the second too: the first has waited for [`unpacked`] and has called `fence_shared`.
 #[inline(always)]
 pub(super) const fn weighed(tile: u32) -> NamedBarrier {
     NamedBarrier::new(4 + tile % 2, 2 * GROUP)
 }
 
-/// The first (0) or second (1) half of a tile's keys is not read any more; nor, with the second, its weights.
+/// The first (0) or second (1) half of a tile's keys is not read any more; nor, with the second, its weights. The first two
+/// warpgroups arrive, the third waits before it writes the tile after the next.
 #[inline(always)]
 pub(super) const fn multiplied(tile: u32, half: u32) -> NamedBarrier {
     NamedBarrier::new(6 + 2 * half + tile % 2, 3 * GROUP)

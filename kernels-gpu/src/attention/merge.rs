@@ -20,7 +20,7 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Stride of a head's sums in shared memory, in words: stores of pairs by a warp have no bank conflicts.
 const STRIDE: u32 = HEAD_DIM + 8;
-/// Words of a block's sums, which take the place of its keys.
+/// Words of a block's sums, which take the place of its keys and of the first weights.
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
 /// What the end needs, long before it: each of the first 64 threads' head's sink, times log2 e; the angles' cosines and
@@ -49,7 +49,7 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
 }
 
 /// Merges the blocks' parts and writes the heads: each thread of the multiplying warpgroups has sums of values, and
-/// `store_weights` puts what the heads' weights are relative to and their sums into `small`, where the queries were until now.
+/// `store_bases` puts what the heads' weights are relative to and their sums into `small`, where the queries were until now.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
@@ -59,17 +59,18 @@ pub unsafe fn write<W: Which>(
     args: &Attend,
     keys: Keys,
     small: Small,
-    (values, sink, store_weights): (TallFragments, f32, impl FnOnce()),
+    (values, sink, store_bases): (TallFragments, f32, impl FnOnce()),
     at: Place,
 ) {
     // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
     // others read its memory.
     unsafe {
         let sums = Shared::<f32, SUMS>::at(0);
-        // The sums take the place of keys and queries.
+        // All products are done: each thread has waited for its own. Sums overwrite keys and weights; bases and what follows
+        // overwrite queries.
         barrier();
         store(sums, values);
-        store_weights();
+        store_bases();
         cluster_barrier::<W>();
         share::<W>(args, keys, small, (sink, at));
         barrier();
@@ -176,14 +177,14 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
             let rank = i as u32;
             if has_keys(rank) { load::<W, _>(small.base, rank, head) } else { f32::NEG_INFINITY }
         });
-        let parts: [f32; BLOCKS as usize] = array_from_fn(|i| {
+        let weights: [f32; BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
             if has_keys(rank) { load::<W, _>(small.sum, rank, head) } else { 0.0 }
         });
         let most = bases.iter().fold(sink, |most, &base| max(most, base));
         let factor: [f32; BLOCKS as usize] = array_from_fn(|i| ex2(bases[i] - finite(most)));
         let mut total = ex2(sink - finite(most));
-        unroll::<{ BLOCKS as usize }>(|i| total += parts[i] * factor[i]);
+        unroll::<{ BLOCKS as usize }>(|i| total += weights[i] * factor[i]);
         // Without keys and sink there is nothing to share.
         let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
         unroll::<{ BLOCKS as usize }>(|i| {
@@ -229,7 +230,7 @@ unsafe fn write_heads<W: Which>(
                 let (from, to) = tiles_of::<W>(tiles, rank);
                 if rank < W::BLOCKS && from < to {
                     let factor = small.share.load(BLOCKS * head + rank);
-                    let parts: [[u32; 4]; QUARTERS] = array_from_fn(|n| {
+                    let words: [[u32; 4]; QUARTERS] = array_from_fn(|n| {
                         let at = head * STRIDE + channel + CHANNELS * n as u32;
                         if W::BLOCKS > 1 {
                             sums.load_u32x4_from(rank, at)
@@ -238,7 +239,7 @@ unsafe fn write_heads<W: Which>(
                         }
                     });
                     values = array_from_fn(|n| {
-                        array_from_fn(|j| values[n][j] + factor * f32::from_bits(parts[n][j]))
+                        array_from_fn(|j| values[n][j] + factor * f32::from_bits(words[n][j]))
                     });
                 }
             });

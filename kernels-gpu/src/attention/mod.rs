@@ -149,10 +149,14 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
         QUERIES_COPIED.sync();
         if tiles > 0 {
             unpacked(0).sync();
+            // Products read by the async proxy what the third warpgroup stored. The reader fences, for both multiplying
+            // warpgroups: a fence would make the third wait for its loads.
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let counts = Counts::load(small, 0);
             softmax.weigh_first(scores.wait::<0>(), counts, small);
+            // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second warpgroup by the
+            // barrier.
             fence_shared();
             weighed(0).arrive();
             let mut tile = 0;
@@ -186,7 +190,8 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
 }
 
 /// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values. Finds the rows
-/// of keys meanwhile, and counts the entries that are refused if `counts`.
+/// of keys meanwhile, and counts the entries that are refused if
+/// `counts_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
@@ -194,7 +199,7 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
 unsafe fn multiply_tiles<W: Which>(
     keys: Keys,
     small: Small,
-    (mut finder, counts): (Finder<'_>, bool),
+    (mut finder, counts_refused): (Finder<'_>, bool),
 ) -> TallFragments {
     const PANELS: u32 = 4;
     let (first, end) = own_tiles::<W>(keys);
@@ -221,7 +226,7 @@ unsafe fn multiply_tiles<W: Which>(
             finder.weighed::<W>(small, tile);
             tile += 1;
         }
-        if W::HAS_ENTRIES && counts {
+        if W::HAS_ENTRIES && counts_refused {
             finder.count();
         }
     }

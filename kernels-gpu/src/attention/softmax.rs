@@ -15,8 +15,8 @@ use crate::unroll::{array_from_fn, unroll};
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
-/// How far a score may be above what weights are relative to, as a power of two. So sums of values are seldom multiplied
-/// again; their relative precision does not depend on it.
+/// How far a score times log2 e may be above what weights are relative to: no weight is above 2^8. So sums of values are
+/// seldom multiplied again; their relative precision does not depend on it.
 const SLACK: f32 = 8.0;
 
 /// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
@@ -27,7 +27,7 @@ const _: () = assert!(FITS <= (1_u32 << (SLACK as u32 - 1)) as f32);
 /// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// What weights are relative to: a score times log2 e, of which none is [`SLACK`] above it; -infinity before the first.
+    /// What weights are relative to: a score times log2 e. None is more than [`SLACK`] above it; -infinity before the first.
     base: [f32; 2],
     /// Sums of the thread's weights.
     sum: [f32; 2],

@@ -38,7 +38,7 @@ pub trait KeyFormat: RowFormat {
 /// A BF16 NaN in both halves.
 const NAN: u32 = 0x7FC0_7FC0;
 
-/// The scale byte of 2^7, up to which one multiplication is enough.
+/// The scale byte of 2^7, up to which one multiplication is enough: 120 more is the factor's exponent, of which 254 is the largest.
 const LARGEST: u32 = 134;
 
 impl KeyFormat for Ue8m0Row {

@@ -75,3 +75,11 @@ impl Serving {
         self.program.wait().expect("an end").code()
     }
 }
+
+impl Drop for Serving {
+    /// No server outlives its test.
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
