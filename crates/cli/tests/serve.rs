@@ -30,11 +30,10 @@ fn a_signal_ends_a_server_when_all_is_done() {
         let mut connection = stream(&serving, TOKENS);
         serving.signal(signal);
         wait_for_shutdown(&serving);
-        let so_far = arrived(&mut connection);
-        assert!(!so_far.contains("data: [DONE]"), "the signal comes too late: {so_far}");
-        let mut rest = String::new();
-        connection.read_to_string(&mut rest).expect("the stream ends");
-        assert!(rest.contains("data: [DONE]"), "{so_far}{rest}");
+        let mut answer = arrived(&mut connection);
+        assert!(!is_done(&answer), "the signal comes too late");
+        connection.read_to_end(&mut answer).expect("the stream ends");
+        assert!(is_done(&answer), "{}", String::from_utf8_lossy(&answer));
         assert_eq!(serving.exit_code(), Some(0));
     }
 }
@@ -61,13 +60,18 @@ fn what_takes_too_long_is_cut_and_a_second_signal_ends_at_once() {
 }
 
 /// What has come over a connection, without waiting for more.
-fn arrived(connection: &mut TcpStream) -> String {
+fn arrived(connection: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     connection.set_nonblocking(true).expect("a mode");
     let end = connection.read_to_end(&mut bytes).expect_err("the stream has not ended");
     assert_eq!(end.kind(), ErrorKind::WouldBlock);
     connection.set_nonblocking(false).expect("a mode");
-    String::from_utf8_lossy(&bytes).into_owned()
+    bytes
+}
+
+/// Whether a stream has come to its end as it should.
+fn is_done(answer: &[u8]) -> bool {
+    String::from_utf8_lossy(answer).contains("data: [DONE]")
 }
 
 /// Waits until a server has taken a signal and tells new requests so.

@@ -93,7 +93,7 @@ pub struct Attention<'a, B: Backend> {
 /// Each of these adds 1 to `faults`:
 /// - a listed entry, not -1, that the query does not see or whose block is missing; it is left out of the softmax;
 /// - without a list, a query that sees more entries than `rows`; it attends to the oldest `rows`;
-/// - a query whose slot is out of range, or that is none of the step's own rows; its outputs stay untouched.
+/// - a query whose slot is out of range, or whose row or index does not fit the own rows; its outputs stay untouched.
 ///
 /// # Errors
 /// - [`DeviceError::Argument`]: a number of heads, `rows` or `max_blocks` out of range, entries scaled otherwise than the ring.

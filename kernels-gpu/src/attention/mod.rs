@@ -190,8 +190,7 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
 }
 
 /// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values. Finds the rows
-/// of keys meanwhile, and counts the entries that are refused if
-/// `counts_refused`.
+/// of keys meanwhile, and counts the refused entries if `counts_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.

@@ -49,8 +49,8 @@ macro_rules! attention_rows {
                 part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS],
                 /// `[tokens, heads / 64, 2]` u32, likewise: parts that are done, by block of the cluster; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.keys.blocks()],
-                /// `[1]` count of slots out of range, of queries that see more entries than `entry_rows` without a list,
-                /// and of entries that the query does not see or whose block is missing.
+                /// `[1]` count of slots out of range, of queries that do not fit the own rows or that see more entries than
+                /// `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
                 AttendParams
             )
