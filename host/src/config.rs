@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kv_layout::attention::KeySplit;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{BLOCK_TOKENS, LayerKind, MAX_CONTEXT};
 use kv_layout::index_row::IndexFormat;
@@ -57,6 +58,10 @@ pub struct CacheConfig {
     /// Requests that can be suspended at once, each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
+    /// Among how many blocks of a kernel attention in place splits the keys of 64 heads of a query, in layers with entries. For
+    /// steps of few queries two are faster, for those of many one. Results differ in their last bits.
+    #[serde(default)]
+    pub attention_split: KeySplit,
     /// Whether memory that nobody owns is filled with NaN, and gathered rows and scored keys that come
     /// from it are reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it
     /// costs a look at every one of them.
@@ -93,6 +98,7 @@ impl CacheConfig {
             event_capacity: 0,
             host_bytes: 0,
             max_suspended: 0,
+            attention_split: KeySplit::default(),
             poison: false,
         }
     }

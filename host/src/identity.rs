@@ -9,10 +9,10 @@ use crate::state_layout::LAYOUT_VERSION;
 
 impl CacheConfig {
     /// What is the same in all caches whose bytes are the same for the same weights and tokens: the model but for its name,
-    /// the formats, and how rows lie in a block, slot or checkpoint. Neither how large the cache is nor `max_draft`.
+    /// the formats, how attention splits keys, and how rows lie in a block, slot or checkpoint. Neither how large the cache is nor `max_draft`.
     #[must_use]
     pub fn identity(&self) -> Vec<u8> {
-        let Self { model, main_format, index_format, .. } = self;
+        let Self { model, main_format, index_format, attention_split, .. } = self;
         let ModelConfig { name: _, layers, mtp_layers, hidden_size, q_lora_rank, .. } = model;
         let ModelConfig { index_heads, index_topk, max_context, .. } = model;
         let ModelConfig { rope_theta, compress_rope, .. } = model;
@@ -22,7 +22,8 @@ impl CacheConfig {
         let schema = Schema::new(&Self { model: of_kinds, max_draft: 0, ..self.clone() });
         format!(
             "{LAYOUT_VERSION} {layers:?} {mtp_layers} {hidden_size} {q_lora_rank} {index_heads} {index_topk} \
-             {max_context} {rope_theta:?} {compress_rope:?} {main_format:?} {index_format:?} {schema:?}"
+             {max_context} {rope_theta:?} {compress_rope:?} {main_format:?} {index_format:?} \
+             {attention_split:?} {schema:?}"
         )
         .into_bytes()
     }

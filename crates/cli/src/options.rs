@@ -3,9 +3,29 @@
 use std::ops::RangeInclusive;
 
 use bytesize::ByteSize;
+use clap::ValueEnum;
+use dsv4_kv::kv_layout::attention::KeySplit;
 
 /// Largest size that an option takes.
 const MAX_SIZE: ByteSize = ByteSize::pib(1);
+
+/// Among how many blocks attention in place splits a query's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SplitChoice {
+    /// Two, which add up what they have.
+    TwoBlocks,
+    /// One.
+    OneBlock,
+}
+
+impl From<SplitChoice> for KeySplit {
+    fn from(choice: SplitChoice) -> Self {
+        match choice {
+            SplitChoice::TwoBlocks => Self::TwoBlocks,
+            SplitChoice::OneBlock => Self::OneBlock,
+        }
+    }
+}
 
 /// A parser of numbers in `range`, both ends included.
 pub fn number(

@@ -28,8 +28,36 @@ pub enum AttendedKeys {
     All,
 }
 
+/// Among how many blocks the keys of 64 heads of a query are split, in layers with entries.
+///
+/// The results of the two differ in their last bits, and neither depends on what else is in a launch: so it is chosen for a
+/// cache, not for a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "config", serde(rename_all = "kebab-case"))]
+pub enum KeySplit {
+    /// Two, a cluster, which add up what they have: least time for up to 66 queries of 64 heads in a launch, as an H100 runs
+    /// so many clusters at a time.
+    #[default]
+    TwoBlocks,
+    /// One: a query takes longer, and twice as many run at a time. Less time for more queries: large batches, drafts, and
+    /// the chunks of long prompts.
+    OneBlock,
+}
+
+impl KeySplit {
+    /// Blocks among which a part of `keys` is split.
+    #[must_use]
+    pub const fn blocks(self, keys: AttendedKeys) -> u32 {
+        match self {
+            Self::TwoBlocks => keys.blocks(),
+            Self::OneBlock => 1,
+        }
+    }
+}
+
 impl AttendedKeys {
-    /// Blocks that share a query's keys: a cluster.
+    /// Blocks of a cluster: most that share a query's keys.
     #[must_use]
     pub const fn blocks(self) -> u32 {
         match self {

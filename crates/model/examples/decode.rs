@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::sample::GREEDY;
 use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
@@ -46,6 +47,7 @@ fn run<B: Backend>(device: &Device<B>, model: Arc<Model>) -> Result<()> {
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
+        attention_split: KeySplit::TwoBlocks,
     };
     let vocabulary = model.config.vocab_size as usize;
     let prompt = (0..PROMPT).map(|at| (at * at % vocabulary) as u32).collect();

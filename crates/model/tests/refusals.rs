@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::{AttentionPlace, Chunk, Engine, EngineLimits, Logits, Model, ModelError};
 
@@ -16,6 +17,7 @@ const LIMITS: EngineLimits = EngineLimits {
     checkpoints: 0,
     host_bytes: 0,
     event_capacity: 0,
+    attention_split: KeySplit::TwoBlocks,
 };
 
 fn model() -> Model {

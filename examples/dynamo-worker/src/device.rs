@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::{Engine, EngineLimits, Model};
 
@@ -57,6 +58,7 @@ fn on_device<B: Backend>(
         checkpoints,
         host_bytes: 0,
         event_capacity: if checkpoints > 0 { EVENTS } else { 0 },
+        attention_split: KeySplit::TwoBlocks,
     };
     let mut batch = Batch::new(Engine::new(device, model, limits)?, options)?;
     let _ = ready.send(Ok(batch.ready()));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
-use kv_layout::attention::{AttendKernel, AttendedKeys, MOST_HEADS};
+use kv_layout::attention::{AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
@@ -69,6 +69,8 @@ pub struct Attention<'a, B: Backend> {
     pub form: QueryForm,
     /// Heads, 1 to 128.
     pub heads: u32,
+    /// Among how many blocks a query's keys are split, in layers with entries.
+    pub split: KeySplit,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
     /// `[32]` f32: the layer's rotary frequencies, radians per token.
@@ -205,13 +207,16 @@ impl<B: Backend> Attention<'_, B> {
         })
     }
 
-    fn kernel(&self) -> AttendKernel {
-        let keys = match self.entries.as_ref().map(|of| &of.which) {
+    fn keys(&self) -> AttendedKeys {
+        match self.entries.as_ref().map(|of| &of.which) {
             None => AttendedKeys::Window,
             Some(Attended::List(_)) => AttendedKeys::List,
             Some(Attended::All) => AttendedKeys::All,
-        };
-        AttendKernel { format: self.ring.format, keys }
+        }
+    }
+
+    fn kernel(&self) -> AttendKernel {
+        AttendKernel { format: self.ring.format, keys: self.keys() }
     }
 
     fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
@@ -241,6 +246,7 @@ impl<B: Backend> Attention<'_, B> {
             entries_log2: 0,
             max_blocks: 0,
             num_blocks: 0,
+            split: self.split.blocks(self.keys()),
         };
         self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))
     }

@@ -79,7 +79,8 @@ enum Entries<'i, B: Backend> {
 impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// Queues attention of queries `first..end` of the step to their sliding windows.
     ///
-    /// All rows are read where they lie, as the cache stores them, and a query's bits depend on its request alone. Rows
+    /// All rows are read where they lie, as the cache stores them, and a query's bits depend on its request alone, and on
+    /// [`crate::CacheConfig::attention_split`] in layers with entries. Rows
     /// of the step itself lie in the ring where no request has more than `max_draft` + 1 tokens. For longer chunks
     /// the layer's first call queues a launch that quantises them into memory of the step, as `append` will.
     ///
@@ -175,6 +176,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             query: heads.query,
             form: heads.form,
             heads: heads.heads,
+            split: access.core.config.attention_split,
             sinks: heads.sinks,
             frequencies: access.frequencies(),
             ring: &ring,

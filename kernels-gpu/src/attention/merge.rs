@@ -1,8 +1,8 @@
-//! The blocks of a cluster add up what they have, each for its share of the heads, and write it: the heads' results, or a
+//! The blocks among which keys are split add up what they have, each for its share of the heads, and write it: the heads' results, or a
 //! part of them, which [`super::parts`] adds up.
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
-use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
+use simt::cluster::{cluster_arrive, cluster_wait, sync_cluster};
 use simt::math::approx::{ex2, lg2};
 use simt::math::max;
 use simt::shared::Shared;
@@ -13,7 +13,7 @@ use super::memory::{BLOCKS, GROUP, HEADS, QUERIES, Small, THREADS, barrier};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::parts;
 use super::softmax::{finite, first_row};
-use super::source::{Keys, Place, Which, tiles_of};
+use super::source::{Keys, Place, Split, Which};
 use crate::args::Attend;
 use crate::math::cos_sin;
 use crate::unroll::{array_from_fn, unroll};
@@ -71,11 +71,11 @@ pub unsafe fn write<W: Which>(
         barrier();
         store(sums, values);
         store_bases();
-        cluster_barrier::<W>();
+        split_barrier(at.split);
         share::<W>(args, keys, small, (sink, at));
         barrier();
         write_heads::<W>(args, keys, (small, sums), at);
-        leave::<W>();
+        leave(at.split);
         if W::HAS_PARTS && at.parts > 1 {
             parts::finish::<W>(args, small, at);
         }
@@ -87,35 +87,35 @@ pub unsafe fn write<W: Which>(
 /// # Safety
 /// As [`write`].
 #[inline(always)]
-pub unsafe fn wait<W: Which>() {
+pub unsafe fn wait(split: Split) {
     // SAFETY: by this function's own contract.
     unsafe {
         barrier();
-        cluster_barrier::<W>();
+        split_barrier(split);
         barrier();
-        leave::<W>();
+        leave(split);
     }
 }
 
-/// Waits for all threads of the cluster.
+/// Waits for all threads of the blocks of `split`.
 ///
 /// # Safety
-/// All threads of the cluster call it, those of a warp from the same place.
+/// All threads of these blocks call it, those of a warp from the same place.
 #[inline(always)]
-unsafe fn cluster_barrier<W: Which>() {
+unsafe fn split_barrier(split: Split) {
     // SAFETY: by this function's own contract.
-    unsafe { if W::BLOCKS > 1 { sync_cluster() } else { thread::sync_threads() } }
+    unsafe { if split.blocks > 1 { sync_cluster() } else { thread::sync_threads() } }
 }
 
-/// Waits until no thread of the cluster reads another block's memory any more.
+/// Waits until no thread of these blocks reads another block's memory any more.
 ///
 /// # Safety
-/// As [`cluster_barrier`].
+/// As [`split_barrier`].
 #[inline(always)]
-unsafe fn leave<W: Which>() {
+unsafe fn leave(split: Split) {
     // SAFETY: by this function's own contract.
     unsafe {
-        if W::BLOCKS > 1 {
+        if split.blocks > 1 {
             cluster_arrive();
             cluster_wait();
         }
@@ -167,19 +167,24 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
     let is_part = W::HAS_PARTS && at.parts > 1;
     // The sink is no part's.
     let sink = if is_part { f32::NEG_INFINITY } else { sink };
+    let split = at.split;
     let has_keys = |rank: u32| {
-        let (from, to) = tiles_of::<W>(tiles, rank);
-        rank < W::BLOCKS && from < to
+        let (from, to) = split.tiles_of(tiles, rank);
+        rank < split.blocks && from < to
     };
     // SAFETY: by this function's own contract.
     unsafe {
         let bases: [f32; BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
-            if has_keys(rank) { load::<W, _>(small.base, rank, head) } else { f32::NEG_INFINITY }
+            if has_keys(rank) {
+                load::<W, _>(small.base, split.in_cluster(rank), head)
+            } else {
+                f32::NEG_INFINITY
+            }
         });
         let weights: [f32; BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
-            if has_keys(rank) { load::<W, _>(small.sum, rank, head) } else { 0.0 }
+            if has_keys(rank) { load::<W, _>(small.sum, split.in_cluster(rank), head) } else { 0.0 }
         });
         let most = bases.iter().fold(sink, |most, &base| max(most, base));
         let factor: [f32; BLOCKS as usize] = array_from_fn(|i| ex2(bases[i] - finite(most)));
@@ -190,14 +195,13 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
         unroll::<{ BLOCKS as usize }>(|i| {
             small.share.store(BLOCKS * head + i as u32, factor[i] * scale);
         });
-        let rank = if W::BLOCKS > 1 { block_rank() } else { 0 };
         let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
-        if is_part && head % W::BLOCKS == rank {
+        if is_part && head % split.blocks == split.rank {
             args.part_lse.store(at.part(args, at.part) * u64::from(HEADS) + u64::from(head), lse);
         }
         if !is_part
             && args.params.lse_heads > 0
-            && rank == 0
+            && split.rank == 0
             && at.first_head + head < args.params.heads
         {
             args.lse.store(at.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
@@ -218,22 +222,22 @@ unsafe fn write_heads<W: Which>(
 ) {
     const WARPS: u32 = THREADS / 32;
     let (tiles, channel) = (keys.tiles, 4 * thread::lane_id());
-    let rank = if W::BLOCKS > 1 { block_rank() } else { 0 };
+    let split = at.split;
     // SAFETY: by this function's own contract.
     unsafe {
         let turn = last_turn(small);
-        let mut head = rank + W::BLOCKS * thread::warp_id();
+        let mut head = split.rank + split.blocks * thread::warp_id();
         while head < HEADS && at.first_head + head < args.params.heads {
             let mut values = [[0.0_f32; 4]; QUARTERS];
             unroll::<{ BLOCKS as usize }>(|i| {
                 let rank = i as u32;
-                let (from, to) = tiles_of::<W>(tiles, rank);
-                if rank < W::BLOCKS && from < to {
+                let (from, to) = split.tiles_of(tiles, rank);
+                if rank < split.blocks && from < to {
                     let factor = small.share.load(BLOCKS * head + rank);
                     let words: [[u32; 4]; QUARTERS] = array_from_fn(|n| {
                         let at = head * STRIDE + channel + CHANNELS * n as u32;
                         if W::BLOCKS > 1 {
-                            sums.load_u32x4_from(rank, at)
+                            sums.load_u32x4_from(split.in_cluster(rank), at)
                         } else {
                             sums.load_u32x4(at)
                         }
@@ -248,7 +252,7 @@ unsafe fn write_heads<W: Which>(
             } else {
                 store_head(args, at, head, (values, turn));
             }
-            head += W::BLOCKS * WARPS;
+            head += split.blocks * WARPS;
         }
     }
 }

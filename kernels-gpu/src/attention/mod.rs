@@ -1,12 +1,15 @@
 //! Attention over the rows of the cache where they lie: window, list and sink in one softmax.
 //! See docs/specification.md, section 13.
 //!
-//! A cluster of blocks has 64 heads of one query. Its keys, 64 a tile, are dealt to the blocks by their number alone;
-//! each block runs through its tiles by online softmax, and then each sums up all blocks' results for its share of the
+//! A cluster of two blocks has 64 heads of one query. Its keys, 64 a tile, are split between the blocks by their number alone;
+//! each block runs through its tiles by online softmax, and then each sums up both blocks' results for its share of the
 //! heads, in the order of the blocks. So the bits of a query depend on nothing but its request: not on what else is in
 //! the step.
 //!
-//! A query with very many keys has them in parts, by their number alone again: each is a cluster's, which leaves what heads
+//! A cache may be configured to have one block for each query instead ([`kv_layout::attention::KeySplit`]): it runs through
+//! all tiles, and nothing is summed up. Then the blocks of a cluster have nothing to do with each other.
+//!
+//! A query with very many keys has them in parts, by their number alone again: each is a cluster's, or a block's, which leaves what heads
 //! get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their order.
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
@@ -23,7 +26,6 @@ mod softmax;
 mod source;
 mod unpack;
 
-use simt::cluster::block_rank;
 use simt::warpgroup::{
     InFlight, TallFragments, TallInFlight, fence_shared, fewer_registers, more_registers,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
@@ -40,7 +42,7 @@ use memory::{
 };
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
-use source::{Keys, Place, Row, Source, tiles_of};
+use source::{Keys, Place, Row, Source, Split};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
@@ -54,38 +56,42 @@ const _: () = assert!((SCORER + MULTIPLIER + UNPACKER) * GROUP <= BLOCK * (65_53
 /// Attention of 64 heads of a query.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(blocks * parts * tokens, heads / 64)`, rounded
-/// up, with 384 threads a block and `blocks` blocks a cluster call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(split * parts * tokens, heads / 64)`, rounded
+/// up, with 384 threads a block and `W::BLOCKS` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
-    let cluster = thread::block_idx_x() / W::BLOCKS;
+    let split = Split::of::<W>(&args);
+    let task = thread::block_idx_x() / split.blocks;
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
-    let (query, part) = (cluster / most_parts, cluster % most_parts);
+    let (query, part) = (task / most_parts, task % most_parts);
+    // A cluster's last block may be one more than there are parts.
+    if query >= args.params.tokens {
+        return;
+    }
     let first_head = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let keys = Keys::of::<W>(&args, query);
-        let is_first = thread::block_idx_x().is_multiple_of(W::BLOCKS)
-            && part == 0
-            && thread::block_idx_y() == 0
-            && thread::warp_id() == 0;
+        let is_first =
+            split.rank == 0 && part == 0 && thread::block_idx_y() == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
         let parts = keys.parts::<W>();
         if !keys.is_live || part >= parts {
             return;
         }
         let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
-        let (small, at) = (Small::new(), Place { query, first_head, part, parts });
+        let (small, at) = (Small::new(), Place { query, first_head, part, parts, split });
+        let own = own_tiles(keys, split);
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 2 {
             fewer_registers::<UNPACKER>();
-            unpack_tiles::<F, W>(Source(&args), keys, small);
-            merge::wait::<W>();
+            unpack_tiles::<F>(Source(&args), own, small);
+            merge::wait(split);
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
-            let first = FirstKeys::start::<W>(Source(&args), keys, own_tiles::<W>(keys));
+            let first = FirstKeys::start::<W>(Source(&args), keys, own);
             let finder = query::start::<{ query::COPIES_NONE }, _, _>(
                 &args,
                 small,
@@ -93,14 +99,14 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
                 || first.locate::<W>(),
                 |found| found.tell::<W>(small),
             );
-            let values = multiply_tiles::<W>(keys, small, (finder, first_head == 0));
+            let values = multiply_tiles::<W>(own, small, (finder, first_head == 0));
             merge::write::<W>(&args, keys, small, (values, 0.0, || ()), at);
         } else {
             more_registers::<SCORER>();
             let start = || merge::start(&args, keys, small, at);
             let sink =
                 query::start::<{ query::COPIES_ALL }, _, _>(&args, small, at, start, |sink| sink);
-            let (values, softmax) = score_tiles::<W>(keys, small);
+            let (values, softmax) = score_tiles(own, small);
             let store = || softmax.store(small);
             merge::write::<W>(&args, keys, small, (values, sink, store), at);
         }
@@ -109,8 +115,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
 
 /// The block's first tile, and one past its last.
 #[inline(always)]
-fn own_tiles<W: Which>(keys: Keys) -> (u32, u32) {
-    let (first, end) = tiles_of::<W>(keys.tiles, if W::BLOCKS > 1 { block_rank() } else { 0 });
+fn own_tiles(keys: Keys, split: Split) -> (u32, u32) {
+    let (first, end) = split.tiles_of(keys.tiles, split.rank);
     (keys.first_tile + first, keys.first_tile + end)
 }
 
@@ -134,11 +140,10 @@ unsafe fn start_values(
 /// by half.
 ///
 /// # Safety
-/// `keys` are a live query's, whose copy is under way; all threads of the first warpgroup call it together, those of the
+/// Tiles `first..end` are the block's, the copy of the queries is under way; all threads of the first warpgroup call it together, those of the
 /// second [`multiply_tiles`], those of the third [`unpack_tiles`].
 #[inline(always)]
-unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Softmax) {
-    let (first, end) = own_tiles::<W>(keys);
+unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments, Softmax) {
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
     let mut softmax = Softmax::new();
@@ -196,12 +201,11 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
 /// As [`score_tiles`], for the second warpgroup.
 #[inline(always)]
 unsafe fn multiply_tiles<W: Which>(
-    keys: Keys,
+    (first, end): (u32, u32),
     small: Small,
     (mut finder, counts_refused): (Finder<'_>, bool),
 ) -> TallFragments {
     const PANELS: u32 = 4;
-    let (first, end) = own_tiles::<W>(keys);
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
     // SAFETY: as in `score_tiles`.
@@ -238,8 +242,7 @@ unsafe fn multiply_tiles<W: Which>(
 /// # Safety
 /// As [`score_tiles`], for the last warpgroup.
 #[inline(always)]
-unsafe fn unpack_tiles<F: KeyFormat, W: Which>(source: Source<'_>, keys: Keys, small: Small) {
-    let (first, end) = own_tiles::<W>(keys);
+unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32), small: Small) {
     let tiles = end - first;
     let row = (thread::thread_idx_x() - THREADS) / 4;
     if tiles == 0 {

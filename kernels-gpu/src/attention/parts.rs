@@ -3,7 +3,6 @@
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::atomic::{DeviceAtomicU32, fence_device};
-use simt::cluster::block_rank;
 use simt::math::approx::{ex2, lg2};
 use simt::math::max;
 use simt::thread;
@@ -11,7 +10,7 @@ use simt::thread;
 use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::softmax::finite;
-use super::source::{Place, Which};
+use super::source::{Place, Split, Which};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -44,7 +43,7 @@ pub unsafe fn store(args: &Attend, at: Place, head: u32, values: [[f32; 4]; QUAR
 #[inline(always)]
 pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
     const WARPS: u32 = THREADS / 32;
-    let rank = block_rank();
+    let Split { blocks, rank, .. } = at.split;
     // SAFETY: between two barriers one thread fences what the block has stored, arrives, and fences what others stored
     // before they arrived.
     unsafe {
@@ -66,9 +65,9 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
         }
         let turn = last_turn(small);
         let is_there = |head: u32| head < HEADS && at.first_head + head < args.params.heads;
-        let mut head = rank + W::BLOCKS * thread::warp_id();
+        let mut head = rank + blocks * thread::warp_id();
         while is_there(head) {
-            let other = head + W::BLOCKS * WARPS;
+            let other = head + blocks * WARPS;
             // What is under way for one is waited for with the other.
             let [of_head, of_other] =
                 add_up(args, at, [head, if is_there(other) { other } else { head }]);
@@ -76,7 +75,7 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
             if is_there(other) {
                 store_head(args, at, other, (of_other, turn));
             }
-            head += 2 * W::BLOCKS * WARPS;
+            head += 2 * blocks * WARPS;
         }
     }
 }

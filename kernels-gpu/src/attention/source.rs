@@ -3,6 +3,7 @@
 
 use kv_layout::attention::AttendedKeys;
 use kv_layout::geometry::WINDOW;
+use simt::cluster::block_rank;
 use simt::mem::Global;
 use simt::{thread, warp};
 
@@ -20,7 +21,7 @@ pub trait Which {
     const KEYS: AttendedKeys;
     /// Whether many keys are several parts.
     const HAS_PARTS: bool = matches!(Self::KEYS, AttendedKeys::All);
-    /// Blocks that share the keys of a part: a cluster.
+    /// Blocks of a cluster, among which the keys of a part are split, unless a launch has each part in one block.
     const BLOCKS: u32 = Self::KEYS.blocks();
 }
 
@@ -49,10 +50,42 @@ impl Which for All {
     const KEYS: AttendedKeys = AttendedKeys::All;
 }
 
-/// Which of `tiles` tiles block `rank` of the cluster has: from the first to before the second.
-#[inline(always)]
-pub fn tiles_of<W: Which>(tiles: u32, rank: u32) -> (u32, u32) {
-    (tiles * rank / W::BLOCKS, tiles * (rank + 1) / W::BLOCKS)
+/// The blocks among which a part's keys are split: all of a cluster, or one.
+#[derive(Clone, Copy)]
+pub struct Split {
+    /// Blocks.
+    pub blocks: u32,
+    /// Which of the cluster's blocks is the first of them.
+    first: u32,
+    /// Which of them this block is.
+    pub rank: u32,
+}
+
+impl Split {
+    #[inline(always)]
+    pub fn of<W: Which>(args: &Attend) -> Self {
+        if W::BLOCKS == 1 {
+            return Self { blocks: 1, first: 0, rank: 0 };
+        }
+        let rank = block_rank();
+        if args.params.split == 1 {
+            Self { blocks: 1, first: rank, rank: 0 }
+        } else {
+            Self { blocks: W::BLOCKS, first: 0, rank }
+        }
+    }
+
+    /// Which of `tiles` tiles block `rank` has: from the first to before the second.
+    #[inline(always)]
+    pub const fn tiles_of(self, tiles: u32, rank: u32) -> (u32, u32) {
+        (tiles * rank / self.blocks, tiles * (rank + 1) / self.blocks)
+    }
+
+    /// Which of the cluster's blocks block `rank` is.
+    #[inline(always)]
+    pub const fn in_cluster(self, rank: u32) -> u32 {
+        self.first + rank
+    }
 }
 
 /// The heads of a block, and which part of their keys it has.
@@ -63,6 +96,8 @@ pub struct Place {
     pub part: u32,
     /// Parts of the query's keys.
     pub parts: u32,
+    /// The blocks among which the part's keys are split.
+    pub split: Split,
 }
 
 impl Place {

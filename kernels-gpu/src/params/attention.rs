@@ -36,5 +36,7 @@ parameters! {
         max_blocks,
         /// Blocks of the entry planes; one beyond them is a fault, not a read. 0 in a layer without entries.
         num_blocks,
+        /// Blocks among which a part's keys are split: those of a cluster, or 1.
+        split,
     }
 }

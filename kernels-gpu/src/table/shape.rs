@@ -30,6 +30,12 @@ pub const fn several(parts: u32, count: u32) -> u32 {
     if parts > 1 { count } else { 0 }
 }
 
+/// `blocks`, rounded up to whole clusters of `cluster` blocks.
+#[must_use]
+pub const fn whole_clusters(blocks: u32, cluster: u32) -> u32 {
+    blocks.div_ceil(cluster).saturating_mul(cluster)
+}
+
 /// The product of `dimensions`.
 #[must_use]
 pub fn product(dimensions: &[u32]) -> u64 {

@@ -188,6 +188,7 @@ impl Scalars for Attend {
             entries_log2: c.one_of(&[5, 0]),
             max_blocks: of_entries(c.range(1, 4)),
             num_blocks: of_entries(c.range(0, 3)),
+            split: c.one_of(&[1, kernel.keys.blocks()]),
         }
     }
 }

@@ -405,6 +405,7 @@ suite! {
     }
     attention::steps {
         ten_thousand_batches_have_the_same_bits,
+        ten_thousand_batches_have_the_same_bits_in_one_block,
     }
     step::histories {
         every_rollback_leaves_no_trace,

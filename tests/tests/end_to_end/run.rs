@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use dsv4_kv::RequestId;
 use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_model::experts::Choice;
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::hyper::Streams;
@@ -175,6 +176,7 @@ impl<B: Backend> Run<B> {
             checkpoints: 0,
             host_bytes: 0,
             event_capacity: 0,
+            attention_split: KeySplit::TwoBlocks,
         };
         let mut engine =
             Engine::with_attention(device, Arc::clone(&reference.model), limits, reference.place)?;

@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args};
 
 use super::attention::AttentionChoice;
 use crate::device::DeviceChoice;
-use crate::options::{integer, number, seed};
+use crate::options::{SplitChoice, integer, number, seed};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -77,6 +77,11 @@ pub struct GenerateArgs {
     /// rows; auto takes a GPU.
     #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
     pub attention: AttentionChoice,
+
+    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks takes less time for
+    /// up to 66 queries in a step, one-block for more. Results differ in their last bits.
+    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
+    pub attention_split: SplitChoice,
 
     /// Write the logits of every token, of the prompt too, to a safetensors file: `logits` [tokens, vocabulary]
     /// f32 and `tokens` [tokens] i64, without the last token, which was not fed.

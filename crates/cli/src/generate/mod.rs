@@ -119,6 +119,7 @@ fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
+        attention_split: args.attention_split.into(),
     }
 }
 

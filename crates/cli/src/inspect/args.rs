@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use crate::device::DeviceChoice;
-use crate::options::{integer, number, seed};
+use crate::options::{SplitChoice, integer, number, seed};
 use crate::outcome::{Exit, after_help};
 use crate::replay::args::{Execution, Payloads, ReplayArgs};
 
@@ -88,6 +88,7 @@ impl InspectArgs {
             execute: Execution::Full,
             verify: Some(0),
             attend: Some(false),
+            attention_split: SplitChoice::TwoBlocks,
             indexer_memory: ByteSize::mib(16),
             no_reuse: false,
             checkpoints: None,

@@ -8,7 +8,7 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
-use crate::options::{integer, number, seed, size};
+use crate::options::{SplitChoice, integer, number, seed, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -112,6 +112,10 @@ pub struct ReplayArgs {
     /// each kind. Slow on the emulator. Needs --execute full. [default: true on a GPU, else false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub attend: Option<bool>,
+
+    /// With --attend: among how many blocks of a kernel the keys of 64 heads of a query are split.
+    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
+    pub attention_split: SplitChoice,
 
     /// Memory of the indexer's workspace, as in 16MiB, at most 1PiB; queries that do not fit into it
     /// at once are scored in several batches.

@@ -229,6 +229,7 @@ fn smallest_cache(
         max_context: longest(load).clamp(1, smallest.max_context),
         // No prompt of a load has what another request answered: a trace does not say it.
         keep_outputs: false,
+        attention_split: args.attention_split.into(),
         ..smallest
     })
 }

@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::device::DeviceChoice;
 use crate::generate::AttentionChoice;
-use crate::options::{integer, number, size};
+use crate::options::{SplitChoice, integer, number, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples of `--help`: what each is for, and the command.
@@ -108,4 +108,9 @@ pub struct ServeArgs {
     /// rows; auto takes a GPU.
     #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
     pub attention: AttentionChoice,
+
+    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks takes less time for
+    /// up to 66 queries in a step, one-block for more. Results differ in their last bits.
+    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
+    pub attention_split: SplitChoice,
 }

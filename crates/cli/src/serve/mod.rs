@@ -96,6 +96,7 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
         checkpoints: args.checkpoints,
         host_bytes: args.host_cache.as_u64(),
         event_capacity: 0,
+        attention_split: args.attention_split.into(),
     }
 }
 

@@ -23,6 +23,7 @@ mod updated;
 
 use std::sync::Arc;
 
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv::{Admission, Bucket, CacheConfig, KvCacheManager, Prompt, RequestId};
 use dsv4_kv_device::{Backend, Device, Stream};
 use kv_layout::config::ModelConfig;
@@ -56,6 +57,8 @@ pub struct EngineLimits {
     pub host_bytes: u64,
     /// Blocks that may enter or leave the prefix tree between two readings of its log of events; 0 for no log.
     pub event_capacity: u32,
+    /// Among how many blocks attention on the device splits a query's keys ([`CacheConfig::attention_split`]).
+    pub attention_split: KeySplit,
 }
 
 /// A model, its cache, and the requests in it.
@@ -102,6 +105,7 @@ impl<B: Backend> Engine<B> {
             num_checkpoints: limits.checkpoints,
             host_bytes: limits.host_bytes,
             event_capacity: limits.event_capacity,
+            attention_split: limits.attention_split,
             ..CacheConfig::smallest(trunk(&model.config.cache))
         };
         let cache = KvCacheManager::new(device.clone(), config)?;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_device::{Backend, Device, EmuDevice, EmuOptions};
 use dsv4_kv_model::generate::Observer;
@@ -41,6 +42,7 @@ pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
+        attention_split: KeySplit::TwoBlocks,
     }
 }
 

@@ -124,7 +124,7 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
         (Which::Nothing, 0),
     ] {
         let shape = shape_of(which, entries.max(96), Shape { heads: 2, slots: 2, ..SHAPE });
-        let layer = Layer::random(device, shape, 10);
+        let mut layer = Layer::random(device, shape, 10);
         let mut drawn = |at: i32| {
             let seen = if at == 0 { entries } else { random.random_range(0..=entries) };
             let mut query = query_of(which, seen, at % 2, &mut random);
@@ -133,15 +133,22 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
         };
         let queries: Vec<Query> = (0..5).map(&mut drawn).collect();
         let heads = layer.random_heads(queries.len(), 11);
-        let alone: Vec<_> = queries
+        let splits = which.splits();
+        let alone: Vec<Vec<_>> = splits
             .iter()
-            .zip(heads.chunks(2))
-            .map(|(query, heads)| part(&layer.attend(std::slice::from_ref(query), which, heads), 0))
+            .map(|&split| {
+                layer.split = split;
+                let queries = queries.iter().map(std::slice::from_ref).zip(heads.chunks(2));
+                queries.map(|(query, heads)| part(&layer.attend(query, which, heads), 0)).collect()
+            })
             .collect();
-        for _ in 0..3 {
+        for round in 0..4 {
+            // Of both, with an odd number of queries in one of the launches.
+            layer.split = splits[round % splits.len()];
+            let alone = &alone[round % splits.len()];
             let mut order: Vec<usize> = (0..queries.len()).collect();
             order.shuffle(&mut random);
-            order.truncate(random.random_range(2..=queries.len()));
+            order.truncate(if round < 2 { 2 } else { random.random_range(2..=queries.len()) });
             let mut batch: Vec<Query> = order.iter().map(|&at| queries[at].clone()).collect();
             let mut batch_heads: Vec<Vec<u16>> =
                 order.iter().flat_map(|&at| heads[2 * at..][..2].to_vec()).collect();

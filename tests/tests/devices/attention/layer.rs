@@ -13,7 +13,7 @@ use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::attention::AttendedKeys;
+use kv_layout::attention::{AttendedKeys, KeySplit};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -72,6 +72,14 @@ impl Which {
         keys.blocks() as usize
     }
 
+    /// Among how many blocks a query's keys may be split.
+    pub const fn splits(self) -> &'static [KeySplit] {
+        match self {
+            Self::Nothing => &[KeySplit::TwoBlocks],
+            Self::List | Self::All(_) => &[KeySplit::TwoBlocks, KeySplit::OneBlock],
+        }
+    }
+
     /// Entries with which, behind a whole window, each block has three tiles, of which the third takes the first one's
     /// place.
     pub const fn entries_of_three_tiles(self) -> usize {
@@ -102,6 +110,8 @@ pub struct Layer<B: Backend> {
     pub sinks: Vec<f32>,
     /// What has been done to queries.
     pub form: QueryForm,
+    /// Among how many blocks a query's keys are split.
+    pub split: KeySplit,
     /// Queries that have memory for the parts of their keys in one launch; all if it is `None`.
     pub at_once: Option<u32>,
     device: Device<B>,
@@ -133,6 +143,7 @@ impl<B: Backend> Layer<B> {
             table,
             sinks,
             form: QueryForm::Rotated,
+            split: KeySplit::TwoBlocks,
             at_once: None,
             device: device.clone(),
         }
@@ -228,6 +239,16 @@ impl<B: Backend> Layer<B> {
         which: Which,
         heads: &[Vec<u16>],
     ) -> Result<Written, DeviceError> {
+        self.attend_in(self.split, queries, which, heads)
+    }
+
+    fn attend_in(
+        &self,
+        split: KeySplit,
+        queries: &[Query],
+        which: Which,
+        heads: &[Vec<u16>],
+    ) -> Result<Written, DeviceError> {
         let (stream, shape) = (&self.stream, self.shape);
         let plane = |rows: &[EncodedRow], part: fn(&EncodedRow) -> &Vec<u8>| {
             upload(stream, &rows.iter().flat_map(part).copied().collect::<Vec<u8>>())
@@ -271,6 +292,7 @@ impl<B: Backend> Layer<B> {
             query: &query,
             form: self.form,
             heads: shape.heads,
+            split,
             sinks: &upload(stream, &self.sinks),
             frequencies: &upload(stream, &Table::Compress.frequencies()),
             ring: &SwaRing {
@@ -333,18 +355,20 @@ impl<B: Backend> Layer<B> {
             let needle = |head: usize| &keys[needles[head % needles.len()]];
             let mut heads = vec![vec![0; CHANNELS]; at * per_query];
             heads.extend((0..per_query).map(|head| along(needle(head))));
-            let written = self.attend(queries, which, &heads);
-            self.check_query((at, &queries[at]), which, &heads, &written);
-            for head in 0..per_query {
-                let (q, lse) =
-                    (at * per_query + head, f32::from_bits(written.lse[at * per_query + head]));
-                let score = dot(&values(&heads[q]), needle(head)) / (CHANNELS as f64).sqrt();
-                assert!(
-                    f64::from(lse) - score < 0.01,
-                    "the key has all of the softmax: {lse}, {score}"
-                );
+            for &split in which.splits() {
+                let written = self.attend_in(split, queries, which, &heads).unwrap();
+                self.check_query((at, &queries[at]), which, &heads, &written);
+                for head in 0..per_query {
+                    let q = at * per_query + head;
+                    let lse = f32::from_bits(written.lse[q]);
+                    let score = dot(&values(&heads[q]), needle(head)) / (CHANNELS as f64).sqrt();
+                    assert!(
+                        f64::from(lse) - score < 0.01,
+                        "the key has all of the softmax: {lse}, {score}"
+                    );
+                }
+                assert_eq!(written.faults, 0);
             }
-            assert_eq!(written.faults, 0);
         }
     }
 
@@ -361,13 +385,17 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Attention of `queries` on the device, compared with `f64` by the bound of the contract; the fault count.
+    /// Attention of `queries` on the device, of keys in one block and in two, compared with `f64` by the bound of the contract; the
+    /// fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
-        let written = self.attend(queries, which, heads);
-        for query in queries.iter().enumerate() {
-            self.check_query(query, which, heads, &written);
-        }
-        written.faults
+        let faults = which.splits().iter().map(|&split| {
+            let written = self.attend_in(split, queries, which, heads).unwrap();
+            for query in queries.iter().enumerate() {
+                self.check_query(query, which, heads, &written);
+            }
+            written.faults
+        });
+        faults.reduce(|a, b| if a == b { a } else { panic!("{a} faults, then {b}") }).unwrap()
     }
 
     /// A query got what `f64` gives; nothing, if it is nobody's.

@@ -3,7 +3,7 @@
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::ops::QueryForm;
 use dsv4_kv_oracle::rope::Table;
-use kv_layout::attention::{AttendedKeys, PART_TILES};
+use kv_layout::attention::{AttendedKeys, KeySplit, PART_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -70,24 +70,32 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     queries.extend([entries, entries - 1].map(|entries| seeing(entries, &mut random)));
     let heads = layer.random_heads(queries.len(), 98);
     let which = Which::All(entries as u32);
-    let alone: Vec<_> = queries
-        .iter()
-        .zip(heads.chunks(HEADS))
-        .map(|(query, heads)| layer.attend(std::slice::from_ref(query), which, heads))
-        .collect();
+    let alone = [KeySplit::TwoBlocks, KeySplit::OneBlock].map(|split| {
+        layer.split = split;
+        let queries = queries.iter().map(std::slice::from_ref).zip(heads.chunks(HEADS));
+        queries.map(|(query, heads)| layer.attend(query, which, heads)).collect::<Vec<_>>()
+    });
     let mut order: Vec<usize> = (0..queries.len()).collect();
     // Room for one query at a time, for two, and for all; for contexts of as many parts, and of more.
-    for (at_once, most) in [(Some(1), entries), (Some(2), entries_of(4)), (None, entries_of(2) + 1)]
-    {
+    for (split, at_once, most) in [
+        (KeySplit::TwoBlocks, Some(1), entries),
+        (KeySplit::OneBlock, Some(1), entries_of(2) + 1),
+        (KeySplit::TwoBlocks, Some(2), entries_of(4)),
+        (KeySplit::TwoBlocks, None, entries_of(2) + 1),
+        (KeySplit::OneBlock, None, entries),
+    ] {
         order.shuffle(&mut random);
-        layer.at_once = at_once;
+        (layer.split, layer.at_once) = (split, at_once);
+        let alone = &alone[usize::from(split == KeySplit::OneBlock)];
         let batch: Vec<Query> = order.iter().map(|&at| queries[at].clone()).collect();
         let batch_heads: Vec<Vec<u16>> =
             order.iter().flat_map(|&at| heads[HEADS * at..][..HEADS].to_vec()).collect();
         let written = layer.attend(&batch, Which::All(most as u32), &batch_heads);
         assert_eq!(written.faults, 0);
         for (place, &at) in order.iter().enumerate() {
-            let what = format!("query {at} at {place}, {at_once:?} at once, for {most} entries");
+            let what = format!(
+                "query {at} at {place}, {split:?}, {at_once:?} at once, for {most} entries"
+            );
             assert!(written.out[place * HEADS * 512..][..HEADS * 512] == alone[at].out, "{what}");
             assert!(written.lse[place * HEADS..][..HEADS] == alone[at].lse, "{what}");
         }

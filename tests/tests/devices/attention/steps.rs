@@ -6,6 +6,7 @@ use std::slice::from_ref;
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::step::{AttentionHeads, QueryForm};
 use dsv4_kv::{Bucket, KvError, LayerId, RequestId};
+use kv_layout::attention::KeySplit;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -237,13 +238,13 @@ struct Progress {
 
 /// Random batches of several requests with chunks, drafts, padding and graphs' shapes: every query that comes again has
 /// the bits that it had first, of which each is near what `f64` gives.
-fn random_batches<B: Backend>(device: &Device<B>, batches: usize) {
+fn random_batches<B: Backend>(device: &Device<B>, split: KeySplit, batches: usize) {
     let mut random = StdRng::seed_from_u64(71);
     let stories: Vec<_> = [(140, 72), (70, 73), (270, 74), (33, 75), (280, 76)]
         .map(|(tokens, seed)| even_story(tokens, seed))
         .into();
     let drafts = stories.last().unwrap();
-    let mut world = World::new(device, FORMATS[0], &stories, (3, 2));
+    let mut world = World::with_split(device, FORMATS[0], &stories, (3, 2), split);
     let mut live: Vec<Progress> = Vec::new();
     for _ in 0..batches {
         while live.len() < 3 {
@@ -291,10 +292,16 @@ fn random_batches<B: Backend>(device: &Device<B>, batches: usize) {
 
 /// A few of the batches of [`ten_thousand_batches_have_the_same_bits`].
 pub fn some_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    random_batches(device, 12);
+    random_batches(device, KeySplit::TwoBlocks, 12);
+    random_batches(device, KeySplit::OneBlock, 12);
 }
 
 /// Run by hand.
 pub fn ten_thousand_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    random_batches(device, 10_000);
+    random_batches(device, KeySplit::TwoBlocks, 10_000);
+}
+
+/// Run by hand.
+pub fn ten_thousand_batches_have_the_same_bits_in_one_block<B: Backend>(device: &Device<B>) {
+    random_batches(device, KeySplit::OneBlock, 10_000);
 }

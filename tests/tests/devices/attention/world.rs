@@ -11,6 +11,7 @@ use dsv4_kv_oracle::attention::{self, Attended};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
+use kv_layout::attention::KeySplit;
 use kv_layout::geometry::{LayerKind, WINDOW};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -205,8 +206,19 @@ impl<'s, B: Backend> World<'s, B> {
         stories: &'s [Story],
         (requests, max_draft): (u32, u32),
     ) -> Self {
-        let cache = CacheConfig { max_draft, ..config(&LAYERS, formats, requests) };
-        Self::of(device, cache, stories)
+        Self::with_split(device, formats, stories, (requests, max_draft), KeySplit::TwoBlocks)
+    }
+
+    /// The same with keys split among so many blocks.
+    pub fn with_split(
+        device: &Device<B>,
+        formats: Formats,
+        stories: &'s [Story],
+        (requests, max_draft): (u32, u32),
+        attention_split: KeySplit,
+    ) -> Self {
+        let cache = config(&LAYERS, formats, requests);
+        Self::of(device, CacheConfig { max_draft, attention_split, ..cache }, stories)
     }
 
     /// The same with contexts of so many tokens.

@@ -1,5 +1,6 @@
 //! The capacity planner against admission itself: it says what fits, and exactly that is admitted.
 
+use kv_layout::attention::KeySplit;
 use std::cell::Cell;
 
 use dsv4_kv::capacity::{self, Capacity};
@@ -54,6 +55,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             lease_bytes: 0,
             host_bytes: 0,
             event_capacity: 0,
+            attention_split: KeySplit::TwoBlocks,
             poison: false,
         },
     )

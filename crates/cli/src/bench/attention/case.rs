@@ -1,6 +1,6 @@
 //! What is measured: queries, their keys, and the graph that they are in.
 
-use dsv4_kv::kv_layout::attention::AttendedKeys;
+use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
@@ -45,6 +45,8 @@ pub struct Case {
     pub queries: Queries,
     /// Whether they are normed and rotated before.
     pub form: QueryForm,
+    /// Among how many blocks keys are split.
+    pub split: KeySplit,
     /// Requests that the graph is for: more than there are, and the rest is padding.
     pub most_requests: u32,
     /// Tokens of a request that the graph is for, if more than it has.
@@ -94,6 +96,17 @@ pub fn cases() -> Vec<Case> {
         hca(64, 256, 0.0).in_graph(256, 1 << 20),
         csa(32, 0.0).in_graph(32, 1 << 20),
         hca(64, 32, 0.0).in_graph(32, 1 << 20),
+        csa(1, 13.6).in_one_block(),
+        csa(32, 25.5).in_one_block(),
+        csa(256, 86.6).in_one_block(),
+        Case { queries: Queries::Decode(4), ..csa(32, 41.8) }.in_one_block(),
+        hca(64, 32, 16.8).in_one_block(),
+        Case { peer: None, ..hca(64, 256, 0.0) }.in_one_block(),
+        hca(1024, 32, 33.9).in_one_block(),
+        hca(8192, 32, 124.5).in_one_block(),
+        pro(LayerKind::Csa, 1024, 256, 207.0).in_one_block(),
+        chunk(csa(1, 356.0)).in_one_block(),
+        chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)).in_one_block(),
     ]
 }
 
@@ -101,8 +114,24 @@ impl Case {
     /// Requests that decode a token each, in a graph for these alone.
     pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32, peer: f64) -> Self {
         let (queries, form, peer) = (Queries::Decode(1), QueryForm::Rotated, Some(peer));
-        let (most_requests, most_context) = (requests, 0);
-        Self { heads, kind, entries, requests, queries, form, most_requests, most_context, peer }
+        let (most_requests, most_context, split) = (requests, 0, KeySplit::TwoBlocks);
+        Self {
+            heads,
+            kind,
+            entries,
+            requests,
+            queries,
+            form,
+            split,
+            most_requests,
+            most_context,
+            peer,
+        }
+    }
+
+    /// The same with one block for each query.
+    pub fn in_one_block(self) -> Self {
+        Self { split: KeySplit::OneBlock, ..self }
     }
 
     /// The same with queries as they come from their projection, for which no peer was measured.
@@ -129,10 +158,11 @@ impl Case {
             (_, true) => format!(", in a graph for {context} tokens"),
             _ => String::new(),
         };
+        let split = if self.split == KeySplit::OneBlock { ", one block" } else { "" };
         let form = if self.form == QueryForm::Raw { ", raw queries" } else { "" };
         let kind = format!("{kind:?}").to_uppercase();
         format!(
-            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}"
+            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}{split}"
         )
     }
 

@@ -136,6 +136,7 @@ impl<B: Backend> Layers<B> {
             query: &query,
             form: case.form,
             heads: case.heads,
+            split: case.split,
             sinks: &self.sinks,
             frequencies: &self.frequencies,
             ring: &SwaRing {
