@@ -28,3 +28,33 @@ impl CacheConfig {
         .into_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::attention::KeySplit;
+    use kv_layout::config::ModelConfig;
+    use kv_layout::index_row::IndexFormat;
+    use kv_layout::main_row::MainFormat;
+
+    use crate::config::CacheConfig;
+
+    /// What changes the bytes of the same tokens, and what does not.
+    #[test]
+    fn other_bytes_have_another_identity() {
+        let of = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+        let same = CacheConfig { num_blocks: 9, max_requests: 3, max_draft: 2, ..of.clone() };
+        assert_eq!(same.identity(), of.identity());
+        let mut all: Vec<_> = [
+            of.clone(),
+            CacheConfig { attention_split: KeySplit::OneBlock, ..of.clone() },
+            CacheConfig { main_format: MainFormat::F32, ..of.clone() },
+            CacheConfig { index_format: IndexFormat::Fp8, ..of },
+        ]
+        .iter()
+        .map(CacheConfig::identity)
+        .collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 4);
+    }
+}
