@@ -9,7 +9,8 @@ use crate::state_layout::LAYOUT_VERSION;
 
 impl CacheConfig {
     /// What is the same in all caches whose bytes are the same for the same weights and tokens: the model but for its name,
-    /// the formats, how attention splits keys, and how rows lie in a block, slot or checkpoint. Neither how large the cache is nor `max_draft`.
+    /// the formats, how attention splits keys, and how rows lie in a block, slot or checkpoint. Neither how large the cache is
+    /// nor `max_draft`.
     #[must_use]
     pub fn identity(&self) -> Vec<u8> {
         let Self { model, main_format, index_format, attention_split, .. } = self;

@@ -9,8 +9,9 @@
 //! A cache may be configured to have one block for each query instead ([`kv_layout::attention::KeySplit`]): it runs through
 //! all tiles, and nothing is summed up. Then the blocks of a cluster have nothing to do with each other.
 //!
-//! A query with very many keys has them in parts, by their number alone again: each is a cluster's, or a block's, which leaves what heads
-//! get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their order.
+//! A query with very many keys has them in parts, by their number alone again: each is a cluster's, or a block's, which leaves
+//! what heads get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their
+//! order.
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
 //! the second by the other half. The third unpacks the next tiles meanwhile, whose rows the second finds. Named barriers hand
@@ -140,8 +141,8 @@ unsafe fn start_values(
 /// by half.
 ///
 /// # Safety
-/// Tiles `first..end` are the block's, the copy of the queries is under way; all threads of the first warpgroup call it together, those of the
-/// second [`multiply_tiles`], those of the third [`unpack_tiles`].
+/// Tiles `first..end` are the block's, the copy of the queries is under way; all threads of the first warpgroup call it
+/// together, those of the second [`multiply_tiles`], those of the third [`unpack_tiles`].
 #[inline(always)]
 unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments, Softmax) {
     let tiles = end - first;

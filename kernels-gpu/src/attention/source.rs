@@ -62,6 +62,7 @@ pub struct Split {
 }
 
 impl Split {
+    /// The launch's, as this block sees it.
     #[inline(always)]
     pub fn of<W: Which>(args: &Attend) -> Self {
         if W::BLOCKS == 1 {
