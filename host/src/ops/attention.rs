@@ -69,7 +69,8 @@ pub struct Attention<'a, B: Backend> {
     pub form: QueryForm,
     /// Heads, 1 to 128.
     pub heads: u32,
-    /// Among how many blocks a query's keys are split, in layers with entries.
+    /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
+    /// query's bits depend on the launch.
     pub split: KeySplit,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,

@@ -143,7 +143,8 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
             })
             .collect();
         for round in 0..4 {
-            // Of both, with an odd number of queries in one of the launches.
+            // Each split in turn. The first two batches have three queries with their padding: with one block each, the last
+            // cluster's second block has nothing to do.
             layer.split = splits[round % splits.len()];
             let alone = &alone[round % splits.len()];
             let mut order: Vec<usize> = (0..queries.len()).collect();

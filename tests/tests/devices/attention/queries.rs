@@ -86,14 +86,18 @@ pub fn raw_queries_are_normed_and_rotated<B: Backend>(device: &Device<B>) {
                     assert!((got - exact).abs() <= most, "head {at}: {got}, not {exact}");
                 }
             }
-            let [want, got] =
-                [(QueryForm::Rotated, &rotated), (QueryForm::Raw, &raw)].map(|(form, heads)| {
-                    layer.form = form;
-                    layer.attend(&queries, which, heads)
-                });
-            let what = format!("{which:?}, {format:?}");
-            assert!(got.out == want.out && got.lse == want.lse, "{what}: other bits");
-            assert_eq!(got.faults, want.faults, "{what}");
+            for &split in which.splits() {
+                layer.split = split;
+                let [want, got] = [(QueryForm::Rotated, &rotated), (QueryForm::Raw, &raw)].map(
+                    |(form, heads)| {
+                        layer.form = form;
+                        layer.attend(&queries, which, heads)
+                    },
+                );
+                let what = format!("{which:?}, {split:?}, {format:?}");
+                assert!(got.out == want.out && got.lse == want.lse, "{what}: other bits");
+                assert_eq!(got.faults, want.faults, "{what}");
+            }
         }
     }
 }
