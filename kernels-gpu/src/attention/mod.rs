@@ -51,8 +51,16 @@ use unpack::RawKeys;
 const SCORER: u32 = 216;
 const MULTIPLIER: u32 = 168;
 const UNPACKER: u32 = 120;
-/// A block starts with as many registers a thread as 65,536 are enough for, in units of 8: no more are dealt.
-const _: () = assert!((SCORER + MULTIPLIER + UNPACKER) * GROUP <= BLOCK * (65_536 / BLOCK / 8 * 8));
+/// Registers of a thread when a block starts: as many as 65,536 are enough for, in units of 8.
+const AT_START: u32 = 65_536 / BLOCK / 8 * 8;
+/// No more are dealt out than the block started with. The first warpgroup gets more, the others fewer or as many: `setmaxnreg` in the
+/// other direction is an illegal instruction.
+const _: () = assert!(
+    (SCORER + MULTIPLIER + UNPACKER) * GROUP <= BLOCK * AT_START
+        && SCORER >= AT_START
+        && MULTIPLIER <= AT_START
+        && UNPACKER <= AT_START
+);
 
 /// Attention of 64 heads of a query.
 ///
