@@ -27,6 +27,7 @@ mod softmax;
 mod source;
 mod unpack;
 
+use kv_layout::main_row::MainFormat;
 use simt::warpgroup::{
     InFlight, TallFragments, TallInFlight, fence_shared, fewer_registers, more_registers,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
@@ -47,20 +48,24 @@ use source::{Keys, Place, Row, Source, Split};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
-/// Registers of a thread of each warpgroup.
+/// Registers of a thread of each warpgroup. The first and the third have others for rows with F32 scales, whose unpacking needs more.
 const SCORER: u32 = 216;
-const MULTIPLIER: u32 = 168;
-const UNPACKER: u32 = 120;
+const SCORER_F32: u32 = 208;
+const MULTIPLIER: u32 = 160;
+const UNPACKER: u32 = 128;
+const UNPACKER_F32: u32 = 136;
 /// Registers of a thread when a block starts: as many as 65,536 are enough for, in units of 8.
 const AT_START: u32 = 65_536 / BLOCK / 8 * 8;
+const _: () = assert!(can_be_set(SCORER, UNPACKER) && can_be_set(SCORER_F32, UNPACKER_F32));
+
 /// No more are dealt out than the block started with. The first warpgroup gets more, the others fewer or as many: `setmaxnreg` in the
 /// other direction is an illegal instruction.
-const _: () = assert!(
-    (SCORER + MULTIPLIER + UNPACKER) * GROUP <= BLOCK * AT_START
-        && SCORER >= AT_START
+const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
+    (scorer + MULTIPLIER + unpacker) * GROUP <= BLOCK * AT_START
+        && scorer >= AT_START
         && MULTIPLIER <= AT_START
-        && UNPACKER <= AT_START
-);
+        && unpacker <= AT_START
+}
 
 /// Attention of 64 heads of a query.
 ///
@@ -95,7 +100,11 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 2 {
-            fewer_registers::<UNPACKER>();
+            if is_f32::<F>() {
+                fewer_registers::<UNPACKER_F32>();
+            } else {
+                fewer_registers::<UNPACKER>();
+            }
             unpack_tiles::<F>(Source(&args), own, small);
             merge::wait(split);
         } else if group == 1 {
@@ -111,7 +120,11 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             let values = multiply_tiles::<W>(own, small, (finder, first_head == 0));
             merge::write::<W>(&args, keys, small, (values, 0.0, || ()), at);
         } else {
-            more_registers::<SCORER>();
+            if is_f32::<F>() {
+                more_registers::<SCORER_F32>();
+            } else {
+                more_registers::<SCORER>();
+            }
             let start = || merge::start(&args, keys, small, at);
             let sink =
                 query::start::<{ query::COPIES_ALL }, _, _>(&args, small, at, start, |sink| sink);
@@ -120,6 +133,12 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             merge::write::<W>(&args, keys, small, (values, sink, store), at);
         }
     }
+}
+
+/// Whether rows have F32 scales.
+#[inline(always)]
+const fn is_f32<F: KeyFormat>() -> bool {
+    matches!(F::FORMAT, MainFormat::F32)
 }
 
 /// The block's first tile, and one past its last.
