@@ -5,14 +5,20 @@ use std::ops::RangeInclusive;
 use bytesize::ByteSize;
 use clap::ValueEnum;
 use dsv4_kv::kv_layout::attention::KeySplit;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// Largest size that an option takes.
 const MAX_SIZE: ByteSize = ByteSize::pib(1);
 
 /// Among how many blocks attention in place splits a query's keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum SplitChoice {
     /// Two, which add up what they have.
+    #[default]
     TwoBlocks,
     /// One.
     OneBlock,

@@ -9,7 +9,7 @@ use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::options::integer;
+use crate::options::{SplitChoice, integer};
 
 /// How the weight of the indexer's query projection is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
@@ -43,6 +43,10 @@ pub struct LoadArgs {
     /// For step: also measure the step with attention in place instead of gathers.
     #[arg(long)]
     pub attention: bool,
+
+    /// For step, with --attention: among how many blocks of a kernel the keys of 64 heads of a query are split.
+    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks, requires = "attention")]
+    pub attention_split: SplitChoice,
 
     /// For prefill and checkpoints: tokens of a chunk, 128 to 32768.
     #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = integer(128..=32_768))]

@@ -13,6 +13,7 @@ use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
 use super::{attention, checkpoints, decode, gather, indexer, linear, router, state, swa, tier};
+use crate::options::SplitChoice;
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -88,16 +89,18 @@ fn a_layers_decode_is_measured() {
     }
 }
 
-fn measure_step(requests: u32, attention: bool) -> Vec<Row> {
+fn measure_step(requests: u32, attention: Option<SplitChoice>) -> Vec<Row> {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let (model, context, weight) = ("tiny".into(), 256, Weight::Bf16);
-    let case = Case { model, context, max_context: context, requests, weight, attention };
+    let (attention, attention_split) = (attention.is_some(), attention.unwrap_or_default());
+    let max_context = context;
+    let case = Case { model, context, max_context, requests, weight, attention, attention_split };
     step::measure_case(&device, &case).unwrap()
 }
 
 #[test]
 fn steps_are_measured_by_kind() {
-    let rows = measure_step(2, false);
+    let rows = measure_step(2, None);
     assert_eq!(rows.len(), 2);
     for row in &rows {
         let measured = row.measured.as_ref().unwrap();
@@ -120,8 +123,9 @@ fn steps_are_measured_by_kind() {
 
 #[test]
 fn steps_with_attention_in_place_are_measured() {
-    let rows = measure_step(1, true);
-    for row in &rows {
+    let [rows, one_block] =
+        [SplitChoice::TwoBlocks, SplitChoice::OneBlock].map(|split| measure_step(1, Some(split)));
+    for row in rows.iter().chain(&one_block) {
         let measured = row.measured.as_ref().unwrap();
         let nodes = |name: &&str| {
             let kind = measured.kinds.iter().find(|kind| kind.name == *name).unwrap();
@@ -134,12 +138,14 @@ fn steps_with_attention_in_place_are_measured() {
         let gathers = ["windows", "csa gather", "hca gather"].iter().map(nodes).sum::<u64>();
         assert_eq!(attended.nodes, measured.step.nodes - gathers + 4);
     }
-    assert!(step::table(&rows).to_string().contains("in place"));
+    let [table, table_of_one_block] = [&rows, &one_block].map(|rows| step::table(rows).to_string());
+    assert!(table.contains("in place") && !table.contains("one block"), "{table}");
+    assert!(table_of_one_block.contains("tiny, one block"), "{table_of_one_block}");
 }
 
 #[test]
 fn a_load_that_does_not_fit_is_a_row() {
-    let rows = measure_step(1 << 14, false);
+    let rows = measure_step(1 << 14, None);
     assert!(rows[0].measured.as_ref().unwrap_err().starts_with("does not fit"), "{rows:?}");
     assert!(step::table(&rows).to_string().contains("does not fit"));
 }

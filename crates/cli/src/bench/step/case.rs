@@ -10,6 +10,7 @@ use super::super::load::Weight;
 use super::super::trunk::{PREFILL_TOKENS, trunk_of};
 use crate::error::InputError;
 use crate::model;
+use crate::options::SplitChoice;
 
 /// Drafts that the cache has room for; the steps have none.
 const DRAFTS: u32 = 4;
@@ -57,6 +58,9 @@ pub struct Case {
     pub weight: Weight,
     /// Whether the step is measured with attention in place of the gathers too.
     pub attention: bool,
+    /// Among how many blocks attention in place splits a query's keys.
+    #[serde(default)]
+    pub attention_split: SplitChoice,
 }
 
 impl Case {
@@ -73,6 +77,7 @@ impl Case {
             num_blocks: self.requests * self.context.div_ceil(BLOCK_TOKENS),
             max_context: self.max_context.max(self.context),
             max_step_tokens: PREFILL_TOKENS.max(self.requests),
+            attention_split: self.attention_split.into(),
             ..CacheConfig::smallest(trunk_of(&self.model)?)
         })
     }

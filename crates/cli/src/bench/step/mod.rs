@@ -49,6 +49,7 @@ pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
         requests,
         weight: load.index_weight,
         attention: load.attention,
+        attention_split: load.attention_split,
     };
     let of = |model| loads.clone().map(move |load| case(model, load));
     load.model.iter().flat_map(of).collect()

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::load::Weight;
 use super::case::{Case, Phase};
+use crate::options::SplitChoice;
 
 /// A step of a case.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -141,8 +142,9 @@ pub fn table(rows: &[Row]) -> Table {
     );
     for Row { case, measured } in rows {
         let weight = if case.weight == Weight::Nvfp4 { " (NVFP4)" } else { "" };
+        let split = if case.attention_split == SplitChoice::OneBlock { ", one block" } else { "" };
         let mut cells = vec![
-            format!("{}{weight}", case.model),
+            format!("{}{weight}{split}", case.model),
             case.context.to_string(),
             case.requests.to_string(),
         ];
