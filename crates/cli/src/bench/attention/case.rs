@@ -5,8 +5,6 @@ use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
 
-/// How the rows are stored.
-pub const FORMAT: MainFormat = MainFormat::Ue8m0;
 /// Entries that a query sees for each that its list names.
 const SEEN_PER_LISTED: u32 = 8;
 /// Tokens of a request before a chunk, or a decode step, at least: its windows are full.
@@ -37,6 +35,8 @@ pub struct Case {
     pub heads: u32,
     /// The kind of layer.
     pub kind: LayerKind,
+    /// How the rows are stored.
+    pub format: MainFormat,
     /// Entries that a query attends to.
     pub entries: u32,
     /// Requests.
@@ -107,6 +107,11 @@ pub fn cases() -> Vec<Case> {
         pro(LayerKind::Csa, 1024, 256, 207.0).in_one_block(),
         chunk(csa(1, 356.0)).in_one_block(),
         chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)).in_one_block(),
+        csa(1, 0.0).with_f32_scales(),
+        csa(32, 0.0).with_f32_scales(),
+        csa(256, 0.0).with_f32_scales(),
+        hca(8192, 32, 0.0).with_f32_scales(),
+        chunk(csa(1, 0.0)).with_f32_scales(),
     ]
 }
 
@@ -118,6 +123,7 @@ impl Case {
         Self {
             heads,
             kind,
+            format: MainFormat::Ue8m0,
             entries,
             requests,
             queries,
@@ -132,6 +138,11 @@ impl Case {
     /// The same with one block for each query.
     pub fn in_one_block(self) -> Self {
         Self { split: KeySplit::OneBlock, ..self }
+    }
+
+    /// The same over rows with F32 scales, which no peer was measured with.
+    pub fn with_f32_scales(self) -> Self {
+        Self { format: MainFormat::F32, peer: None, ..self }
     }
 
     /// The same with queries as they come from their projection, for which no peer was measured.
@@ -159,10 +170,11 @@ impl Case {
             _ => String::new(),
         };
         let split = if self.split == KeySplit::OneBlock { ", one block" } else { "" };
+        let scales = if self.format == MainFormat::F32 { ", F32 scales" } else { "" };
         let form = if self.form == QueryForm::Raw { ", raw queries" } else { "" };
         let kind = format!("{kind:?}").to_uppercase();
         format!(
-            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}{split}"
+            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}{split}{scales}"
         )
     }
 
@@ -181,7 +193,7 @@ impl Case {
         let window = u64::from(WINDOW + self.queries.count() - 1);
         let keys = window + (u64::from(self.entries) * self.lists()).min(self.seen().into());
         let vectors = 2 * u64::from(self.live() * self.heads) * 2 * u64::from(HEAD_DIM);
-        u64::from(self.requests) * keys * FORMAT.row_bytes() + vectors
+        u64::from(self.requests) * keys * self.format.row_bytes() + vectors
     }
 
     /// Operations of its products: queries by keys, and weights by keys.
@@ -257,6 +269,9 @@ mod tests {
         assert_eq!(flash.bytes(), (2175 + 4096) * 584 + 2 * 2048 * 64 * 1024);
         // The first query of the chunk sees 512 entries less than the last.
         assert_eq!((flash.seen(), flash.seen_by_all(), flash.context()), (4096, 3584, 16_384));
+        let f32 =
+            of("CSA, 64 heads, 128 + 512 keys, 1 requests x a chunk of 2048 tokens, F32 scales");
+        assert_eq!(flash.bytes() - f32.bytes(), (2175 + 4096) * 4);
         let window = of("SWA, 64 heads, 128 + 0 keys, 1 requests x a chunk of 2048 tokens");
         assert_eq!((window.operations() / 790e12 * 1e6).round(), 43.0);
     }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW};
-use dsv4_kv::kv_layout::main_row::{DATA_BYTES, ROPE_OFFSET, UE8M0_GROUPS};
+use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat, ROPE_OFFSET, UE8M0_GROUPS};
 use dsv4_kv::ops::{
     self, Attended, AttendedEntries, Attention, AttentionParts, BlockTable, Entries, GatherQueries,
     OwnRows, SwaRing,
@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng};
 
 use super::super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::super::timing::{Measurement, measurement, nodes_for};
-use super::case::{Case, FORMAT, Queries};
+use super::case::{Case, Queries};
 
 /// Rows of a ring: a window, and four drafts.
 const RING: u32 = WINDOW + 4;
@@ -69,9 +69,9 @@ impl<B: Backend> Layers<B> {
             index: step("indices", &|query| query % queries, 0)?,
             table: upload(&stream, "block table", &table(&case))?,
             lists: upload(&stream, "lists", &lists(&case, nodes * tokens))?,
-            ring: planes(&stream, nodes * u64::from(case.requests * RING))?,
-            own: has_own.then(|| planes(&stream, nodes * tokens)).transpose()?,
-            entries: planes(&stream, entries)?,
+            ring: planes(&stream, case.format, nodes * u64::from(case.requests * RING))?,
+            own: has_own.then(|| planes(&stream, case.format, nodes * tokens)).transpose()?,
+            entries: planes(&stream, case.format, entries)?,
             query: repeated(&stream, "queries", vectors, &heads)?,
             out: device.allocate("results", vectors)?,
             sinks: device.allocate("sinks", case.heads.into())?,
@@ -92,7 +92,7 @@ impl<B: Backend> Layers<B> {
         let Self { stream, case, nodes, .. } = self;
         let graph = stream
             .capture(self.retained(), || (0..*nodes).try_for_each(|node| self.launch(node)))?;
-        let name = (format!("attend_{}", FORMAT.name()), case.name());
+        let name = (format!("attend_{}", case.format.name()), case.name());
         let result = measurement(&self.device, name, (case.bytes(), *nodes), &graph)?;
         ensure_none_refused(stream, &self.faults)?;
         Ok(result)
@@ -121,7 +121,7 @@ impl<B: Backend> Layers<B> {
         let entries = Entries {
             data: &entries[0],
             scale: &entries[1],
-            format: FORMAT,
+            format: case.format,
             entries_per_block: entries_per_block(case),
             num_blocks: case.requests * case.blocks(),
         };
@@ -142,7 +142,7 @@ impl<B: Backend> Layers<B> {
             ring: &SwaRing {
                 data: ring_data,
                 scale: ring_scale,
-                format: FORMAT,
+                format: case.format,
                 ring: RING,
                 slots: case.requests,
             },
@@ -186,19 +186,28 @@ fn random_bf16(count: usize) -> Vec<bf16> {
 }
 
 /// Planes of `rows` random rows, such as rows of a model are: no NaN, scales about 1.
-fn planes<B: Backend>(stream: &Stream<B>, rows: u64) -> Result<[Buffer<B, u8>; 2], DeviceError> {
+fn planes<B: Backend>(
+    stream: &Stream<B>,
+    format: MainFormat,
+    rows: u64,
+) -> Result<[Buffer<B, u8>; 2], DeviceError> {
     let mut random = SmallRng::seed_from_u64(3);
     let pattern = PATTERN_ROWS.min(rows);
     let (mut data, mut scale) = (Vec::new(), Vec::new());
     for _ in 0..pattern {
         data.extend((0..ROPE_OFFSET).map(|_| random.random::<u8>() & 0xBF));
         data.extend(random_rotary(&mut random));
-        scale.extend((0..UE8M0_GROUPS).map(|_| random.random_range(122..127_u8)));
-        scale.push(0);
+        match format {
+            MainFormat::Ue8m0 => {
+                scale.extend((0..UE8M0_GROUPS).map(|_| random.random_range(122..127_u8)));
+                scale.push(0);
+            }
+            MainFormat::F32 => scale.extend(random.random_range(0.03..0.5_f32).to_le_bytes()),
+        }
     }
     Ok([
         repeated(stream, "data plane", rows * DATA_BYTES, &data)?,
-        repeated(stream, "scale plane", rows * FORMAT.scale_bytes(), &scale)?,
+        repeated(stream, "scale plane", rows * format.scale_bytes(), &scale)?,
     ])
 }
 
