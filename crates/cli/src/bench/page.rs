@@ -144,4 +144,16 @@ mod tests {
         let read: serde_json::Value = serde_json::from_str(RESULT).expect("JSON");
         assert_eq!(written, read);
     }
+
+    #[test]
+    fn a_result_from_before_steps_had_a_split_is_read() {
+        const SPLIT: &str = "\"attention_split\": \"two-blocks\"";
+        assert!(RESULT.contains(SPLIT));
+        let before = RESULT.replace(SPLIT, "\"of an older version\": 0");
+        let [before, now] = [&before, RESULT].map(|result| {
+            serde_json::to_value(serde_json::from_str::<Report>(result).expect("a result"))
+                .expect("numbers and words")
+        });
+        assert_eq!(before, now);
+    }
 }
