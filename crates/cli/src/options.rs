@@ -17,10 +17,10 @@ const MAX_SIZE: ByteSize = ByteSize::pib(1);
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum SplitChoice {
-    /// Two, which add up what they have.
+    /// Two, which add up what they have: least time for few queries in a launch.
     #[default]
     TwoBlocks,
-    /// One.
+    /// One: least time for many queries, as of large batches and chunks.
     OneBlock,
 }
 

@@ -48,7 +48,8 @@ use source::{Keys, Place, Row, Source, Split};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
-/// Registers of a thread of each warpgroup. The first and the third have others for rows with F32 scales, whose unpacking needs more.
+/// Registers of a thread of the first, second and third warpgroup. For rows with F32 scales, which take more to unpack, the first
+/// leaves some to the third.
 const SCORER: u32 = 216;
 const SCORER_F32: u32 = 208;
 const MULTIPLIER: u32 = 160;
@@ -58,8 +59,8 @@ const UNPACKER_F32: u32 = 136;
 const AT_START: u32 = 65_536 / BLOCK / 8 * 8;
 const _: () = assert!(can_be_set(SCORER, UNPACKER) && can_be_set(SCORER_F32, UNPACKER_F32));
 
-/// No more are dealt out than the block started with. The first warpgroup gets more, the others fewer or as many: `setmaxnreg` in the
-/// other direction is an illegal instruction.
+/// Whether `setmaxnreg` can deal these out: no more than the block started with, to the first warpgroup more than at the start and to
+/// the others fewer, or as many. In the other direction it is an illegal instruction.
 const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
     (scorer + MULTIPLIER + unpacker) * GROUP <= BLOCK * AT_START
         && scorer >= AT_START

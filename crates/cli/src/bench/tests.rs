@@ -1,6 +1,8 @@
 //! Every suite's calls on the CPU, at small sizes: what a GPU is to run must have run before.
 
+use clap::Parser;
 use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
@@ -8,7 +10,7 @@ use dsv4_kv::ops::CopyDirection;
 
 use super::decode::Phase;
 use super::indexer::Node;
-use super::load::Weight;
+use super::load::{LoadArgs, Weight};
 use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
@@ -51,10 +53,11 @@ fn attention_is_measured() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let csa = Case::new(4, LayerKind::Csa, 16, 1, 1.0);
     let cases = [
-        Case { queries: Queries::Chunk(3), ..csa.clone() },
+        // Four rows a node, whose scales are a multiple of 8 bytes.
+        Case { queries: Queries::Chunk(4), ..csa.clone() }.with_f32_scales(),
         Case { queries: Queries::Decode(2), ..csa }.in_graph(2, 0),
         Case::new(4, LayerKind::Hca, 5, 1, 1.0).in_graph(1, 2048),
-        Case::new(4, LayerKind::Swa, 0, 1, 1.0).with_f32_scales(),
+        Case::new(4, LayerKind::Swa, 0, 1, 1.0),
     ];
     let rows = cases.map(|case| attention::measure_case(&device, &case).unwrap());
     for row in &rows {
@@ -62,7 +65,7 @@ fn attention_is_measured() {
         assert!(row.teraflops > 0.0 && row.products_microseconds > 0.0, "{row:?}");
     }
     let peers = rows.iter().filter(|row| row.peer_microseconds.is_some()).count();
-    assert_eq!(peers, 1);
+    assert_eq!((peers, &*rows[0].measured.kernel), (1, "attend_f32"));
     assert_eq!(attention::table(&rows).row_iter().count(), 4);
 }
 
@@ -141,6 +144,27 @@ fn steps_with_attention_in_place_are_measured() {
     let [table, table_of_one_block] = [&rows, &one_block].map(|rows| step::table(rows).to_string());
     assert!(table.contains("in place") && !table.contains("one block"), "{table}");
     assert!(table_of_one_block.contains("tiny, one block"), "{table_of_one_block}");
+}
+
+#[test]
+fn a_step_has_the_split_that_is_asked_for() {
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        load: LoadArgs,
+    }
+    for (options, split) in [
+        (["step", "--attention"].as_slice(), KeySplit::default()),
+        (&["step", "--attention", "--attention-split", "two-blocks"], KeySplit::TwoBlocks),
+        (&["step", "--attention", "--attention-split", "one-block"], KeySplit::OneBlock),
+    ] {
+        let cases = step::cases(&Line::try_parse_from(options).unwrap().load);
+        assert!(!cases.is_empty());
+        for case in cases {
+            assert_eq!(case.config().unwrap().attention_split, split, "{options:?}");
+        }
+    }
+    assert!(Line::try_parse_from(["step", "--attention-split", "one-block"]).is_err());
 }
 
 #[test]
