@@ -5,6 +5,7 @@ use std::ops::Range;
 use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
+pub use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::attention::{AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -72,6 +73,9 @@ pub struct Attention<'a, B: Backend> {
     /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
     /// query's bits depend on the launch.
     pub split: KeySplit,
+    /// Multiprocessors of the GPU, about. A launch whose blocks are at most half as many has twice as many, each with half of the
+    /// channels of its values. That changes no bit.
+    pub multiprocessors: u32,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
     /// `[32]` f32: the layer's rotary frequencies, radians per token.
@@ -248,8 +252,20 @@ impl<B: Backend> Attention<'_, B> {
             max_blocks: 0,
             num_blocks: 0,
             split: self.split.blocks(self.keys()),
+            halves: 1,
         };
-        self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))
+        let params =
+            self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))?;
+        Ok(AttendParams { halves: self.halves(&params), ..params })
+    }
+
+    /// Clusters, or blocks, that have the same keys of a query and as large a part of the channels of its values each.
+    fn halves(&self, params: &AttendParams) -> u32 {
+        let AttendParams { tokens, parts, split, heads, .. } = *params;
+        let blocks = [parts, split, heads.div_ceil(HEADS), 2]
+            .iter()
+            .fold(u64::from(tokens), |blocks, &each| blocks.saturating_mul(each.into()));
+        if blocks <= self.multiprocessors.into() { 2 } else { 1 }
     }
 }
 

@@ -24,7 +24,7 @@ mod state_copy;
 mod swa;
 
 pub use attention::{
-    Attended, AttendedEntries, Attention, OwnRows, QueryForm, attend, check_attend,
+    Attended, AttendedEntries, Attention, MULTIPROCESSORS, OwnRows, QueryForm, attend, check_attend,
 };
 pub use attention_parts::{AttentionParts, part_elements};
 pub use compress::{

@@ -177,6 +177,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             form: heads.form,
             heads: heads.heads,
             split: access.core.config.attention_split,
+            multiprocessors: ops::MULTIPROCESSORS,
             sinks: heads.sinks,
             frequencies: access.frequencies(),
             ring: &ring,

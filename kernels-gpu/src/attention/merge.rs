@@ -48,33 +48,50 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
     }
 }
 
-/// Merges the blocks' parts and writes the heads: each thread of the multiplying warpgroups has sums of values, and
-/// `store_bases` puts what the heads' weights are relative to and their sums into `small`, where the queries were until now.
+/// Leaves a thread's sums of values for [`write`], once all products of the block are done: each thread has waited for its own.
+/// They overwrite keys and weights.
+///
+/// # Safety
+/// All threads of a multiplying warpgroup call it together, or [`store_none`], before [`write`]; the others call [`wait`].
+#[inline(always)]
+pub unsafe fn store(values: TallFragments) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        barrier();
+        store_sums(Shared::at(0), values);
+    }
+}
+
+/// The barrier of [`store`], for a warpgroup that has no sums.
+///
+/// # Safety
+/// As [`store`].
+#[inline(always)]
+pub unsafe fn store_none() {
+    // SAFETY: by this function's own contract.
+    unsafe { barrier() }
+}
+
+/// Merges the blocks' parts and writes the heads. The first warpgroup has put what the heads' weights are relative to and their
+/// sums into `small`, where the queries were until [`store`].
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
 /// [`wait`].
 #[inline(always)]
-pub unsafe fn write<W: Which>(
-    args: &Attend,
-    keys: Keys,
-    small: Small,
-    (values, sink, store_bases): (TallFragments, f32, impl FnOnce()),
-    at: Place,
-) {
+pub unsafe fn write<W: Which>(args: &Attend, keys: Keys, small: Small, sink: f32, at: Place) {
     // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
     // others read its memory.
     unsafe {
         let sums = Shared::<f32, SUMS>::at(0);
-        // All products are done: each thread has waited for its own. Sums overwrite keys and weights; bases and what follows
-        // overwrite queries.
-        barrier();
-        store(sums, values);
-        store_bases();
         split_barrier(at.split);
         share::<W>(args, keys, small, (sink, at));
         barrier();
-        write_heads::<W>(args, keys, (small, sums), at);
+        if at.channels.halves == 1 {
+            write_heads::<W, QUARTERS>(args, keys, (small, sums), at);
+        } else {
+            write_heads::<W, { QUARTERS / 2 }>(args, keys, (small, sums), at);
+        }
         leave(at.split);
         if W::HAS_PARTS && at.parts > 1 {
             parts::finish::<W>(args, small, at);
@@ -82,7 +99,7 @@ pub unsafe fn write<W: Which>(
     }
 }
 
-/// The barriers of [`write`], for threads that have no part in it.
+/// The barriers of [`store`] and [`write`], for threads that have no part in it.
 ///
 /// # Safety
 /// As [`write`].
@@ -122,12 +139,12 @@ unsafe fn leave(split: Split) {
     }
 }
 
-/// Puts a thread's sums into shared memory, `[64, 512]`.
+/// Puts a thread's sums into shared memory, `[64, 512]`: those of the second warpgroup into the last 256 columns.
 ///
 /// # Safety
-/// As [`write`].
+/// As [`store`].
 #[inline(always)]
-unsafe fn store(sums: Shared<f32, SUMS>, values: TallFragments) {
+unsafe fn store_sums(sums: Shared<f32, SUMS>, values: TallFragments) {
     let pair = 2 * (thread::lane_id() % 4);
     let at = first_row() * STRIDE + HEAD_DIM / 2 * (thread::warp_id() / 4) + pair;
     unroll::<2>(|half| {
@@ -196,12 +213,13 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
             small.share.store(BLOCKS * head + i as u32, factor[i] * scale);
         });
         let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
-        if is_part && head % split.blocks == split.rank {
+        if is_part && head % split.blocks == split.rank && at.channels.is_first() {
             args.part_lse.store(at.part(args, at.part) * u64::from(HEADS) + u64::from(head), lse);
         }
         if !is_part
             && args.params.lse_heads > 0
             && split.rank == 0
+            && at.channels.is_first()
             && at.first_head + head < args.params.heads
         {
             args.lse.store(at.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
@@ -209,33 +227,35 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
     }
 }
 
-/// Adds up the block's share of the heads, turns rotary channels back, and writes them, a head a warp.
+/// Adds up the block's share of the heads, `N` quarters of their channels, turns rotary channels back, and writes them, a head a
+/// warp.
 ///
 /// # Safety
 /// As [`write`], with the shares in `small`.
 #[inline(always)]
-unsafe fn write_heads<W: Which>(
+unsafe fn write_heads<W: Which, const N: usize>(
     args: &Attend,
     keys: Keys,
     (small, sums): (Small, Shared<f32, SUMS>),
     at: Place,
 ) {
     const WARPS: u32 = THREADS / 32;
-    let (tiles, channel) = (keys.tiles, 4 * thread::lane_id());
-    let split = at.split;
+    // Where there is half, it lies where the second warpgroup's sums do.
+    let column = 4 * thread::lane_id() + HEAD_DIM - CHANNELS * N as u32;
+    let (tiles, split) = (keys.tiles, at.split);
     // SAFETY: by this function's own contract.
     unsafe {
         let turn = last_turn(small);
         let mut head = split.rank + split.blocks * thread::warp_id();
         while head < HEADS && at.first_head + head < args.params.heads {
-            let mut values = [[0.0_f32; 4]; QUARTERS];
+            let mut values = [[0.0_f32; 4]; N];
             unroll::<{ BLOCKS as usize }>(|i| {
                 let rank = i as u32;
                 let (from, to) = split.tiles_of(tiles, rank);
                 if rank < split.blocks && from < to {
                     let factor = small.share.load(BLOCKS * head + rank);
-                    let words: [[u32; 4]; QUARTERS] = array_from_fn(|n| {
-                        let at = head * STRIDE + channel + CHANNELS * n as u32;
+                    let words: [[u32; 4]; N] = array_from_fn(|n| {
+                        let at = head * STRIDE + column + CHANNELS * n as u32;
                         if W::BLOCKS > 1 {
                             sums.load_u32x4_from(split.in_cluster(rank), at)
                         } else {

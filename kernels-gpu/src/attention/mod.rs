@@ -44,7 +44,7 @@ use memory::{
 };
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
-use source::{Keys, Place, Row, Source, Split};
+use source::{Channels, Keys, Place, Row, Source, Split};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
@@ -71,12 +71,12 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
 /// Attention of 64 heads of a query.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(split * parts * tokens, heads / 64)`, rounded
-/// up, with 384 threads a block and `W::BLOCKS` blocks a cluster call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(split * halves * parts * tokens, heads / 64)`,
+/// rounded up, with 384 threads a block and `W::BLOCKS` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     let split = Split::of::<W>(&args);
-    let task = thread::block_idx_x() / split.blocks;
+    let (channels, task) = Channels::of_cluster(&args, thread::block_idx_x() / split.blocks);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
     let (query, part) = (task / most_parts, task % most_parts);
     // A cluster's last block may be one more than there are parts.
@@ -88,15 +88,19 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let keys = Keys::of::<W>(&args, query);
-        let is_first =
-            split.rank == 0 && part == 0 && thread::block_idx_y() == 0 && thread::warp_id() == 0;
+        let is_first = split.rank == 0
+            && channels.is_first()
+            && part == 0
+            && thread::block_idx_y() == 0
+            && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
         let parts = keys.parts::<W>();
         if !keys.is_live || part >= parts {
             return;
         }
         let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
-        let (small, at) = (Small::new(), Place { query, first_head, part, parts, split });
+        let at = Place { query, first_head, part, parts, split, channels };
+        let small = Small::new();
         let own = own_tiles(keys, split);
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
@@ -118,8 +122,10 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
                 || first.locate::<W>(),
                 |found| found.tell::<W>(small),
             );
-            let values = multiply_tiles::<W>(own, small, (finder, first_head == 0));
-            merge::write::<W>(&args, keys, small, (values, 0.0, || ()), at);
+            let counts_refused = first_head == 0 && channels.is_first();
+            let values = multiply_tiles::<W>(own, small, (finder, counts_refused), channels);
+            merge::store(values);
+            merge::write::<W>(&args, keys, small, 0.0, at);
         } else {
             if is_f32::<F>() {
                 more_registers::<SCORER_F32>();
@@ -129,9 +135,17 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             let start = || merge::start(&args, keys, small, at);
             let sink =
                 query::start::<{ query::COPIES_ALL }, _, _>(&args, small, at, start, |sink| sink);
-            let (values, softmax) = score_tiles(own, small);
-            let store = || softmax.store(small);
-            merge::write::<W>(&args, keys, small, (values, sink, store), at);
+            let softmax = if channels.halves == 1 {
+                let (values, softmax) = score_tiles(own, small);
+                merge::store(values);
+                softmax
+            } else {
+                let softmax = score_tiles_alone(own, small);
+                merge::store_none();
+                softmax
+            };
+            softmax.store(small);
+            merge::write::<W>(&args, keys, small, sink, at);
         }
     }
 }
@@ -223,8 +237,45 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
     (values, softmax)
 }
 
-/// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values. Finds the rows
-/// of keys meanwhile, and counts the refused entries if `counts_refused`.
+/// The same without values, in a block that has half of their channels: the second warpgroup has all of those.
+///
+/// # Safety
+/// As [`score_tiles`].
+#[inline(always)]
+unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
+    let tiles = end - first;
+    let mut softmax = Softmax::new();
+    copy::wait_for_groups::<0>();
+    fence_shared();
+    // SAFETY: as in `score_tiles`.
+    unsafe {
+        QUERIES_COPIED.sync();
+        let mut tile = 0;
+        while tile < tiles {
+            unpacked(tile).sync();
+            fence_shared();
+            let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile));
+            let counts = Counts::load(small, tile);
+            let scores = scores.wait::<0>();
+            if tile + 2 < tiles {
+                multiplied(tile, 0).arrive();
+                multiplied(tile, 1).arrive();
+            }
+            if tile == 0 {
+                softmax.weigh_first(scores, counts, small);
+            } else {
+                softmax.weigh(scores, counts, small, tile);
+            }
+            fence_shared();
+            weighed(tile).arrive();
+            tile += 1;
+        }
+    }
+    softmax
+}
+
+/// Runs through the block's tiles, as they are weighed: the sums of values of the second half of the channels, or of all that
+/// the block has, if it has half. Finds the rows of keys meanwhile, and counts the refused entries if `counts_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
@@ -233,8 +284,10 @@ unsafe fn multiply_tiles<W: Which>(
     (first, end): (u32, u32),
     small: Small,
     (mut finder, counts_refused): (Finder<'_>, bool),
+    channels: Channels,
 ) -> TallFragments {
     const PANELS: u32 = 4;
+    let panel = if channels.halves == 1 { PANELS } else { PANELS * channels.half };
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
     // SAFETY: as in `score_tiles`.
@@ -245,8 +298,8 @@ unsafe fn multiply_tiles<W: Which>(
             let row = tile % 2 * HEADS + first_row();
             let factor = [small.factor.load(row), small.factor.load(row + 8)];
             values = rescale(values, factor);
-            let low = start_values((tile, 0), PANELS, InFlight::idle(values));
-            let both = start_values((tile, 1), PANELS, low);
+            let low = start_values((tile, 0), panel, InFlight::idle(values));
+            let both = start_values((tile, 1), panel, low);
             if tile + 2 < tiles {
                 wait_for_products::<1>();
                 multiplied(tile, 0).arrive();

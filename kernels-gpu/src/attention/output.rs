@@ -14,21 +14,24 @@ pub const CHANNELS: u32 = 4 * 32;
 /// Such quarters of a head.
 pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
 
-/// Writes a head's result, four channels of each 128 a lane; the last are turned back.
+/// Writes a head's result, four channels of each 128 a lane, of all channels or the block's half; the last of all are turned
+/// back.
 ///
 /// # Safety
 /// As [`super::merge::write`].
 #[inline(always)]
-pub unsafe fn store_head(
+pub unsafe fn store_head<const N: usize>(
     args: &Attend,
     at: Place,
     head: u32,
-    (values, turn): ([[f32; 4]; QUARTERS], [f32; 4]),
+    (values, turn): ([[f32; 4]; N], [f32; 4]),
 ) {
-    let to =
-        (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id());
-    unroll::<QUARTERS>(|n| {
-        let pairs = if n + 1 < QUARTERS { packed(values[n]) } else { turned(values[n], turn) };
+    let channel = at.first_channel() + 4 * thread::lane_id();
+    let to = (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
+    let has_rotary = N == QUARTERS || at.channels.has_rotary();
+    unroll::<N>(|n| {
+        let is_turned = n + 1 == N && has_rotary;
+        let pairs = if is_turned { turned(values[n], turn) } else { packed(values[n]) };
         // SAFETY: by this function's own contract.
         unsafe { args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs) }
     });

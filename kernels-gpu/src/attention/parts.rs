@@ -10,7 +10,7 @@ use simt::thread;
 use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::softmax::finite;
-use super::source::{Place, Split, Which};
+use super::source::{Channels, Place, Split, Which};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -21,21 +21,21 @@ fn sums_of(args: &Attend, at: Place, part: u32, head: u32) -> u64 {
     row * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id())
 }
 
-/// Leaves what head `head` gets of the block's part, four channels of each 128 a lane.
+/// Leaves what head `head` gets of the block's part, four channels of each 128 a lane, of all channels or the block's half.
 ///
 /// # Safety
 /// As [`super::merge::write`], in a launch with several parts.
 #[inline(always)]
-pub unsafe fn store(args: &Attend, at: Place, head: u32, values: [[f32; 4]; QUARTERS]) {
-    let to = sums_of(args, at, at.part, head);
-    unroll::<QUARTERS>(|n| {
+pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values: [[f32; 4]; N]) {
+    let to = sums_of(args, at, at.part, head) + u64::from(at.first_channel());
+    unroll::<N>(|n| {
         let words = values[n].map(f32::to_bits);
         // SAFETY: by this function's own contract.
         unsafe { args.part_sums.store_u32x4(to + u64::from(CHANNELS * n as u32), words) }
     });
 }
 
-/// Adds up the parts of the block's share of the heads if all others have left theirs.
+/// Adds up the parts of the block's share of the heads, all channels of them, if all others have left theirs.
 ///
 /// # Safety
 /// As [`super::merge::write`], whose threads call it when they have left theirs and nobody reads the block's shared memory
@@ -52,7 +52,7 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
             let counter = at.group(args) * u64::from(W::BLOCKS) + u64::from(rank);
             let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
             fence_device();
-            let is_last = arrivals.add(1) == at.parts - 1;
+            let is_last = arrivals.add(1) == at.parts * at.channels.halves - 1;
             fence_device();
             if is_last {
                 arrivals.store(0);
@@ -64,6 +64,7 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
             return;
         }
         let turn = last_turn(small);
+        let all = Place { channels: Channels::ALL, ..at };
         let is_there = |head: u32| head < HEADS && at.first_head + head < args.params.heads;
         let mut head = rank + blocks * thread::warp_id();
         while is_there(head) {
@@ -71,9 +72,9 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
             // What is under way for one is waited for with the other.
             let [of_head, of_other] =
                 add_up(args, at, [head, if is_there(other) { other } else { head }]);
-            store_head(args, at, head, (of_head, turn));
+            store_head(args, all, head, (of_head, turn));
             if is_there(other) {
-                store_head(args, at, other, (of_other, turn));
+                store_head(args, all, other, (of_other, turn));
             }
             head += 2 * blocks * WARPS;
         }

@@ -2,7 +2,7 @@
 //!
 
 use kv_layout::attention::AttendedKeys;
-use kv_layout::geometry::WINDOW;
+use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use simt::cluster::block_rank;
 use simt::mem::Global;
 use simt::{thread, warp};
@@ -89,6 +89,45 @@ impl Split {
     }
 }
 
+/// Which channels of the values a block multiplies by weights: all, or half of them. Where there are few queries, two clusters have
+/// the same keys of a query and half of the channels each; both multiply all channels of keys by queries. So each channel's
+/// sum is the same, bit by bit.
+#[derive(Clone, Copy)]
+pub struct Channels {
+    /// 1 or 2.
+    pub halves: u32,
+    /// Which half, 0 or 1.
+    pub half: u32,
+}
+
+impl Channels {
+    /// All of them.
+    pub const ALL: Self = Self { halves: 1, half: 0 };
+
+    /// The channels of a cluster, and which of the launch's queries and parts it has: its number among those that there were
+    /// if each had all channels.
+    #[inline(always)]
+    pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
+        if args.params.halves == 2 {
+            (Self { halves: 2, half: cluster % 2 }, cluster / 2)
+        } else {
+            (Self::ALL, cluster)
+        }
+    }
+
+    /// Whether rotary channels, which are last, are among them.
+    #[inline(always)]
+    pub const fn has_rotary(self) -> bool {
+        self.half + 1 == self.halves
+    }
+
+    /// Whether it is the block, of those that share keys, that counts and tells what is a query's.
+    #[inline(always)]
+    pub const fn is_first(self) -> bool {
+        self.half == 0
+    }
+}
+
 /// The heads of a block, and which part of their keys it has.
 #[derive(Clone, Copy)]
 pub struct Place {
@@ -99,6 +138,8 @@ pub struct Place {
     pub parts: u32,
     /// The blocks among which the part's keys are split.
     pub split: Split,
+    /// Which of the channels of values it has.
+    pub channels: Channels,
 }
 
 impl Place {
@@ -107,6 +148,12 @@ impl Place {
     pub fn row(self, args: &Attend) -> u64 {
         let row = u64::from(args.params.skipped) + u64::from(self.query);
         row * u64::from(args.params.heads) + u64::from(self.first_head)
+    }
+
+    /// The first channel that the block writes.
+    #[inline(always)]
+    pub const fn first_channel(self) -> u32 {
+        HEAD_DIM / 2 * self.channels.half
     }
 
     /// The query's heads among those of all queries, 64 at a time.

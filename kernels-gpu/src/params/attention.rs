@@ -38,5 +38,7 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
+        /// Clusters that have the same keys of a query, each with as large a part of the channels of values: 1 or 2.
+        halves,
     }
 }

@@ -47,7 +47,7 @@ macro_rules! attention_rows {
                 part_sums: mut f32 align 16 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS, HEAD_DIM],
                 /// `[tokens, heads / 64, parts, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink.
                 part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS],
-                /// `[tokens, heads / 64, 2]` u32, likewise: parts that are done, by block of those that share heads; 0 between launches.
+                /// `[tokens, heads / 64, 2]` u32, likewise: parts that are done, by block of those that share heads, of each half of the channels if they are shared; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.keys.blocks()],
                 /// `[1]` count of slots out of range, of queries that do not fit the own rows or that see more entries than
                 /// `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
@@ -55,7 +55,7 @@ macro_rules! attention_rows {
                 AttendParams
             )
             { block: attention::BLOCK, min_blocks: 1, shared: attention::SHARED_BYTES, min_sm: 90, cluster: f.keys.blocks(),
-              grid: [whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.split), f.keys.blocks()), p.heads.div_ceil(attention::HEADS)] }
+              grid: [whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.keys.blocks()), p.heads.div_ceil(attention::HEADS)] }
             bodies {
                 [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use super::layer::{Layer, Query, Shape, TILE, Which, Written};
+use super::layer::{Blocks, Layer, Query, Shape, TILE, Which, Written};
 
 pub const SHAPE: Shape =
     Shape { format: MainFormat::Ue8m0, ratio: 4, heads: 64, slots: 3, ring: 132, blocks: 3 };
@@ -137,15 +137,17 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
         let alone: Vec<Vec<_>> = splits
             .iter()
             .map(|&split| {
-                layer.split = split;
+                layer.blocks = Blocks::whole(split);
                 let queries = queries.iter().map(std::slice::from_ref).zip(heads.chunks(2));
                 queries.map(|(query, heads)| part(&layer.attend(query, which, heads), 0)).collect()
             })
             .collect();
         for round in 0..4 {
-            // Each split in turn. The first two batches have three queries with their padding: with one block each, the last
-            // cluster's second block has nothing to do.
-            layer.split = splits[round % splits.len()];
+            // Each split in turn, twice with halves of channels and twice without. The first two batches have three queries with
+            // their padding: with one block each, the last cluster's second block has nothing to do.
+            let split = splits[round % splits.len()];
+            let is_half = [true, false, false, true][round];
+            layer.blocks = if is_half { Blocks::halves(split) } else { Blocks::whole(split) };
             let alone = &alone[round % splits.len()];
             let mut order: Vec<usize> = (0..queries.len()).collect();
             order.shuffle(&mut random);
@@ -159,7 +161,8 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
             order.insert(padding, usize::MAX);
             let written = layer.attend(&batch, which, &batch_heads);
             for (place, &at) in order.iter().enumerate().filter(|(_, at)| **at != usize::MAX) {
-                assert!(part(&written, place) == alone[at], "{which:?}, query {at} at {place}");
+                let what = format!("{which:?}, {:?}, query {at} at {place}", layer.blocks);
+                assert!(part(&written, place) == alone[at], "{what}");
             }
         }
     }

@@ -80,10 +80,39 @@ impl Which {
         }
     }
 
+    /// Each of these splits once, and channels of values in halves and whole.
+    pub const fn blocks_of_all(self) -> [Blocks; 2] {
+        let one = match self {
+            Self::Nothing => KeySplit::TwoBlocks,
+            Self::List | Self::All(_) => KeySplit::OneBlock,
+        };
+        [Blocks::halves(KeySplit::TwoBlocks), Blocks::whole(one)]
+    }
+
     /// Entries with which, behind a whole window, each block has three tiles, of which the third takes the first one's
     /// place.
     pub const fn entries_of_three_tiles(self) -> usize {
         3 * self.blocks() * TILE - WINDOW as usize
+    }
+}
+
+/// Among how many blocks the keys of a query are split, and the channels of its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    pub split: KeySplit,
+    /// What the launch takes for the multiprocessors of the GPU.
+    pub multiprocessors: u32,
+}
+
+impl Blocks {
+    /// Blocks with all channels.
+    pub const fn whole(split: KeySplit) -> Self {
+        Self { split, multiprocessors: 0 }
+    }
+
+    /// Two for each of those, with half of the channels.
+    pub const fn halves(split: KeySplit) -> Self {
+        Self { split, multiprocessors: u32::MAX }
     }
 }
 
@@ -110,8 +139,8 @@ pub struct Layer<B: Backend> {
     pub sinks: Vec<f32>,
     /// What has been done to queries.
     pub form: QueryForm,
-    /// Among how many blocks a query's keys are split.
-    pub split: KeySplit,
+    /// Which blocks a query has.
+    pub blocks: Blocks,
     /// Queries that have memory for the parts of their keys in one launch; all if it is `None`.
     pub at_once: Option<u32>,
     device: Device<B>,
@@ -143,7 +172,7 @@ impl<B: Backend> Layer<B> {
             table,
             sinks,
             form: QueryForm::Rotated,
-            split: KeySplit::TwoBlocks,
+            blocks: Blocks::whole(KeySplit::TwoBlocks),
             at_once: None,
             device: device.clone(),
         }
@@ -239,12 +268,12 @@ impl<B: Backend> Layer<B> {
         which: Which,
         heads: &[Vec<u16>],
     ) -> Result<Written, DeviceError> {
-        self.attend_in(self.split, queries, which, heads)
+        self.attend_in(self.blocks, queries, which, heads)
     }
 
     fn attend_in(
         &self,
-        split: KeySplit,
+        blocks: Blocks,
         queries: &[Query],
         which: Which,
         heads: &[Vec<u16>],
@@ -292,7 +321,8 @@ impl<B: Backend> Layer<B> {
             query: &query,
             form: self.form,
             heads: shape.heads,
-            split,
+            split: blocks.split,
+            multiprocessors: blocks.multiprocessors,
             sinks: &upload(stream, &self.sinks),
             frequencies: &upload(stream, &Table::Compress.frequencies()),
             ring: &SwaRing {
@@ -355,8 +385,8 @@ impl<B: Backend> Layer<B> {
             let needle = |head: usize| &keys[needles[head % needles.len()]];
             let mut heads = vec![vec![0; CHANNELS]; at * per_query];
             heads.extend((0..per_query).map(|head| along(needle(head))));
-            for &split in which.splits() {
-                let written = self.attend_in(split, queries, which, &heads).unwrap();
+            for blocks in which.blocks_of_all() {
+                let written = self.attend_in(blocks, queries, which, &heads).unwrap();
                 self.check_query((at, &queries[at]), which, &heads, &written);
                 for head in 0..per_query {
                     let q = at * per_query + head;
@@ -385,11 +415,11 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Attention of `queries` on the device, of keys in one block and in two, compared with `f64` by the bound of the contract; the
-    /// fault count.
+    /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole, compared with `f64` by
+    /// the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
-        let faults = which.splits().iter().map(|&split| {
-            let written = self.attend_in(split, queries, which, heads).unwrap();
+        let faults = which.blocks_of_all().into_iter().map(|blocks| {
+            let written = self.attend_in(blocks, queries, which, heads).unwrap();
             for query in queries.iter().enumerate() {
                 self.check_query(query, which, heads, &written);
             }

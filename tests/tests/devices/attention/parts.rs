@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::decode::{SHAPE, query, query_of, shape_of};
-use super::layer::{Layer, Query, Shape, TILE, Which, random_rows};
+use super::layer::{Blocks, Layer, Query, Shape, TILE, Which, random_rows};
 use super::queries::prepared;
 
 /// Most entries of a query, behind a whole window, whose keys are so many parts.
@@ -71,22 +71,22 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     let heads = layer.random_heads(queries.len(), 98);
     let which = Which::All(entries as u32);
     let alone = [KeySplit::TwoBlocks, KeySplit::OneBlock].map(|split| {
-        layer.split = split;
+        layer.blocks = Blocks::whole(split);
         let queries = queries.iter().map(std::slice::from_ref).zip(heads.chunks(HEADS));
         queries.map(|(query, heads)| layer.attend(query, which, heads)).collect::<Vec<_>>()
     });
     let mut order: Vec<usize> = (0..queries.len()).collect();
     // Room for one query at a time, for two, and for all; for contexts of as many parts, and of more.
-    for (split, at_once, most) in [
-        (KeySplit::TwoBlocks, Some(1), entries),
-        (KeySplit::OneBlock, Some(1), entries_of(2) + 1),
-        (KeySplit::TwoBlocks, Some(2), entries_of(4)),
-        (KeySplit::TwoBlocks, None, entries_of(2) + 1),
-        (KeySplit::OneBlock, None, entries),
+    for (blocks, at_once, most) in [
+        (Blocks::halves(KeySplit::TwoBlocks), Some(1), entries),
+        (Blocks::whole(KeySplit::OneBlock), Some(1), entries_of(2) + 1),
+        (Blocks::whole(KeySplit::TwoBlocks), Some(2), entries_of(4)),
+        (Blocks::halves(KeySplit::TwoBlocks), None, entries_of(2) + 1),
+        (Blocks::halves(KeySplit::OneBlock), None, entries),
     ] {
         order.shuffle(&mut random);
-        (layer.split, layer.at_once) = (split, at_once);
-        let alone = &alone[usize::from(split == KeySplit::OneBlock)];
+        (layer.blocks, layer.at_once) = (blocks, at_once);
+        let alone = &alone[usize::from(blocks.split == KeySplit::OneBlock)];
         let batch: Vec<Query> = order.iter().map(|&at| queries[at].clone()).collect();
         let batch_heads: Vec<Vec<u16>> =
             order.iter().flat_map(|&at| heads[HEADS * at..][..HEADS].to_vec()).collect();
@@ -94,7 +94,7 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
         assert_eq!(written.faults, 0);
         for (place, &at) in order.iter().enumerate() {
             let what = format!(
-                "query {at} at {place}, {split:?}, {at_once:?} at once, for {most} entries"
+                "query {at} at {place}, {blocks:?}, {at_once:?} at once, for {most} entries"
             );
             assert!(written.out[place * HEADS * 512..][..HEADS * 512] == alone[at].out, "{what}");
             assert!(written.lse[place * HEADS..][..HEADS] == alone[at].lse, "{what}");

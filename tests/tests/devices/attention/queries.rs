@@ -86,15 +86,15 @@ pub fn raw_queries_are_normed_and_rotated<B: Backend>(device: &Device<B>) {
                     assert!((got - exact).abs() <= most, "head {at}: {got}, not {exact}");
                 }
             }
-            for &split in which.splits() {
-                layer.split = split;
+            for blocks in which.blocks_of_all() {
+                layer.blocks = blocks;
                 let [want, got] = [(QueryForm::Rotated, &rotated), (QueryForm::Raw, &raw)].map(
                     |(form, heads)| {
                         layer.form = form;
                         layer.attend(&queries, which, heads)
                     },
                 );
-                let what = format!("{which:?}, {split:?}, {format:?}");
+                let what = format!("{which:?}, {blocks:?}, {format:?}");
                 assert!(got.out == want.out && got.lse == want.lse, "{what}: other bits");
                 assert_eq!(got.faults, want.faults, "{what}");
             }

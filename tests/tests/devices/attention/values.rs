@@ -1,7 +1,6 @@
 //! NaN, infinities and scales of every size in what `attend` reads.
 
 use dsv4_kv::device::{Backend, Device, bf16};
-use kv_layout::attention::KeySplit;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -24,8 +23,8 @@ pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
         let queries = [listed(0, 100), listed(1, 17)];
         let mut heads = layer.random_heads(2, 13);
         let in_both = |layer: &mut Layer<B>, heads: &[Vec<u16>]| {
-            [KeySplit::TwoBlocks, KeySplit::OneBlock].map(|split| {
-                layer.split = split;
+            Which::List.blocks_of_all().map(|blocks| {
+                layer.blocks = blocks;
                 layer.attend(&queries, Which::List, heads)
             })
         };

@@ -137,6 +137,7 @@ impl<B: Backend> Layers<B> {
             form: case.form,
             heads: case.heads,
             split: case.split,
+            multiprocessors: ops::MULTIPROCESSORS,
             sinks: &self.sinks,
             frequencies: &self.frequencies,
             ring: &SwaRing {
