@@ -73,8 +73,9 @@ pub struct Attention<'a, B: Backend> {
     /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
     /// query's bits depend on the launch.
     pub split: KeySplit,
-    /// Multiprocessors of the GPU, about. A launch whose blocks are at most half as many has twice as many, each with half of the
-    /// channels of its values. That changes no bit.
+    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few queries has twice as many blocks, each with half of
+    /// the channels of its values: if queries, times parts of their keys, times 64 heads are at most an eighth of the
+    /// multiprocessors. That changes no bit.
     pub multiprocessors: u32,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
@@ -259,13 +260,14 @@ impl<B: Backend> Attention<'_, B> {
         Ok(AttendParams { halves: self.halves(&params), ..params })
     }
 
-    /// Clusters, or blocks, that have the same keys of a query and as large a part of the channels of its values each.
-    fn halves(&self, params: &AttendParams) -> u32 {
-        let AttendParams { tokens, parts, split, heads, .. } = *params;
-        let blocks = [parts, split, heads.div_ceil(HEADS), 2]
-            .iter()
-            .fold(u64::from(tokens), |blocks, &each| blocks.saturating_mul(each.into()));
-        if blocks <= self.multiprocessors.into() { 2 } else { 1 }
+    /// Clusters that have the same keys of a query, and as large a part of the channels of its values each.
+    const fn halves(&self, params: &AttendParams) -> u32 {
+        /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
+        /// these end: with twice as many a decode step takes longer, though attention takes less time (docs/performance.md).
+        const SHARE: u32 = 8;
+        let AttendParams { tokens, parts, heads, .. } = *params;
+        let clusters = tokens.saturating_mul(parts).saturating_mul(heads.div_ceil(HEADS));
+        if clusters <= self.multiprocessors / SHARE { 2 } else { 1 }
     }
 }
 
