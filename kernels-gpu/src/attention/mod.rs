@@ -123,7 +123,12 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
                 |found| found.tell::<W>(small),
             );
             let counts_refused = first_head == 0 && channels.is_first();
-            let values = multiply_tiles::<W>(own, small, (finder, counts_refused), channels);
+            let finder = (finder, counts_refused);
+            let values = if channels.halves == 2 && channels.half == 0 {
+                multiply_tiles::<W, 0>(own, small, finder)
+            } else {
+                multiply_tiles::<W, HALF>(own, small, finder)
+            };
             merge::store(values);
             merge::write::<W>(&args, keys, small, 0.0, at);
         } else {
@@ -149,6 +154,9 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         }
     }
 }
+
+/// The first panel of the second half of the channels.
+const HALF: u32 = 4;
 
 /// Whether rows have F32 scales.
 #[inline(always)]
@@ -274,20 +282,17 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
     softmax
 }
 
-/// Runs through the block's tiles, as they are weighed: the sums of values of the second half of the channels, or of all that
-/// the block has, if it has half. Finds the rows of keys meanwhile, and counts the refused entries if `counts_refused`.
+/// Runs through the block's tiles, as they are weighed: the sums of values of half of the channels, from panel `PANEL` on. Finds
+/// the rows of keys meanwhile, and counts the refused entries if `counts_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
 #[inline(always)]
-unsafe fn multiply_tiles<W: Which>(
+unsafe fn multiply_tiles<W: Which, const PANEL: u32>(
     (first, end): (u32, u32),
     small: Small,
     (mut finder, counts_refused): (Finder<'_>, bool),
-    channels: Channels,
 ) -> TallFragments {
-    const PANELS: u32 = 4;
-    let panel = if channels.halves == 1 { PANELS } else { PANELS * channels.half };
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
     // SAFETY: as in `score_tiles`.
@@ -298,8 +303,8 @@ unsafe fn multiply_tiles<W: Which>(
             let row = tile % 2 * HEADS + first_row();
             let factor = [small.factor.load(row), small.factor.load(row + 8)];
             values = rescale(values, factor);
-            let low = start_values((tile, 0), panel, InFlight::idle(values));
-            let both = start_values((tile, 1), panel, low);
+            let low = start_values((tile, 0), PANEL, InFlight::idle(values));
+            let both = start_values((tile, 1), PANEL, low);
             if tile + 2 < tiles {
                 wait_for_products::<1>();
                 multiplied(tile, 0).arrive();
