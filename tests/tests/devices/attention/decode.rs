@@ -7,7 +7,8 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use super::layer::{Blocks, Layer, Query, Shape, TILE, Which, Written};
+use super::blocks::Blocks;
+use super::layer::{Layer, Query, Shape, TILE, Which, Written};
 
 pub const SHAPE: Shape =
     Shape { format: MainFormat::Ue8m0, ratio: 4, heads: 64, slots: 3, ring: 132, blocks: 3 };

@@ -20,6 +20,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use super::blocks::Blocks;
 use crate::inputs::{
     CANARY, CANARY_BF16, CANARY_F32, download, download_bits, oracle, upload, upload_bf16,
 };
@@ -93,26 +94,6 @@ impl Which {
     /// place.
     pub const fn entries_of_three_tiles(self) -> usize {
         3 * self.blocks() * TILE - WINDOW as usize
-    }
-}
-
-/// Among how many blocks the keys of a query are split, and the channels of its values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    pub split: KeySplit,
-    /// What the launch takes for the multiprocessors of the GPU.
-    pub multiprocessors: u32,
-}
-
-impl Blocks {
-    /// Blocks with all channels.
-    pub const fn whole(split: KeySplit) -> Self {
-        Self { split, multiprocessors: 0 }
-    }
-
-    /// Two for each of those, with half of the channels.
-    pub const fn halves(split: KeySplit) -> Self {
-        Self { split, multiprocessors: u32::MAX }
     }
 }
 

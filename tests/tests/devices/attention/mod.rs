@@ -1,5 +1,6 @@
 //! Attention over the rows of the cache.
 
+mod blocks;
 pub mod decode;
 mod layer;
 pub mod needles;

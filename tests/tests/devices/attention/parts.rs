@@ -10,8 +10,9 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+use super::blocks::Blocks;
 use super::decode::{SHAPE, query, query_of, shape_of};
-use super::layer::{Blocks, Layer, Query, Shape, TILE, Which, random_rows};
+use super::layer::{Layer, Query, Shape, TILE, Which, random_rows};
 use super::queries::prepared;
 
 /// Most entries of a query, behind a whole window, whose keys are so many parts.
