@@ -257,17 +257,8 @@ impl<B: Backend> Attention<'_, B> {
         };
         let params =
             self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))?;
-        Ok(AttendParams { halves: self.halves(&params), ..params })
-    }
-
-    /// Clusters that have the same keys of a query, and as large a part of the channels of its values each.
-    const fn halves(&self, params: &AttendParams) -> u32 {
-        /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
-        /// these end: with twice as many a decode step takes longer, though attention takes less time (docs/performance.md).
-        const SHARE: u32 = 8;
-        let AttendParams { tokens, parts, heads, .. } = *params;
-        let clusters = tokens.saturating_mul(parts).saturating_mul(heads.div_ceil(HEADS));
-        if clusters <= self.multiprocessors / SHARE { 2 } else { 1 }
+        let clusters = [params.tokens, params.parts, heads.div_ceil(HEADS)];
+        Ok(AttendParams { halves: halves(clusters, self.multiprocessors), ..params })
     }
 }
 
@@ -300,5 +291,29 @@ impl<B: Backend> AttendedEntries<'_, B> {
             num_blocks: entries.num_blocks,
             ..params
         })
+    }
+}
+
+/// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
+/// queries, parts of each and 64 heads.
+const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
+    /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
+    /// these end: with twice as many a decode step takes longer, though attention takes less time (docs/performance.md).
+    const SHARE: u32 = 8;
+    let clusters = queries.saturating_mul(parts).saturating_mul(groups);
+    if clusters <= multiprocessors / SHARE { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MULTIPROCESSORS, halves};
+
+    #[test]
+    fn few_queries_have_halves_of_channels() {
+        let of = |clusters| halves(clusters, MULTIPROCESSORS);
+        assert_eq!([[1, 1, 1], [16, 1, 1], [8, 2, 1], [4, 2, 2]].map(of), [2; 4]);
+        assert_eq!([[17, 1, 1], [9, 2, 1], [9, 1, 2], [2048, 1, 1]].map(of), [1; 4]);
+        assert_eq!(of([u32::MAX, 4, 2]), 1, "no product wraps around");
+        assert_eq!([0, u32::MAX].map(|multiprocessors| halves([1, 1, 1], multiprocessors)), [1, 2]);
     }
 }

@@ -13,8 +13,11 @@
 //! what heads get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their
 //! order.
 //!
+//! A launch with few queries may have two clusters for each, or two blocks: both have its keys and compute all weights, and
+//! each sums up half of the channels of values (`source::Channels`).
+//!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
-//! the second by the other half. The third unpacks the next tiles meanwhile, whose rows the second finds. Named barriers hand
+//! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles meanwhile, whose rows the second finds. Named barriers hand
 //! tiles over.
 
 mod find;
@@ -245,7 +248,8 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
     (values, softmax)
 }
 
-/// The same without values, in a block that has half of their channels: the second warpgroup has all of those.
+/// The same without values, in a block that has half of their channels: the second warpgroup has all of those. What the scores
+/// have read is handed on as soon as they have come.
 ///
 /// # Safety
 /// As [`score_tiles`].

@@ -104,8 +104,8 @@ impl Channels {
     /// All of them.
     pub const ALL: Self = Self { halves: 1, half: 0 };
 
-    /// The channels of a cluster, and which of the launch's queries and parts it has: its number among those that there were
-    /// if each had all channels.
+    /// The channels of a cluster, or of a block where keys are not split, and its number among those that there were if each
+    /// had all channels: which query and part it has.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
         if args.params.halves == 2 {
