@@ -17,8 +17,8 @@
 //! each sums up half of the channels of values (`source::Channels`).
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
-//! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles meanwhile, whose rows the second finds. Named barriers hand
-//! tiles over.
+//! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles
+//! meanwhile, whose rows the second finds. Named barriers hand tiles over.
 
 mod find;
 mod memory;

@@ -47,7 +47,7 @@ macro_rules! attention_rows {
                 part_sums: mut f32 align 16 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS, HEAD_DIM],
                 /// `[tokens, heads / 64, parts, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink.
                 part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS],
-                /// `[tokens, heads / 64, 2]` u32, likewise: parts that are done, by block of those that share heads, of each half of the channels if they are shared; 0 between launches.
+                /// `[tokens, heads / 64, 2]` u32, likewise: parts that are done, by block of those that share heads, each counted `halves` times; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.keys.blocks()],
                 /// `[1]` count of slots out of range, of queries that do not fit the own rows or that see more entries than
                 /// `entry_rows` without a list, and of entries that the query does not see or whose block is missing.

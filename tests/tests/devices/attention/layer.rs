@@ -81,8 +81,8 @@ impl Which {
         }
     }
 
-    /// Each of these splits once, and channels of values in halves and whole.
-    pub const fn blocks_of_all(self) -> [Blocks; 2] {
+    /// Each of these splits, and channels of values in halves and whole, each at least once.
+    pub const fn blocks_to_check(self) -> [Blocks; 2] {
         let one = match self {
             Self::Nothing => KeySplit::TwoBlocks,
             Self::List | Self::All(_) => KeySplit::OneBlock,
@@ -366,7 +366,7 @@ impl<B: Backend> Layer<B> {
             let needle = |head: usize| &keys[needles[head % needles.len()]];
             let mut heads = vec![vec![0; CHANNELS]; at * per_query];
             heads.extend((0..per_query).map(|head| along(needle(head))));
-            for blocks in which.blocks_of_all() {
+            for blocks in which.blocks_to_check() {
                 let written = self.attend_in(blocks, queries, which, &heads).unwrap();
                 self.check_query((at, &queries[at]), which, &heads, &written);
                 for head in 0..per_query {
@@ -399,7 +399,7 @@ impl<B: Backend> Layer<B> {
     /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole, compared with `f64` by
     /// the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
-        let faults = which.blocks_of_all().into_iter().map(|blocks| {
+        let faults = which.blocks_to_check().into_iter().map(|blocks| {
             let written = self.attend_in(blocks, queries, which, heads).unwrap();
             for query in queries.iter().enumerate() {
                 self.check_query(query, which, heads, &written);

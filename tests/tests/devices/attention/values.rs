@@ -23,7 +23,7 @@ pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
         let queries = [listed(0, 100), listed(1, 17)];
         let mut heads = layer.random_heads(2, 13);
         let in_both = |layer: &mut Layer<B>, heads: &[Vec<u16>]| {
-            Which::List.blocks_of_all().map(|blocks| {
+            Which::List.blocks_to_check().map(|blocks| {
                 layer.blocks = blocks;
                 layer.attend(&queries, Which::List, heads)
             })
