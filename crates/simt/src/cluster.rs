@@ -38,7 +38,19 @@ pub unsafe fn cluster_arrive() {
     unsafe { imp::cluster::cluster_arrive() }
 }
 
-/// Waits until every thread of the cluster has called [`cluster_arrive`]: no block may return earlier, as
+/// Arrives at the cluster's barrier without waiting: what this thread wrote before is visible to all threads of the cluster after
+/// [`cluster_wait`], and it accesses no other block's shared memory until then (`barrier.cluster.arrive.release`, aligned).
+///
+/// # Safety
+/// - As [`cluster_arrive`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn cluster_arrive_release() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { imp::cluster::cluster_arrive_release() }
+}
+
+/// Waits until every thread of the cluster has called [`cluster_arrive`] or [`cluster_arrive_release`]: no block may return earlier, as
 /// others may still read its shared memory (`barrier.cluster.wait`, aligned).
 ///
 /// # Safety
@@ -66,6 +78,18 @@ impl<T: Word, const N: usize> Shared<T, N> {
     pub unsafe fn load_from(self, rank: u32, i: u32) -> T {
         // SAFETY: inside the array, written, ordered and alive by the caller's promise.
         T::from_word(unsafe { imp::cluster::load(self.address::<1>(i), rank) })
+    }
+
+    /// Writes element `i` of the same array in the block `rank` of the cluster (`mapa`, `st.shared::cluster.b32`).
+    ///
+    /// # Safety
+    /// - `i < N`, `rank` is a block of the cluster, and no other thread accesses the element without [`sync_cluster`] between.
+    /// - That block has not returned: as [`Self::load_from`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_to(self, rank: u32, i: u32, value: T) {
+        // SAFETY: inside the array, ordered and alive by the caller's promise.
+        unsafe { imp::cluster::store(self.address::<1>(i), rank, value.to_word()) }
     }
 
     /// The bits of elements `i..i + 4` of the same array in the block `rank` of the cluster (`mapa`,

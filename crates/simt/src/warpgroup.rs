@@ -15,7 +15,7 @@
 pub(crate) mod in_flight;
 pub(crate) mod layout;
 
-pub use in_flight::{FragmentsInFlight, InFlight, TallInFlight};
+pub use in_flight::{FragmentsInFlight, InFlight, PanelInFlight, TallInFlight};
 pub use layout::{
     Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
 };
@@ -201,6 +201,22 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     unsafe { form::start_bf16_m64n256k32(left, right, sum) }
 }
 
+/// Starts `sum + A B` of BF16 matrices in f32 as [`start_bf16_m64n256k32`], over an inner dimension of 64: B of 64 columns, those of a
+/// panel (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`).
+///
+/// # Safety
+/// - As there.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn start_bf16_m64n64k64<const N: usize>(
+    left: Rows<N>,
+    right: Panels<N>,
+    sum: PanelInFlight<N>,
+) -> PanelInFlight<N> {
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe { form::start_bf16_m64n64k64(left, right, sum) }
+}
+
 /// Waits until at most the last `PENDING` products that the warpgroup started are in flight: the others read their
 /// operands no more (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
 ///
@@ -214,7 +230,7 @@ pub unsafe fn wait_for_products<const PENDING: u32>() {
     unsafe { form::wait_for_products::<PENDING>() }
 }
 
-impl<const N: usize> FragmentsInFlight<N> {
+impl<Operands> InFlight<Fragments, Operands> {
     /// The product, once at most the last `PENDING` products that the warpgroup started are in flight
     /// (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
     ///

@@ -5,7 +5,7 @@ use std::panic::Location;
 use super::block::{current, wait, with_peer};
 use super::collective::Operation;
 use super::fault::{AccessKind, Site, ThreadIndex};
-use super::shared::read;
+use super::shared::{read, write};
 use crate::limits::MAX_BLOCK_THREADS;
 
 pub fn block_rank() -> u32 {
@@ -29,6 +29,13 @@ pub unsafe fn cluster_arrive() {
     assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
     wait(Operation::ClusterArrive, 0, 0);
     current(|block| block.thread().left.set(true));
+}
+
+/// As [`cluster_arrive`]: the barrier orders all that was written before the wait.
+#[track_caller]
+pub unsafe fn cluster_arrive_release() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { cluster_arrive() }
 }
 
 #[track_caller]
@@ -66,6 +73,27 @@ fn read_at(address: u32, rank: u32, location: Site) -> u32 {
     });
     match read {
         Some(Ok(word)) => word,
+        Some(Err(fault)) => current(|block| block.fail(fault)),
+        None => panic!("block {rank} is not in the cluster"),
+    }
+}
+
+/// Writes the word at `address` of the block `rank`, as [`load`] reads it.
+#[track_caller]
+pub unsafe fn store(address: u32, rank: u32, word: u32) {
+    let location = Location::caller();
+    if rank == block_rank() {
+        return write(address, word, AccessKind::Write, location);
+    }
+    assert!(!has_left(), "a write to another block's shared memory after cluster_arrive");
+    let written = with_peer(rank, |block, peer| {
+        let running = block.running.get();
+        let thread = ThreadIndex(MAX_BLOCK_THREADS * (1 + block.rank.get()) + running.0);
+        block.reads_peer.set(Some((rank, running, location)));
+        peer.shared_memory.borrow_mut().write(address, word, AccessKind::Write, thread, location)
+    });
+    match written {
+        Some(Ok(())) => {}
         Some(Err(fault)) => current(|block| block.fail(fault)),
         None => panic!("block {rank} is not in the cluster"),
     }

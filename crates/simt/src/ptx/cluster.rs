@@ -26,6 +26,12 @@ pub unsafe fn cluster_arrive() {
 }
 
 #[inline(always)]
+pub unsafe fn cluster_arrive_release() {
+    // SAFETY: the caller brings all threads of the cluster, and the wait follows.
+    unsafe { intrinsics::barrier_cluster_arrive_aligned() }
+}
+
+#[inline(always)]
 pub unsafe fn cluster_wait() {
     // SAFETY: the caller brings all threads of the cluster, which have arrived.
     unsafe { intrinsics::barrier_cluster_wait_aligned() }
@@ -66,4 +72,19 @@ pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
         );
     }
     [a, b, c, d]
+}
+
+#[inline(always)]
+pub unsafe fn store(address: u32, rank: u32, word: u32) {
+    // SAFETY: inside the other block's shared memory, aligned and ordered by the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {rank};",
+            "st.shared::cluster.b32 [there], {word}; }}",
+            word = in(reg32) word,
+            address = in(reg32) address,
+            rank = in(reg32) rank,
+            options(nostack),
+        );
+    }
 }

@@ -3,7 +3,7 @@
 
 use core::marker::PhantomData;
 
-use super::in_flight::{FragmentsInFlight, InFlight, NO_PRODUCT, TallInFlight};
+use super::in_flight::{FragmentsInFlight, InFlight, NO_PRODUCT, PanelInFlight, TallInFlight};
 use super::layout::{Fragments, IntegerFragments, Panels, Rows, WideFragments, right_word};
 use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
@@ -100,6 +100,29 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 
 #[inline(always)]
 #[track_caller]
+pub unsafe fn start_bf16_m64n64k64<const N: usize>(
+    left: Rows<N>,
+    right: Panels<N>,
+    sum: PanelInFlight<N>,
+) -> PanelInFlight<N> {
+    let number = form::start_product();
+    let (mut sum, mut step) = (sum.fragments, 0);
+    while step < 4 {
+        // SAFETY: by the caller's promises; all lanes of the warp are together.
+        unsafe {
+            let rows = own_rows(left, step);
+            sum = eight_times(|eight| {
+                let column = transposed_pairs(right.panel(0), step, eight);
+                bf16_m16n8k16(rows, column, sum[eight as usize])
+            });
+        }
+        step += 1;
+    }
+    in_flight(sum, number)
+}
+
+#[inline(always)]
+#[track_caller]
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,
@@ -111,16 +134,7 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
         // SAFETY: by the caller's promises; all lanes of the warp are together.
         unsafe {
             let rows = own_rows(left, step);
-            let half = |panel: u32, sum: WideFragments| {
-                let columns = |eight: u32| {
-                    let rows_of_b = right.panel(panel + eight / 8);
-                    let column = transposed_pairs(rows_of_b, step, eight % 8);
-                    bf16_m16n8k16(rows, column, sum[eight as usize])
-                };
-                let [a, b, c, d, e, f, g, h] = eight_times(columns);
-                let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
-                [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
-            };
+            let half = |panel, sum| wide_step((rows, step), right.from(panel, 0), sum);
             sum = [half(0, sum[0]), half(2, sum[1])];
         }
         step += 1;
@@ -149,6 +163,29 @@ impl<T, Operands> InFlight<T, Operands> {
         form::check_product(self.number, PENDING);
         self.fragments
     }
+}
+
+/// Adds the products of a step of A and the columns of two panels, transposed.
+///
+/// # Safety
+/// As [`super::start_bf16_m64n256k32`].
+#[inline(always)]
+#[track_caller]
+unsafe fn wide_step<const N: usize>(
+    (rows, step): ([u32; 4], u32),
+    right: Panels<N>,
+    sum: WideFragments,
+) -> WideFragments {
+    let columns = |eight: u32| {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let column = transposed_pairs(right.panel(eight / 8), step, eight % 8);
+            bf16_m16n8k16(rows, column, sum[eight as usize])
+        }
+    };
+    let [a, b, c, d, e, f, g, h] = eight_times(columns);
+    let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
+    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
 }
 
 /// The lane's fragment of the warp's 16 rows of A, of step `step`.

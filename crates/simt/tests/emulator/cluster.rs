@@ -1,6 +1,8 @@
 //! Clusters: blocks that wait for each other and read each other's shared memory.
 
-use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
+use simt::cluster::{
+    block_rank, cluster_arrive, cluster_arrive_release, cluster_wait, sync_cluster,
+};
 use simt::emu::{FaultKind, Launch, launch_clusters};
 use simt::shared::Shared;
 use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
@@ -43,6 +45,64 @@ fn blocks_read_what_the_others_wrote() {
         let other = |rank| (1 + rank) * (1000 * (first + rank) + 63 - thread);
         assert_eq!(word, (0..8).map(other).sum::<u32>() + block % 8, "{at}");
     }
+}
+
+#[test]
+fn blocks_write_into_each_other() {
+    let output = Tensor::zeros(8 * 64);
+    let found = output.output::<u32>();
+    let body = || {
+        // SAFETY: word `8 r + i` of each block is written by thread `i` of eight of block `r`, before the barrier.
+        unsafe {
+            let words = Shared::<u32, 64>::at(0);
+            let (thread, rank) = (thread_idx_x(), block_rank());
+            words.store_to(thread / 8, 8 * rank + thread % 8, 100 * rank + thread);
+            cluster_arrive_release();
+            cluster_wait();
+            found.store(u64::from(64 * rank + thread), words.load(thread));
+        }
+    };
+    launch_clusters(&shape(8), 8, body).unwrap();
+    for (at, word) in (0..).zip(output.words()) {
+        let (block, from, i) = (at / 64, at / 8 % 8, at % 8);
+        assert_eq!(word, 100 * from + 8 * block + i, "{at}");
+    }
+}
+
+/// Words of another block that are written without a barrier before they are read, or by two threads, or too late.
+#[test]
+fn a_write_into_another_block_is_checked() {
+    // SAFETY: a word a thread.
+    let words = || unsafe { Shared::<u32, 64>::at(0) };
+    // SAFETY: wrong on purpose: nothing orders the read after the write.
+    let unordered = || unsafe {
+        words().store(thread_idx_x(), 1);
+        sync_cluster();
+        words().store_to(1 - block_rank(), thread_idx_x(), 2);
+        sync_threads();
+        _ = words().load(thread_idx_x());
+        sync_cluster();
+    };
+    assert!(matches!(fault(2, unordered), FaultKind::SharedRace { .. }));
+    // SAFETY: wrong on purpose: both blocks write the second's word.
+    let twice = || unsafe {
+        words().store_to(1, thread_idx_x(), block_rank());
+        sync_cluster();
+    };
+    assert!(matches!(fault(2, twice), FaultKind::SharedRace { .. }));
+    // SAFETY: wrong on purpose: no barrier follows.
+    let leaves = || unsafe {
+        sync_cluster();
+        words().store_to(1 - block_rank(), thread_idx_x(), 2);
+    };
+    assert!(matches!(fault(2, leaves), FaultKind::PeerMayReturn { .. }));
+    // SAFETY: wrong on purpose: the thread said that there would be no more.
+    let late = || unsafe {
+        cluster_arrive();
+        words().store_to(1 - block_rank(), thread_idx_x(), 2);
+        cluster_wait();
+    };
+    assert!(matches!(fault(2, late), FaultKind::Panic { .. }));
 }
 
 #[test]

@@ -6,8 +6,8 @@ use simt::thread::{NamedBarrier, lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
 use simt::warpgroup::{
     Fragments, InFlight, Panels, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64,
-    e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128, start_bf16_m64n64k512,
-    start_bf16_m64n256k32, wait_for_products,
+    e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128, start_bf16_m64n64k64,
+    start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 
 use crate::device::{Tensor, block_of};
@@ -328,6 +328,25 @@ fn products_with_a_transposed_matrix_are_exact_and_add_up() {
             let sum: f32 = (0..64).map(product).sum();
             assert_eq!(value, 1.0 + sum, "row {row}, column {column}");
         }
+    }
+}
+
+/// The last panel of B, and one more: products over 64 rows of it, which are added to.
+#[test]
+fn products_with_a_transposed_panel_are_exact_and_add_up() {
+    // SAFETY: all threads come together, after the operands were written.
+    let found = run_panels(64, |[_, right, left]| unsafe {
+        let (left, ones) = (left.panel(0), InFlight::idle([[1.0; 4]; 8]));
+        let one = start_bf16_m64n64k64(left, right.from(7, 0), ones);
+        start_bf16_m64n64k64(left, right.from(2, 0), one).wait::<0>().to_vec()
+    });
+    for (at, &value) in found.expect("no rule is broken").iter().enumerate() {
+        let (row, column) = (at / 64, at % 64);
+        let product = |panel: usize, k: usize| {
+            panel_element(2, row, k) * panel_element(1, k, 64 * panel + column)
+        };
+        let sum: f32 = (0..64).map(|k| product(7, k) + product(2, k)).sum();
+        assert_eq!(value, 1.0 + sum, "row {row}, column {column}");
     }
 }
 
