@@ -17,7 +17,10 @@ use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::ledger::{Ledger, Written, largest_layout};
-use crate::ops::{AttentionParts, StepTokens, part_elements, plan_capacity, run_capacity};
+use crate::ops::{
+    AttentionExchange, AttentionParts, SPREAD_CLUSTERS, StepTokens, exchange_elements,
+    part_elements, plan_capacity, run_capacity,
+};
 use crate::poison::Freed;
 use crate::pool_kind::PoolUnit;
 use crate::step_meta::{Section, StepLayout};
@@ -27,6 +30,8 @@ struct Specs {
     step_meta: BufferSpec<i32>,
     /// The step's own window rows: data, scales, places.
     own: BufferSpec<u8>,
+    /// What the blocks of attention tell each other.
+    exchange: BufferSpec<u32>,
     compressed: Option<CompressedSpecs>,
 }
 
@@ -99,6 +104,7 @@ impl Specs {
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
             own: BufferSpec::new("rows of the step", own_bytes(config)),
+            exchange: BufferSpec::new("weights of attention", exchange_elements(SPREAD_CLUSTERS)),
             compressed: (group == LayerGroup::Trunk).then_some(compressed),
         }
     }
@@ -117,7 +123,7 @@ impl Specs {
         let parts = self.compressed.iter().filter_map(|specs| specs.parts.as_ref());
         let parts =
             parts.flat_map(|specs| [specs.sums.bytes(), specs.lse.bytes(), specs.arrivals.bytes()]);
-        let always = [self.step_meta.bytes(), self.own.bytes()];
+        let always = [self.step_meta.bytes(), self.own.bytes(), self.exchange.bytes()];
         always.into_iter().chain(compressed).chain(parts)
     }
 
@@ -146,6 +152,8 @@ pub(crate) struct StepMemory<B: Backend> {
     /// Of the last step that was sent, or of the bucket that is captured.
     pub sections: Sections<B>,
     pub own: OwnPlanes<B>,
+    /// Where the blocks of attention tell each other a query's weights.
+    pub exchange: AttentionExchange<B>,
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
     pub progress: Vec<LayerProgress>,
@@ -215,6 +223,7 @@ impl<B: Backend> StepMemory<B> {
         let (specs, mut allocator) = (Specs::of(group, config), Allocator::new(device));
         let stream = device.stream()?;
         let own = OwnPlanes::new(&stream, &allocator.allocate(specs.own)?, config)?;
+        let exchange = AttentionExchange { weights: allocator.allocate(specs.exchange)? };
         let compressed = match specs.compressed {
             None => None,
             Some(specs) => Some(Compressed {
@@ -234,6 +243,7 @@ impl<B: Backend> StepMemory<B> {
             sections: Sections::new(step_meta.buffer(), StepLayout::new(0, 0)),
             step_meta,
             own,
+            exchange,
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
             freed: if config.poison {

@@ -17,6 +17,12 @@ pub const FEW_PARTS: u32 = 4;
 /// Most tiles of any part: a window and 2,048 entries.
 pub const MOST_PART_TILES: u32 = 34;
 
+/// Blocks over which a query of 64 heads is spread where there are few of them: each has 64 channels of the values.
+pub const SPREAD_BLOCKS: u32 = 8;
+
+/// Most tiles of such a query: a window and 640 entries.
+pub const SPREAD_TILES: u32 = 12;
+
 /// What a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendedKeys {
@@ -91,6 +97,17 @@ pub struct AttendKernel {
     pub format: MainFormat,
     /// The keys.
     pub keys: AttendedKeys,
+    /// Whether each query is spread over [`SPREAD_BLOCKS`] blocks: the same results in less time, if queries are few and have at
+    /// most [`SPREAD_TILES`] tiles.
+    pub is_spread: bool,
+}
+
+impl AttendKernel {
+    /// Blocks of a cluster.
+    #[must_use]
+    pub const fn cluster(self) -> u32 {
+        if self.is_spread { SPREAD_BLOCKS } else { self.keys.blocks() }
+    }
 }
 
 #[cfg(test)]

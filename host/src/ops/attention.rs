@@ -6,12 +6,16 @@ use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::attention::{AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
+use kv_layout::attention::{
+    AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, SPREAD_TILES, TILE_KEYS,
+};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
+use super::attention_exchange::spread_clusters;
 use super::{
-    AttentionParts, BlockTable, Entries, GatherQueries, SwaRing, check_argument, check_length,
+    AttentionExchange, AttentionParts, BlockTable, Entries, GatherQueries, SwaRing, check_argument,
+    check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 
@@ -73,10 +77,15 @@ pub struct Attention<'a, B: Backend> {
     /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
     /// query's bits depend on the launch.
     pub split: KeySplit,
-    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few queries has twice as many blocks, each with half of
-    /// the channels of its values: if queries, times parts of their keys, times 64 heads are at most an eighth of the
-    /// multiprocessors. That changes no bit.
+    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few queries has more blocks for each. That changes no bit.
+    ///
+    /// - With `exchange`, queries that are [`QueryForm::Rotated`] and have a window and up to 640 entries are spread over eight
+    ///   blocks each, if nine tenths of the multiprocessors are enough for all.
+    /// - Others have twice as many blocks, each with half of the channels of its values, if queries, times parts of their
+    ///   keys, times 64 heads are at most an eighth of the multiprocessors.
     pub multiprocessors: u32,
+    /// Where the blocks over which a query is spread tell each other its weights.
+    pub exchange: Option<&'a AttentionExchange<B>>,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
     /// `[32]` f32: the layer's rotary frequencies, radians per token.
@@ -113,7 +122,7 @@ pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
-    let (kernel, mut launches) = (attention.kernel(), attention.launches()?);
+    let (kernel, mut launches) = (attention.kernel()?, attention.launches()?);
     if launches.len() > 1 {
         check_attend(stream, attention)?;
     }
@@ -134,9 +143,10 @@ pub fn check_attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
+    let kernel = attention.kernel()?;
     attention
         .launches()?
-        .try_for_each(|queries| stream.check(attention.kernel(), &attention.operation(queries)?))
+        .try_for_each(|queries| stream.check(kernel, &attention.operation(queries)?))
 }
 
 /// None of the elements of `view`.
@@ -185,6 +195,7 @@ impl<B: Backend> Attention<'_, B> {
         // As aligned as the kernel asks for, unless `out` is not, which the launch refuses by its name.
         let no_results = out.slice(0, 0).expect("every buffer has an empty part");
         let no_floats = no_results.cast::<f32>().or_else(|_| no_counts.cast())?;
+        let no_exchange = no_floats.cast::<u32>()?;
         let parts = self.parts().filter(|_| params.parts > 1);
         let (part_sums, part_lse) =
             parts.map_or((&no_floats, &no_floats), |of| (&of.sums, &of.lse));
@@ -208,6 +219,7 @@ impl<B: Backend> Attention<'_, B> {
             part_sums: part_sums.ptr_mut(),
             part_lse: part_lse.ptr_mut(),
             arrivals: parts.map_or(&no_counts, |of| &of.arrivals).ptr_mut(),
+            exchange: self.exchange.map_or(&no_exchange, |of| &of.weights).ptr_mut(),
             faults: faults.ptr_mut(),
             params,
         })
@@ -221,8 +233,20 @@ impl<B: Backend> Attention<'_, B> {
         }
     }
 
-    fn kernel(&self) -> AttendKernel {
-        AttendKernel { format: self.ring.format, keys: self.keys() }
+    fn kernel(&self) -> Result<AttendKernel, DeviceError> {
+        let is_spread = self.is_spread(&self.params(0..self.queries.count)?);
+        Ok(AttendKernel { format: self.ring.format, keys: self.keys(), is_spread })
+    }
+
+    /// Whether each query is spread over eight blocks.
+    fn is_spread(&self, params: &AttendParams) -> bool {
+        let tiles = u64::from(WINDOW) + u64::from(params.entry_rows);
+        let clusters = params.tokens.saturating_mul(params.heads.div_ceil(HEADS));
+        let there = self.exchange.map_or(0, AttentionExchange::clusters);
+        self.form == QueryForm::Rotated
+            && tiles.div_ceil(TILE_KEYS.into()) <= SPREAD_TILES.into()
+            && u64::from(clusters) <= there
+            && clusters <= spread_clusters(self.multiprocessors)
     }
 
     fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {

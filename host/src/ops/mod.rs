@@ -7,6 +7,7 @@
 //! it reads nobody writes. [`KvCacheManager`](crate::KvCacheManager) does so for the memory of a cache.
 
 mod attention;
+mod attention_exchange;
 mod attention_parts;
 mod compress;
 mod decode;
@@ -26,6 +27,7 @@ mod swa;
 pub use attention::{
     Attended, AttendedEntries, Attention, MULTIPROCESSORS, OwnRows, QueryForm, attend, check_attend,
 };
+pub use attention_exchange::{AttentionExchange, SPREAD_CLUSTERS, exchange_elements};
 pub use attention_parts::{AttentionParts, part_elements};
 pub use compress::{
     Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,

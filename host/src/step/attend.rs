@@ -178,6 +178,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             heads: heads.heads,
             split: access.core.config.attention_split,
             multiprocessors: ops::MULTIPROCESSORS,
+            exchange: Some(access.exchange),
             sinks: heads.sinks,
             frequencies: access.frequencies(),
             ring: &ring,
@@ -185,8 +186,12 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             entries: attended,
             out: heads.out,
             lse: heads.lse,
-            faults: access
-                .fault_word::<Attend>(AttendKernel { format: ring.format, keys: which.keys() }),
+            // Of both forms of the kernel.
+            faults: access.fault_word::<Attend>(AttendKernel {
+                format: ring.format,
+                keys: which.keys(),
+                is_spread: false,
+            }),
         };
         // Two launches, or none.
         if !is_in_ring {

@@ -19,7 +19,7 @@ use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, Stream, View, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::ops;
+use crate::ops::{self, AttentionExchange};
 use crate::pools::LayerPools;
 use crate::schema::LayerCacheSchema;
 use crate::step_memory::{Compressed, OwnPlanes, Sections};
@@ -41,6 +41,7 @@ pub(crate) struct Access<'s, B: Backend> {
     pub pools: &'s LayerPools<B>,
     pub sections: &'s Sections<B>,
     pub own: &'s OwnPlanes<B>,
+    pub exchange: &'s AttentionExchange<B>,
     pub compressed: Option<&'s Compressed<B>>,
     pub stream: &'s Stream<B>,
     pub shape: StepShape,

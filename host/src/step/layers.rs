@@ -126,7 +126,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         if found != needed {
             return Err(KvError::WrongLayerKind { layer: layer.0, found, needed });
         }
-        let StepMemory { sections, own, compressed, progress, .. } = &mut *self.memory;
+        let StepMemory { sections, own, exchange, compressed, progress, .. } = &mut *self.memory;
         let progress = &mut progress[index];
         Ok(Layer::new(
             super::layer::Access {
@@ -134,6 +134,7 @@ impl<'a, B: Backend> Layers<'a, B> {
                 pools: self.core.memory.pools.layer(layer)?,
                 sections,
                 own,
+                exchange,
                 compressed: compressed.as_ref(),
                 stream: &self.stream,
                 shape: self.shape,

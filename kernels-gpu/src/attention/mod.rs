@@ -14,7 +14,8 @@
 //! order.
 //!
 //! A launch with few queries may have two clusters for each, or two blocks: both have its keys and compute all weights, and
-//! each sums up half of the channels of values (`source::Channels`).
+//! each sums up half of the channels of values (`source::Channels`). One with few queries of few keys may spread each over eight blocks:
+//! a kernel of its own, [`spread`].
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
 //! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles
@@ -28,6 +29,7 @@ mod parts;
 mod query;
 mod softmax;
 mod source;
+pub mod spread;
 mod unpack;
 
 use kv_layout::main_row::MainFormat;

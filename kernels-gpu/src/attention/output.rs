@@ -46,9 +46,14 @@ fn packed([a, b, c, d]: [f32; 4]) -> [u32; 2] {
 /// Four channels turned back, as BF16.
 #[inline(always)]
 fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [u32; 2] {
-    let low = [a * cos + b * sin, b * cos - a * sin];
-    let high = [c * next_cos + d * next_sin, d * next_cos - c * next_sin];
+    let (low, high) = (turned_back([a, b], [cos, sin]), turned_back([c, d], [next_cos, next_sin]));
     packed([low[0], low[1], high[0], high[1]])
+}
+
+/// A pair of channels turned back by an angle of this cosine and sine.
+#[inline(always)]
+pub fn turned_back([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
+    [a * cos + b * sin, b * cos - a * sin]
 }
 
 /// Cosine and sine of a lane's two pairs of the last quarter.

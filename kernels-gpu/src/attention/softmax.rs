@@ -12,12 +12,12 @@ use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
 /// What a product is multiplied by: `512^-1/2`, and log2 e, so that weights are powers of two.
-const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
+pub const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
 /// How far a score times log2 e may be above what weights are relative to: no weight is above 2^8. So sums of values are
 /// seldom multiplied again; their relative precision does not depend on it.
-const SLACK: f32 = 8.0;
+pub const SLACK: f32 = 8.0;
 
 /// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
 /// rounding hides none.

@@ -184,6 +184,12 @@ const ENTRIES: u32 = 2;
 /// None: the row that is named exists, in the ring, and does not count.
 const NONE: u32 = 3;
 
+/// Whether the second of the words of [`Keys::row`] says that there is none.
+#[inline(always)]
+pub const fn is_none(high: u32) -> bool {
+    high >> 30 == NONE
+}
+
 /// The row of a key, or one whose bytes do not count.
 #[derive(Clone, Copy)]
 pub struct Row {

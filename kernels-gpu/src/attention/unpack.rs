@@ -19,6 +19,9 @@ const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
+    /// The scales of a row as if panel `panel` of its channels were the first, and the only one.
+    fn scales_of_panel(scales: StoredScales, panel: u32) -> StoredScales;
+
     /// Whether one multiplication a code is enough for these scales.
     fn is_plain(scales: StoredScales) -> bool;
 
@@ -42,6 +45,12 @@ const NAN: u32 = 0x7FC0_7FC0;
 const LARGEST: u32 = 134;
 
 impl KeyFormat for Ue8m0Row {
+    #[inline(always)]
+    fn scales_of_panel([first, second]: StoredScales, panel: u32) -> StoredScales {
+        let word = if panel < 4 { first } else { second };
+        [word >> (8 * (panel % 4)) & 0xFF, 0]
+    }
+
     /// Seven bytes at once: the eighth is none of a group.
     #[inline(always)]
     fn is_plain([first, second]: StoredScales) -> bool {
@@ -93,6 +102,11 @@ impl KeyFormat for Ue8m0Row {
 }
 
 impl KeyFormat for F32Row {
+    #[inline(always)]
+    fn scales_of_panel(scales: StoredScales, _panel: u32) -> StoredScales {
+        scales
+    }
+
     #[inline(always)]
     fn is_plain(_scales: StoredScales) -> bool {
         true

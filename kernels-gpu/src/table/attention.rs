@@ -49,26 +49,42 @@ macro_rules! attention_rows {
                 part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS],
                 /// `[tokens, heads / 64, 2]` u32, likewise: parts that are done, by block of those that share heads, each counted `halves` times; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.keys.blocks()],
+                /// `[tokens, heads / 64, 12, 2304]` u32, if each query is spread over eight blocks: what they tell each other of each tile
+                /// of keys, the weights `[64, 64]` BF16 and four sums of each head's.
+                exchange: mut u32 align 16 [if f.is_spread { p.tokens } else { 0 }, p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots out of range, of queries that do not fit the own rows or that see more entries than
                 /// `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
                 AttendParams
             )
-            { block: attention::BLOCK, min_blocks: 1, shared: attention::SHARED_BYTES, min_sm: 90, cluster: f.keys.blocks(),
-              grid: [whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.keys.blocks()), p.heads.div_ceil(attention::HEADS)] }
+            { block: if f.is_spread { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
+              shared: if f.is_spread { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
+              grid: [if f.is_spread { p.tokens.saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
             bodies {
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window }] =>
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window, is_spread: false }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::List }] =>
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::List, is_spread: false }] =>
                     attend_list_ue8m0: attention::attend::<row::Ue8m0Row, attention::List>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::All }] =>
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::All, is_spread: false }] =>
                     attend_all_ue8m0: attention::attend::<row::Ue8m0Row, attention::All>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::Window }] =>
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::Window, is_spread: false }] =>
                     attend_window_f32: attention::attend::<row::F32Row, attention::Window>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::List }] =>
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::List, is_spread: false }] =>
                     attend_list_f32: attention::attend::<row::F32Row, attention::List>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::All }] =>
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::All, is_spread: false }] =>
                     attend_all_f32: attention::attend::<row::F32Row, attention::All>,
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window, is_spread: true }] =>
+                    attend_spread_window_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Window>,
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::List, is_spread: true }] =>
+                    attend_spread_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::List>,
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::All, is_spread: true }] =>
+                    attend_spread_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::All>,
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::Window, is_spread: true }] =>
+                    attend_spread_window_f32: attention::spread::attend::<row::F32Row, attention::Window>,
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::List, is_spread: true }] =>
+                    attend_spread_list_f32: attention::spread::attend::<row::F32Row, attention::List>,
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::All, is_spread: true }] =>
+                    attend_spread_all_f32: attention::spread::attend::<row::F32Row, attention::All>,
             }
         } }
     };

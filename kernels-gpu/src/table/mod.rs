@@ -86,7 +86,7 @@ macro_rules! or_default {
 /// )* }
 /// ```
 ///
-/// - `|p, f|`: the names that scalars and variant have in dimensions and grid, and the variant in `shared`.
+/// - `|p, f|`: the names that scalars and variant have in dimensions and grid, and the variant in `block`, `shared` and `cluster`.
 /// - `align`: what the pointer's address is a multiple of, if that is more than its element's size: the
 ///   widest access through it.
 /// - `waits_in_body`: the body waits for the launch before it (`simt::grid::wait_for_dependencies`); of
@@ -157,7 +157,11 @@ macro_rules! kernel_infos {
                 params: <params::$params as params::Parameters>::FIELDS,
                 params_size: size_of::<params::$params>() as u32,
                 params_align: align_of::<params::$params>() as u32,
-                block: $block,
+                block: {
+                    let $f: $variant = $($case)+;
+                    let _ = &$f;
+                    $block
+                },
                 min_blocks: $min_blocks,
                 shared: {
                     let $f: $variant = $($case)+;

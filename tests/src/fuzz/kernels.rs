@@ -447,14 +447,17 @@ pub fn kernels(bytes: &[u8]) {
 }
 
 /// Whether a kernel touches none of an argument: attention over a window alone knows no entries, over all entries no
-/// list, and only that has its keys in parts.
+/// list, and only that has its keys in parts; only spread queries need the memory for exchange.
 fn is_unused(kernel: &str, argument: &str) -> bool {
     const OF_ENTRIES: [&str; 4] = ["selected", "table", "entry_data", "entry_scale"];
     const OF_PARTS: [&str; 3] = ["part_sums", "part_lse", "arrivals"];
+    let is_spread = kernel.starts_with("attend_spread");
+    let kernel = &kernel.replace("_spread", "");
     let is_all = kernel.starts_with("attend_all");
     kernel.starts_with("attend") && !is_all && OF_PARTS.contains(&argument)
         || kernel.starts_with("attend_window") && OF_ENTRIES.contains(&argument)
         || is_all && argument == "selected"
+        || kernel.starts_with("attend") && !is_spread && argument == "exchange"
 }
 
 /// Offers every kernel of the table each of its arguments an element off its place, where the table asks for

@@ -94,6 +94,9 @@ suite! {
         raw_queries_and_own_rows_have_parts,
         parts_without_memory_are_refused,
     }
+    attention::spread {
+        spread_queries_have_the_same_bits,
+    }
     attention::queries {
         raw_queries_are_normed_and_rotated,
         no_number_reaches_another_head,

@@ -144,11 +144,11 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
             })
             .collect();
         for round in 0..4 {
-            // Each split in turn, twice with halves of channels and twice without. The first two batches have three queries with
+            // Each split in turn, with halves of channels, without, and spread over eight blocks. The first two batches have three queries with
             // their padding: with one block each, the last cluster's second block has nothing to do.
             let split = splits[round % splits.len()];
-            let is_half = [true, false, false, true][round];
-            layer.blocks = if is_half { Blocks::halves(split) } else { Blocks::whole(split) };
+            let blocks = [Blocks::halves, Blocks::whole, Blocks::spread, Blocks::spread];
+            layer.blocks = blocks[round](split);
             let alone = &alone[round % splits.len()];
             let mut order: Vec<usize> = (0..queries.len()).collect();
             order.shuffle(&mut random);

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, AttentionParts, BlockTable, Entries, GatherQueries,
-    OwnRows, QueryForm, SwaRing,
+    self, Attended, AttendedEntries, Attention, AttentionExchange, AttentionParts, BlockTable,
+    Entries, GatherQueries, OwnRows, QueryForm, SwaRing,
 };
 use dsv4_kv_oracle::attention::{self, Attended as Expected};
 use dsv4_kv_oracle::compressor::visible;
@@ -81,13 +81,14 @@ impl Which {
         }
     }
 
-    /// Each of these splits, and channels of values in halves and whole, each at least once.
-    pub const fn blocks_to_check(self) -> [Blocks; 2] {
+    /// Each of these splits, queries spread over eight blocks, channels of values in halves, and whole, each at least once.
+    pub const fn blocks_to_check(self) -> [Blocks; 3] {
         let one = match self {
             Self::Nothing => KeySplit::TwoBlocks,
             Self::List | Self::All(_) => KeySplit::OneBlock,
         };
-        [Blocks::halves(KeySplit::TwoBlocks), Blocks::whole(one)]
+        let two = KeySplit::TwoBlocks;
+        [Blocks::halves(two), Blocks::whole(one), Blocks::spread(two)]
     }
 
     /// Entries with which, behind a whole window, each block has three tiles, of which the third takes the first one's
@@ -290,6 +291,7 @@ impl<B: Backend> Layer<B> {
         let (table, rows) = (&table, queries[0].list.len() as u32);
         let parts = self.parts(count as u32, which);
         let parts = parts.as_ref();
+        let exchange = blocks.exchanges.then(|| self.exchange(count as u32));
         let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
         let attention = Attention {
             queries: &GatherQueries {
@@ -304,6 +306,7 @@ impl<B: Backend> Layer<B> {
             heads: shape.heads,
             split: blocks.split,
             multiprocessors: blocks.multiprocessors,
+            exchange: exchange.as_ref(),
             sinks: &upload(stream, &self.sinks),
             frequencies: &upload(stream, &Table::Compress.frequencies()),
             ring: &SwaRing {
@@ -341,6 +344,12 @@ impl<B: Backend> Layer<B> {
         let of_a_query = AttendedKeys::All.parts(WINDOW + most) * self.shape.heads.div_ceil(64);
         let clusters = self.at_once.unwrap_or(queries) * of_a_query;
         Some(AttentionParts::new(&self.device, clusters).unwrap())
+    }
+
+    /// Memory by which blocks tell each other the weights of so many queries.
+    fn exchange(&self, queries: u32) -> AttentionExchange<B> {
+        let clusters = queries * self.shape.heads.div_ceil(64);
+        AttentionExchange::new(&self.device, clusters).unwrap()
     }
 
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {

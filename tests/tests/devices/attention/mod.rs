@@ -6,6 +6,7 @@ mod layer;
 pub mod needles;
 pub mod parts;
 pub mod queries;
+pub mod spread;
 pub mod steps;
 pub mod values;
 mod world;

@@ -51,9 +51,16 @@ pub fn a_nan_code_is_a_nan<B: Backend>(device: &Device<B>) {
             let shape = Shape { format, heads: 1, slots: 1, ..SHAPE };
             let mut layer = Layer::random(device, shape, 14);
             layer.window[5].data[channel] = 0x7F + 0x80 * (channel as u8 % 2);
-            let written = layer.attend(&[query(0, 9)], Which::Nothing, &layer.random_heads(1, 15));
-            let is_nan = |&bits: &u16| bits & 0x7FFF > 0x7F80;
-            assert!(written.out.iter().all(is_nan), "{format:?}, channel {channel}");
+            let heads = layer.random_heads(1, 15);
+            for blocks in Which::Nothing.blocks_to_check() {
+                layer.blocks = blocks;
+                let written = layer.attend(&[query(0, 9)], Which::Nothing, &heads);
+                let is_nan = |&bits: &u16| bits & 0x7FFF > 0x7F80;
+                assert!(
+                    written.out.iter().all(is_nan),
+                    "{format:?}, channel {channel}, {blocks:?}"
+                );
+            }
         }
     }
 }

@@ -6,8 +6,8 @@ use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat, ROPE_OFFSET, UE8M0_GROUPS};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, AttentionParts, BlockTable, Entries, GatherQueries,
-    OwnRows, SwaRing,
+    self, Attended, AttendedEntries, Attention, AttentionExchange, AttentionParts, BlockTable,
+    Entries, GatherQueries, OwnRows, SwaRing,
 };
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
@@ -43,6 +43,7 @@ pub struct Layers<B: Backend> {
     frequencies: Buffer<B, f32>,
     /// Of a case whose queries have several parts.
     parts: Option<AttentionParts<B>>,
+    exchange: AttentionExchange<B>,
     faults: Buffer<B, u32>,
 }
 
@@ -79,6 +80,7 @@ impl<B: Backend> Layers<B> {
             parts: (case.clusters() > 0)
                 .then(|| AttentionParts::new(device, case.clusters()))
                 .transpose()?,
+            exchange: AttentionExchange::new(device, ops::SPREAD_CLUSTERS)?,
             faults: device.allocate("fault word", 1)?,
             device: device.clone(),
             stream,
@@ -107,7 +109,7 @@ impl<B: Backend> Layers<B> {
         retained.extend([&self.sinks, &self.frequencies].map(Buffer::memory));
         let parts = self.parts.iter();
         retained.extend(parts.flat_map(AttentionParts::memory));
-        retained.push(self.faults.memory());
+        retained.extend([self.exchange.memory(), self.faults.memory()]);
         retained
     }
 
@@ -138,6 +140,7 @@ impl<B: Backend> Layers<B> {
             heads: case.heads,
             split: case.split,
             multiprocessors: ops::MULTIPROCESSORS,
+            exchange: Some(&self.exchange),
             sinks: &self.sinks,
             frequencies: &self.frequencies,
             ring: &SwaRing {

@@ -1,0 +1,303 @@
+//! Keys and values: where their rows lie, and from there into BF16 in shared memory.
+
+use kv_layout::geometry::NOPE_DIM;
+use kv_layout::main_row::{UE8M0_GROUP, data_offset};
+use simt::cluster::cluster_arrive;
+use simt::warpgroup::Rows;
+use simt::{copy, thread, warp};
+
+use super::super::source::{Keys, Row, Source, Which};
+use super::super::unpack::KeyFormat;
+use super::memory::{Arrays, BLOCK, GROUP, SCORED, STAGE, TILE, TILES, WEIGHED, wait_for_cluster};
+use super::task::Task;
+use crate::fault_injection;
+use crate::row::StoredScales;
+use crate::unroll::{array_from_fn, unroll};
+
+/// Keys that a thread finds.
+const KEYS: u32 = (TILES * TILE).div_ceil(BLOCK);
+/// Panels of E4M3 channels; the one behind them is rotary.
+const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
+
+/// Finds the rows of the query's keys, of one tile at least; how many of the warp's keys are listed and cannot be read.
+///
+/// # Safety
+/// `keys` are a live query's; the pointers have the shapes of the kernel table; all threads of the block call it, and a barrier
+/// follows.
+#[inline(always)]
+pub unsafe fn find<W: Which>(source: Source<'_>, keys: Keys, task: Task, arrays: Arrays) -> u32 {
+    let thread = thread::thread_idx_x();
+    let tile = |i: usize| thread / TILE + BLOCK / TILE * i as u32;
+    // Each step of both keys before the next, which waits for what it loaded.
+    // SAFETY: by this function's own contract; words by one thread each.
+    unsafe {
+        let listed = [0, 1].map(|i| keys.list::<W>(source, (tile(i), thread % TILE), task.tiles));
+        let located = listed.map(|listed| keys.locate::<W>(source, listed));
+        let mut refused = 0;
+        unroll::<{ KEYS as usize }>(|i| {
+            if tile(i) < task.tiles.max(1) {
+                let words = keys.row::<W>(source, located[i]);
+                arrays.found.store_u32x2(2 * (thread + BLOCK * i as u32), words);
+                if W::HAS_ENTRIES {
+                    let is_refused = keys.is_refused::<W>(source, located[i]);
+                    refused += warp::ballot(is_refused).count_ones();
+                }
+            }
+        });
+        refused
+    }
+}
+
+/// The row of key `key` of tile `tile`.
+///
+/// # Safety
+/// It was found, and a barrier has passed.
+#[inline(always)]
+unsafe fn row_of(source: Source<'_>, arrays: Arrays, (tile, key): (u32, u32)) -> Row {
+    // SAFETY: by this function's own contract.
+    source.row(unsafe { arrays.found.load_u32x2(2 * (TILE * tile + key)) })
+}
+
+/// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`].
+///
+/// # Safety
+/// The planes hold the row.
+#[inline(always)]
+unsafe fn load_codes(row: Row, panel: u32) -> [u32; 4] {
+    let at = u64::from(UE8M0_GROUP * panel + 16 * (thread::lane_id() % 4));
+    // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
+    unsafe { row.planes.data.load_u32x4_in_order(data_offset(row.row) + at) }
+}
+
+/// Writes the lane's 16 channels of panel `from` of a row as BF16 into row `key` of `panel`; zeros if there is no row. `PLAIN` where
+/// [`KeyFormat::is_plain`] is true and no code is NaN; else anything is written then.
+///
+/// # Safety
+/// No thread reads the row of the panel without a barrier between.
+#[inline(always)]
+unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool, const N: usize>(
+    (codes, scales, is_there): ([u32; 4], StoredScales, bool),
+    from: u32,
+    (panel, key): (Rows<N>, u32),
+    arrays: Arrays,
+) {
+    let is_nan = !PLAIN && F::has_nan(&[codes]);
+    let values = F::unpack::<PLAIN>(codes, F::scales_of_panel(scales, from), 0, is_nan);
+    let values = if is_there { values } else { [[0; 4]; 2] };
+    let two = 2 * (thread::lane_id() % 4);
+    // SAFETY: by this function's own contract; each word by one thread.
+    unsafe {
+        arrays.memory.store_u32x4(panel.word(two, key), values[0]);
+        arrays.memory.store_u32x4(panel.word(two + 1, key), values[1]);
+    }
+}
+
+/// Starts copies of the lane's 16 rotary channels of a row into row `key` of `panel`; writes zeros if there is no row.
+///
+/// # Safety
+/// The planes hold the row; no thread reads the row of the panel before the copies' group is waited for and a barrier.
+#[inline(always)]
+unsafe fn copy_rotary<const N: usize>(row: Row, (panel, key): (Rows<N>, u32), arrays: Arrays) {
+    let two = 2 * (thread::lane_id() % 4);
+    unroll::<2>(|i| {
+        let eighth = two + i as u32;
+        let from = NOPE_DIM + 16 * fault_injection::rotary_eighth(eighth);
+        let to = panel.word(eighth, key);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            if row.is_there {
+                arrays.memory.copy_from(
+                    to,
+                    row.planes.data,
+                    data_offset(row.row) + u64::from(from),
+                );
+            } else {
+                arrays.memory.store_u32x4(to, [0; 4]);
+            }
+        }
+    });
+}
+
+/// Unpacks the rows of the keys that the block scores: four lanes a row. If it scores one tile, half of the block has four panels of each
+/// row, and half the others. Copies are the threads' last group, and still under way.
+///
+/// # Safety
+/// Rows are found, and a barrier has passed; all threads of the block call it.
+#[inline(always)]
+pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
+    let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
+    let (tile, first, end) = if task.own == 2 { (half, 0, 8) } else { (0, 4 * half, 4 * half + 4) };
+    // SAFETY: by this function's own contract.
+    unsafe {
+        if task.own > 0 {
+            let row = row_of(source, arrays, (task.first + tile, key));
+            let coded = if end < CODED { end } else { CODED };
+            let to = arrays.keys(tile);
+            // All loads before any of them is waited for.
+            let codes: [[u32; 4]; CODED as usize] = array_from_fn(|i| {
+                let panel = first + i as u32;
+                if panel < coded { load_codes(row, panel) } else { [0; 4] }
+            });
+            let scales = F::load_scales(row.planes.scale, row.row);
+            if end > CODED {
+                copy_rotary(row, (to.panel(CODED), key), arrays);
+            }
+            unroll::<{ CODED as usize }>(|i| {
+                let panel = first + i as u32;
+                if panel < coded {
+                    let piece = (codes[i], scales, row.is_there);
+                    unpack_piece::<F, true, _>(piece, panel, (to.panel(panel), key), arrays);
+                }
+            });
+            if row.is_there && (!F::is_plain(scales) || F::has_nan(&codes)) {
+                // Once more, which is seldom: in a loop, so that it is little code.
+                let mut panel = first;
+                while panel < coded {
+                    let piece = (load_codes(row, panel), scales, true);
+                    unpack_piece::<F, false, _>(piece, panel, (to.panel(panel), key), arrays);
+                    panel += 1;
+                }
+            }
+        }
+        copy::commit_group();
+    }
+}
+
+/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free; takes part in the barriers of the
+/// cluster meanwhile.
+///
+/// # Safety
+/// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
+/// [`super::scores::multiply`] and two barriers of the cluster, and wait for `WEIGHED`.
+#[inline(always)]
+pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
+    let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
+    // The first stage whose places are free when the block's products are done.
+    let blocked = if task.own < 2 { 1 } else { 0 };
+    // SAFETY: by this function's own contract.
+    unsafe {
+        cluster_arrive();
+        if task.rank == CODED {
+            copy_all_rotary(source, (task, blocked), key, arrays);
+        } else {
+            unpack_all::<F>(source, (task, blocked), key, arrays);
+        }
+        wait_for_cluster();
+        cluster_arrive();
+        copy::wait_for_groups::<0>();
+        WEIGHED.arrive();
+        wait_for_cluster();
+    }
+}
+
+/// The rotary channels of all tiles.
+///
+/// # Safety
+/// As [`unpack_values`].
+#[inline(always)]
+unsafe fn copy_all_rotary(
+    source: Source<'_>,
+    (task, blocked): (Task, u32),
+    key: u32,
+    arrays: Arrays,
+) {
+    let mut tile = 0;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        while tile < task.tiles || tile <= STAGE * blocked {
+            if tile == STAGE * blocked {
+                SCORED.sync();
+            }
+            if tile < task.tiles {
+                let to = (arrays.values(task.own, tile).panel(0), key);
+                copy_rotary(row_of(source, arrays, (tile, key)), to, arrays);
+            }
+            tile += 1;
+        }
+    }
+    copy::commit_group();
+}
+
+/// The block's E4M3 channels of all tiles. The loads of two stages are under way together.
+///
+/// # Safety
+/// As [`unpack_values`].
+#[inline(always)]
+unsafe fn unpack_all<F: KeyFormat>(
+    source: Source<'_>,
+    (task, blocked): (Task, u32),
+    key: u32,
+    arrays: Arrays,
+) {
+    let last = task.tiles.max(1) - 1;
+    // SAFETY: by this function's own contract; past the last tile its row again.
+    unsafe {
+        let mut now = load_stage::<F>(source, (task.rank, 0, last), key, arrays);
+        let mut next = load_stage::<F>(source, (task.rank, 1, last), key, arrays);
+        let mut stage = 0;
+        while STAGE * stage < task.tiles || stage <= blocked {
+            if stage == blocked {
+                SCORED.sync();
+            }
+            let place = |tile: u32| (arrays.values(task.own, tile).panel(0), key);
+            let mut are_plain = true;
+            unroll::<{ STAGE as usize }>(|i| {
+                let tile = STAGE * stage + i as u32;
+                if tile < task.tiles {
+                    unpack_piece::<F, true, _>(now[i], task.rank, place(tile), arrays);
+                    // A row with a NaN has weights of NaN, whatever its values are.
+                    are_plain &= F::is_plain(now[i].1);
+                }
+            });
+            if !are_plain {
+                let mut tile = STAGE * stage;
+                while tile < task.tiles.min(STAGE * (stage + 1)) {
+                    let piece = load_piece::<F>(source, (task.rank, tile), key, arrays);
+                    unpack_piece::<F, false, _>(piece, task.rank, place(tile), arrays);
+                    tile += 1;
+                }
+            }
+            now = next;
+            stage += 1;
+            if STAGE * (stage + 1) < task.tiles {
+                next = load_stage::<F>(source, (task.rank, stage + 1, last), key, arrays);
+            }
+        }
+    }
+}
+
+/// Starts the loads of a stage's tiles, none past tile `last`.
+///
+/// # Safety
+/// As [`unpack_values`].
+#[inline(always)]
+unsafe fn load_stage<F: KeyFormat>(
+    source: Source<'_>,
+    (panel, stage, last): (u32, u32, u32),
+    key: u32,
+    arrays: Arrays,
+) -> [([u32; 4], StoredScales, bool); STAGE as usize] {
+    array_from_fn(|i| {
+        let tile = (STAGE * stage + i as u32).min(last);
+        // SAFETY: by this function's own contract.
+        unsafe { load_piece::<F>(source, (panel, tile), key, arrays) }
+    })
+}
+
+/// Starts the loads of the lane's 16 channels of a panel of a tile's row `key`, and of the row's scales.
+///
+/// # Safety
+/// As [`unpack_values`].
+#[inline(always)]
+unsafe fn load_piece<F: KeyFormat>(
+    source: Source<'_>,
+    (panel, tile): (u32, u32),
+    key: u32,
+    arrays: Arrays,
+) -> ([u32; 4], StoredScales, bool) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let row = row_of(source, arrays, (tile, key));
+        (load_codes(row, panel), F::load_scales(row.planes.scale, row.row), row.is_there)
+    }
+}

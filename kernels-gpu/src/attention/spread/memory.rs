@@ -1,0 +1,133 @@
+//! The block of a launch: its threads, what lies where in its shared memory, and its barriers.
+
+use kv_layout::attention::{SPREAD_BLOCKS, SPREAD_TILES, TILE_KEYS};
+use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
+use simt::cluster::cluster_wait;
+use simt::shared::Shared;
+use simt::thread::NamedBarrier;
+use simt::warpgroup::{Panels, Rows};
+
+/// Threads of a warpgroup.
+pub const GROUP: u32 = 128;
+/// Threads of a block: two warpgroups that multiply, and two that unpack values.
+pub const BLOCK: u32 = 4 * GROUP;
+/// Blocks of a cluster.
+pub const BLOCKS: u32 = SPREAD_BLOCKS;
+/// Keys of a tile, and most tiles of a query.
+pub const TILE: u32 = TILE_KEYS;
+pub const TILES: u32 = SPREAD_TILES;
+
+/// Words of a panel: 64 rows of 64 BF16.
+pub const PANEL: u32 = Panels::<0>::WORDS;
+/// Words of a matrix of 64 rows of 512 BF16.
+const MATRIX: u32 = 8 * PANEL;
+/// First words of the queries, behind two tiles of keys.
+pub const QUERIES: u32 = 2 * MATRIX;
+/// Words of the three matrices, in whose places the tiles' weights and values come.
+const WORDS: usize = 3 * MATRIX as usize;
+/// Words of a tile's weights and values.
+const SLOT: u32 = 2 * PANEL;
+/// Tiles whose weights and values come in the place of one matrix.
+pub const STAGE: u32 = MATRIX / SLOT;
+const _: () = assert!(TILES == 3 * STAGE && 8 * TILE == HEAD_DIM);
+
+pub type Memory = Shared<u32, WORDS>;
+
+/// Where a key's row lies, `[tiles, 64, 2]`; in the end the chains' bases and sums, `[2, 2, 64]`.
+pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
+/// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
+pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
+/// Sums of weights, `[tiles, 64, 4]` f32.
+pub type Sums = Shared<u32, { (TILES * TILE * 4) as usize }>;
+/// Cosine and sine of each rotary pair's angle, `[32, 2]`.
+pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
+
+const FOUND: u32 = 4 * WORDS as u32;
+const MOST: u32 = FOUND + Found::BYTES;
+const SUMS: u32 = MOST + Most::BYTES;
+const ROTATION: u32 = SUMS + Sums::BYTES;
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
+
+/// The arrays in a block's shared memory.
+#[derive(Clone, Copy)]
+pub struct Arrays {
+    pub memory: Memory,
+    pub found: Found,
+    pub ends: Shared<f32, { (4 * TILE) as usize }>,
+    pub most: Most,
+    pub sums: Sums,
+    pub rotation: Rotation,
+}
+
+impl Arrays {
+    /// # Safety
+    /// The block has [`SHARED_BYTES`] and uses them for nothing else.
+    #[inline(always)]
+    pub unsafe fn new() -> Self {
+        // SAFETY: by this function's own contract; the arrays lie behind each other, `ends` in the place of `found`.
+        unsafe {
+            Self {
+                memory: Shared::at(0),
+                found: Shared::at(FOUND),
+                ends: Shared::at(FOUND),
+                most: Shared::at(MOST),
+                sums: Shared::at(SUMS),
+                rotation: Shared::at(ROTATION),
+            }
+        }
+    }
+
+    /// The panels at word `first`.
+    #[inline(always)]
+    pub fn panels(self, first: u32) -> Panels<WORDS> {
+        // SAFETY: the whole shared memory of the block; matrices lie at multiples of 1,024 bytes.
+        unsafe { Panels::at(self.memory, first) }
+    }
+
+    /// The block's tile of keys `tile`, 0 or 1.
+    #[inline(always)]
+    pub fn keys(self, tile: u32) -> Panels<WORDS> {
+        self.panels(tile * MATRIX)
+    }
+
+    /// The weights of tile `tile` of the query's, a row a head, in a block that scores `own` tiles.
+    #[inline(always)]
+    pub fn weights(self, own: u32, tile: u32) -> Rows<WORDS> {
+        self.panels(slot(own, tile)).panel(0)
+    }
+
+    /// The block's channels of the values of tile `tile`.
+    #[inline(always)]
+    pub fn values(self, own: u32, tile: u32) -> Panels<WORDS> {
+        self.panels(slot(own, tile) + PANEL)
+    }
+}
+
+/// First word of what tile `tile` of the query's has once its scores are known. Tiles of the first stage come where no keys are, if
+/// the block scores fewer than two tiles; those of the last one where the queries were.
+#[inline(always)]
+pub const fn slot(own: u32, tile: u32) -> u32 {
+    let stage = tile / STAGE;
+    let matrix = if stage == 2 { QUERIES } else { (own + stage) % 2 * MATRIX };
+    matrix + tile % STAGE * SLOT
+}
+
+/// The rows of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups arrive, the others wait.
+pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK);
+/// The block's keys and queries are not read any more. The multiplying warpgroups arrive, the others wait.
+pub const SCORED: NamedBarrier = NamedBarrier::new(2, BLOCK);
+/// All weights and values are there. The unpacking warpgroups arrive, the others wait.
+pub const WEIGHED: NamedBarrier = NamedBarrier::new(3, BLOCK);
+/// What the multiplying warpgroups tell each other is there.
+pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(4, 2 * GROUP);
+
+/// Waits for all threads of the cluster, which have arrived at its barrier.
+///
+/// # Safety
+/// As [`cluster_wait`]: every thread calls it, those of a warp from the same place.
+#[inline(always)]
+pub unsafe fn wait_for_cluster() {
+    // SAFETY: the caller's duty is this callee's: warps may wait at different instructions for the barrier.
+    unsafe { cluster_wait() }
+}

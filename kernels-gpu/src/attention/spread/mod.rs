@@ -1,0 +1,91 @@
+//! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`], bit by bit, in less
+//! time and less code.
+//!
+//! A cluster has 64 heads of a query. First its blocks multiply queries by keys, each those of its own tiles, and tell each other
+//! the tiles' largest scores. By them each knows what the tiles' weights are relative to, in the order of the tiles, and leaves
+//! its weights in global memory for all. Then each block has 64 channels of the values of all keys, multiplies them by all weights,
+//! and writes its channels of all heads. Nothing is merged but the two sums of a query whose keys are split
+//! ([`kv_layout::attention::KeySplit`]): a warpgroup has each.
+//!
+//! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which takes as long as
+//! much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps wherever it can be.
+
+mod keys;
+mod memory;
+mod scores;
+mod sums;
+mod task;
+
+use simt::cluster::{block_rank, cluster_arrive_release};
+use simt::warpgroup::fence_shared;
+use simt::{copy, thread, warp};
+
+use super::memory::HEADS;
+use super::source::{Keys, Source, Which};
+use super::unpack::KeyFormat;
+use crate::args::Attend;
+use crate::fault;
+use memory::{Arrays, BLOCKS, UNPACKED, WEIGHED, wait_for_cluster};
+pub use memory::{BLOCK, SHARED_BYTES};
+pub use task::CLUSTER_WORDS;
+use task::Task;
+
+/// Attention of 64 heads of a query that has at most [`kv_layout::attention::SPREAD_TILES`] tiles of keys, normed and rotated.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; a window and `entry_rows` are no more tiles than that; all threads of a launch of
+/// grid `(8 * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
+#[inline(always)]
+pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
+    let (query, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
+    let first_head = thread::block_idx_y() * HEADS;
+    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what branches on the
+    // warpgroup has the same barriers in the same order.
+    unsafe {
+        let (arrays, source) = (Arrays::new(), Source(&args));
+        // Before anything that waits for a load; of padding too.
+        scores::start_queries(&args, (query, first_head), arrays);
+        let keys = Keys::of::<W>(&args, query);
+        let counts = rank == 0 && first_head == 0;
+        let is_first = counts && thread::warp_id() == 0;
+        fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
+        if !keys.is_live {
+            copy::wait_for_groups::<0>();
+            return;
+        }
+        let tiles = keys.tiles;
+        let [first, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
+        let second = if args.params.split == 2 { tiles / 2 } else { tiles };
+        let task = Task { query, first_head, rank, tiles, first, own: end - first, second };
+        let refused = keys::find::<W>(source, keys, task, arrays);
+        fault::count(args.faults, thread::lane_id(), if counts { refused } else { 0 });
+        sums::start(&args, keys, task, arrays);
+        thread::sync_threads();
+        keys::unpack::<F>(source, task, arrays);
+        copy::wait_for_groups::<0>();
+        fence_shared();
+        // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
+        let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
+        if group >= 2 {
+            UNPACKED.arrive();
+            keys::unpack_values::<F>(source, task, arrays);
+            return;
+        }
+        let sinks = sums::load_sinks(&args, task);
+        UNPACKED.sync();
+        let scores = scores::multiply(task, arrays, group);
+        cluster_arrive_release();
+        wait_for_cluster();
+        if group < task.own {
+            scores::weigh(&args, task, arrays, (scores, task.first + group));
+        }
+        cluster_arrive_release();
+        wait_for_cluster();
+        scores::copy_weights(&args, task, arrays);
+        copy::wait_for_groups::<0>();
+        WEIGHED.sync();
+        fence_shared();
+        let sum = sums::multiply(task, arrays, group);
+        sums::write(&args, task, arrays, (sum, group, sinks));
+    }
+}

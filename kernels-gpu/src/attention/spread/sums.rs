@@ -1,0 +1,264 @@
+//! Sums of values, and the heads' results.
+
+use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
+use simt::math::approx::{ex2, lg2};
+use simt::math::max;
+use simt::warpgroup::{Fragments, InFlight, start_bf16_m64n64k64};
+use simt::{thread, warp};
+
+use super::super::memory::HEADS;
+use super::super::output::turned_back;
+use super::super::softmax::{finite, first_row};
+use super::super::source::Keys;
+use super::memory::{Arrays, BLOCKS, GROUP, MULTIPLIED, slot};
+use super::scores::raised;
+use super::task::Task;
+use crate::args::Attend;
+use crate::convert::bf16x2_from_f32;
+use crate::math::cos_sin;
+use crate::unroll::{array_from_fn, unroll};
+
+/// The angles' cosines and sines, which the block that has rotary channels needs in the end.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the block call it, and a barrier follows.
+#[inline(always)]
+pub unsafe fn start(args: &Attend, keys: Keys, task: Task, arrays: Arrays) {
+    let pair = thread::thread_idx_x();
+    if task.rank + 1 == BLOCKS && pair < ROPE_DIM / 2 {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let frequency = args.frequencies.load(u64::from(pair));
+            let (cos, sin) = cos_sin(keys.position as f32 * frequency);
+            arrays.rotation.store_u32x2(2 * pair, [cos.to_bits(), sin.to_bits()]);
+        }
+    }
+}
+
+/// The sinks of the thread's heads, which are needed in the end; 0 past the last.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table.
+#[inline(always)]
+pub unsafe fn load_sinks(args: &Attend, task: Task) -> [f32; 2] {
+    let (row, (_, heads)) = (first_row(), task.rows(args));
+    let load = |row: u32| {
+        // SAFETY: by this function's own contract.
+        if row < heads { unsafe { args.sinks.load(u64::from(task.first_head + row)) } } else { 0.0 }
+    };
+    [load(row), load(row + 8)]
+}
+
+/// One of the two sums of a query, of the block's channels and the thread's heads.
+#[derive(Clone, Copy)]
+pub struct Sum {
+    values: Fragments,
+    base: [f32; 2],
+    /// Sums of weights.
+    total: [f32; 2],
+}
+
+/// Multiplies weights by values: warpgroup 0 those of the first sum's tiles, warpgroup 1 those of the second's.
+///
+/// # Safety
+/// Weights, their sums and values are there, fenced behind a barrier; all threads of a multiplying warpgroup call it together.
+#[inline(always)]
+pub unsafe fn multiply(task: Task, arrays: Arrays, group: u32) -> Sum {
+    let (mut tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
+    let none = [f32::NEG_INFINITY; 2];
+    let mut sum = Sum { values: [[0.0; 4]; 8], base: none, total: [0.0; 2] };
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let mut base = if tile < end { raised(arrays, none, tile) } else { none };
+        while tile < end {
+            sum = raise(sum, base);
+            let (weights, values) = (arrays.weights(task.own, tile), arrays.values(task.own, tile));
+            let product = start_bf16_m64n64k64(weights, values, InFlight::idle(sum.values));
+            let of_row = 4 * (HEADS * tile + first_row()) + thread::lane_id() % 4;
+            let more = [arrays.sums.load(of_row), arrays.sums.load(of_row + 32)];
+            let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(more[i]));
+            tile += 1;
+            if tile < end {
+                base = raised(arrays, sum.base, tile);
+            }
+            // Held, so that they are computed before the product is waited for.
+            (sum.total, base) = (total.map(thread::hold_f32), base.map(thread::hold_f32));
+            sum.values = product.wait::<0>();
+        }
+        sum.total = sum.total.map(|total| {
+            let total = total + warp::shuffle_xor_f32(total, 1);
+            total + warp::shuffle_xor_f32(total, 2)
+        });
+    }
+    sum
+}
+
+/// The sum relative to `base`. Where no base of the warp is raised that is nothing.
+///
+/// # Safety
+/// All lanes of the warp call it together.
+#[inline(always)]
+unsafe fn raise(sum: Sum, base: [f32; 2]) -> Sum {
+    // SAFETY: by this function's own contract.
+    if unsafe { warp::all(base[0] == sum.base[0] && base[1] == sum.base[1]) } {
+        return sum;
+    }
+    let factor = |i: usize| {
+        let is_raised = base[i] != sum.base[i] && sum.base[i] > f32::NEG_INFINITY;
+        if is_raised { ex2(sum.base[i] - base[i]) } else { 1.0 }
+    };
+    let [x, y] = [factor(0), factor(1)];
+    let values = array_from_fn(|n| {
+        let [a, b, c, d] = sum.values[n];
+        [a * x, b * x, c * y, d * y]
+    });
+    Sum { values, base, total: [sum.total[0] * x, sum.total[1] * y] }
+}
+
+/// Adds up the two sums, and writes the block's channels of the heads, and the log-sum-exps if they are asked for.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together.
+#[inline(always)]
+pub unsafe fn write(
+    args: &Attend,
+    task: Task,
+    arrays: Arrays,
+    (sum, group, sinks): (Sum, u32, [f32; 2]),
+) {
+    // SAFETY: by this function's own contract; all products are done behind the first barrier.
+    unsafe {
+        leave_ends(arrays, sum, group);
+        MULTIPLIED.sync();
+        let share = [0, 1].map(|i| share(args, task, arrays, (group, i, sinks[i as usize])));
+        let scaled: Fragments = array_from_fn(|n| {
+            let [a, b, c, d] = sum.values[n];
+            [share[0] * a, share[0] * b, share[1] * c, share[1] * d]
+        });
+        let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
+        let is_both = task.second > 0 && task.second < task.tiles;
+        if !is_both {
+            // The other sum has no keys.
+            if (group == 0) == (task.second > 0) {
+                store(args, task, arrays, (0, added(low, None)));
+                store(args, task, arrays, (4, added(high, None)));
+            }
+            return;
+        }
+        // Each warpgroup adds up half of the channels, and leaves the others where the second sum's first tile was.
+        let (own, others) = if group == 0 { (low, high) } else { (high, low) };
+        let place = slot(task.own, task.second) + 4 * (thread::thread_idx_x() % GROUP);
+        let half = |group: u32| place + 4 * (4 * GROUP) * group;
+        unroll::<4>(|n| {
+            let at = half(group) + 4 * GROUP * n as u32;
+            arrays.memory.store_u32x4(at, others[n].map(f32::to_bits));
+        });
+        MULTIPLIED.sync();
+        let theirs: [[f32; 4]; 4] = array_from_fn(|n| {
+            let at = half(1 - group) + 4 * GROUP * n as u32;
+            arrays.memory.load_u32x4(at).map(f32::from_bits)
+        });
+        let (first, second) = if group == 0 { (own, theirs) } else { (theirs, own) };
+        store(args, task, arrays, (4 * group, added(first, Some(second))));
+    }
+}
+
+/// Both sums' shares of 32 channels, in their order.
+#[inline(always)]
+fn added(first: [[f32; 4]; 4], second: Option<[[f32; 4]; 4]>) -> [[f32; 4]; 4] {
+    array_from_fn(|n| {
+        array_from_fn(|j| {
+            let value = 0.0 + first[n][j];
+            if let Some(second) = second { value + second[n][j] } else { value }
+        })
+    })
+}
+
+/// Tells both warpgroups a sum's bases and sums of weights.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn leave_ends(arrays: Arrays, sum: Sum, group: u32) {
+    if thread::lane_id().is_multiple_of(4) {
+        unroll::<2>(|i| {
+            let at = HEADS * group + first_row() + 8 * i as u32;
+            // SAFETY: by this function's own contract, a word by one thread.
+            unsafe {
+                arrays.ends.store(at, sum.base[i]);
+                arrays.ends.store(2 * HEADS + at, sum.total[i]);
+            }
+        });
+    }
+}
+
+/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp if it is asked for: as `merge::share`.
+///
+/// # Safety
+/// As [`write`], behind [`leave_ends`] and a barrier.
+#[inline(always)]
+unsafe fn share(
+    args: &Attend,
+    task: Task,
+    arrays: Arrays,
+    (group, i, sink): (u32, u32, f32),
+) -> f32 {
+    let row = first_row() + 8 * i;
+    let (first, heads) = task.rows(args);
+    let has_head = row < heads;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let sink = sink * core::f32::consts::LOG2_E;
+        let bases = [arrays.ends.load(row), arrays.ends.load(HEADS + row)];
+        let totals = [arrays.ends.load(2 * HEADS + row), arrays.ends.load(3 * HEADS + row)];
+        let most = bases.iter().fold(sink, |most, &base| max(most, base));
+        let factor = bases.map(|base| ex2(base - finite(most)));
+        let mut total = ex2(sink - finite(most));
+        total += totals[0] * factor[0];
+        total += totals[1] * factor[1];
+        // Without keys and sink there is nothing to share.
+        let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+        if args.params.lse_heads > 0
+            && has_head
+            && task.rank == 0
+            && group == 0
+            && thread::lane_id().is_multiple_of(4)
+        {
+            let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
+            args.lse.store(first + u64::from(row), lse * core::f32::consts::LN_2);
+        }
+        scale * if group == 0 { factor[0] } else { factor[1] }
+    }
+}
+
+/// Writes 32 of the block's channels, from its eight `eight` on, of the thread's heads; rotary ones are turned back.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32, [[f32; 4]; 4])) {
+    let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
+    let is_rotary = task.rank + 1 == BLOCKS;
+    let (first, heads) = task.rows(args);
+    // Two channels a word.
+    let out = args.out.cast::<u32>();
+    let to = (first + u64::from(row)) * u64::from(HEAD_DIM / 2);
+    unroll::<4>(|n| {
+        let channel = 8 * (eight + n as u32) + pair;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let [mut low, mut high] = [0, 2].map(|i| [values[n][i], values[n][i + 1]]);
+            if is_rotary {
+                let turn = arrays.rotation.load_u32x2(channel).map(f32::from_bits);
+                (low, high) = (turned_back(low, turn), turned_back(high, turn));
+            }
+            let to = to + u64::from((HEAD_DIM / BLOCKS * task.rank + channel) / 2);
+            if row < heads {
+                out.store(to, bf16x2_from_f32(low[0], low[1]));
+            }
+            if row + 8 < heads {
+                out.store(to + u64::from(8 * HEAD_DIM / 2), bf16x2_from_f32(high[0], high[1]));
+            }
+        }
+    });
+}

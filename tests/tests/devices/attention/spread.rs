@@ -1,0 +1,58 @@
+//! Queries that are spread over eight blocks get the same bits as those that are not.
+
+use dsv4_kv::device::{Backend, Device};
+use kv_layout::attention::SPREAD_TILES;
+use kv_layout::geometry::WINDOW;
+use kv_layout::main_row::MainFormat;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::blocks::Blocks;
+use super::decode::{SHAPE, query_of, shape_of};
+use super::layer::{Layer, Query, Shape, TILE, Which};
+
+/// Queries of a window and `entries` entries, with padding, a shorter one and one whose slot does not exist, by both forms of
+/// blocks: the same results, log-sum-exps and counts.
+fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shape: Shape) {
+    let shape = shape_of(which, entries.max(96), Shape { slots: 2, ..shape });
+    let mut layer = Layer::random(device, shape, 40);
+    let random = &mut StdRng::seed_from_u64(41);
+    let mut queries = [
+        query_of(which, entries, 1, random),
+        query_of(which, entries.div_ceil(3), 0, random),
+        query_of(which, entries, -1, random),
+        query_of(which, entries, 2, random),
+    ];
+    let rows = if which == Which::List { entries } else { 0 };
+    queries.iter_mut().for_each(|query: &mut Query| query.list.resize(rows, -1));
+    if let Some(entry) = queries[0].list.last_mut() {
+        *entry = i32::MAX;
+    }
+    let heads = layer.random_heads(queries.len(), 42);
+    for &split in which.splits() {
+        let [whole, spread] = [Blocks::whole(split), Blocks::spread(split)].map(|blocks| {
+            layer.blocks = blocks;
+            layer.attend(&queries, which, &heads)
+        });
+        let what = format!("{which:?}, {entries} entries, {split:?}");
+        assert_eq!(whole.faults, 1 + u32::from(rows > 0), "{what}");
+        assert_eq!(spread.faults, whole.faults, "{what}");
+        assert!(spread.lse == whole.lse, "{what}");
+        assert!(spread.out == whole.out, "{what}");
+    }
+}
+
+/// Each number of tiles that a block may score, 0 to 2, with all tiles full and with one of few keys; one more tile than a query may
+/// have to be spread; numbers of heads that are no multiple of anything.
+pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const MOST: usize = SPREAD_TILES as usize * TILE - WINDOW as usize;
+    both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
+    both_agree(device, Which::Nothing, 0, Shape { format: MainFormat::F32, heads: 65, ..SHAPE });
+    for (entries, heads) in [(1, 64), (7 * TILE - 2, 17), (MOST, 1), (MOST + 1, 1)] {
+        for (which, format) in
+            [(Which::List, MainFormat::Ue8m0), (Which::All(entries as u32), MainFormat::F32)]
+        {
+            both_agree(device, which, entries, Shape { format, heads, ..SHAPE });
+        }
+    }
+}
