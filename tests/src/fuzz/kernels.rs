@@ -451,13 +451,13 @@ pub fn kernels(bytes: &[u8]) {
 fn is_unused(kernel: &str, argument: &str) -> bool {
     const OF_ENTRIES: [&str; 4] = ["selected", "table", "entry_data", "entry_scale"];
     const OF_PARTS: [&str; 3] = ["part_sums", "part_lse", "arrivals"];
-    let is_spread = kernel.starts_with("attend_spread");
-    let kernel = &kernel.replace("_spread", "");
-    let is_all = kernel.starts_with("attend_all");
-    kernel.starts_with("attend") && !is_all && OF_PARTS.contains(&argument)
-        || kernel.starts_with("attend_window") && OF_ENTRIES.contains(&argument)
+    let Some(keys) = kernel.strip_prefix("attend_") else { return false };
+    let (keys, is_spread) = keys.strip_prefix("spread_").map_or((keys, false), |keys| (keys, true));
+    let is_all = keys.starts_with("all");
+    argument == "exchange" && !is_spread
+        || !is_all && OF_PARTS.contains(&argument)
+        || keys.starts_with("window") && OF_ENTRIES.contains(&argument)
         || is_all && argument == "selected"
-        || kernel.starts_with("attend") && !is_spread && argument == "exchange"
 }
 
 /// Offers every kernel of the table each of its arguments an element off its place, where the table asks for
