@@ -446,18 +446,16 @@ pub fn kernels(bytes: &[u8]) {
     }
 }
 
-/// Whether a kernel touches none of an argument: attention over a window alone knows no entries, over all entries no
-/// list, and only that has its keys in parts; only spread queries need the memory for exchange.
+/// Whether a kernel of attention touches none of an argument, as that is of other keys, or of parts or spread queries.
 fn is_unused(kernel: &str, argument: &str) -> bool {
-    const OF_ENTRIES: [&str; 4] = ["selected", "table", "entry_data", "entry_scale"];
-    const OF_PARTS: [&str; 3] = ["part_sums", "part_lse", "arrivals"];
-    let Some(keys) = kernel.strip_prefix("attend_") else { return false };
-    let (keys, is_spread) = keys.strip_prefix("spread_").map_or((keys, false), |keys| (keys, true));
-    let is_all = keys.starts_with("all");
-    argument == "exchange" && !is_spread
-        || !is_all && OF_PARTS.contains(&argument)
-        || keys.starts_with("window") && OF_ENTRIES.contains(&argument)
-        || is_all && argument == "selected"
+    let of = |keys: &str| kernel.starts_with("attend") && kernel.contains(keys);
+    match argument {
+        "exchange" => !of("spread"),
+        "part_sums" | "part_lse" | "arrivals" => of("window") || of("list"),
+        "table" | "entry_data" | "entry_scale" => of("window"),
+        "selected" => of("window") || of("all"),
+        _ => false,
+    }
 }
 
 /// Offers every kernel of the table each of its arguments an element off its place, where the table asks for
