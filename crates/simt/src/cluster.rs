@@ -84,7 +84,7 @@ impl<T: Word, const N: usize> Shared<T, N> {
     ///
     /// # Safety
     /// - `i < N`, `rank` is a block of the cluster, and no other thread accesses the element without [`sync_cluster`] between.
-    /// - That block has not returned: as [`Self::load_from`].
+    /// - That block has started: this thread has passed a barrier of the cluster. It has not returned: as [`Self::load_from`].
     #[inline(always)]
     #[track_caller]
     pub unsafe fn store_to(self, rank: u32, i: u32, value: T) {

@@ -240,13 +240,9 @@ impl<B: Backend> Attention<'_, B> {
 
     /// Whether each query is spread over eight blocks.
     fn is_spread(&self, params: &AttendParams) -> bool {
-        let tiles = u64::from(WINDOW) + u64::from(params.entry_rows);
-        let clusters = params.tokens.saturating_mul(params.heads.div_ceil(HEADS));
-        let there = self.exchange.map_or(0, AttentionExchange::clusters);
-        self.form == QueryForm::Rotated
-            && tiles.div_ceil(TILE_KEYS.into()) <= SPREAD_TILES.into()
-            && u64::from(clusters) <= there
-            && clusters <= spread_clusters(self.multiprocessors)
+        let clusters = [params.tokens, params.heads.div_ceil(HEADS)];
+        let limits = (self.exchange.map_or(0, AttentionExchange::clusters), self.multiprocessors);
+        self.form == QueryForm::Rotated && can_spread(clusters, params.entry_rows, limits)
     }
 
     fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
@@ -318,6 +314,20 @@ impl<B: Backend> AttendedEntries<'_, B> {
     }
 }
 
+/// Whether so many queries, and 64 heads of each, with a window and `rows` entries may be spread over eight blocks each, with memory for
+/// so many of them to tell each other weights.
+fn can_spread(
+    [queries, groups]: [u32; 2],
+    rows: u32,
+    (memory, multiprocessors): (u64, u32),
+) -> bool {
+    let keys = u64::from(WINDOW) + u64::from(rows);
+    let clusters = queries.saturating_mul(groups);
+    keys.div_ceil(TILE_KEYS.into()) <= SPREAD_TILES.into()
+        && u64::from(clusters) <= memory
+        && clusters <= spread_clusters(multiprocessors)
+}
+
 /// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
 /// queries, parts of each and 64 heads.
 const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
@@ -330,7 +340,17 @@ const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32
 
 #[cfg(test)]
 mod tests {
-    use super::{MULTIPROCESSORS, halves};
+    use super::{MULTIPROCESSORS, can_spread, halves};
+
+    #[test]
+    fn few_queries_of_few_keys_are_spread() {
+        let of = |clusters, rows| can_spread(clusters, rows, (14, MULTIPROCESSORS));
+        assert!(of([14, 1], 640) && of([7, 2], 0) && of([1, 1], 1));
+        assert!(!of([15, 1], 640) && !of([8, 2], 0) && !of([1, 1], 641) && !of([1, 1], u32::MAX));
+        assert!(!of([u32::MAX, 2], 1), "no product wraps around");
+        assert!(!can_spread([14, 1], 1, (13, MULTIPROCESSORS)), "no memory for all");
+        assert!(!can_spread([1, 1], 1, (14, 9)), "too few multiprocessors");
+    }
 
     #[test]
     fn few_queries_have_halves_of_channels() {

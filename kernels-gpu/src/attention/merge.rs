@@ -3,19 +3,16 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::{cluster_arrive, cluster_wait, sync_cluster};
-use simt::math::approx::{ex2, lg2};
-use simt::math::max;
 use simt::shared::Shared;
 use simt::thread;
 use simt::warpgroup::TallFragments;
 
 use super::memory::{BLOCKS, GROUP, HEADS, QUERIES, Small, THREADS, barrier};
-use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
+use super::output::{CHANNELS, QUARTERS, last_turn, store_head, turn};
 use super::parts;
-use super::softmax::{finite, first_row};
+use super::softmax::{first_row, shares};
 use super::source::{Keys, Place, Split, Which};
 use crate::args::Attend;
-use crate::math::cos_sin;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Stride of a head's sums in shared memory, in words: stores of pairs by a warp have no bank conflicts.
@@ -35,9 +32,7 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
     unsafe {
         if thread >= GROUP - ROPE_DIM / 2 {
             let pair = GROUP - 1 - thread;
-            let frequency = args.frequencies.load(u64::from(pair));
-            let (cos, sin) = cos_sin(keys.position as f32 * frequency);
-            small.rotation.store_u32x2(2 * pair, [cos.to_bits(), sin.to_bits()]);
+            small.rotation.store_u32x2(2 * pair, turn(args, keys.position, pair));
         }
         let head = at.first_head + thread;
         if thread < HEADS && head < args.params.heads {
@@ -203,16 +198,10 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
             let rank = i as u32;
             if has_keys(rank) { load::<W, _>(small.sum, split.in_cluster(rank), head) } else { 0.0 }
         });
-        let most = bases.iter().fold(sink, |most, &base| max(most, base));
-        let factor: [f32; BLOCKS as usize] = array_from_fn(|i| ex2(bases[i] - finite(most)));
-        let mut total = ex2(sink - finite(most));
-        unroll::<{ BLOCKS as usize }>(|i| total += weights[i] * factor[i]);
-        // Without keys and sink there is nothing to share.
-        let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+        let (shares, lse) = shares(sink, bases, weights);
         unroll::<{ BLOCKS as usize }>(|i| {
-            small.share.store(BLOCKS * head + i as u32, factor[i] * scale);
+            small.share.store(BLOCKS * head + i as u32, shares[i]);
         });
-        let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
         if is_part && head % split.blocks == split.rank && at.channels.is_first() {
             args.part_lse.store(at.part(args, at.part) * u64::from(HEADS) + u64::from(head), lse);
         }

@@ -7,6 +7,7 @@ use super::memory::Small;
 use super::source::Place;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
+use crate::math::cos_sin;
 use crate::unroll::unroll;
 
 /// Channels of a head that a warp adds up at a time, four a lane.
@@ -54,6 +55,18 @@ fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [
 #[inline(always)]
 pub fn turned_back([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
     [a * cos + b * sin, b * cos - a * sin]
+}
+
+/// The bits of cosine and sine of the angle of rotary pair `pair` at a position.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; `pair` is below 32.
+#[inline(always)]
+pub unsafe fn turn(args: &Attend, position: u32, pair: u32) -> [u32; 2] {
+    // SAFETY: by this function's own contract.
+    let frequency = unsafe { args.frequencies.load(u64::from(pair)) };
+    let (cos, sin) = cos_sin(position as f32 * frequency);
+    [cos.to_bits(), sin.to_bits()]
 }
 
 /// Cosine and sine of a lane's two pairs of the last quarter.

@@ -2,7 +2,8 @@
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::math::mul_add;
-use simt::warpgroup::fence_shared;
+use simt::shared::Shared;
+use simt::warpgroup::{Panels, fence_shared};
 use simt::{copy, thread, warp};
 
 use super::memory::{
@@ -79,13 +80,26 @@ pub unsafe fn start<const COPIES: bool, T, U>(
 /// As [`start`], in the first warpgroup.
 #[inline(always)]
 unsafe fn start_copies(args: &Attend, at: Place) {
-    const HEADS_AT_ONCE: u32 = GROUP / SIXTEENS;
-    let (row, heads) = (at.row(args), args.params.heads - at.first_head);
-    // SAFETY: the whole shared memory of the block, 16 bytes of a matrix once.
-    let memory = unsafe { Memory::at(0) };
+    let rows = (at.row(args), args.params.heads - at.first_head);
+    // SAFETY: by this function's own contract; the whole shared memory of the block.
+    unsafe { copy_ready::<GROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
+}
+
+/// Starts copies of 64 heads' queries by the block's first `THREADS` threads: of row `row` of all heads and those behind it, of which
+/// there are `heads`; the others are zero.
+///
+/// # Safety
+/// The heads exist; these threads call it, 16 bytes of the matrix once; the matrix lies in `memory`.
+#[inline(always)]
+pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
+    args: &Attend,
+    (row, heads): (u64, u32),
+    (memory, queries): (Shared<u32, N>, Panels<N>),
+) {
+    let heads_at_once = THREADS / SIXTEENS;
     let (mut head, sixteen) =
         (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
-    let panel = panels(QUERIES).panel(sixteen / 8);
+    let panel = queries.panel(sixteen / 8);
     let mut from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * sixteen);
     while head < HEADS {
         let to = panel.word(sixteen % 8, head);
@@ -97,8 +111,8 @@ unsafe fn start_copies(args: &Attend, at: Place) {
                 memory.store_u32x4(to, [0; 4]);
             }
         }
-        head += HEADS_AT_ONCE;
-        from += u64::from(HEADS_AT_ONCE * HEAD_DIM);
+        head += heads_at_once;
+        from += u64::from(heads_at_once * HEAD_DIM);
     }
 }
 

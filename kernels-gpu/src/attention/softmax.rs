@@ -1,7 +1,7 @@
 //! Online softmax: weights of a tile, and what its sums so far are worth.
 
 use kv_layout::geometry::HEAD_DIM;
-use simt::math::approx::{ex2, ex2_ftz};
+use simt::math::approx::{ex2, ex2_ftz, lg2};
 use simt::math::{max, mul_add};
 use simt::shared::Shared;
 use simt::warpgroup::{Fragments, Rows, TallFragments};
@@ -12,7 +12,7 @@ use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
 /// What a product is multiplied by: `512^-1/2`, and log2 e, so that weights are powers of two.
-pub const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
+const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
 /// How far a score times log2 e may be above what weights are relative to: no weight is above 2^8. So sums of values are
@@ -104,15 +104,7 @@ impl Softmax {
     #[inline(always)]
     unsafe fn raise(&mut self, products: Fragments) -> [f32; 2] {
         // SAFETY: by this function's own contract.
-        let most = unsafe {
-            [0, 1].map(|i| {
-                let most = products.iter().fold(f32::NEG_INFINITY, |most, four| {
-                    max(most, max(four[2 * i], four[2 * i + 1]))
-                });
-                let most = max(most, warp::shuffle_xor_f32(most, 1));
-                max(most, warp::shuffle_xor_f32(most, 2)) * SCALE
-            })
-        };
+        let most = unsafe { [0, 1].map(|i| largest(products, i)) };
         [0, 1].map(|i| {
             let base = self.base[i];
             let is_far = most[i] > base + SLACK;
@@ -129,21 +121,7 @@ impl Softmax {
     #[inline(always)]
     unsafe fn store_weights(&self, products: Fragments, weights: Rows<WORDS>) -> [f32; 2] {
         // SAFETY: the block's shared memory, a word by one thread.
-        let memory = unsafe { Shared::<u32, WORDS>::at(0) };
-        let (row, quarter) = (first_row(), thread::lane_id() % 4);
-        let base = self.base.map(finite);
-        let mut sum = [0.0_f32; 2];
-        unroll::<8>(|n| {
-            unroll::<2>(|i| {
-                let [a, b] =
-                    [0, 1].map(|j| ex2_ftz(mul_add(products[n][2 * i + j], SCALE, -base[i])));
-                sum[i] += a + b;
-                let word = weights.word(n as u32, row + 8 * i as u32) + quarter;
-                // SAFETY: by this function's own contract.
-                unsafe { memory.store(word, bf16x2_from_f32(a, b)) }
-            });
-        });
-        sum
+        unsafe { store_weights(products, self.base, (Shared::at(0), weights)) }
     }
 
     /// Leaves each head's base and sum of weights over all keys of the block in `small`.
@@ -167,6 +145,61 @@ impl Softmax {
             }
         }
     }
+}
+
+/// The largest of a thread's products of its head `i` with a tile's keys, over the head's four threads: as a score, times log2 e.
+///
+/// # Safety
+/// All lanes of the warp call it together.
+#[inline(always)]
+pub unsafe fn largest(products: Fragments, i: usize) -> f32 {
+    let most = products
+        .iter()
+        .fold(f32::NEG_INFINITY, |most, four| max(most, max(four[2 * i], four[2 * i + 1])));
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let most = max(most, warp::shuffle_xor_f32(most, 1));
+        max(most, warp::shuffle_xor_f32(most, 2)) * SCALE
+    }
+}
+
+/// Writes a thread's weights of a tile, relative to its heads' bases, and returns their sum of each head.
+///
+/// # Safety
+/// `weights` lie in `memory`, and nobody reads them before a barrier.
+#[inline(always)]
+pub unsafe fn store_weights<const N: usize>(
+    products: Fragments,
+    base: [f32; 2],
+    (memory, weights): (Shared<u32, N>, Rows<N>),
+) -> [f32; 2] {
+    let (row, quarter) = (first_row(), thread::lane_id() % 4);
+    let base = base.map(finite);
+    let mut sum = [0.0_f32; 2];
+    unroll::<8>(|n| {
+        unroll::<2>(|i| {
+            let [a, b] = [0, 1].map(|j| ex2_ftz(mul_add(products[n][2 * i + j], SCALE, -base[i])));
+            sum[i] += a + b;
+            let word = weights.word(n as u32, row + 8 * i as u32) + quarter;
+            // SAFETY: by this function's own contract.
+            unsafe { memory.store(word, bf16x2_from_f32(a, b)) }
+        });
+    });
+    sum
+}
+
+/// What a head's sums of values are multiplied by to be its result, and log2 of the softmax's denominator: from the sink, times log2 e,
+/// and what each sum is relative to, and its weights' sum.
+#[inline(always)]
+pub fn shares<const N: usize>(sink: f32, bases: [f32; N], sums: [f32; N]) -> ([f32; N], f32) {
+    let most = bases.iter().fold(sink, |most, &base| max(most, base));
+    let factor: [f32; N] = array_from_fn(|i| ex2(bases[i] - finite(most)));
+    let mut total = ex2(sink - finite(most));
+    unroll::<N>(|i| total += sums[i] * factor[i]);
+    // Without keys and sink there is nothing to share.
+    let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+    let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
+    (array_from_fn(|i| factor[i] * scale), lse)
 }
 
 /// Tells the second warpgroup what to multiply its sums by before it adds values of tile `tile`.

@@ -60,6 +60,8 @@ pub struct Thread {
     pub operand: Cell<u32>,
     /// Whether it has called `cluster_arrive` and not yet `cluster_wait`.
     pub left: Cell<bool>,
+    /// Whether it has passed a barrier of the cluster: all blocks have started.
+    pub met: Cell<bool>,
     /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
     /// Products of warpgroups that it has started.
@@ -78,6 +80,7 @@ impl Thread {
             value: Cell::new(0),
             operand: Cell::new(0),
             left: Cell::new(false),
+            met: Cell::new(false),
             copies: RefCell::default(),
             products: RefCell::default(),
             multiplies: Cell::new(false),
@@ -175,6 +178,7 @@ impl Block {
         for thread in &self.threads {
             thread.stop.set(Stop::Ready);
             thread.left.set(false);
+            thread.met.set(false);
             thread.copies.take();
             thread.products.take();
             thread.multiplies.set(false);

@@ -4,8 +4,9 @@ use std::panic::Location;
 
 use super::block::{current, wait, with_peer};
 use super::collective::Operation;
-use super::fault::{AccessKind, Site, ThreadIndex};
+use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
 use super::shared::{read, write};
+use super::shared_memory::SharedMemory;
 use crate::limits::MAX_BLOCK_THREADS;
 
 pub fn block_rank() -> u32 {
@@ -15,7 +16,14 @@ pub fn block_rank() -> u32 {
 #[track_caller]
 pub unsafe fn sync_cluster() {
     assert!(!has_left(), "sync_cluster after cluster_arrive, which only cluster_wait ends");
+    meet();
+}
+
+/// Waits for all threads of the cluster.
+#[track_caller]
+fn meet() {
     wait(Operation::SyncCluster, 0, 0);
+    current(|block| block.thread().met.set(true));
 }
 
 /// Whether the running thread has arrived at the cluster's barrier and not yet waited.
@@ -42,7 +50,7 @@ pub unsafe fn cluster_arrive_release() {
 pub unsafe fn cluster_wait() {
     let left = current(|block| block.thread().left.replace(false));
     assert!(left, "cluster_wait without cluster_arrive");
-    wait(Operation::SyncCluster, 0, 0);
+    meet();
 }
 
 /// The word at `address` of the block `rank`.
@@ -64,36 +72,40 @@ fn read_at(address: u32, rank: u32, location: Site) -> u32 {
     if rank == block_rank() {
         return read(address, AccessKind::Read, location);
     }
-    assert!(!has_left(), "a read of another block's shared memory after cluster_arrive");
-    let read = with_peer(rank, |block, peer| {
-        let running = block.running.get();
-        let thread = ThreadIndex(MAX_BLOCK_THREADS * (1 + block.rank.get()) + running.0);
-        block.reads_peer.set(Some((rank, running, location)));
-        peer.shared_memory.borrow_mut().read(address, AccessKind::Read, thread, location)
-    });
-    match read {
-        Some(Ok(word)) => word,
-        Some(Err(fault)) => current(|block| block.fail(fault)),
-        None => panic!("block {rank} is not in the cluster"),
-    }
+    access(rank, location, |memory, thread| {
+        memory.read(address, AccessKind::Read, thread, location)
+    })
 }
 
-/// Writes the word at `address` of the block `rank`, as [`load`] reads it.
+/// Writes the word at `address` of the block `rank`, which must have started. Recorded as [`load`] is.
 #[track_caller]
 pub unsafe fn store(address: u32, rank: u32, word: u32) {
     let location = Location::caller();
     if rank == block_rank() {
         return write(address, word, AccessKind::Write, location);
     }
-    assert!(!has_left(), "a write to another block's shared memory after cluster_arrive");
-    let written = with_peer(rank, |block, peer| {
+    let met = current(|block| block.thread().met.get());
+    assert!(met, "a write to another block's shared memory before a barrier of the cluster");
+    access(rank, location, |memory, thread| {
+        memory.write(address, word, AccessKind::Write, thread, location)
+    });
+}
+
+/// Accesses the shared memory of another block of the cluster, in the name of an extra thread.
+fn access<T>(
+    rank: u32,
+    location: Site,
+    access: impl FnOnce(&mut SharedMemory, ThreadIndex) -> Result<T, FaultKind>,
+) -> T {
+    assert!(!has_left(), "an access to another block's shared memory after cluster_arrive");
+    let done = with_peer(rank, |block, peer| {
         let running = block.running.get();
         let thread = ThreadIndex(MAX_BLOCK_THREADS * (1 + block.rank.get()) + running.0);
         block.reads_peer.set(Some((rank, running, location)));
-        peer.shared_memory.borrow_mut().write(address, word, AccessKind::Write, thread, location)
+        access(&mut peer.shared_memory.borrow_mut(), thread)
     });
-    match written {
-        Some(Ok(())) => {}
+    match done {
+        Some(Ok(result)) => result,
         Some(Err(fault)) => current(|block| block.fail(fault)),
         None => panic!("block {rank} is not in the cluster"),
     }

@@ -56,6 +56,7 @@ fn blocks_write_into_each_other() {
         unsafe {
             let words = Shared::<u32, 64>::at(0);
             let (thread, rank) = (thread_idx_x(), block_rank());
+            sync_cluster();
             words.store_to(thread / 8, 8 * rank + thread % 8, 100 * rank + thread);
             cluster_arrive_release();
             cluster_wait();
@@ -69,7 +70,7 @@ fn blocks_write_into_each_other() {
     }
 }
 
-/// Words of another block that are written without a barrier before they are read, or by two threads, or too late.
+/// Words of another block that are written without a barrier before they are read, or by two threads, or too late, or too early.
 #[test]
 fn a_write_into_another_block_is_checked() {
     // SAFETY: a word a thread.
@@ -86,6 +87,7 @@ fn a_write_into_another_block_is_checked() {
     assert!(matches!(fault(2, unordered), FaultKind::SharedRace { .. }));
     // SAFETY: wrong on purpose: both blocks write the second's word.
     let twice = || unsafe {
+        sync_cluster();
         words().store_to(1, thread_idx_x(), block_rank());
         sync_cluster();
     };
@@ -98,11 +100,19 @@ fn a_write_into_another_block_is_checked() {
     assert!(matches!(fault(2, leaves), FaultKind::PeerMayReturn { .. }));
     // SAFETY: wrong on purpose: the thread said that there would be no more.
     let late = || unsafe {
+        sync_cluster();
         cluster_arrive();
         words().store_to(1 - block_rank(), thread_idx_x(), 2);
         cluster_wait();
     };
     assert!(matches!(fault(2, late), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: the other block may not have started.
+    let early = || unsafe {
+        words().store_to(1 - block_rank(), thread_idx_x(), 2);
+        sync_cluster();
+    };
+    let FaultKind::Panic { message, .. } = fault(2, early) else { panic!("no fault") };
+    assert!(message.contains("before a barrier of the cluster"), "{message}");
 }
 
 #[test]

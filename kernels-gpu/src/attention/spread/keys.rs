@@ -168,7 +168,7 @@ pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Array
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
-/// [`super::scores::multiply`] and two barriers of the cluster, and wait for `WEIGHED`.
+/// [`super::scores::multiply`]; all have arrived at a barrier of the cluster, and pass two more.
 #[inline(always)]
 pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
     let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
@@ -176,8 +176,9 @@ pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays
     let blocked = if task.own < 2 { 1 } else { 0 };
     // SAFETY: by this function's own contract.
     unsafe {
+        wait_for_cluster();
         cluster_arrive();
-        if task.rank == CODED {
+        if task.has_rotary() {
             copy_all_rotary(source, (task, blocked), key, arrays);
         } else {
             unpack_all::<F>(source, (task, blocked), key, arrays);

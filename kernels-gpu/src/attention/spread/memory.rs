@@ -29,11 +29,13 @@ const WORDS: usize = 3 * MATRIX as usize;
 const SLOT: u32 = 2 * PANEL;
 /// Tiles whose weights and values come in the place of one matrix.
 pub const STAGE: u32 = MATRIX / SLOT;
-const _: () = assert!(TILES == 3 * STAGE && 8 * TILE == HEAD_DIM);
+/// Channels of values that a block has: a panel.
+pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
+const _: () = assert!(TILES == 3 * STAGE && 2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
 
-/// Where a key's row lies, `[tiles, 64, 2]`; in the end the chains' bases and sums, `[2, 2, 64]`.
+/// Where a key's row lies, `[tiles, 64, 2]`; in the end of both sums what they are relative to, then their weights' sums, `[2, 2, 64]`.
 pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;

@@ -16,19 +16,20 @@ mod scores;
 mod sums;
 mod task;
 
-use simt::cluster::{block_rank, cluster_arrive_release};
+use simt::cluster::{block_rank, cluster_arrive, cluster_arrive_release};
 use simt::warpgroup::fence_shared;
 use simt::{copy, thread, warp};
 
 use super::memory::HEADS;
+use super::query::copy_ready;
 use super::source::{Keys, Source, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
-use memory::{Arrays, BLOCKS, UNPACKED, WEIGHED, wait_for_cluster};
+use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, WEIGHED, wait_for_cluster};
 pub use memory::{BLOCK, SHARED_BYTES};
 pub use task::CLUSTER_WORDS;
-use task::Task;
+use task::{Task, rows_of};
 
 /// Attention of 64 heads of a query that has at most [`kv_layout::attention::SPREAD_TILES`] tiles of keys, normed and rotated.
 ///
@@ -44,7 +45,9 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     unsafe {
         let (arrays, source) = (Arrays::new(), Source(&args));
         // Before anything that waits for a load; of padding too.
-        scores::start_queries(&args, (query, first_head), arrays);
+        let rows = rows_of(&args, (query, first_head));
+        copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
+        copy::commit_group();
         let keys = Keys::of::<W>(&args, query);
         let counts = rank == 0 && first_head == 0;
         let is_first = counts && thread::warp_id() == 0;
@@ -57,6 +60,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         let [first, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
         let second = if args.params.split == 2 { tiles / 2 } else { tiles };
         let task = Task { query, first_head, rank, tiles, first, own: end - first, second };
+        // All blocks have started before any writes into another's shared memory.
+        cluster_arrive();
         let refused = keys::find::<W>(source, keys, task, arrays);
         fault::count(args.faults, thread::lane_id(), if counts { refused } else { 0 });
         sums::start(&args, keys, task, arrays);
@@ -73,6 +78,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         }
         let sinks = sums::load_sinks(&args, task);
         UNPACKED.sync();
+        wait_for_cluster();
         let scores = scores::multiply(task, arrays, group);
         cluster_arrive_release();
         wait_for_cluster();

@@ -1,56 +1,22 @@
 //! Queries times the keys of the block's tiles, and the tiles' weights.
 
-use kv_layout::geometry::HEAD_DIM;
-use simt::math::approx::ex2_ftz;
-use simt::math::{max, mul_add};
 use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
 use simt::{copy, thread, warp};
 
 use super::super::memory::HEADS;
-use super::super::softmax::{SCALE, SLACK, finite, first_row};
+use super::super::softmax::{SLACK, first_row, largest, store_weights};
 use super::super::source::is_none;
-use super::memory::{Arrays, BLOCK, BLOCKS, GROUP, PANEL, QUERIES, SCORED, TILE};
-use super::task::{Task, rows_of};
+use super::memory::{Arrays, BLOCKS, GROUP, PANEL, QUERIES, SCORED, TILE};
+use super::task::Task;
 use crate::args::Attend;
-use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
-
-/// Starts copies of the queries of 64 heads of a query, from a first head on; heads past the last are zero.
-///
-/// # Safety
-/// The heads exist; all threads of the block call it.
-#[inline(always)]
-pub unsafe fn start_queries(args: &Attend, heads_of: (u32, u32), arrays: Arrays) {
-    /// Sixteens of bytes of a head.
-    const SIXTEENS: u32 = HEAD_DIM / 8;
-    const HEADS_AT_ONCE: u32 = BLOCK / SIXTEENS;
-    let (mut head, sixteen) =
-        (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
-    let (panel, (row, heads)) =
-        (arrays.panels(QUERIES).panel(sixteen / 8), rows_of(args, heads_of));
-    let mut from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * sixteen);
-    while head < HEADS {
-        let to = panel.word(sixteen % 8, head);
-        // SAFETY: by this function's own contract; 16 bytes of a matrix once.
-        unsafe {
-            if head < heads {
-                arrays.memory.copy_from(to, args.query, from);
-            } else {
-                arrays.memory.store_u32x4(to, [0; 4]);
-            }
-        }
-        head += HEADS_AT_ONCE;
-        from += u64::from(HEADS_AT_ONCE * HEAD_DIM);
-    }
-    copy::commit_group();
-}
 
 /// The scores of the warpgroup's tile, if it has one: warpgroup `group` has tile `group` of the block's. Tells all blocks the heads'
 /// largest scores.
 ///
 /// # Safety
-/// Keys and queries are in shared memory, fenced, and a barrier has passed; all threads of a multiplying warpgroup call it
-/// together; a barrier of the cluster follows.
+/// Keys and queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all threads of a multiplying
+/// warpgroup call it together; a barrier of the cluster follows.
 #[inline(always)]
 pub unsafe fn multiply(task: Task, arrays: Arrays, group: u32) -> Fragments {
     // SAFETY: by this function's own contract.
@@ -102,22 +68,6 @@ fn mask(scores: Fragments, none: u32) -> Fragments {
     })
 }
 
-/// The largest score of the thread's head `i`, times log2 e.
-///
-/// # Safety
-/// All lanes of the warp call it together.
-#[inline(always)]
-unsafe fn largest(scores: Fragments, i: usize) -> f32 {
-    let most = scores
-        .iter()
-        .fold(f32::NEG_INFINITY, |most, four| max(most, max(four[2 * i], four[2 * i + 1])));
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let most = max(most, warp::shuffle_xor_f32(most, 1));
-        max(most, warp::shuffle_xor_f32(most, 2)) * SCALE
-    }
-}
-
 /// Tells all blocks of the cluster the largest scores of the thread's heads of tile `tile`: each of the four threads of a head two blocks.
 ///
 /// # Safety
@@ -165,18 +115,8 @@ pub unsafe fn weigh(args: &Attend, task: Task, arrays: Arrays, (scores, tile): (
             base = raised(arrays, base, before);
             before += 1;
         }
-        let base = base.map(finite);
         let weights = arrays.weights(task.own, tile);
-        let mut sum = [0.0_f32; 2];
-        unroll::<8>(|n| {
-            unroll::<2>(|i| {
-                let [a, b] =
-                    [0, 1].map(|j| ex2_ftz(mul_add(scores[n][2 * i + j], SCALE, -base[i])));
-                sum[i] += a + b;
-                let word = weights.word(n as u32, row + 8 * i as u32) + quarter;
-                arrays.memory.store(word, bf16x2_from_f32(a, b));
-            });
-        });
+        let sum = store_weights(scores, base, (arrays.memory, weights));
         warp::sync_warp();
         let to = task.exchange(args, tile);
         // The warp's 16 rows, in their own order of words.

@@ -1,21 +1,19 @@
 //! Sums of values, and the heads' results.
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
-use simt::math::approx::{ex2, lg2};
-use simt::math::max;
+use simt::math::approx::ex2;
 use simt::warpgroup::{Fragments, InFlight, start_bf16_m64n64k64};
 use simt::{thread, warp};
 
 use super::super::memory::HEADS;
-use super::super::output::turned_back;
-use super::super::softmax::{finite, first_row};
+use super::super::output::{turn, turned_back};
+use super::super::softmax::{first_row, shares};
 use super::super::source::Keys;
-use super::memory::{Arrays, BLOCKS, GROUP, MULTIPLIED, slot};
+use super::memory::{Arrays, CHANNELS, GROUP, MULTIPLIED, slot};
 use super::scores::raised;
 use super::task::Task;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
-use crate::math::cos_sin;
 use crate::unroll::{array_from_fn, unroll};
 
 /// The angles' cosines and sines, which the block that has rotary channels needs in the end.
@@ -25,12 +23,10 @@ use crate::unroll::{array_from_fn, unroll};
 #[inline(always)]
 pub unsafe fn start(args: &Attend, keys: Keys, task: Task, arrays: Arrays) {
     let pair = thread::thread_idx_x();
-    if task.rank + 1 == BLOCKS && pair < ROPE_DIM / 2 {
+    if task.has_rotary() && pair < ROPE_DIM / 2 {
         // SAFETY: by this function's own contract.
         unsafe {
-            let frequency = args.frequencies.load(u64::from(pair));
-            let (cos, sin) = cos_sin(keys.position as f32 * frequency);
-            arrays.rotation.store_u32x2(2 * pair, [cos.to_bits(), sin.to_bits()]);
+            arrays.rotation.store_u32x2(2 * pair, turn(args, keys.position, pair));
         }
     }
 }
@@ -192,7 +188,7 @@ unsafe fn leave_ends(arrays: Arrays, sum: Sum, group: u32) {
     }
 }
 
-/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp if it is asked for: as `merge::share`.
+/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp if it is asked for.
 ///
 /// # Safety
 /// As [`write`], behind [`leave_ends`] and a barrier.
@@ -211,23 +207,16 @@ unsafe fn share(
         let sink = sink * core::f32::consts::LOG2_E;
         let bases = [arrays.ends.load(row), arrays.ends.load(HEADS + row)];
         let totals = [arrays.ends.load(2 * HEADS + row), arrays.ends.load(3 * HEADS + row)];
-        let most = bases.iter().fold(sink, |most, &base| max(most, base));
-        let factor = bases.map(|base| ex2(base - finite(most)));
-        let mut total = ex2(sink - finite(most));
-        total += totals[0] * factor[0];
-        total += totals[1] * factor[1];
-        // Without keys and sink there is nothing to share.
-        let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+        let (shares, lse) = shares(sink, bases, totals);
         if args.params.lse_heads > 0
             && has_head
             && task.rank == 0
             && group == 0
             && thread::lane_id().is_multiple_of(4)
         {
-            let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
             args.lse.store(first + u64::from(row), lse * core::f32::consts::LN_2);
         }
-        scale * if group == 0 { factor[0] } else { factor[1] }
+        if group == 0 { shares[0] } else { shares[1] }
     }
 }
 
@@ -238,7 +227,7 @@ unsafe fn share(
 #[inline(always)]
 unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32, [[f32; 4]; 4])) {
     let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
-    let is_rotary = task.rank + 1 == BLOCKS;
+    let is_rotary = task.has_rotary();
     let (first, heads) = task.rows(args);
     // Two channels a word.
     let out = args.out.cast::<u32>();
@@ -252,7 +241,7 @@ unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32
                 let turn = arrays.rotation.load_u32x2(channel).map(f32::from_bits);
                 (low, high) = (turned_back(low, turn), turned_back(high, turn));
             }
-            let to = to + u64::from((HEAD_DIM / BLOCKS * task.rank + channel) / 2);
+            let to = to + u64::from((CHANNELS * task.rank + channel) / 2);
             if row < heads {
                 out.store(to, bf16x2_from_f32(low[0], low[1]));
             }

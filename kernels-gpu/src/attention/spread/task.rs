@@ -1,7 +1,7 @@
 //! What a block has of a query, and where that lies.
 
 use super::super::memory::HEADS;
-use super::memory::{PANEL, TILES};
+use super::memory::{BLOCKS, PANEL, TILES};
 use crate::args::Attend;
 
 /// Words of a tile of keys in the memory for exchange: its weights, then the sums of each head's four threads.
@@ -30,6 +30,12 @@ impl Task {
     #[inline(always)]
     pub fn rows(self, args: &Attend) -> (u64, u32) {
         rows_of(args, (self.query, self.first_head))
+    }
+
+    /// Whether the block's channels of values are the rotary ones, which are last.
+    #[inline(always)]
+    pub const fn has_rotary(self) -> bool {
+        self.rank + 1 == BLOCKS
     }
 
     /// The first element of tile `tile` in the memory for exchange.
