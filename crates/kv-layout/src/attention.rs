@@ -20,8 +20,8 @@ pub const MOST_PART_TILES: u32 = 34;
 /// Blocks over which a query of 64 heads is spread where there are few of them: each has 64 channels of the values.
 pub const SPREAD_BLOCKS: u32 = 8;
 
-/// Most tiles of such a query: a window and 640 entries.
-pub const SPREAD_TILES: u32 = 12;
+/// Most tiles of a part of such a query's keys: a window and 1,024 entries.
+pub const SPREAD_TILES: u32 = 18;
 
 /// What a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,8 +97,8 @@ pub struct AttendKernel {
     pub format: MainFormat,
     /// The keys.
     pub keys: AttendedKeys,
-    /// Whether each query is spread over [`SPREAD_BLOCKS`] blocks: the same results in less time, if queries are few and have at
-    /// most [`SPREAD_TILES`] tiles.
+    /// Whether each part of a query's keys is spread over [`SPREAD_BLOCKS`] blocks: the same results in less time, if there are few, of at
+    /// most [`SPREAD_TILES`] tiles each.
     pub is_spread: bool,
 }
 

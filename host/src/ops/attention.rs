@@ -79,7 +79,7 @@ pub struct Attention<'a, B: Backend> {
     pub split: KeySplit,
     /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few queries has more blocks for each. That changes no bit.
     ///
-    /// - With `exchange`, queries that are [`QueryForm::Rotated`] and have a window and up to 640 entries are spread over eight
+    /// - With `exchange`, queries that are [`QueryForm::Rotated`], or parts of their keys, with up to 1,152 keys are spread over eight
     ///   blocks each, if nine tenths of the multiprocessors are enough for all.
     /// - Others have twice as many blocks, each with half of the channels of its values, if queries, times parts of their
     ///   keys, times 64 heads are at most an eighth of the multiprocessors.
@@ -238,9 +238,9 @@ impl<B: Backend> Attention<'_, B> {
         Ok(AttendKernel { format: self.ring.format, keys: self.keys(), is_spread })
     }
 
-    /// Whether each query is spread over eight blocks.
+    /// Whether each part of a query's keys is spread over eight blocks.
     fn is_spread(&self, params: &AttendParams) -> bool {
-        let clusters = [params.tokens, params.heads.div_ceil(HEADS)];
+        let clusters = [params.tokens, params.parts, params.heads.div_ceil(HEADS)];
         let limits = (self.exchange.map_or(0, AttentionExchange::clusters), self.multiprocessors);
         self.form == QueryForm::Rotated && can_spread(clusters, params.entry_rows, limits)
     }
@@ -314,16 +314,17 @@ impl<B: Backend> AttendedEntries<'_, B> {
     }
 }
 
-/// Whether so many queries, and 64 heads of each, with a window and `rows` entries may be spread over eight blocks each, with memory for
-/// so many of them to tell each other weights.
+/// Whether so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads may be spread over eight blocks each,
+/// with memory for so many of them to tell each other weights.
 fn can_spread(
-    [queries, groups]: [u32; 2],
+    [queries, parts, groups]: [u32; 3],
     rows: u32,
     (memory, multiprocessors): (u64, u32),
 ) -> bool {
-    let keys = u64::from(WINDOW) + u64::from(rows);
-    let clusters = queries.saturating_mul(groups);
-    keys.div_ceil(TILE_KEYS.into()) <= SPREAD_TILES.into()
+    let tiles = (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into());
+    let clusters = queries.saturating_mul(parts).saturating_mul(groups);
+    // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
+    tiles <= u64::from(SPREAD_TILES) * u64::from(parts)
         && u64::from(clusters) <= memory
         && clusters <= spread_clusters(multiprocessors)
 }
@@ -345,11 +346,13 @@ mod tests {
     #[test]
     fn few_queries_of_few_keys_are_spread() {
         let of = |clusters, rows| can_spread(clusters, rows, (14, MULTIPROCESSORS));
-        assert!(of([14, 1], 640) && of([7, 2], 0) && of([1, 1], 1));
-        assert!(!of([15, 1], 640) && !of([8, 2], 0) && !of([1, 1], 641) && !of([1, 1], u32::MAX));
-        assert!(!of([u32::MAX, 2], 1), "no product wraps around");
-        assert!(!can_spread([14, 1], 1, (13, MULTIPROCESSORS)), "no memory for all");
-        assert!(!can_spread([1, 1], 1, (14, 9)), "too few multiprocessors");
+        assert!(of([14, 1, 1], 1024) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
+        assert!(!of([15, 1, 1], 1024) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1025));
+        assert!(of([7, 2, 1], 2176) && !of([8, 2, 1], 2176) && !of([1, 2, 1], 2177));
+        assert!(of([1, 4, 2], 4480) && !of([1, 4, 1], 4481) && !of([1, 1, 1], u32::MAX));
+        assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
+        assert!(!can_spread([14, 1, 1], 1, (13, MULTIPROCESSORS)), "no memory for all");
+        assert!(!can_spread([1, 1, 1], 1, (14, 9)), "too few multiprocessors");
     }
 
     #[test]

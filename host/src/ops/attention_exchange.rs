@@ -12,10 +12,10 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
     multiprocessors / 10 * 9 / SPREAD_BLOCKS
 }
 
-/// Memory in which the blocks over which a query is spread leave its weights for each other: of 64 heads a cluster, 108 KiB.
+/// Memory in which the blocks over which a query is spread leave its weights for each other: of 64 heads and a part of their keys a cluster, 162 KiB.
 /// Launches that use it must run one after the other, as those of one stream do.
 pub struct AttentionExchange<B: Backend> {
-    /// `[clusters, 12, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and four sums of each head's.
+    /// `[clusters, 18, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and four sums of each head's.
     pub(crate) weights: Buffer<B, u32>,
 }
 

@@ -1,28 +1,28 @@
 //! Memory in which attention adds up the parts of a query's keys.
 
 use kernels_gpu::attention::HEADS;
-use kv_layout::attention::AttendedKeys;
+use kv_layout::attention::SPREAD_BLOCKS;
 use kv_layout::geometry::HEAD_DIM;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 
 /// Memory in which the parts of queries' keys are added up: of queries that may have more than 960 entries without a
-/// list ([`AttendedKeys::parts`]). A cluster has one part of 64 heads of a query. Launches that use it must run one after the
+/// list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A cluster has one part of 64 heads of a query. Launches that use it must run one after the
 /// other, as those of one stream do: two at a time would add up each other's parts.
 pub struct AttentionParts<B: Backend> {
     /// `[clusters, 64, 512]` f32: what heads get of a part.
     pub(crate) sums: Buffer<B, f32>,
-    /// `[clusters, 64]` f32: log2 of the softmax's denominators.
+    /// `[clusters, 8, 64]` f32: log2 of the softmax's denominators; a copy for each block of a cluster of eight.
     pub(crate) lse: Buffer<B, f32>,
-    /// `[clusters, 2]` u32: parts that are done; 0 between launches.
+    /// `[clusters, 8]` u32: parts that are done, by block of a cluster; 0 between launches.
     pub(crate) arrivals: Buffer<B, u32>,
 }
 
 /// Elements of the sums, of the denominators and of the counters of so many clusters.
 #[must_use]
 pub const fn part_elements(clusters: u32) -> [u64; 3] {
-    let heads = clusters as u64 * HEADS as u64;
-    [heads * HEAD_DIM as u64, heads, clusters as u64 * AttendedKeys::All.blocks() as u64]
+    let blocks = clusters as u64 * SPREAD_BLOCKS as u64;
+    [clusters as u64 * HEADS as u64 * HEAD_DIM as u64, blocks * HEADS as u64, blocks]
 }
 
 impl<B: Backend> AttentionParts<B> {
@@ -47,6 +47,6 @@ impl<B: Backend> AttentionParts<B> {
 
     /// Clusters that it is enough for.
     pub(super) fn clusters(&self) -> u64 {
-        self.lse.len() / u64::from(HEADS)
+        self.arrivals.len() / u64::from(SPREAD_BLOCKS)
     }
 }

@@ -34,9 +34,8 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
             let pair = GROUP - 1 - thread;
             small.rotation.store_u32x2(2 * pair, turn(args, keys.position, pair));
         }
-        let head = at.first_head + thread;
-        if thread < HEADS && head < args.params.heads {
-            args.sinks.load(u64::from(head)) * core::f32::consts::LOG2_E
+        if thread < at.heads.count(args) {
+            args.sinks.load(u64::from(at.heads.first + thread)) * core::f32::consts::LOG2_E
         } else {
             0.0
         }
@@ -88,7 +87,7 @@ pub unsafe fn write<W: Which>(args: &Attend, keys: Keys, small: Small, sink: f32
             write_heads::<W, { QUARTERS / 2 }>(args, keys, (small, sums), at);
         }
         leave(at.split);
-        if W::HAS_PARTS && at.parts > 1 {
+        if W::HAS_PARTS && at.heads.parts > 1 {
             parts::finish::<W>(args, small, at);
         }
     }
@@ -176,7 +175,7 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
         return;
     }
     let tiles = keys.tiles;
-    let is_part = W::HAS_PARTS && at.parts > 1;
+    let is_part = W::HAS_PARTS && at.heads.parts > 1;
     // The sink is no part's.
     let sink = if is_part { f32::NEG_INFINITY } else { sink };
     let split = at.split;
@@ -203,15 +202,18 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
             small.share.store(BLOCKS * head + i as u32, shares[i]);
         });
         if is_part && head % split.blocks == split.rank && at.channels.is_first() {
-            args.part_lse.store(at.part(args, at.part) * u64::from(HEADS) + u64::from(head), lse);
+            args.part_lse.store(
+                at.heads.part(args, at.heads.part) * u64::from(HEADS) + u64::from(head),
+                lse,
+            );
         }
         if !is_part
             && args.params.lse_heads > 0
             && split.rank == 0
             && at.channels.is_first()
-            && at.first_head + head < args.params.heads
+            && head < at.heads.count(args)
         {
-            args.lse.store(at.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
+            args.lse.store(at.heads.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
         }
     }
 }
@@ -236,7 +238,7 @@ unsafe fn write_heads<W: Which, const N: usize>(
     unsafe {
         let turn = last_turn(small);
         let mut head = split.rank + split.blocks * thread::warp_id();
-        while head < HEADS && at.first_head + head < args.params.heads {
+        while head < at.heads.count(args) {
             let mut values = [[0.0_f32; 4]; N];
             unroll::<{ BLOCKS as usize }>(|i| {
                 let rank = i as u32;
@@ -256,7 +258,7 @@ unsafe fn write_heads<W: Which, const N: usize>(
                     });
                 }
             });
-            if W::HAS_PARTS && at.parts > 1 {
+            if W::HAS_PARTS && at.heads.parts > 1 {
                 parts::store(args, at, head, values);
             } else {
                 store_head(args, at, head, (values, turn));

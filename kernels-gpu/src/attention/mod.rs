@@ -49,7 +49,7 @@ use memory::{
 };
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
-use source::{Channels, Keys, Place, Row, Source, Split};
+use source::{Channels, Heads, Keys, Place, Row, Source, Split};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
@@ -104,7 +104,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             return;
         }
         let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
-        let at = Place { query, first_head, part, parts, split, channels };
+        let heads = Heads { query, first: first_head, part, parts };
+        let at = Place { heads, split, channels };
         let small = Small::new();
         let own = own_tiles(keys, split);
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.

@@ -28,7 +28,7 @@ pub unsafe fn store_head<const N: usize>(
     (values, turn): ([[f32; 4]; N], [f32; 4]),
 ) {
     let channel = at.first_channel() + 4 * thread::lane_id();
-    let to = (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
+    let to = (at.heads.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
     let has_rotary = N == QUARTERS || at.channels.has_rotary();
     unroll::<N>(|n| {
         let is_turned = n + 1 == N && has_rotary;

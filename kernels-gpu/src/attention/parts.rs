@@ -10,14 +10,14 @@ use simt::thread;
 use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::softmax::finite;
-use super::source::{Channels, Place, Split, Which};
+use super::source::{Channels, Heads, Place, Split, Which};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Element of the parts' sums where those of head `head` of part `part` start for the lane.
 #[inline(always)]
 fn sums_of(args: &Attend, at: Place, part: u32, head: u32) -> u64 {
-    let row = at.part(args, part) * u64::from(HEADS) + u64::from(head);
+    let row = at.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
     row * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id())
 }
 
@@ -27,7 +27,7 @@ fn sums_of(args: &Attend, at: Place, part: u32, head: u32) -> u64 {
 /// As [`super::merge::write`], in a launch with several parts.
 #[inline(always)]
 pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values: [[f32; 4]; N]) {
-    let to = sums_of(args, at, at.part, head) + u64::from(at.first_channel());
+    let to = sums_of(args, at, at.heads.part, head) + u64::from(at.first_channel());
     unroll::<N>(|n| {
         let words = values[n].map(f32::to_bits);
         // SAFETY: by this function's own contract.
@@ -44,19 +44,12 @@ pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values:
 pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
     const WARPS: u32 = THREADS / 32;
     let Split { blocks, rank, .. } = at.split;
-    // SAFETY: between two barriers one thread fences what the block has stored, arrives, and fences what others stored
-    // before they arrived.
+    // SAFETY: one thread arrives, between two barriers.
     unsafe {
         PART_WRITTEN.sync();
         if thread::thread_idx_x() == 0 {
-            let counter = at.group(args) * u64::from(W::BLOCKS) + u64::from(rank);
-            let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
-            fence_device();
-            let is_last = arrivals.add(1) == at.parts * at.channels.halves - 1;
-            fence_device();
-            if is_last {
-                arrivals.store(0);
-            }
+            let counter = at.heads.group(args) * u64::from(W::BLOCKS) + u64::from(rank);
+            let is_last = arrive(args, counter, at.heads.parts * at.channels.halves);
             small.counts.store(0, u32::from(is_last));
         }
         PART_WRITTEN.sync();
@@ -65,7 +58,7 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
         }
         let turn = last_turn(small);
         let all = Place { channels: Channels::ALL, ..at };
-        let is_there = |head: u32| head < HEADS && at.first_head + head < args.params.heads;
+        let is_there = |head: u32| head < at.heads.count(args);
         let mut head = rank + blocks * thread::warp_id();
         while is_there(head) {
             let other = head + blocks * WARPS;
@@ -81,8 +74,28 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
     }
 }
 
+/// Counts that the block has left its part, at counter `counter`; whether all `blocks` have that count there. The counter is 0 again then.
+///
+/// # Safety
+/// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts.
+#[inline(always)]
+pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
+    // SAFETY: by this function's own contract; the fences order what the block has stored before its arrival, and what
+    // others stored before theirs.
+    unsafe {
+        let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
+        fence_device();
+        let is_last = arrivals.add(1) == blocks - 1;
+        fence_device();
+        if is_last {
+            arrivals.store(0);
+        }
+        is_last
+    }
+}
+
 /// Parts whose loads are under way together.
-const AT_ONCE: usize = 2;
+pub const AT_ONCE: usize = 2;
 
 /// The results of two heads over all parts, four channels of each 128 a lane; their log-sum-exps are written if they are asked
 /// for.
@@ -94,22 +107,22 @@ unsafe fn add_up(args: &Attend, at: Place, heads: [u32; 2]) -> [[[f32; 4]; QUART
     // SAFETY: by this function's own contract.
     unsafe {
         let [a, b] = heads;
-        let mut sums = [Sum::new(args, at, a), Sum::new(args, at, b)];
+        let mut sums = [Sum::new(args, at.heads, a), Sum::new(args, at.heads, b)];
         let mut first = 0;
-        while first < at.parts {
+        while first < at.heads.parts {
             let lse = [lse_of(args, at, first, a), lse_of(args, at, first, b)];
-            unroll::<2>(|i| sums[i].raise(lse[i]));
+            unroll::<2>(|i| sums[i].softmax.raise(lse[i]));
             first += AT_ONCE as u32;
         }
         first = 0;
-        while first < at.parts {
+        while first < at.heads.parts {
             let lse = [lse_of(args, at, first, a), lse_of(args, at, first, b)];
             let values = [values_of(args, at, first, a), values_of(args, at, first, b)];
-            unroll::<2>(|i| sums[i].add(at.parts - first, lse[i], values[i]));
+            unroll::<2>(|i| sums[i].add(at.heads.parts - first, lse[i], values[i]));
             first += AT_ONCE as u32;
         }
         let [of_a, of_b] = sums;
-        [of_a.finish(args, at, a), of_b.finish(args, at, b)]
+        [of_a.finish(args, at.heads, a), of_b.finish(args, at.heads, b)]
     }
 }
 
@@ -121,9 +134,13 @@ unsafe fn add_up(args: &Attend, at: Place, heads: [u32; 2]) -> [[[f32; 4]; QUART
 unsafe fn lse_of(args: &Attend, at: Place, first: u32, head: u32) -> [f32; AT_ONCE] {
     array_from_fn(|i| {
         let part = first + i as u32;
-        let of_head = at.part(args, part) * u64::from(HEADS) + u64::from(head);
+        let of_head = at.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
         // SAFETY: by this function's own contract.
-        if part < at.parts { unsafe { args.part_lse.load(of_head) } } else { f32::NEG_INFINITY }
+        if part < at.heads.parts {
+            unsafe { args.part_lse.load(of_head) }
+        } else {
+            f32::NEG_INFINITY
+        }
     })
 }
 
@@ -139,7 +156,7 @@ unsafe fn values_of(
     head: u32,
 ) -> [[[u32; 4]; QUARTERS]; AT_ONCE] {
     array_from_fn(|i| {
-        let from = sums_of(args, at, (first + i as u32).min(at.parts - 1), head);
+        let from = sums_of(args, at, (first + i as u32).min(at.heads.parts - 1), head);
         // SAFETY: by this function's own contract.
         array_from_fn(|n| unsafe {
             args.part_sums.load_u32x4(from + u64::from(CHANNELS * n as u32))
@@ -147,12 +164,51 @@ unsafe fn values_of(
     })
 }
 
-/// A head's sum over parts: first all of [`Self::raise`], then all of [`Self::add`], in the order of the parts.
+/// A head's softmax over parts: first all of [`Self::raise`], then all of [`Self::weight`], in the order of the parts.
 #[derive(Clone, Copy)]
-struct Sum {
+pub struct Softmax {
     sink: f32,
     most: f32,
     total: f32,
+}
+
+impl Softmax {
+    /// Of a head with this sink.
+    #[inline(always)]
+    pub fn new(sink: f32) -> Self {
+        let sink = sink * core::f32::consts::LOG2_E;
+        Self { sink, most: sink, total: 0.0 }
+    }
+
+    /// Takes some parts into what weights are relative to.
+    #[inline(always)]
+    pub fn raise(&mut self, lse: [f32; AT_ONCE]) {
+        self.most = lse.iter().fold(self.most, |most, &lse| max(most, lse));
+        self.total = ex2(self.sink - finite(self.most));
+    }
+
+    /// The weight of the next part, whose denominator is `2^lse`.
+    #[inline(always)]
+    pub fn weight(&mut self, lse: f32) -> f32 {
+        let weight = ex2(lse - finite(self.most));
+        self.total += weight;
+        weight
+    }
+
+    /// What the weighted sum of all parts is multiplied by, and the natural logarithm of the whole denominator.
+    #[inline(always)]
+    pub fn end(self) -> (f32, f32) {
+        let Self { most, total, .. } = self;
+        let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+        let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
+        (scale, lse * core::f32::consts::LN_2)
+    }
+}
+
+/// A head's sum over parts: first all of [`Self::raise`], then all of [`Self::add`], in the order of the parts.
+#[derive(Clone, Copy)]
+struct Sum {
+    softmax: Softmax,
     values: [[f32; 4]; QUARTERS],
 }
 
@@ -160,28 +216,18 @@ impl Sum {
     /// # Safety
     /// As [`add_up`].
     #[inline(always)]
-    unsafe fn new(args: &Attend, at: Place, head: u32) -> Self {
+    unsafe fn new(args: &Attend, heads: Heads, head: u32) -> Self {
         // SAFETY: a head of the query, by this function's own contract.
-        let sink = unsafe { args.sinks.load(u64::from(at.first_head + head)) };
-        let sink = sink * core::f32::consts::LOG2_E;
-        Self { sink, most: sink, total: 0.0, values: [[0.0; 4]; QUARTERS] }
-    }
-
-    /// Takes some parts into what weights are relative to.
-    #[inline(always)]
-    fn raise(&mut self, lse: [f32; AT_ONCE]) {
-        self.most = lse.iter().fold(self.most, |most, &lse| max(most, lse));
-        self.total = ex2(self.sink - finite(self.most));
+        let sink = unsafe { args.sinks.load(u64::from(heads.first + head)) };
+        Self { softmax: Softmax::new(sink), values: [[0.0; 4]; QUARTERS] }
     }
 
     /// Adds the first `count` of some parts.
     #[inline(always)]
     fn add(&mut self, count: u32, lse: [f32; AT_ONCE], values: [[[u32; 4]; QUARTERS]; AT_ONCE]) {
-        let base = finite(self.most);
         unroll::<AT_ONCE>(|i| {
             if (i as u32) < count {
-                let weight = ex2(lse[i] - base);
-                self.total += weight;
+                let weight = self.softmax.weight(lse[i]);
                 self.values = array_from_fn(|n| {
                     array_from_fn(|j| self.values[n][j] + weight * f32::from_bits(values[i][n][j]))
                 });
@@ -192,15 +238,13 @@ impl Sum {
     /// # Safety
     /// As [`add_up`].
     #[inline(always)]
-    unsafe fn finish(self, args: &Attend, at: Place, head: u32) -> [[f32; 4]; QUARTERS] {
-        let Self { most, total, values, .. } = self;
-        let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+    unsafe fn finish(self, args: &Attend, heads: Heads, head: u32) -> [[f32; 4]; QUARTERS] {
+        let (scale, lse) = self.softmax.end();
         if args.params.lse_heads > 0 && thread::lane_id() == 0 {
-            let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
-            let to = at.row(args) + u64::from(head);
+            let to = heads.row(args) + u64::from(head);
             // SAFETY: by this function's own contract.
-            unsafe { args.lse.store(to, lse * core::f32::consts::LN_2) }
+            unsafe { args.lse.store(to, lse) }
         }
-        values.map(|quarter| quarter.map(|value| value * scale))
+        self.values.map(|quarter| quarter.map(|value| value * scale))
     }
 }

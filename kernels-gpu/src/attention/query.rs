@@ -80,7 +80,7 @@ pub unsafe fn start<const COPIES: bool, T, U>(
 /// As [`start`], in the first warpgroup.
 #[inline(always)]
 unsafe fn start_copies(args: &Attend, at: Place) {
-    let rows = (at.row(args), args.params.heads - at.first_head);
+    let rows = (at.heads.row(args), at.heads.count(args));
     // SAFETY: by this function's own contract; the whole shared memory of the block.
     unsafe { copy_ready::<GROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
 }
@@ -125,7 +125,7 @@ unsafe fn norm_and_rotate(args: &Attend, small: Small, at: Place) {
     const WARPS: u32 = THREADS / 32;
     /// Heads of a warp whose loads are under way together.
     const AT_ONCE: usize = 4;
-    let (row, heads) = (at.row(args), args.params.heads - at.first_head);
+    let (row, heads) = (at.heads.row(args), at.heads.count(args));
     let lane = thread::lane_id();
     let channel = HEAD_DIM / 2 + 8 * lane;
     let places = [0, SIXTEENS / 2].map(|first| {

@@ -128,14 +128,48 @@ impl Channels {
     }
 }
 
-/// The heads of a block, and which part of their keys it has.
+/// 64 heads of a query, and which part of their keys a block has.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Heads {
     pub query: u32,
-    pub first_head: u32,
+    pub first: u32,
     pub part: u32,
     /// Parts of the query's keys.
     pub parts: u32,
+}
+
+impl Heads {
+    /// The first head's row of the queries' heads.
+    #[inline(always)]
+    pub fn row(self, args: &Attend) -> u64 {
+        let row = u64::from(args.params.skipped) + u64::from(self.query);
+        row * u64::from(args.params.heads) + u64::from(self.first)
+    }
+
+    /// How many there are, 1 to 64, of a group that is one of the query's.
+    #[inline(always)]
+    pub fn count(self, args: &Attend) -> u32 {
+        (args.params.heads - self.first).min(HEADS)
+    }
+
+    /// Their number among those of all queries, 64 at a time.
+    #[inline(always)]
+    pub fn group(self, args: &Attend) -> u64 {
+        let groups = args.params.heads.div_ceil(HEADS);
+        u64::from(self.query) * u64::from(groups) + u64::from(self.first / HEADS)
+    }
+
+    /// Part `part` of these heads among all parts.
+    #[inline(always)]
+    pub fn part(self, args: &Attend, part: u32) -> u64 {
+        self.group(args) * u64::from(args.params.parts) + u64::from(part)
+    }
+}
+
+/// What a block has of its heads.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub heads: Heads,
     /// The blocks among which the part's keys are split.
     pub split: Split,
     /// Which of the channels of values it has.
@@ -143,30 +177,10 @@ pub struct Place {
 }
 
 impl Place {
-    /// The row of the queries' heads that the block's first head is.
-    #[inline(always)]
-    pub fn row(self, args: &Attend) -> u64 {
-        let row = u64::from(args.params.skipped) + u64::from(self.query);
-        row * u64::from(args.params.heads) + u64::from(self.first_head)
-    }
-
     /// The first channel that the block writes.
     #[inline(always)]
     pub const fn first_channel(self) -> u32 {
         HEAD_DIM / 2 * self.channels.half
-    }
-
-    /// The query's heads among those of all queries, 64 at a time.
-    #[inline(always)]
-    pub fn group(self, args: &Attend) -> u64 {
-        let groups = args.params.heads.div_ceil(HEADS);
-        u64::from(self.query) * u64::from(groups) + u64::from(self.first_head / HEADS)
-    }
-
-    /// Part `part` of these heads among all parts.
-    #[inline(always)]
-    pub fn part(self, args: &Attend, part: u32) -> u64 {
-        self.group(args) * u64::from(args.params.parts) + u64::from(part)
     }
 }
 

@@ -3,23 +3,28 @@
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::cluster::cluster_arrive;
-use simt::warpgroup::Rows;
+use simt::warpgroup::{Rows, fence_shared};
 use simt::{copy, thread, warp};
 
 use super::super::source::{Keys, Row, Source, Which};
 use super::super::unpack::KeyFormat;
-use super::memory::{Arrays, BLOCK, GROUP, SCORED, STAGE, TILE, TILES, WEIGHED, wait_for_cluster};
+use super::memory::{
+    Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, SCORED, THIRD_UNPACKED, TILE, TILES, UNPACKED,
+    VALUES_UNPACKED, wait_for_cluster,
+};
 use super::task::Task;
 use crate::fault_injection;
 use crate::row::StoredScales;
 use crate::unroll::{array_from_fn, unroll};
 
+/// Tiles of values whose loads begin together.
+const STAGE: u32 = 4;
 /// Keys that a thread finds.
 const KEYS: u32 = (TILES * TILE).div_ceil(BLOCK);
 /// Panels of E4M3 channels; the one behind them is rotary.
 const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 
-/// Finds the rows of the query's keys, of one tile at least; how many of the warp's keys are listed and cannot be read.
+/// Finds the rows of the part's keys, of one tile at least; how many of the warp's keys are listed and cannot be read.
 ///
 /// # Safety
 /// `keys` are a live query's; the pointers have the shapes of the kernel table; all threads of the block call it, and a barrier
@@ -28,10 +33,12 @@ const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 pub unsafe fn find<W: Which>(source: Source<'_>, keys: Keys, task: Task, arrays: Arrays) -> u32 {
     let thread = thread::thread_idx_x();
     let tile = |i: usize| thread / TILE + BLOCK / TILE * i as u32;
-    // Each step of both keys before the next, which waits for what it loaded.
+    let end = keys.first_tile + task.tiles;
+    // Each step of all keys before the next, which waits for what it loaded.
     // SAFETY: by this function's own contract; words by one thread each.
     unsafe {
-        let listed = [0, 1].map(|i| keys.list::<W>(source, (tile(i), thread % TILE), task.tiles));
+        let listed = [0, 1, 2]
+            .map(|i| keys.list::<W>(source, (keys.first_tile + tile(i), thread % TILE), end));
         let located = listed.map(|listed| keys.locate::<W>(source, listed));
         let mut refused = 0;
         unroll::<{ KEYS as usize }>(|i| {
@@ -118,48 +125,89 @@ unsafe fn copy_rotary<const N: usize>(row: Row, (panel, key): (Rows<N>, u32), ar
     });
 }
 
-/// Unpacks the rows of the keys that the block scores: four lanes a row. If it scores one tile, half of the block has four panels of each
-/// row, and half the others. Copies are the threads' last group, and still under way.
+/// Unpacks the rows of the keys that the block scores, four lanes a row: all threads those of the first two tiles, and the unpacking
+/// warpgroups those of the third, once the first is not read any more. If the block scores one tile, half of it has four panels of each row,
+/// and half the others.
 ///
 /// # Safety
-/// Rows are found, and a barrier has passed; all threads of the block call it.
+/// Rows are found, and a barrier has passed; all threads of the block call it, and have arrived at a barrier of the cluster; the multiplying
+/// warpgroups then wait at [`UNPACKED`] and for the cluster, and call [`super::scores::multiply`]. The others have arrived at the next
+/// barrier of the cluster when this returns.
 #[inline(always)]
-pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
+pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, group: u32, arrays: Arrays) {
     let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
-    let (tile, first, end) = if task.own == 2 { (half, 0, 8) } else { (0, 4 * half, 4 * half + 4) };
+    let (mut tile, mut panels) =
+        if task.own >= 2 { (half, [0, 8]) } else { (0, [4 * half, 4 * half + 4]) };
+    // In a loop, so that the third tile is no more code.
     // SAFETY: by this function's own contract.
     unsafe {
-        if task.own > 0 {
-            let row = row_of(source, arrays, (task.first + tile, key));
-            let coded = if end < CODED { end } else { CODED };
-            let to = arrays.keys(tile);
-            // All loads before any of them is waited for.
-            let codes: [[u32; 4]; CODED as usize] = array_from_fn(|i| {
-                let panel = first + i as u32;
-                if panel < coded { load_codes(row, panel) } else { [0; 4] }
-            });
-            let scales = F::load_scales(row.planes.scale, row.row);
-            if end > CODED {
-                copy_rotary(row, (to.panel(CODED), key), arrays);
+        loop {
+            if tile < task.own {
+                unpack_panels::<F>(source, task, (tile, key, panels), arrays);
             }
-            unroll::<{ CODED as usize }>(|i| {
-                let panel = first + i as u32;
-                if panel < coded {
-                    let piece = (codes[i], scales, row.is_there);
-                    unpack_piece::<F, true, _>(piece, panel, (to.panel(panel), key), arrays);
-                }
-            });
-            if row.is_there && (!F::is_plain(scales) || F::has_nan(&codes)) {
-                // Once more, which is seldom: in a loop, so that it is little code.
-                let mut panel = first;
-                while panel < coded {
-                    let piece = (load_codes(row, panel), scales, true);
-                    unpack_piece::<F, false, _>(piece, panel, (to.panel(panel), key), arrays);
-                    panel += 1;
-                }
+            copy::commit_group();
+            copy::wait_for_groups::<0>();
+            fence_shared();
+            if group < 2 {
+                return;
+            }
+            if tile == 2 {
+                THIRD_UNPACKED.arrive();
+                return;
+            }
+            UNPACKED.arrive();
+            wait_for_cluster();
+            cluster_arrive();
+            if task.own <= 2 {
+                return;
+            }
+            FIRST_SCORED.sync();
+            (tile, panels) = (2, [0, 8]);
+        }
+    }
+}
+
+/// Unpacks the lane's channels of some panels of row `key` of the block's tile `tile`.
+///
+/// # Safety
+/// As [`unpack`]; nobody reads the tile's place any more.
+#[inline(always)]
+unsafe fn unpack_panels<F: KeyFormat>(
+    source: Source<'_>,
+    task: Task,
+    (tile, key, [first, end]): (u32, u32, [u32; 2]),
+    arrays: Arrays,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let row = row_of(source, arrays, (task.first + tile, key));
+        let coded = if end < CODED { end } else { CODED };
+        let to = arrays.keys(tile);
+        // All loads before any of them is waited for.
+        let codes: [[u32; 4]; CODED as usize] = array_from_fn(|i| {
+            let panel = first + i as u32;
+            if panel < coded { load_codes(row, panel) } else { [0; 4] }
+        });
+        let scales = F::load_scales(row.planes.scale, row.row);
+        if end > CODED {
+            copy_rotary(row, (to.panel(CODED), key), arrays);
+        }
+        unroll::<{ CODED as usize }>(|i| {
+            let panel = first + i as u32;
+            if panel < coded {
+                let piece = (codes[i], scales, row.is_there);
+                unpack_piece::<F, true, _>(piece, panel, (to.panel(panel), key), arrays);
+            }
+        });
+        if row.is_there && (!F::is_plain(scales) || F::has_nan(&codes)) {
+            // Once more, which is seldom: in a loop, so that it is little code.
+            let mut panel = first;
+            while panel < coded {
+                let piece = (load_codes(row, panel), scales, true);
+                unpack_piece::<F, false, _>(piece, panel, (to.panel(panel), key), arrays);
+                panel += 1;
             }
         }
-        copy::commit_group();
     }
 }
 
@@ -173,11 +221,9 @@ pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Array
 pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
     let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
     // The first stage whose places are free when the block's products are done.
-    let blocked = if task.own < 2 { 1 } else { 0 };
+    let blocked = if task.own < 2 { FREE / STAGE } else { 0 };
     // SAFETY: by this function's own contract.
     unsafe {
-        wait_for_cluster();
-        cluster_arrive();
         if task.has_rotary() {
             copy_all_rotary(source, (task, blocked), key, arrays);
         } else {
@@ -186,7 +232,7 @@ pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays
         wait_for_cluster();
         cluster_arrive();
         copy::wait_for_groups::<0>();
-        WEIGHED.arrive();
+        VALUES_UNPACKED.arrive();
         wait_for_cluster();
     }
 }
@@ -210,7 +256,7 @@ unsafe fn copy_all_rotary(
                 SCORED.sync();
             }
             if tile < task.tiles {
-                let to = (arrays.values(task.own, tile).panel(0), key);
+                let to = (arrays.values(tile).panel(0), key);
                 copy_rotary(row_of(source, arrays, (tile, key)), to, arrays);
             }
             tile += 1;
@@ -240,7 +286,7 @@ unsafe fn unpack_all<F: KeyFormat>(
             if stage == blocked {
                 SCORED.sync();
             }
-            let place = |tile: u32| (arrays.values(task.own, tile).panel(0), key);
+            let place = |tile: u32| (arrays.values(tile).panel(0), key);
             let mut are_plain = true;
             unroll::<{ STAGE as usize }>(|i| {
                 let tile = STAGE * stage + i as u32;

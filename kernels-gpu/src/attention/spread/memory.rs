@@ -23,15 +23,24 @@ pub const PANEL: u32 = Panels::<0>::WORDS;
 const MATRIX: u32 = 8 * PANEL;
 /// First words of the queries, behind two tiles of keys.
 pub const QUERIES: u32 = 2 * MATRIX;
-/// Words of the three matrices, in whose places the tiles' weights and values come.
-const WORDS: usize = 3 * MATRIX as usize;
-/// Words of a tile's weights and values.
-const SLOT: u32 = 2 * PANEL;
-/// Tiles whose weights and values come in the place of one matrix.
-pub const STAGE: u32 = MATRIX / SLOT;
+/// Words of the three matrices, in whose places the tiles' values and weights come.
+pub const WORDS: usize = 3 * MATRIX as usize;
+/// Tiles whose values come where the second tile of keys is: nothing is there in a block that scores fewer than two.
+pub const FREE: u32 = MATRIX / PANEL;
+/// Most tiles of a multiplying warpgroup whose weights are in shared memory, or on their way there, if the part has up to
+/// [`SHORT`] tiles, and if it has more.
+pub const DEPTH: u32 = 6;
+pub const SMALL_DEPTH: u32 = 3;
+pub const SHORT: u32 = 12;
 /// Channels of values that a block has: a panel.
 pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
-const _: () = assert!(TILES == 3 * STAGE && 2 * PANEL == TILE * CHANNELS);
+/// Where the weights of each multiplying warpgroup come: behind the values of all tiles, where the queries were; and where short parts
+/// leave room, the second one's where the first tile of keys was.
+const WEIGHTS: u32 = TILES * PANEL;
+const SHORT_SECOND_WEIGHTS: u32 = (SHORT + FREE - TILES) * PANEL;
+const _: () = assert!(WEIGHTS >= QUERIES && WEIGHTS + DEPTH * PANEL == WORDS as u32);
+const _: () = assert!(SHORT_SECOND_WEIGHTS + DEPTH * PANEL == MATRIX && 2 * SMALL_DEPTH == DEPTH);
+const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
 
@@ -39,8 +48,8 @@ pub type Memory = Shared<u32, WORDS>;
 pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
-/// Sums of weights, `[tiles, 64, 4]` f32.
-pub type Sums = Shared<u32, { (TILES * TILE * 4) as usize }>;
+/// Sums of weights, `[2, 6, 64, 4]` f32: of each head's four threads.
+pub type Sums = Shared<u32, { (2 * DEPTH * TILE * 4) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
@@ -87,40 +96,56 @@ impl Arrays {
         unsafe { Panels::at(self.memory, first) }
     }
 
-    /// The block's tile of keys `tile`, 0 or 1.
+    /// The block's tile of keys `tile`: the third comes where the first was.
     #[inline(always)]
     pub fn keys(self, tile: u32) -> Panels<WORDS> {
-        self.panels(tile * MATRIX)
+        self.panels(tile % 2 * MATRIX)
     }
 
-    /// The weights of tile `tile` of the query's, a row a head, in a block that scores `own` tiles.
+    /// The weights of a tile, a row a head: place `place` of those of a warpgroup, which start at word `first` ([`first_weights`]).
     #[inline(always)]
-    pub fn weights(self, own: u32, tile: u32) -> Rows<WORDS> {
-        self.panels(slot(own, tile)).panel(0)
+    pub fn weights(self, first: u32, place: u32) -> Rows<WORDS> {
+        self.panels(first + place * PANEL).panel(0)
     }
 
-    /// The block's channels of the values of tile `tile`.
+    /// The block's channels of the values of tile `tile`. Those of the first [`FREE`] tiles come where the second tile of keys is.
     #[inline(always)]
-    pub fn values(self, own: u32, tile: u32) -> Panels<WORDS> {
-        self.panels(slot(own, tile) + PANEL)
+    pub fn values(self, tile: u32) -> Panels<WORDS> {
+        self.panels((tile + FREE) % TILES * PANEL)
     }
 }
 
-/// First word of what tile `tile` of the query's has once its scores are known. Tiles of the first stage come where no keys are, if
-/// the block scores fewer than two tiles; those of the last one where the queries were.
+/// How many tiles' weights each multiplying warpgroup has room for, in a part of `tiles` tiles.
 #[inline(always)]
-pub const fn slot(own: u32, tile: u32) -> u32 {
-    let stage = tile / STAGE;
-    let matrix = if stage == 2 { QUERIES } else { (own + stage) % 2 * MATRIX };
-    matrix + tile % STAGE * SLOT
+pub const fn depth(tiles: u32) -> u32 {
+    if tiles <= SHORT { DEPTH } else { SMALL_DEPTH }
 }
 
-/// The rows of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups arrive, the others wait.
+/// The first word of those of warpgroup `group`.
+#[inline(always)]
+pub const fn first_weights(depth: u32, group: u32) -> u32 {
+    if group == 0 {
+        WEIGHTS
+    } else if depth == DEPTH {
+        SHORT_SECOND_WEIGHTS
+    } else {
+        WEIGHTS + SMALL_DEPTH * PANEL
+    }
+}
+
+/// First word of what the multiplying warpgroups tell each other in the end, where weights were.
+pub const ENDS: u32 = WEIGHTS;
+
+/// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups arrive, the others wait.
 pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK);
+/// The first of three tiles of keys is not read any more. The first warpgroup arrives, the unpacking ones wait.
+pub const FIRST_SCORED: NamedBarrier = NamedBarrier::new(5, 3 * GROUP);
+/// The third tile of keys is unpacked. The unpacking warpgroups arrive, the first waits.
+pub const THIRD_UNPACKED: NamedBarrier = NamedBarrier::new(6, 3 * GROUP);
 /// The block's keys and queries are not read any more. The multiplying warpgroups arrive, the others wait.
 pub const SCORED: NamedBarrier = NamedBarrier::new(2, BLOCK);
-/// All weights and values are there. The unpacking warpgroups arrive, the others wait.
-pub const WEIGHED: NamedBarrier = NamedBarrier::new(3, BLOCK);
+/// All values are there. The unpacking warpgroups arrive, the others wait.
+pub const VALUES_UNPACKED: NamedBarrier = NamedBarrier::new(3, BLOCK);
 /// What the multiplying warpgroups tell each other is there.
 pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(4, 2 * GROUP);
 

@@ -12,67 +12,69 @@
 
 mod keys;
 mod memory;
+mod parts;
 mod scores;
 mod sums;
 mod task;
 
 use simt::cluster::{block_rank, cluster_arrive, cluster_arrive_release};
-use simt::warpgroup::fence_shared;
 use simt::{copy, thread, warp};
 
 use super::memory::HEADS;
 use super::query::copy_ready;
-use super::source::{Keys, Source, Which};
+use super::source::{Heads, Keys, Source, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
-use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, WEIGHED, wait_for_cluster};
+use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, wait_for_cluster};
 pub use memory::{BLOCK, SHARED_BYTES};
 pub use task::CLUSTER_WORDS;
-use task::{Task, rows_of};
+use task::Task;
 
-/// Attention of 64 heads of a query that has at most [`kv_layout::attention::SPREAD_TILES`] tiles of keys, normed and rotated.
+/// Attention of 64 heads of a query, normed and rotated, each part of whose keys is at most [`kv_layout::attention::SPREAD_TILES`] tiles.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; a window and `entry_rows` are no more tiles than that; all threads of a launch of
-/// grid `(8 * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
+/// Pointers and shapes as in the kernel table; parts of a window and `entry_rows` are no more tiles than that; all threads of a launch of
+/// grid `(8 * parts * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
-    let (query, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
-    let first_head = thread::block_idx_y() * HEADS;
+    let (cluster, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
+    let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
+    let (query, part) = (cluster / most_parts, cluster % most_parts);
+    let first = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what branches on the
     // warpgroup has the same barriers in the same order.
     unsafe {
         let (arrays, source) = (Arrays::new(), Source(&args));
         // Before anything that waits for a load; of padding too.
-        let rows = rows_of(&args, (query, first_head));
+        let heads = Heads { query, first, part, parts: 1 };
+        let rows = (heads.row(&args), heads.count(&args));
         copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
         let keys = Keys::of::<W>(&args, query);
-        let counts = rank == 0 && first_head == 0;
-        let is_first = counts && thread::warp_id() == 0;
+        let parts = keys.parts::<W>();
+        let counts = rank == 0 && first == 0;
+        let is_first = counts && part == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        if !keys.is_live {
+        if !keys.is_live || part >= parts {
             copy::wait_for_groups::<0>();
             return;
         }
-        let tiles = keys.tiles;
-        let [first, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
+        let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
+        let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
+        let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
         let second = if args.params.split == 2 { tiles / 2 } else { tiles };
-        let task = Task { query, first_head, rank, tiles, first, own: end - first, second };
+        let task = Task { heads, rank, tiles, first: own, own: end - own, second };
         // All blocks have started before any writes into another's shared memory.
         cluster_arrive();
         let refused = keys::find::<W>(source, keys, task, arrays);
         fault::count(args.faults, thread::lane_id(), if counts { refused } else { 0 });
         sums::start(&args, keys, task, arrays);
         thread::sync_threads();
-        keys::unpack::<F>(source, task, arrays);
-        copy::wait_for_groups::<0>();
-        fence_shared();
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
+        keys::unpack::<F>(source, task, group, arrays);
         if group >= 2 {
-            UNPACKED.arrive();
             keys::unpack_values::<F>(source, task, arrays);
             return;
         }
@@ -82,16 +84,10 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         let scores = scores::multiply(task, arrays, group);
         cluster_arrive_release();
         wait_for_cluster();
-        if group < task.own {
-            scores::weigh(&args, task, arrays, (scores, task.first + group));
-        }
+        scores::weigh(&args, task, arrays, (scores, group));
         cluster_arrive_release();
         wait_for_cluster();
-        scores::copy_weights(&args, task, arrays);
-        copy::wait_for_groups::<0>();
-        WEIGHED.sync();
-        fence_shared();
-        let sum = sums::multiply(task, arrays, group);
-        sums::write(&args, task, arrays, (sum, group, sinks));
+        let sum = sums::multiply(&args, task, arrays, group);
+        sums::write::<W>(&args, task, arrays, (sum, group, sinks));
     }
 }

@@ -1,39 +1,61 @@
 //! Queries times the keys of the block's tiles, and the tiles' weights.
 
-use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
-use simt::{copy, thread, warp};
+use simt::warpgroup::{Fragments, Rows, start_bf16_m64n64k512};
+use simt::{thread, warp};
 
 use super::super::memory::HEADS;
 use super::super::softmax::{SLACK, first_row, largest, store_weights};
 use super::super::source::is_none;
-use super::memory::{Arrays, BLOCKS, GROUP, PANEL, QUERIES, SCORED, TILE};
+use super::memory::{
+    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, SMALL_DEPTH, THIRD_UNPACKED, TILE,
+    WORDS, first_weights,
+};
 use super::task::Task;
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
-/// The scores of the warpgroup's tile, if it has one: warpgroup `group` has tile `group` of the block's. Tells all blocks the heads'
-/// largest scores.
+/// The scores of a warpgroup's tiles: of its last one, and of the one before.
+pub type Scores = [Fragments; 2];
+
+/// How many of the block's tiles warpgroup `group` scores: 0, 1 or 2. The first has the first tile and the third, the second the second.
+#[inline(always)]
+pub const fn tiles_of(task: Task, group: u32) -> u32 {
+    (task.own + 1 - group) / 2
+}
+
+/// The scores of the warpgroup's tiles. Tells all blocks the heads' largest scores of each.
 ///
 /// # Safety
-/// Keys and queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all threads of a multiplying
-/// warpgroup call it together; a barrier of the cluster follows.
+/// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
+/// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::keys::unpack_values`]; a barrier
+/// of the cluster follows.
 #[inline(always)]
-pub unsafe fn multiply(task: Task, arrays: Arrays, group: u32) -> Fragments {
+pub unsafe fn multiply(task: Task, arrays: Arrays, group: u32) -> Scores {
+    let mut scores: Scores = [[[0.0; 4]; 8]; 2];
+    let mut of_block = group;
     // SAFETY: by this function's own contract.
     unsafe {
-        if group >= task.own {
+        if of_block >= task.own {
             SCORED.arrive();
-            return [[0.0; 4]; 8];
         }
-        let tile = task.first + group;
-        let scores = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(group));
-        let none = none_of(arrays, tile);
-        let scores = scores.wait::<0>();
-        SCORED.arrive();
-        let scores = mask(scores, none);
-        tell(arrays, tile, [0, 1].map(|i| largest(scores, i)));
-        scores
+        while of_block < task.own {
+            if of_block >= 2 {
+                THIRD_UNPACKED.sync();
+            }
+            let products = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(of_block));
+            let none = none_of(arrays, task.first + of_block);
+            let products = products.wait::<0>();
+            if of_block + 2 < task.own {
+                FIRST_SCORED.arrive();
+            } else {
+                SCORED.arrive();
+            }
+            scores = [mask(products, none), scores[0]];
+            tell(arrays, task.first + of_block, [0, 1].map(|i| largest(scores[0], i)));
+            of_block += 2;
+        }
     }
+    scores
 }
 
 /// Which of the thread's keys of tile `tile` there are none of: bit `2 n + i` for its key `i` of the eight from key `8 n` on.
@@ -99,61 +121,89 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     [raise(0), raise(1)]
 }
 
-/// Leaves the weights of a tile, and each thread's sums of them, in the memory for exchange, weights as they lie in shared memory.
+/// Leaves the weights of the warpgroup's tiles, and each thread's sums of them, in the memory for exchange, weights as they lie in
+/// shared memory.
 ///
 /// # Safety
 /// All largest scores are there; all threads of the warpgroup call it together; a barrier of the cluster follows.
 #[inline(always)]
-pub unsafe fn weigh(args: &Attend, task: Task, arrays: Arrays, (scores, tile): (Fragments, u32)) {
+pub unsafe fn weigh(args: &Attend, task: Task, arrays: Arrays, (scores, group): (Scores, u32)) {
+    let (mut left, mut scores) = (tiles_of(task, group), scores);
+    while left > 0 {
+        left -= 1;
+        // SAFETY: by this function's own contract.
+        unsafe { weigh_tile(args, task, arrays, (scores[0], task.first + group + 2 * left, group)) }
+        scores[0] = scores[1];
+    }
+}
+
+/// The same for one tile.
+///
+/// # Safety
+/// As [`weigh`].
+#[inline(always)]
+unsafe fn weigh_tile(
+    args: &Attend,
+    task: Task,
+    arrays: Arrays,
+    (scores, tile, group): (Fragments, u32, u32),
+) {
     let (row, quarter) = (first_row(), thread::lane_id() % 4);
     let mut base = [f32::NEG_INFINITY; 2];
     let mut before = if tile >= task.second { task.second } else { 0 };
-    // SAFETY: by this function's own contract; the tile's place is free once the block's products are done; a warp
-    // reads its own rows alone.
+    // SAFETY: by this function's own contract; weights come where the queries were, which are not read once the block's
+    // products are done; a warp reads its own rows alone.
     unsafe {
         while before <= tile {
             base = raised(arrays, base, before);
             before += 1;
         }
-        let weights = arrays.weights(task.own, tile);
+        let weights = arrays.weights(first_weights(SMALL_DEPTH, group), 0);
         let sum = store_weights(scores, base, (arrays.memory, weights));
         warp::sync_warp();
         let to = task.exchange(args, tile);
-        // The warp's 16 rows, in their own order of words.
-        let first = PANEL / 4 * (thread::warp_id() % 4) + 4 * thread::lane_id();
+        let first = first_word();
         unroll::<4>(|i| {
             let at = first + GROUP * i as u32;
             let words = arrays.memory.load_u32x4(weights.word(0, 0) + at);
             args.exchange.store_u32x4(to + u64::from(at), words);
         });
+        warp::sync_warp();
         let of_row = to + u64::from(PANEL + 4 * row + quarter);
         args.exchange.store(of_row, sum[0].to_bits());
         args.exchange.store(of_row + 32, sum[1].to_bits());
     }
 }
 
-/// Copies all tiles' weights and sums of weights to shared memory.
+/// The first of the lane's words of a tile's weights: fours of the warp's 16 rows, in their own order.
+#[inline(always)]
+fn first_word() -> u32 {
+    PANEL / 4 * (thread::warp_id() % 4) + 4 * thread::lane_id()
+}
+
+/// Starts copies of a tile's weights and sums of weights to shared memory, those of the warp's rows.
 ///
 /// # Safety
-/// All are left, and a barrier of the cluster has passed; all threads of the multiplying warpgroups call it together.
+/// All are left, and a barrier of the cluster has passed; all lanes of a warp of the warpgroup that has these places call it together, and read
+/// what was there no more.
 #[inline(always)]
-pub unsafe fn copy_weights(args: &Attend, task: Task, arrays: Arrays) {
-    let word = 4 * thread::thread_idx_x();
-    let mut tile = 0;
-    while tile < task.tiles {
-        let (to, from) = (arrays.weights(task.own, tile).word(0, 0), task.exchange(args, tile));
-        // SAFETY: by this function's own contract; 16 bytes a thread.
-        unsafe {
-            unroll::<2>(|i| {
-                let at = word + PANEL / 2 * i as u32;
-                arrays.memory.copy_from_mut(to + at, args.exchange, from + u64::from(at));
-            });
-            if word < 4 * HEADS {
-                let sums = from + u64::from(PANEL + word);
-                arrays.sums.copy_from_mut(4 * HEADS * tile + word, args.exchange, sums);
-            }
+pub unsafe fn copy_weights(
+    args: &Attend,
+    arrays: Arrays,
+    (weights, sums): (Rows<WORDS>, u32),
+    from: u64,
+) {
+    let (to, first) = (weights.word(0, 0), first_word());
+    // SAFETY: by this function's own contract; 16 bytes once.
+    unsafe {
+        unroll::<4>(|i| {
+            let at = first + GROUP * i as u32;
+            arrays.memory.copy_from_mut(to + at, args.exchange, from + u64::from(at));
+        });
+        // The sums of 16 rows are four a lane of half a warp.
+        if thread::lane_id() < 16 {
+            let at = HEADS * (thread::warp_id() % 4) + 4 * thread::lane_id();
+            arrays.sums.copy_from_mut(sums + at, args.exchange, from + u64::from(PANEL + at));
         }
-        tile += 1;
     }
-    copy::commit_group();
 }

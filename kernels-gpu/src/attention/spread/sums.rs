@@ -2,15 +2,19 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::math::approx::ex2;
-use simt::warpgroup::{Fragments, InFlight, start_bf16_m64n64k64};
-use simt::{thread, warp};
+use simt::warpgroup::{Fragments, InFlight, fence_shared, start_bf16_m64n64k64};
+use simt::{copy, thread, warp};
 
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
-use super::super::source::Keys;
-use super::memory::{Arrays, CHANNELS, GROUP, MULTIPLIED, slot};
-use super::scores::raised;
+use super::super::source::{Keys, Which};
+use super::memory::{
+    Arrays, CHANNELS, DEPTH, ENDS, GROUP, MULTIPLIED, SMALL_DEPTH, VALUES_UNPACKED, depth,
+    first_weights,
+};
+use super::parts::{self, Half};
+use super::scores::{copy_weights, raised};
 use super::task::Task;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
@@ -37,10 +41,14 @@ pub unsafe fn start(args: &Attend, keys: Keys, task: Task, arrays: Arrays) {
 /// Pointers and shapes as in the kernel table.
 #[inline(always)]
 pub unsafe fn load_sinks(args: &Attend, task: Task) -> [f32; 2] {
-    let (row, (_, heads)) = (first_row(), task.rows(args));
+    let (row, heads) = (first_row(), task.heads.count(args));
     let load = |row: u32| {
         // SAFETY: by this function's own contract.
-        if row < heads { unsafe { args.sinks.load(u64::from(task.first_head + row)) } } else { 0.0 }
+        if row < heads {
+            unsafe { args.sinks.load(u64::from(task.heads.first + row)) }
+        } else {
+            0.0
+        }
     };
     [load(row), load(row + 8)]
 }
@@ -57,29 +65,61 @@ pub struct Sum {
 /// Multiplies weights by values: warpgroup 0 those of the first sum's tiles, warpgroup 1 those of the second's.
 ///
 /// # Safety
-/// Weights, their sums and values are there, fenced behind a barrier; all threads of a multiplying warpgroup call it together.
+/// Weights and their sums are left, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
+/// those of the unpacking ones [`super::keys::unpack_values`].
 #[inline(always)]
-pub unsafe fn multiply(task: Task, arrays: Arrays, group: u32) -> Sum {
+pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
     let (mut tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
     let none = [f32::NEG_INFINITY; 2];
     let mut sum = Sum { values: [[0.0; 4]; 8], base: none, total: [0.0; 2] };
-    // SAFETY: by this function's own contract.
+    // SAFETY: by this function's own contract. A warp's products read weights of its own rows alone, which its lanes have copied;
+    // those of a tile are read no more when its product is done.
     unsafe {
         let mut base = if tile < end { raised(arrays, none, tile) } else { none };
-        while tile < end {
+        let depth = depth(task.tiles);
+        let places = (first_weights(depth, group), DEPTH * group * (4 * HEADS));
+        let place = |at: u32| (arrays.weights(places.0, at), places.1 + at * (4 * HEADS));
+        // The next tile to copy, and tiles that are copied before the first product; held, so that they are no more code.
+        let (mut next, first_copies) = (tile, thread::hold_u32(tile + depth));
+        // Places of the tile to copy, and to multiply.
+        let (mut copied, mut read) = (0, 0);
+        loop {
+            if next < end {
+                copy_weights(args, arrays, place(copied), task.exchange(args, next));
+            }
+            copy::commit_group();
+            (next, copied) = (next + 1, if copied + 1 == depth { 0 } else { copied + 1 });
+            if next < first_copies {
+                continue;
+            }
+            if next == first_copies {
+                VALUES_UNPACKED.sync();
+            }
+            if tile >= end {
+                break;
+            }
+            if depth == DEPTH {
+                copy::wait_for_groups::<{ DEPTH as usize - 1 }>();
+            } else {
+                copy::wait_for_groups::<{ SMALL_DEPTH as usize - 1 }>();
+            }
+            // Of the values too, which other threads have written.
+            fence_shared();
+            warp::sync_warp();
             sum = raise(sum, base);
-            let (weights, values) = (arrays.weights(task.own, tile), arrays.values(task.own, tile));
+            let ((weights, sums), values) = (place(read), arrays.values(tile));
             let product = start_bf16_m64n64k64(weights, values, InFlight::idle(sum.values));
-            let of_row = 4 * (HEADS * tile + first_row()) + thread::lane_id() % 4;
+            let of_row = sums + 4 * first_row() + thread::lane_id() % 4;
             let more = [arrays.sums.load(of_row), arrays.sums.load(of_row + 32)];
             let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(more[i]));
-            tile += 1;
+            (tile, read) = (tile + 1, if read + 1 == depth { 0 } else { read + 1 });
             if tile < end {
                 base = raised(arrays, sum.base, tile);
             }
             // Held, so that they are computed before the product is waited for.
             (sum.total, base) = (total.map(thread::hold_f32), base.map(thread::hold_f32));
             sum.values = product.wait::<0>();
+            warp::sync_warp();
         }
         sum.total = sum.total.map(|total| {
             let total = total + warp::shuffle_xor_f32(total, 1);
@@ -111,12 +151,13 @@ unsafe fn raise(sum: Sum, base: [f32; 2]) -> Sum {
     Sum { values, base, total: [sum.total[0] * x, sum.total[1] * y] }
 }
 
-/// Adds up the two sums, and writes the block's channels of the heads, and the log-sum-exps if they are asked for.
+/// Adds up the two sums, and the parts if there are several and the block is last, and writes the block's channels of the heads, and the
+/// log-sum-exps if they are asked for.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together.
 #[inline(always)]
-pub unsafe fn write(
+pub unsafe fn write<W: Which>(
     args: &Attend,
     task: Task,
     arrays: Arrays,
@@ -126,48 +167,38 @@ pub unsafe fn write(
     unsafe {
         leave_ends(arrays, sum, group);
         MULTIPLIED.sync();
-        let share = [0, 1].map(|i| share(args, task, arrays, (group, i, sinks[i as usize])));
+        let share = [0, 1].map(|i| share::<W>(args, task, arrays, (group, i, sinks[i as usize])));
         let scaled: Fragments = array_from_fn(|n| {
             let [a, b, c, d] = sum.values[n];
             [share[0] * a, share[0] * b, share[1] * c, share[1] * d]
         });
         let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
-        let is_both = task.second > 0 && task.second < task.tiles;
-        if !is_both {
-            // The other sum has no keys.
-            if (group == 0) == (task.second > 0) {
-                store(args, task, arrays, (0, added(low, None)));
-                store(args, task, arrays, (4, added(high, None)));
-            }
-            return;
-        }
-        // Each warpgroup adds up half of the channels, and leaves the others where the second sum's first tile was.
+        // Each warpgroup adds up half of the channels, and leaves the others.
         let (own, others) = if group == 0 { (low, high) } else { (high, low) };
-        let place = slot(task.own, task.second) + 4 * (thread::thread_idx_x() % GROUP);
+        let place = ENDS + 4 * (thread::thread_idx_x() % GROUP);
         let half = |group: u32| place + 4 * (4 * GROUP) * group;
         unroll::<4>(|n| {
             let at = half(group) + 4 * GROUP * n as u32;
             arrays.memory.store_u32x4(at, others[n].map(f32::to_bits));
         });
         MULTIPLIED.sync();
-        let theirs: [[f32; 4]; 4] = array_from_fn(|n| {
+        let theirs: Half = array_from_fn(|n| {
             let at = half(1 - group) + 4 * GROUP * n as u32;
             arrays.memory.load_u32x4(at).map(f32::from_bits)
         });
-        let (first, second) = if group == 0 { (own, theirs) } else { (theirs, own) };
-        store(args, task, arrays, (4 * group, added(first, Some(second))));
+        let mut values = if group == 0 { added(own, theirs) } else { added(theirs, own) };
+        if W::HAS_PARTS && task.heads.parts > 1 {
+            let Some(of_all) = parts::add_up(args, task, arrays, (values, sinks)) else { return };
+            values = of_all;
+        }
+        store(args, task, arrays, (4 * group, values));
     }
 }
 
-/// Both sums' shares of 32 channels, in their order.
+/// Both sums' shares of 32 channels, in their order. That of a sum without keys is 0.
 #[inline(always)]
-fn added(first: [[f32; 4]; 4], second: Option<[[f32; 4]; 4]>) -> [[f32; 4]; 4] {
-    array_from_fn(|n| {
-        array_from_fn(|j| {
-            let value = 0.0 + first[n][j];
-            if let Some(second) = second { value + second[n][j] } else { value }
-        })
-    })
+fn added(first: Half, second: Half) -> Half {
+    array_from_fn(|n| array_from_fn(|j| 0.0 + first[n][j] + second[n][j]))
 }
 
 /// Tells both warpgroups a sum's bases and sums of weights.
@@ -188,33 +219,33 @@ unsafe fn leave_ends(arrays: Arrays, sum: Sum, group: u32) {
     }
 }
 
-/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp if it is asked for.
+/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp, for the other parts or if it is asked for.
 ///
 /// # Safety
 /// As [`write`], behind [`leave_ends`] and a barrier.
 #[inline(always)]
-unsafe fn share(
+unsafe fn share<W: Which>(
     args: &Attend,
     task: Task,
     arrays: Arrays,
     (group, i, sink): (u32, u32, f32),
 ) -> f32 {
     let row = first_row() + 8 * i;
-    let (first, heads) = task.rows(args);
-    let has_head = row < heads;
+    let is_part = W::HAS_PARTS && task.heads.parts > 1;
+    // The sink is no part's.
+    let sink = if is_part { f32::NEG_INFINITY } else { sink * core::f32::consts::LOG2_E };
     // SAFETY: by this function's own contract.
     unsafe {
-        let sink = sink * core::f32::consts::LOG2_E;
         let bases = [arrays.ends.load(row), arrays.ends.load(HEADS + row)];
         let totals = [arrays.ends.load(2 * HEADS + row), arrays.ends.load(3 * HEADS + row)];
         let (shares, lse) = shares(sink, bases, totals);
-        if args.params.lse_heads > 0
-            && has_head
-            && task.rank == 0
-            && group == 0
-            && thread::lane_id().is_multiple_of(4)
-        {
-            args.lse.store(first + u64::from(row), lse * core::f32::consts::LN_2);
+        if group == 0 && thread::lane_id().is_multiple_of(4) {
+            if is_part {
+                parts::leave_lse(args, task, row, lse);
+            } else if args.params.lse_heads > 0 && task.rank == 0 && row < task.heads.count(args) {
+                let to = task.heads.row(args) + u64::from(row);
+                args.lse.store(to, lse * core::f32::consts::LN_2);
+            }
         }
         if group == 0 { shares[0] } else { shares[1] }
     }
@@ -225,10 +256,10 @@ unsafe fn share(
 /// # Safety
 /// As [`write`].
 #[inline(always)]
-unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32, [[f32; 4]; 4])) {
+unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32, Half)) {
     let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
     let is_rotary = task.has_rotary();
-    let (first, heads) = task.rows(args);
+    let (first, heads) = (task.heads.row(args), task.heads.count(args));
     // Two channels a word.
     let out = args.out.cast::<u32>();
     let to = (first + u64::from(row)) * u64::from(HEAD_DIM / 2);

@@ -1,6 +1,7 @@
 //! What a block has of a query, and where that lies.
 
 use super::super::memory::HEADS;
+use super::super::source::Heads;
 use super::memory::{BLOCKS, PANEL, TILES};
 use crate::args::Attend;
 
@@ -12,11 +13,11 @@ pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 /// What a block has of a query.
 #[derive(Clone, Copy)]
 pub struct Task {
-    pub query: u32,
-    pub first_head: u32,
+    /// The cluster's heads, and which part of their keys it has.
+    pub heads: Heads,
     /// Which block of the cluster it is: which 64 channels of values it has.
     pub rank: u32,
-    /// Tiles of the query's keys.
+    /// Tiles of the part.
     pub tiles: u32,
     /// The first of those that the block scores, and how many: 0, 1 or 2.
     pub first: u32,
@@ -26,12 +27,6 @@ pub struct Task {
 }
 
 impl Task {
-    /// The row of the queries' heads that the first head is, and heads that there are.
-    #[inline(always)]
-    pub fn rows(self, args: &Attend) -> (u64, u32) {
-        rows_of(args, (self.query, self.first_head))
-    }
-
     /// Whether the block's channels of values are the rotary ones, which are last.
     #[inline(always)]
     pub const fn has_rotary(self) -> bool {
@@ -41,17 +36,7 @@ impl Task {
     /// The first element of tile `tile` in the memory for exchange.
     #[inline(always)]
     pub fn exchange(self, args: &Attend, tile: u32) -> u64 {
-        let groups = args.params.heads.div_ceil(HEADS);
-        let cluster =
-            u64::from(self.query) * u64::from(groups) + u64::from(self.first_head / HEADS);
+        let cluster = self.heads.part(args, self.heads.part);
         cluster * u64::from(CLUSTER_WORDS) + u64::from(tile * TILE_WORDS)
     }
-}
-
-/// The row of the queries' heads that head `first_head` of a query is, and the heads from there on, 1 to 64.
-#[inline(always)]
-pub fn rows_of(args: &Attend, (query, first_head): (u32, u32)) -> (u64, u32) {
-    let Attend { params, .. } = args;
-    let row = (u64::from(params.skipped) + u64::from(query)) * u64::from(params.heads);
-    (row + u64::from(first_head), (params.heads - first_head).min(HEADS))
 }

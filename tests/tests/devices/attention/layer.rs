@@ -291,7 +291,7 @@ impl<B: Backend> Layer<B> {
         let (table, rows) = (&table, queries[0].list.len() as u32);
         let parts = self.parts(count as u32, which);
         let parts = parts.as_ref();
-        let exchange = blocks.exchanges.then(|| self.exchange(count as u32));
+        let exchange = blocks.exchanges.then(|| self.exchange(count as u32, which));
         let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
         let attention = Attention {
             queries: &GatherQueries {
@@ -340,16 +340,21 @@ impl<B: Backend> Layer<B> {
 
     /// Memory for the parts of so many queries' keys.
     fn parts(&self, queries: u32, which: Which) -> Option<AttentionParts<B>> {
-        let Which::All(most) = which else { return None };
-        let of_a_query = AttendedKeys::All.parts(WINDOW + most) * self.shape.heads.div_ceil(64);
-        let clusters = self.at_once.unwrap_or(queries) * of_a_query;
+        let Which::All(_) = which else { return None };
+        let clusters = self.at_once.unwrap_or(queries) * self.clusters_of_a_query(which);
         Some(AttentionParts::new(&self.device, clusters).unwrap())
     }
 
     /// Memory by which blocks tell each other the weights of so many queries.
-    fn exchange(&self, queries: u32) -> AttentionExchange<B> {
-        let clusters = queries * self.shape.heads.div_ceil(64);
-        AttentionExchange::new(&self.device, clusters).unwrap()
+    fn exchange(&self, queries: u32, which: Which) -> AttentionExchange<B> {
+        AttentionExchange::new(&self.device, queries * self.clusters_of_a_query(which)).unwrap()
+    }
+
+    /// Parts of a query's keys, times 64 heads.
+    fn clusters_of_a_query(&self, which: Which) -> u32 {
+        let parts =
+            if let Which::All(most) = which { AttendedKeys::All.parts(WINDOW + most) } else { 1 };
+        parts * self.shape.heads.div_ceil(64)
     }
 
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {
