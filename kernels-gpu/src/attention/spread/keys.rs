@@ -1,12 +1,12 @@
 //! Keys and values: where their rows lie, and from there into BF16 in shared memory.
 
-use kv_layout::geometry::NOPE_DIM;
+use kv_layout::geometry::{NOPE_DIM, WINDOW};
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::cluster::cluster_arrive;
 use simt::warpgroup::{Rows, fence_shared};
 use simt::{copy, thread, warp};
 
-use super::super::source::{Keys, Row, Source, Which};
+use super::super::source::{Keys, Listed, Located, Row, Source, Which};
 use super::super::unpack::KeyFormat;
 use super::memory::{
     Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, SCORED, THIRD_UNPACKED, TILE, TILES, UNPACKED,
@@ -19,8 +19,6 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Tiles of values whose loads begin together.
 const STAGE: u32 = 4;
-/// Keys that a thread finds.
-const KEYS: u32 = (TILES * TILE).div_ceil(BLOCK);
 /// Panels of E4M3 channels; the one behind them is rotary.
 const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 
@@ -31,17 +29,41 @@ const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 /// follows.
 #[inline(always)]
 pub unsafe fn find<W: Which>(source: Source<'_>, keys: Keys, task: Task, arrays: Arrays) -> u32 {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        if W::HAS_ENTRIES {
+            find_some::<W, { (TILES * TILE).div_ceil(BLOCK) as usize }>(source, keys, task, arrays)
+        } else {
+            find_some::<W, { WINDOW.div_ceil(BLOCK) as usize }>(source, keys, task, arrays)
+        }
+    }
+}
+
+/// The same, of `N` keys a thread.
+///
+/// # Safety
+/// As [`find`].
+#[inline(always)]
+unsafe fn find_some<W: Which, const N: usize>(
+    source: Source<'_>,
+    keys: Keys,
+    task: Task,
+    arrays: Arrays,
+) -> u32 {
     let thread = thread::thread_idx_x();
     let tile = |i: usize| thread / TILE + BLOCK / TILE * i as u32;
     let end = keys.first_tile + task.tiles;
     // Each step of all keys before the next, which waits for what it loaded.
     // SAFETY: by this function's own contract; words by one thread each.
     unsafe {
-        let listed = [0, 1, 2]
-            .map(|i| keys.list::<W>(source, (keys.first_tile + tile(i), thread % TILE), end));
-        let located = listed.map(|listed| keys.locate::<W>(source, listed));
+        let (mut listed, mut located) = ([Listed::NONE; N], [Located::NONE; N]);
+        unroll::<N>(|i| {
+            let key = (keys.first_tile + tile(i), thread % TILE);
+            listed[i] = keys.list::<W>(source, key, end);
+        });
+        unroll::<N>(|i| located[i] = keys.locate::<W>(source, listed[i]));
         let mut refused = 0;
-        unroll::<{ KEYS as usize }>(|i| {
+        unroll::<N>(|i| {
             if tile(i) < task.tiles.max(1) {
                 let words = keys.row::<W>(source, located[i]);
                 arrays.found.store_u32x2(2 * (thread + BLOCK * i as u32), words);
@@ -134,7 +156,12 @@ unsafe fn copy_rotary<const N: usize>(row: Row, (panel, key): (Rows<N>, u32), ar
 /// warpgroups then wait at [`UNPACKED`] and for the cluster, and call [`super::scores::multiply`]. The others have arrived at the next
 /// barrier of the cluster when this returns.
 #[inline(always)]
-pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, group: u32, arrays: Arrays) {
+pub unsafe fn unpack<F: KeyFormat, W: Which>(
+    source: Source<'_>,
+    task: Task,
+    group: u32,
+    arrays: Arrays,
+) {
     let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
     let (mut tile, mut panels) =
         if task.own >= 2 { (half, [0, 8]) } else { (0, [4 * half, 4 * half + 4]) };
@@ -158,7 +185,8 @@ pub unsafe fn unpack<F: KeyFormat>(source: Source<'_>, task: Task, group: u32, a
             UNPACKED.arrive();
             wait_for_cluster();
             cluster_arrive();
-            if task.own <= 2 {
+            // A window has two tiles.
+            if !W::HAS_ENTRIES || task.own <= 2 {
                 return;
             }
             FIRST_SCORED.sync();
@@ -211,12 +239,12 @@ unsafe fn unpack_panels<F: KeyFormat>(
     }
 }
 
-/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free; takes part in the barriers of the
-/// cluster meanwhile.
+/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free; passes the barriers of the cluster
+/// that the multiplying warpgroups pass meanwhile.
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
-/// [`super::scores::multiply`]; all have arrived at a barrier of the cluster, and pass two more.
+/// [`super::scores::multiply`]; all have arrived at a barrier of the cluster, and pass it and one more.
 #[inline(always)]
 pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
     let key = (thread::thread_idx_x() - 2 * GROUP) / 4;

@@ -13,7 +13,7 @@ pub const GROUP: u32 = 128;
 pub const BLOCK: u32 = 4 * GROUP;
 /// Blocks of a cluster.
 pub const BLOCKS: u32 = SPREAD_BLOCKS;
-/// Keys of a tile, and most tiles of a query.
+/// Keys of a tile, and most tiles of a part.
 pub const TILE: u32 = TILE_KEYS;
 pub const TILES: u32 = SPREAD_TILES;
 
@@ -27,19 +27,18 @@ pub const QUERIES: u32 = 2 * MATRIX;
 pub const WORDS: usize = 3 * MATRIX as usize;
 /// Tiles whose values come where the second tile of keys is: nothing is there in a block that scores fewer than two.
 pub const FREE: u32 = MATRIX / PANEL;
-/// Most tiles of a multiplying warpgroup whose weights are in shared memory, or on their way there, if the part has up to
-/// [`SHORT`] tiles, and if it has more.
-pub const DEPTH: u32 = 6;
-pub const SMALL_DEPTH: u32 = 3;
-pub const SHORT: u32 = 12;
+/// Tiles whose weights each multiplying warpgroup has room for, in a part of up to [`SHORT`] tiles and in a longer one.
+pub const ROOM: u32 = 6;
+pub const SMALL_ROOM: u32 = 3;
+const SHORT: u32 = 12;
 /// Channels of values that a block has: a panel.
 pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
 /// Where the weights of each multiplying warpgroup come: behind the values of all tiles, where the queries were; and where short parts
 /// leave room, the second one's where the first tile of keys was.
 const WEIGHTS: u32 = TILES * PANEL;
 const SHORT_SECOND_WEIGHTS: u32 = (SHORT + FREE - TILES) * PANEL;
-const _: () = assert!(WEIGHTS >= QUERIES && WEIGHTS + DEPTH * PANEL == WORDS as u32);
-const _: () = assert!(SHORT_SECOND_WEIGHTS + DEPTH * PANEL == MATRIX && 2 * SMALL_DEPTH == DEPTH);
+const _: () = assert!(WEIGHTS >= QUERIES && WEIGHTS + ROOM * PANEL == WORDS as u32);
+const _: () = assert!(SHORT_SECOND_WEIGHTS + ROOM * PANEL == MATRIX && 2 * SMALL_ROOM == ROOM);
 const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
@@ -49,7 +48,7 @@ pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
 /// Sums of weights, `[2, 6, 64, 4]` f32: of each head's four threads.
-pub type Sums = Shared<u32, { (2 * DEPTH * TILE * 4) as usize }>;
+pub type Sums = Shared<u32, { (2 * ROOM * TILE * 4) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
@@ -115,21 +114,21 @@ impl Arrays {
     }
 }
 
-/// How many tiles' weights each multiplying warpgroup has room for, in a part of `tiles` tiles.
+/// Tiles whose weights each multiplying warpgroup has room for, in a part of `tiles` tiles.
 #[inline(always)]
-pub const fn depth(tiles: u32) -> u32 {
-    if tiles <= SHORT { DEPTH } else { SMALL_DEPTH }
+pub const fn room(tiles: u32) -> u32 {
+    if tiles <= SHORT { ROOM } else { SMALL_ROOM }
 }
 
-/// The first word of those of warpgroup `group`.
+/// The first word of the weights of warpgroup `group`.
 #[inline(always)]
-pub const fn first_weights(depth: u32, group: u32) -> u32 {
+pub const fn first_weights(room: u32, group: u32) -> u32 {
     if group == 0 {
         WEIGHTS
-    } else if depth == DEPTH {
+    } else if room == ROOM {
         SHORT_SECOND_WEIGHTS
     } else {
-        WEIGHTS + SMALL_DEPTH * PANEL
+        WEIGHTS + SMALL_ROOM * PANEL
     }
 }
 

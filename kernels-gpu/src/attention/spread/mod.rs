@@ -1,11 +1,12 @@
 //! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`], bit by bit, in less
 //! time and less code.
 //!
-//! A cluster has 64 heads of a query. First its blocks multiply queries by keys, each those of its own tiles, and tell each other
+//! A cluster has 64 heads of a query, and all of their keys or a part. First its blocks multiply queries by keys, each those of its own tiles, and tell each other
 //! the tiles' largest scores. By them each knows what the tiles' weights are relative to, in the order of the tiles, and leaves
 //! its weights in global memory for all. Then each block has 64 channels of the values of all keys, multiplies them by all weights,
 //! and writes its channels of all heads. Nothing is merged but the two sums of a query whose keys are split
-//! ([`kv_layout::attention::KeySplit`]): a warpgroup has each.
+//! ([`kv_layout::attention::KeySplit`]), of which each of two warpgroups has one, and parts: of each 64 channels by the block that is last to
+//! leave its own.
 //!
 //! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which takes as long as
 //! much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps wherever it can be.
@@ -39,8 +40,11 @@ use task::Task;
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
-    let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
-    let (query, part) = (cluster / most_parts, cluster % most_parts);
+    // Divisions take time, and few launches have parts.
+    let most_parts = args.params.parts;
+    let has_parts = W::HAS_PARTS && most_parts > 1;
+    let (query, part) =
+        if has_parts { (cluster / most_parts, cluster % most_parts) } else { (cluster, 0) };
     let first = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what branches on the
     // warpgroup has the same barriers in the same order.
@@ -52,7 +56,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
         let keys = Keys::of::<W>(&args, query);
-        let parts = keys.parts::<W>();
+        let parts = if has_parts { keys.parts::<W>() } else { 1 };
         let counts = rank == 0 && first == 0;
         let is_first = counts && part == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
@@ -60,7 +64,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             copy::wait_for_groups::<0>();
             return;
         }
-        let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
+        let keys = if parts > 1 { keys.of_part(part, parts) } else { keys };
         let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
         let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
         let second = if args.params.split == 2 { tiles / 2 } else { tiles };
@@ -73,7 +77,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         thread::sync_threads();
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
-        keys::unpack::<F>(source, task, group, arrays);
+        keys::unpack::<F, W>(source, task, group, arrays);
         if group >= 2 {
             keys::unpack_values::<F>(source, task, arrays);
             return;

@@ -7,7 +7,7 @@ use super::super::memory::HEADS;
 use super::super::softmax::{SLACK, first_row, largest, store_weights};
 use super::super::source::is_none;
 use super::memory::{
-    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, SMALL_DEPTH, THIRD_UNPACKED, TILE,
+    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, SMALL_ROOM, THIRD_UNPACKED, TILE,
     WORDS, first_weights,
 };
 use super::task::Task;
@@ -158,7 +158,7 @@ unsafe fn weigh_tile(
             base = raised(arrays, base, before);
             before += 1;
         }
-        let weights = arrays.weights(first_weights(SMALL_DEPTH, group), 0);
+        let weights = arrays.weights(first_weights(SMALL_ROOM, group), 0);
         let sum = store_weights(scores, base, (arrays.memory, weights));
         warp::sync_warp();
         let to = task.exchange(args, tile);

@@ -10,8 +10,7 @@ use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
 use super::super::source::{Keys, Which};
 use super::memory::{
-    Arrays, CHANNELS, DEPTH, ENDS, GROUP, MULTIPLIED, SMALL_DEPTH, VALUES_UNPACKED, depth,
-    first_weights,
+    Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, ROOM, VALUES_UNPACKED, first_weights, room,
 };
 use super::parts::{self, Half};
 use super::scores::{copy_weights, raised};
@@ -76,49 +75,46 @@ pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) ->
     // those of a tile are read no more when its product is done.
     unsafe {
         let mut base = if tile < end { raised(arrays, none, tile) } else { none };
-        let depth = depth(task.tiles);
-        let places = (first_weights(depth, group), DEPTH * group * (4 * HEADS));
+        let room = room(task.tiles);
+        let places = (first_weights(room, group), ROOM * group * (4 * HEADS));
         let place = |at: u32| (arrays.weights(places.0, at), places.1 + at * (4 * HEADS));
-        // The next tile to copy, and tiles that are copied before the first product; held, so that they are no more code.
-        let (mut next, first_copies) = (tile, thread::hold_u32(tile + depth));
-        // Places of the tile to copy, and to multiply.
-        let (mut copied, mut read) = (0, 0);
+        let mut are_unpacked = false;
         loop {
-            if next < end {
-                copy_weights(args, arrays, place(copied), task.exchange(args, next));
+            // All that there is room for.
+            let count = (end - tile).min(room);
+            let mut copied = 0;
+            while copied < count {
+                copy_weights(args, arrays, place(copied), task.exchange(args, tile + copied));
+                copied += 1;
             }
             copy::commit_group();
-            (next, copied) = (next + 1, if copied + 1 == depth { 0 } else { copied + 1 });
-            if next < first_copies {
-                continue;
-            }
-            if next == first_copies {
+            copy::wait_for_groups::<0>();
+            if !are_unpacked {
                 VALUES_UNPACKED.sync();
-            }
-            if tile >= end {
-                break;
-            }
-            if depth == DEPTH {
-                copy::wait_for_groups::<{ DEPTH as usize - 1 }>();
-            } else {
-                copy::wait_for_groups::<{ SMALL_DEPTH as usize - 1 }>();
+                are_unpacked = true;
             }
             // Of the values too, which other threads have written.
             fence_shared();
             warp::sync_warp();
-            sum = raise(sum, base);
-            let ((weights, sums), values) = (place(read), arrays.values(tile));
-            let product = start_bf16_m64n64k64(weights, values, InFlight::idle(sum.values));
-            let of_row = sums + 4 * first_row() + thread::lane_id() % 4;
-            let more = [arrays.sums.load(of_row), arrays.sums.load(of_row + 32)];
-            let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(more[i]));
-            (tile, read) = (tile + 1, if read + 1 == depth { 0 } else { read + 1 });
-            if tile < end {
-                base = raised(arrays, sum.base, tile);
+            let mut at = 0;
+            while at < count {
+                sum = raise(sum, base);
+                let ((weights, sums), values) = (place(at), arrays.values(tile));
+                let product = start_bf16_m64n64k64(weights, values, InFlight::idle(sum.values));
+                let of_row = sums + 4 * first_row() + thread::lane_id() % 4;
+                let more = [arrays.sums.load(of_row), arrays.sums.load(of_row + 32)];
+                let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(more[i]));
+                (tile, at) = (tile + 1, at + 1);
+                if tile < end {
+                    base = raised(arrays, sum.base, tile);
+                }
+                // Held, so that they are computed before the product is waited for.
+                (sum.total, base) = (total.map(thread::hold_f32), base.map(thread::hold_f32));
+                sum.values = product.wait::<0>();
             }
-            // Held, so that they are computed before the product is waited for.
-            (sum.total, base) = (total.map(thread::hold_f32), base.map(thread::hold_f32));
-            sum.values = product.wait::<0>();
+            if tile == end {
+                break;
+            }
             warp::sync_warp();
         }
         sum.total = sum.total.map(|total| {

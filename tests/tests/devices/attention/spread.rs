@@ -1,7 +1,7 @@
 //! Queries that are spread over eight blocks get the same bits as those that are not.
 
 use dsv4_kv::device::{Backend, Device};
-use kv_layout::attention::SPREAD_TILES;
+use kv_layout::attention::{AttendedKeys, PART_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::SeedableRng;
@@ -42,17 +42,27 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
     }
 }
 
-/// Each number of tiles that a block may score, 0 to 2, with all tiles full and with one of few keys; one more tile than a query may
-/// have to be spread; numbers of heads that are no multiple of anything.
+/// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile than a list may
+/// have to be spread; one part, and several, of as many tiles as are spread and of fewer; numbers of heads that are no multiple of
+/// anything.
 pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const MOST: usize = SPREAD_TILES as usize * TILE - WINDOW as usize;
     both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
     both_agree(device, Which::Nothing, 0, Shape { format: MainFormat::F32, heads: 65, ..SHAPE });
-    for (entries, heads) in [(1, 64), (7 * TILE - 2, 17), (MOST, 1), (MOST + 1, 1)] {
-        for (which, format) in
-            [(Which::List, MainFormat::Ue8m0), (Which::All(entries as u32), MainFormat::F32)]
-        {
-            both_agree(device, which, entries, Shape { format, heads, ..SHAPE });
-        }
+    for (entries, heads) in [(1, 64), (7 * TILE - 2, 17), (11 * TILE, 1), (MOST, 1), (MOST + 1, 1)]
+    {
+        both_agree(device, Which::List, entries, Shape { heads, ..SHAPE });
+    }
+    let tiles = |tiles: u32| (tiles * TILE as u32 - WINDOW) as usize;
+    for (entries, parts, heads, format) in [
+        (2, 1, 64, MainFormat::F32),
+        (tiles(PART_TILES), 1, 1, MainFormat::Ue8m0),
+        (tiles(PART_TILES) + 1, 2, 65, MainFormat::Ue8m0),
+        (tiles(2 * PART_TILES) - 3, 2, 17, MainFormat::F32),
+        (tiles(2 * PART_TILES) + 1, 3, 1, MainFormat::Ue8m0),
+    ] {
+        assert_eq!(AttendedKeys::All.parts(WINDOW + entries as u32), parts);
+        let which = Which::All(entries as u32);
+        both_agree(device, which, entries, Shape { format, heads, ..SHAPE });
     }
 }
