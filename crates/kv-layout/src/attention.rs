@@ -23,6 +23,9 @@ pub const SPREAD_BLOCKS: u32 = 8;
 /// Most tiles of a part of such a query's keys: a window and 1,024 entries.
 pub const SPREAD_TILES: u32 = 18;
 
+/// Most tiles of a query's keys for [`AttendForm::Spread`]: a window and 640 entries.
+pub const SHORT_SPREAD_TILES: u32 = 12;
+
 /// What a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendedKeys {
@@ -90,23 +93,63 @@ impl AttendedKeys {
     }
 }
 
+/// Entries of queries that have many keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ManyEntries {
+    /// [`AttendedKeys::List`].
+    List,
+    /// [`AttendedKeys::All`].
+    All,
+}
+
+/// Which keys a kernel of attention takes, and how blocks share them. The results are the same; where queries are few, it takes less time to
+/// spread them, and less code takes less time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttendForm {
+    /// Each part of a query's keys has [`AttendedKeys::blocks`] blocks, or one.
+    Whole(AttendedKeys),
+    /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
+    Spread(AttendedKeys),
+    /// Each part of a query's keys is, of at most [`SPREAD_TILES`] tiles.
+    SpreadParts(ManyEntries),
+}
+
 /// What a kernel of attention is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttendKernel {
     /// How rows are scaled.
     pub format: MainFormat,
-    /// The keys.
-    pub keys: AttendedKeys,
-    /// Whether each part of a query's keys is spread over [`SPREAD_BLOCKS`] blocks: the same results in less time, if there are few, of at
-    /// most [`SPREAD_TILES`] tiles each.
-    pub is_spread: bool,
+    /// The keys, and the blocks that share them.
+    pub form: AttendForm,
 }
 
 impl AttendKernel {
+    /// The keys.
+    #[must_use]
+    pub const fn keys(self) -> AttendedKeys {
+        match self.form {
+            AttendForm::Whole(keys) | AttendForm::Spread(keys) => keys,
+            AttendForm::SpreadParts(ManyEntries::List) => AttendedKeys::List,
+            AttendForm::SpreadParts(ManyEntries::All) => AttendedKeys::All,
+        }
+    }
+
+    /// Whether queries, or parts of their keys, are spread over [`SPREAD_BLOCKS`] blocks.
+    #[must_use]
+    pub const fn is_spread(self) -> bool {
+        !matches!(self.form, AttendForm::Whole(_))
+    }
+
     /// Blocks of a cluster.
     #[must_use]
     pub const fn cluster(self) -> u32 {
-        if self.is_spread { SPREAD_BLOCKS } else { self.keys.blocks() }
+        if self.is_spread() { SPREAD_BLOCKS } else { self.keys().blocks() }
+    }
+
+    /// Parts of each query in a launch for up to so many.
+    #[must_use]
+    pub const fn parts(self, parts: u32) -> u32 {
+        if matches!(self.form, AttendForm::Spread(_)) { 1 } else { parts }
     }
 }
 

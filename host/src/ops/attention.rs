@@ -7,7 +7,8 @@ use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::attention::{
-    AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, SPREAD_TILES, TILE_KEYS,
+    AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, ManyEntries, SHORT_SPREAD_TILES,
+    SPREAD_TILES, TILE_KEYS,
 };
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -234,15 +235,13 @@ impl<B: Backend> Attention<'_, B> {
     }
 
     fn kernel(&self) -> Result<AttendKernel, DeviceError> {
-        let is_spread = self.is_spread(&self.params(0..self.queries.count)?);
-        Ok(AttendKernel { format: self.ring.format, keys: self.keys(), is_spread })
-    }
-
-    /// Whether each part of a query's keys is spread over eight blocks.
-    fn is_spread(&self, params: &AttendParams) -> bool {
+        let params = self.params(0..self.queries.count)?;
         let clusters = [params.tokens, params.parts, params.heads.div_ceil(HEADS)];
         let limits = (self.exchange.map_or(0, AttentionExchange::clusters), self.multiprocessors);
-        self.form == QueryForm::Rotated && can_spread(clusters, params.entry_rows, limits)
+        let is_spread =
+            self.form == QueryForm::Rotated && can_spread(clusters, params.entry_rows, limits);
+        let form = form_of(self.keys(), is_spread, params.parts, params.entry_rows);
+        Ok(AttendKernel { format: self.ring.format, form })
     }
 
     fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
@@ -314,6 +313,11 @@ impl<B: Backend> AttendedEntries<'_, B> {
     }
 }
 
+/// Tiles of a window and `rows` entries.
+fn tiles_of(rows: u32) -> u64 {
+    (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into())
+}
+
 /// Whether so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads may be spread over eight blocks each,
 /// with memory for so many of them to tell each other weights.
 fn can_spread(
@@ -321,12 +325,24 @@ fn can_spread(
     rows: u32,
     (memory, multiprocessors): (u64, u32),
 ) -> bool {
-    let tiles = (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into());
     let clusters = queries.saturating_mul(parts).saturating_mul(groups);
     // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
-    tiles <= u64::from(SPREAD_TILES) * u64::from(parts)
+    tiles_of(rows) <= u64::from(SPREAD_TILES) * u64::from(parts)
         && u64::from(clusters) <= memory
         && clusters <= spread_clusters(multiprocessors)
+}
+
+/// The form of the kernel for queries of up to so many parts and `rows` entries.
+fn form_of(keys: AttendedKeys, is_spread: bool, parts: u32, rows: u32) -> AttendForm {
+    if !is_spread {
+        return AttendForm::Whole(keys);
+    }
+    let is_short = parts == 1 && tiles_of(rows) <= SHORT_SPREAD_TILES.into();
+    match keys {
+        AttendedKeys::List if !is_short => AttendForm::SpreadParts(ManyEntries::List),
+        AttendedKeys::All if !is_short => AttendForm::SpreadParts(ManyEntries::All),
+        _ => AttendForm::Spread(keys),
+    }
 }
 
 /// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
@@ -341,7 +357,9 @@ const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32
 
 #[cfg(test)]
 mod tests {
-    use super::{MULTIPROCESSORS, can_spread, halves};
+    use super::{
+        AttendForm, AttendedKeys, MULTIPROCESSORS, ManyEntries, can_spread, form_of, halves,
+    };
 
     #[test]
     fn few_queries_of_few_keys_are_spread() {
@@ -353,6 +371,19 @@ mod tests {
         assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
         assert!(!can_spread([14, 1, 1], 1, (13, MULTIPROCESSORS)), "no memory for all");
         assert!(!can_spread([1, 1, 1], 1, (14, 9)), "too few multiprocessors");
+    }
+
+    #[test]
+    fn few_keys_have_a_kernel_of_their_own() {
+        use {AttendForm::*, AttendedKeys::*};
+        let all = |parts, rows| form_of(All, true, parts, rows);
+        assert_eq!([all(1, 0), all(1, 640)], [Spread(All); 2]);
+        let many = [all(1, 641), all(1, 1024), all(2, 640), all(1, u32::MAX)];
+        assert_eq!(many, [SpreadParts(ManyEntries::All); 4]);
+        let list = [form_of(List, true, 1, 640), form_of(List, true, 1, 641)];
+        assert_eq!(list, [Spread(List), SpreadParts(ManyEntries::List)]);
+        assert_eq!(form_of(Window, true, 1, 0), Spread(Window));
+        assert_eq!(form_of(List, false, 1, 1), Whole(List));
     }
 
     #[test]

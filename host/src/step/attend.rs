@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 use kernels_gpu::launch::{AppendSwa, Attend};
-use kv_layout::attention::{AttendKernel, AttendedKeys};
+use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys};
 use kv_layout::geometry::LayerKind;
 
 use super::layer::{Access, Csa, Hca, Swa, UpdatedLayer};
@@ -189,8 +189,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             // Of both forms of the kernel.
             faults: access.fault_word::<Attend>(AttendKernel {
                 format: ring.format,
-                keys: which.keys(),
-                is_spread: false,
+                form: AttendForm::Whole(which.keys()),
             }),
         };
         // Two launches, or none.

@@ -48,7 +48,7 @@ use memory::{
     panels, unpacked, weighed, weights_of,
 };
 use softmax::{Counts, Softmax, first_row, rescale};
-pub use source::{All, List, Which, Window};
+pub use source::{All, List, Short, Which, Window};
 use source::{Channels, Heads, Keys, Place, Row, Source, Split};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;

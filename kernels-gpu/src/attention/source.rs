@@ -1,7 +1,9 @@
 //! Where the keys of a query lie: window rows in the ring or among the step's own, then entries.
 //!
 
-use kv_layout::attention::AttendedKeys;
+use core::marker::PhantomData;
+
+use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use simt::cluster::block_rank;
 use simt::mem::Global;
@@ -21,6 +23,8 @@ pub trait Which {
     const KEYS: AttendedKeys;
     /// Whether many keys are several parts.
     const HAS_PARTS: bool = matches!(Self::KEYS, AttendedKeys::All);
+    /// Most tiles of a part where it is spread over eight blocks.
+    const SPREAD_TILES: u32 = SPREAD_TILES;
     /// Blocks of a cluster, among which the keys of a part are split, unless a launch has each part in one block.
     const BLOCKS: u32 = Self::KEYS.blocks();
 }
@@ -31,6 +35,16 @@ pub struct Window;
 pub struct List;
 /// The window, and all entries that a query sees.
 pub struct All;
+/// The same keys, so few that they are one part of at most [`SHORT_SPREAD_TILES`] tiles.
+pub struct Short<W>(PhantomData<W>);
+
+impl<W: Which> Which for Short<W> {
+    const HAS_ENTRIES: bool = W::HAS_ENTRIES;
+    const IS_LISTED: bool = W::IS_LISTED;
+    const KEYS: AttendedKeys = W::KEYS;
+    const HAS_PARTS: bool = false;
+    const SPREAD_TILES: u32 = if W::HAS_ENTRIES { SHORT_SPREAD_TILES } else { WINDOW / TILE };
+}
 
 impl Which for Window {
     const HAS_ENTRIES: bool = false;

@@ -31,7 +31,7 @@ macro_rules! attention_rows {
                 /// `[own_rows, scale_bytes]` u8, their scales.
                 own_scale: const u8 align 8 [p.own_rows, f.format.scale_bytes() as u32],
                 /// `[tokens, entry_rows]` entries of the query's request; -1 = none.
-                selected: const i32 [p.tokens, if f.keys == AttendedKeys::List { p.entry_rows } else { 0 }],
+                selected: const i32 [p.tokens, if f.keys() == AttendedKeys::List { p.entry_rows } else { 0 }],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
                 table: const i32 [p.slots, p.max_blocks],
                 /// `[num_blocks * entries_per_block, 576]` u8, the data plane of the entries.
@@ -47,45 +47,53 @@ macro_rules! attention_rows {
                 part_sums: mut f32 align 16 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS, HEAD_DIM],
                 /// `[tokens, heads / 64, parts, copies, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink; 8 copies if each
                 /// query is spread over eight blocks, else one.
-                part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, if f.is_spread { f.cluster() } else { 1 }, attention::HEADS],
+                part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, if f.is_spread() { f.cluster() } else { 1 }, attention::HEADS],
                 /// `[tokens, heads / 64, cluster]` u32, likewise: parts that are done, by block of a cluster, each counted `halves` times; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.cluster()],
                 /// `[tokens, heads / 64, parts, 18, 2304]` u32, if each query is spread over eight blocks: what they tell each other of each tile
                 /// of keys, the weights `[64, 64]` BF16 and four sums of each head's.
-                exchange: mut u32 align 16 [if f.is_spread { p.tokens } else { 0 }, p.heads.div_ceil(attention::HEADS), p.parts, attention::spread::CLUSTER_WORDS],
+                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, p.heads.div_ceil(attention::HEADS), p.parts, attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots out of range, of queries that do not fit the own rows or that see more entries than
                 /// `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
                 AttendParams
             )
-            { block: if f.is_spread { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
-              shared: if f.is_spread { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
-              grid: [if f.is_spread { p.tokens.saturating_mul(p.parts).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
+            { block: if f.is_spread() { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
+              shared: if f.is_spread() { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
+              grid: [if f.is_spread() { p.tokens.saturating_mul(f.parts(p.parts)).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
             bodies {
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window, is_spread: false }] =>
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::Window) }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::List, is_spread: false }] =>
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::List) }] =>
                     attend_list_ue8m0: attention::attend::<row::Ue8m0Row, attention::List>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::All, is_spread: false }] =>
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::All) }] =>
                     attend_all_ue8m0: attention::attend::<row::Ue8m0Row, attention::All>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::Window, is_spread: false }] =>
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Whole(AttendedKeys::Window) }] =>
                     attend_window_f32: attention::attend::<row::F32Row, attention::Window>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::List, is_spread: false }] =>
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Whole(AttendedKeys::List) }] =>
                     attend_list_f32: attention::attend::<row::F32Row, attention::List>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::All, is_spread: false }] =>
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Whole(AttendedKeys::All) }] =>
                     attend_all_f32: attention::attend::<row::F32Row, attention::All>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window, is_spread: true }] =>
-                    attend_spread_window_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Window>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::List, is_spread: true }] =>
-                    attend_spread_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::List>,
-                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::All, is_spread: true }] =>
-                    attend_spread_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::All>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::Window, is_spread: true }] =>
-                    attend_spread_window_f32: attention::spread::attend::<row::F32Row, attention::Window>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::List, is_spread: true }] =>
-                    attend_spread_list_f32: attention::spread::attend::<row::F32Row, attention::List>,
-                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::All, is_spread: true }] =>
-                    attend_spread_all_f32: attention::spread::attend::<row::F32Row, attention::All>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::Window) }] =>
+                    attend_spread_window_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::Window>>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::List) }] =>
+                    attend_spread_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::List>>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::SpreadParts(ManyEntries::List) }] =>
+                    attend_spread_parts_list_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::List>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::All) }] =>
+                    attend_spread_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::All>>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::SpreadParts(ManyEntries::All) }] =>
+                    attend_spread_parts_all_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::All>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Spread(AttendedKeys::Window) }] =>
+                    attend_spread_window_f32: attention::spread::attend::<row::F32Row, attention::Short<attention::Window>>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Spread(AttendedKeys::List) }] =>
+                    attend_spread_list_f32: attention::spread::attend::<row::F32Row, attention::Short<attention::List>>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::SpreadParts(ManyEntries::List) }] =>
+                    attend_spread_parts_list_f32: attention::spread::attend::<row::F32Row, attention::List>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Spread(AttendedKeys::All) }] =>
+                    attend_spread_all_f32: attention::spread::attend::<row::F32Row, attention::Short<attention::All>>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::SpreadParts(ManyEntries::All) }] =>
+                    attend_spread_parts_all_f32: attention::spread::attend::<row::F32Row, attention::All>,
             }
         } }
     };

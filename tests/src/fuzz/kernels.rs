@@ -167,7 +167,7 @@ impl Scalars for Attend {
 
     fn choose(c: &mut Choices<'_>, kernel: AttendKernel) -> AttendParams {
         let heads = c.one_of(&[1, 3, 64, 65]);
-        let has_entries = kernel.keys != AttendedKeys::Window;
+        let has_entries = kernel.keys() != AttendedKeys::Window;
         let of_entries = |value: u32| if has_entries { value } else { 0 };
         let (first, tokens) = (c.range(0, 2), c.range(0, 1));
         // As many as its keys have, or more, whose clusters have nothing to do.
@@ -179,7 +179,7 @@ impl Scalars for Attend {
             heads,
             lse_heads: c.one_of(&[0, heads]),
             raw_queries: c.one_of(&[0, 1]),
-            parts: if kernel.keys == AttendedKeys::All { parts } else { 1 },
+            parts: if kernel.keys() == AttendedKeys::All { parts } else { 1 },
             ring: c.range(128, 140),
             slots: c.range(0, 2),
             own_rows: c.one_of(&[0, first + tokens]),
@@ -188,7 +188,7 @@ impl Scalars for Attend {
             entries_log2: c.one_of(&[5, 0]),
             max_blocks: of_entries(c.range(1, 4)),
             num_blocks: of_entries(c.range(0, 3)),
-            split: c.one_of(&[1, kernel.keys.blocks()]),
+            split: c.one_of(&[1, kernel.keys().blocks()]),
             halves: c.one_of(&[1, 2]),
         }
     }

@@ -1,6 +1,6 @@
 //! Keys and values: where their rows lie, and from there into BF16 in shared memory.
 
-use kv_layout::geometry::{NOPE_DIM, WINDOW};
+use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::cluster::cluster_arrive;
 use simt::warpgroup::{Rows, fence_shared};
@@ -10,7 +10,7 @@ use super::super::source::{Keys, Listed, Located, Row, Source, Which};
 use super::super::unpack::KeyFormat;
 use super::memory::{
     Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, SCORED, THIRD_UNPACKED, TILE, TILES, UNPACKED,
-    VALUES_UNPACKED, wait_for_cluster,
+    VALUES_UNPACKED, may_score_three, wait_for_cluster,
 };
 use super::task::Task;
 use crate::fault_injection;
@@ -31,10 +31,12 @@ const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 pub unsafe fn find<W: Which>(source: Source<'_>, keys: Keys, task: Task, arrays: Arrays) -> u32 {
     // SAFETY: by this function's own contract.
     unsafe {
-        if W::HAS_ENTRIES {
-            find_some::<W, { (TILES * TILE).div_ceil(BLOCK) as usize }>(source, keys, task, arrays)
-        } else {
-            find_some::<W, { WINDOW.div_ceil(BLOCK) as usize }>(source, keys, task, arrays)
+        match (W::SPREAD_TILES * TILE).div_ceil(BLOCK) {
+            1 => find_some::<W, 1>(source, keys, task, arrays),
+            2 => find_some::<W, 2>(source, keys, task, arrays),
+            _ => find_some::<W, { (TILES * TILE).div_ceil(BLOCK) as usize }>(
+                source, keys, task, arrays,
+            ),
         }
     }
 }
@@ -185,8 +187,7 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
             UNPACKED.arrive();
             wait_for_cluster();
             cluster_arrive();
-            // A window has two tiles.
-            if !W::HAS_ENTRIES || task.own <= 2 {
+            if !may_score_three::<W>() || task.own <= 2 {
                 return;
             }
             FIRST_SCORED.sync();

@@ -1,11 +1,13 @@
 //! The block of a launch: its threads, what lies where in its shared memory, and its barriers.
 
-use kv_layout::attention::{SPREAD_BLOCKS, SPREAD_TILES, TILE_KEYS};
+use kv_layout::attention::{SHORT_SPREAD_TILES, SPREAD_BLOCKS, SPREAD_TILES, TILE_KEYS};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::cluster_wait;
 use simt::shared::Shared;
 use simt::thread::NamedBarrier;
 use simt::warpgroup::{Panels, Rows};
+
+use super::super::source::Which;
 
 /// Threads of a warpgroup.
 pub const GROUP: u32 = 128;
@@ -16,6 +18,12 @@ pub const BLOCKS: u32 = SPREAD_BLOCKS;
 /// Keys of a tile, and most tiles of a part.
 pub const TILE: u32 = TILE_KEYS;
 pub const TILES: u32 = SPREAD_TILES;
+
+/// Whether a block may have three tiles of keys to score, and not two at most.
+#[inline(always)]
+pub const fn may_score_three<W: Which>() -> bool {
+    W::SPREAD_TILES > 2 * BLOCKS
+}
 
 /// Words of a panel: 64 rows of 64 BF16.
 pub const PANEL: u32 = Panels::<0>::WORDS;
@@ -30,7 +38,7 @@ pub const FREE: u32 = MATRIX / PANEL;
 /// Tiles whose weights each multiplying warpgroup has room for, in a part of up to [`SHORT`] tiles and in a longer one.
 pub const ROOM: u32 = 6;
 pub const SMALL_ROOM: u32 = 3;
-const SHORT: u32 = 12;
+const SHORT: u32 = SHORT_SPREAD_TILES;
 /// Channels of values that a block has: a panel.
 pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
 /// Where the weights of each multiplying warpgroup come: behind the values of all tiles, where the queries were; and where short parts
@@ -116,8 +124,8 @@ impl Arrays {
 
 /// Tiles whose weights each multiplying warpgroup has room for, in a part of `tiles` tiles.
 #[inline(always)]
-pub const fn room(tiles: u32) -> u32 {
-    if tiles <= SHORT { ROOM } else { SMALL_ROOM }
+pub const fn room<W: Which>(tiles: u32) -> u32 {
+    if W::SPREAD_TILES <= SHORT || tiles <= SHORT { ROOM } else { SMALL_ROOM }
 }
 
 /// The first word of the weights of warpgroup `group`.

@@ -32,7 +32,7 @@ pub use memory::{BLOCK, SHARED_BYTES};
 pub use task::CLUSTER_WORDS;
 use task::Task;
 
-/// Attention of 64 heads of a query, normed and rotated, each part of whose keys is at most [`kv_layout::attention::SPREAD_TILES`] tiles.
+/// Attention of 64 heads of a query, normed and rotated, each part of whose keys is at most [`Which::SPREAD_TILES`] tiles.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; parts of a window and `entry_rows` are no more tiles than that; all threads of a launch of
@@ -82,16 +82,16 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             keys::unpack_values::<F>(source, task, arrays);
             return;
         }
-        let sinks = sums::load_sinks(&args, task);
         UNPACKED.sync();
         wait_for_cluster();
-        let scores = scores::multiply(task, arrays, group);
+        let scores = scores::multiply::<W>(task, arrays, group);
         cluster_arrive_release();
         wait_for_cluster();
-        scores::weigh(&args, task, arrays, (scores, group));
+        scores::weigh::<W>(&args, task, arrays, (scores, group));
         cluster_arrive_release();
         wait_for_cluster();
-        let sum = sums::multiply(&args, task, arrays, group);
+        let sinks = sums::load_sinks(&args, task);
+        let sum = sums::multiply::<W>(&args, task, arrays, group);
         sums::write::<W>(&args, task, arrays, (sum, group, sinks));
     }
 }

@@ -5,10 +5,10 @@ use simt::{thread, warp};
 
 use super::super::memory::HEADS;
 use super::super::softmax::{SLACK, first_row, largest, store_weights};
-use super::super::source::is_none;
+use super::super::source::{Which, is_none};
 use super::memory::{
     Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, SMALL_ROOM, THIRD_UNPACKED, TILE,
-    WORDS, first_weights,
+    WORDS, first_weights, may_score_three,
 };
 use super::task::Task;
 use crate::args::Attend;
@@ -17,10 +17,10 @@ use crate::unroll::{array_from_fn, unroll};
 /// The scores of a warpgroup's tiles: of its last one, and of the one before.
 pub type Scores = [Fragments; 2];
 
-/// How many of the block's tiles warpgroup `group` scores: 0, 1 or 2. The first has the first tile and the third, the second the second.
+/// Whether warpgroup `group` scores the block's third tile too. The first has the first tile and the third, the second the second.
 #[inline(always)]
-pub const fn tiles_of(task: Task, group: u32) -> u32 {
-    (task.own + 1 - group) / 2
+const fn has_third<W: Which>(task: Task, group: u32) -> bool {
+    may_score_three::<W>() && group == 0 && task.own > 2
 }
 
 /// The scores of the warpgroup's tiles. Tells all blocks the heads' largest scores of each.
@@ -30,32 +30,34 @@ pub const fn tiles_of(task: Task, group: u32) -> u32 {
 /// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::keys::unpack_values`]; a barrier
 /// of the cluster follows.
 #[inline(always)]
-pub unsafe fn multiply(task: Task, arrays: Arrays, group: u32) -> Scores {
+pub unsafe fn multiply<W: Which>(task: Task, arrays: Arrays, group: u32) -> Scores {
     let mut scores: Scores = [[[0.0; 4]; 8]; 2];
     let mut of_block = group;
     // SAFETY: by this function's own contract.
     unsafe {
-        if of_block >= task.own {
+        if group >= task.own {
             SCORED.arrive();
+            return scores;
         }
-        while of_block < task.own {
-            if of_block >= 2 {
-                THIRD_UNPACKED.sync();
-            }
+        loop {
+            let is_last = !has_third::<W>(task, group) || of_block == 2;
             let products = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(of_block));
             let none = none_of(arrays, task.first + of_block);
             let products = products.wait::<0>();
-            if of_block + 2 < task.own {
-                FIRST_SCORED.arrive();
+            if is_last {
+                SCORED.arrive()
             } else {
-                SCORED.arrive();
+                FIRST_SCORED.arrive()
             }
             scores = [mask(products, none), scores[0]];
             tell(arrays, task.first + of_block, [0, 1].map(|i| largest(scores[0], i)));
-            of_block += 2;
+            if is_last {
+                return scores;
+            }
+            of_block = 2;
+            THIRD_UNPACKED.sync();
         }
     }
-    scores
 }
 
 /// Which of the thread's keys of tile `tile` there are none of: bit `2 n + i` for its key `i` of the eight from key `8 n` on.
@@ -127,13 +129,24 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
 /// # Safety
 /// All largest scores are there; all threads of the warpgroup call it together; a barrier of the cluster follows.
 #[inline(always)]
-pub unsafe fn weigh(args: &Attend, task: Task, arrays: Arrays, (scores, group): (Scores, u32)) {
-    let (mut left, mut scores) = (tiles_of(task, group), scores);
-    while left > 0 {
-        left -= 1;
-        // SAFETY: by this function's own contract.
-        unsafe { weigh_tile(args, task, arrays, (scores[0], task.first + group + 2 * left, group)) }
-        scores[0] = scores[1];
+pub unsafe fn weigh<W: Which>(
+    args: &Attend,
+    task: Task,
+    arrays: Arrays,
+    (scores, group): (Scores, u32),
+) {
+    let has_third = has_third::<W>(task, group);
+    let mut of_block = if has_third { 2 } else { group };
+    let mut scores = scores;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        while of_block < task.own {
+            weigh_tile(args, task, arrays, (scores[0], task.first + of_block, group));
+            if !has_third || of_block == 0 {
+                return;
+            }
+            (scores[0], of_block) = (scores[1], 0);
+        }
     }
 }
 

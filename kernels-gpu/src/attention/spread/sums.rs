@@ -67,7 +67,7 @@ pub struct Sum {
 /// Weights and their sums are left, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
 /// those of the unpacking ones [`super::keys::unpack_values`].
 #[inline(always)]
-pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
+pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
     let (mut tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
     let none = [f32::NEG_INFINITY; 2];
     let mut sum = Sum { values: [[0.0; 4]; 8], base: none, total: [0.0; 2] };
@@ -75,7 +75,7 @@ pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) ->
     // those of a tile are read no more when its product is done.
     unsafe {
         let mut base = if tile < end { raised(arrays, none, tile) } else { none };
-        let room = room(task.tiles);
+        let room = room::<W>(task.tiles);
         let places = (first_weights(room, group), ROOM * group * (4 * HEADS));
         let place = |at: u32| (arrays.weights(places.0, at), places.1 + at * (4 * HEADS));
         let mut are_unpacked = false;
