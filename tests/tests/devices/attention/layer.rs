@@ -286,9 +286,8 @@ impl<B: Backend> Layer<B> {
             entries_per_block: BLOCK_TOKENS / shape.ratio,
             num_blocks: shape.slots * shape.blocks,
         };
-        let (table, entries) =
-            (BlockTable { table: &table, slots: shape.slots, max_blocks: shape.blocks }, &entries);
-        let (table, rows) = (&table, queries[0].list.len() as u32);
+        let table = &BlockTable { table: &table, slots: shape.slots, max_blocks: shape.blocks };
+        let (entries, rows) = (&entries, queries[0].list.len() as u32);
         let parts = self.parts(count as u32, which);
         let parts = parts.as_ref();
         let exchange = blocks.exchanges.then(|| self.exchange(count as u32, which));
@@ -340,9 +339,9 @@ impl<B: Backend> Layer<B> {
 
     /// Memory for the parts of so many queries' keys.
     fn parts(&self, queries: u32, which: Which) -> Option<AttentionParts<B>> {
-        let Which::All(_) = which else { return None };
         let clusters = self.at_once.unwrap_or(queries) * self.clusters_of_a_query(which);
-        Some(AttentionParts::new(&self.device, clusters).unwrap())
+        let parts = || AttentionParts::new(&self.device, clusters).unwrap();
+        matches!(which, Which::All(_)).then(parts)
     }
 
     /// Memory by which blocks tell each other the weights of so many queries.
@@ -352,9 +351,8 @@ impl<B: Backend> Layer<B> {
 
     /// Parts of a query's keys, times 64 heads.
     fn clusters_of_a_query(&self, which: Which) -> u32 {
-        let parts =
-            if let Which::All(most) = which { AttendedKeys::All.parts(WINDOW + most) } else { 1 };
-        parts * self.shape.heads.div_ceil(64)
+        let keys = if let Which::All(most) = which { WINDOW + most } else { 0 };
+        AttendedKeys::All.parts(keys) * self.shape.heads.div_ceil(64)
     }
 
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {
