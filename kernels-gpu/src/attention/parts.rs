@@ -135,8 +135,8 @@ unsafe fn lse_of(args: &Attend, at: Place, first: u32, head: u32) -> [f32; AT_ON
     array_from_fn(|i| {
         let part = first + i as u32;
         let of_head = at.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
-        // SAFETY: by this function's own contract.
         if part < at.heads.parts {
+            // SAFETY: by this function's own contract.
             unsafe { args.part_lse.load(of_head) }
         } else {
             f32::NEG_INFINITY

@@ -155,8 +155,7 @@ unsafe fn copy_rotary<const N: usize>(row: Row, (panel, key): (Rows<N>, u32), ar
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the block call it, and have arrived at a barrier of the cluster; the multiplying
-/// warpgroups then wait at [`UNPACKED`] and for the cluster, and call [`super::scores::multiply`]. The others have arrived at the next
-/// barrier of the cluster when this returns.
+/// warpgroups then wait at [`UNPACKED`] and for the cluster, and call [`super::scores::multiply`], the others [`unpack_values`].
 #[inline(always)]
 pub unsafe fn unpack<F: KeyFormat, W: Which>(
     source: Source<'_>,
@@ -186,7 +185,6 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
             }
             UNPACKED.arrive();
             wait_for_cluster();
-            cluster_arrive();
             if !may_score_three::<W>() || task.own <= 2 {
                 return;
             }
@@ -245,7 +243,7 @@ unsafe fn unpack_panels<F: KeyFormat>(
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
-/// [`super::scores::multiply`]; all have arrived at a barrier of the cluster, and pass it and one more.
+/// [`super::scores::multiply`]; all have passed a barrier of the cluster, and pass two more.
 #[inline(always)]
 pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
     let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
@@ -253,6 +251,8 @@ pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays
     let blocked = if task.own < 2 { FREE / STAGE } else { 0 };
     // SAFETY: by this function's own contract.
     unsafe {
+        // Not before the third tile is unpacked: under compute-sanitizer that would wait for the block's other threads.
+        cluster_arrive();
         if task.has_rotary() {
             copy_all_rotary(source, (task, blocked), key, arrays);
         } else {

@@ -124,8 +124,8 @@ unsafe fn load_lse(args: &Attend, task: Task, first: u32) -> [[f32; AT_ONCE]; 2]
         array_from_fn(|i| {
             let part = first + i as u32;
             let at = lse_of(args, task, part) + u64::from(first_row() + 8 * head as u32);
-            // SAFETY: by this function's own contract.
             if part < task.heads.parts {
+                // SAFETY: by this function's own contract.
                 unsafe { args.part_lse.load(at) }
             } else {
                 f32::NEG_INFINITY

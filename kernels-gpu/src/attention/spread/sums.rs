@@ -42,8 +42,8 @@ pub unsafe fn start(args: &Attend, keys: Keys, task: Task, arrays: Arrays) {
 pub unsafe fn load_sinks(args: &Attend, task: Task) -> [f32; 2] {
     let (row, heads) = (first_row(), task.heads.count(args));
     let load = |row: u32| {
-        // SAFETY: by this function's own contract.
         if row < heads {
+            // SAFETY: by this function's own contract.
             unsafe { args.sinks.load(u64::from(task.heads.first + row)) }
         } else {
             0.0
