@@ -93,7 +93,7 @@ impl AttendedKeys {
     }
 }
 
-/// Entries of queries that have many keys.
+/// The entries of queries that have more keys than [`SHORT_SPREAD_TILES`] tiles, or may have: not a window alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ManyEntries {
     /// [`AttendedKeys::List`].
@@ -110,7 +110,7 @@ pub enum AttendForm {
     Whole(AttendedKeys),
     /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
     Spread(AttendedKeys),
-    /// Each part of a query's keys is, of at most [`SPREAD_TILES`] tiles.
+    /// Each part of a query's keys, of at most [`SPREAD_TILES`] tiles, is spread over [`SPREAD_BLOCKS`] blocks.
     SpreadParts(ManyEntries),
 }
 

@@ -35,7 +35,7 @@ pub struct Window;
 pub struct List;
 /// The window, and all entries that a query sees.
 pub struct All;
-/// The same keys, so few that they are one part of at most [`SHORT_SPREAD_TILES`] tiles.
+/// The keys of `W`, so few that they are one part of at most [`SHORT_SPREAD_TILES`] tiles.
 pub struct Short<W>(PhantomData<W>);
 
 impl<W: Which> Which for Short<W> {

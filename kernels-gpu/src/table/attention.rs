@@ -48,7 +48,7 @@ macro_rules! attention_rows {
                 /// `[tokens, heads / 64, parts, copies, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink; 8 copies if each
                 /// query is spread over eight blocks, else one.
                 part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, if f.is_spread() { f.cluster() } else { 1 }, attention::HEADS],
-                /// `[tokens, heads / 64, cluster]` u32, likewise: parts that are done, by block of a cluster, each counted `halves` times; 0 between launches.
+                /// `[tokens, heads / 64, cluster]` u32, likewise: parts that are done, by block of a cluster, each counted `halves` times, or once if it is spread; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.cluster()],
                 /// `[tokens, heads / 64, parts, 18, 2304]` u32, if each query is spread over eight blocks: what they tell each other of each tile
                 /// of keys, the weights `[64, 64]` BF16 and four sums of each head's.
