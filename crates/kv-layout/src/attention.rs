@@ -20,7 +20,7 @@ pub const MOST_PART_TILES: u32 = 34;
 /// Blocks over which a query of 64 heads is spread where there are few of them: each has 64 channels of the values.
 pub const SPREAD_BLOCKS: u32 = 8;
 
-/// Most tiles of a part of such a query's keys: a window and 1,024 entries.
+/// Most tiles of a cluster of them: a window and 1,024 entries.
 pub const SPREAD_TILES: u32 = 18;
 
 /// Most tiles of a query's keys for [`AttendForm::Spread`]: a window and 640 entries.
@@ -110,7 +110,8 @@ pub enum AttendForm {
     Whole(AttendedKeys),
     /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
     Spread(AttendedKeys),
-    /// Each part of a query's keys, of at most [`SPREAD_TILES`] tiles, is spread over [`SPREAD_BLOCKS`] blocks.
+    /// Each part of a query's keys, or each of the two halves that [`KeySplit::TwoBlocks`] makes of it, is spread over [`SPREAD_BLOCKS`]
+    /// blocks, and has at most [`SPREAD_TILES`] tiles.
     SpreadParts(ManyEntries),
 }
 
@@ -146,10 +147,22 @@ impl AttendKernel {
         if self.is_spread() { SPREAD_BLOCKS } else { self.keys().blocks() }
     }
 
-    /// Parts of each query in a launch for up to so many.
+    /// Clusters, or blocks of [`KeySplit::OneBlock`], that have different keys of 64 heads of a query, in a launch of so many parts, each of
+    /// which has one cluster or two halves.
     #[must_use]
-    pub const fn parts(self, parts: u32) -> u32 {
-        if matches!(self.form, AttendForm::Spread(_)) { 1 } else { parts }
+    pub const fn shares(self, parts: u32, halves: u32) -> u32 {
+        match self.form {
+            AttendForm::Whole(_) => parts,
+            AttendForm::Spread(_) => 1,
+            AttendForm::SpreadParts(_) => parts.saturating_mul(halves),
+        }
+    }
+
+    /// Denominators of each head that a cluster leaves for the others: each of [`SPREAD_BLOCKS`] blocks for itself what the weights of its
+    /// keys are relative to, and their sum, or log2 of the denominator; else that alone.
+    #[must_use]
+    pub const fn denominators(self) -> u32 {
+        if self.is_spread() { 2 * SPREAD_BLOCKS } else { 1 }
     }
 }
 

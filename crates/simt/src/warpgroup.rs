@@ -15,7 +15,7 @@
 pub(crate) mod in_flight;
 pub(crate) mod layout;
 
-pub use in_flight::{FragmentsInFlight, InFlight, PanelInFlight, TallInFlight};
+pub use in_flight::{FragmentsInFlight, InFlight, TallInFlight};
 pub use layout::{
     Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
 };
@@ -201,20 +201,24 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     unsafe { form::start_bf16_m64n256k32(left, right, sum) }
 }
 
-/// Starts `sum + A B` of BF16 matrices in f32 as [`start_bf16_m64n256k32`], over an inner dimension of 64: B of 64 columns, those of a
-/// panel (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`).
+/// `sum + A B` of BF16 matrices in f32, and the result of `meanwhile`: A of 64 rows over four steps, in registers, B a panel in shared
+/// memory, *transposed*: its columns are the panel's 64, its inner dimension 64 of the panel's rows. With `wgmma` that function runs while
+/// the product is in flight (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, B transposed, PTX ISA 9.7.15.5.2; elsewhere
+/// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As there.
+/// - As [`bf16_m64n64k128`]; B is not written by `meanwhile` either.
 #[inline(always)]
 #[track_caller]
-pub unsafe fn start_bf16_m64n64k64<const N: usize>(
-    left: Rows<N>,
+#[must_use]
+pub unsafe fn bf16_m64n64k64<T, const N: usize>(
+    left: [[u32; 4]; 4],
     right: Panels<N>,
-    sum: PanelInFlight<N>,
-) -> PanelInFlight<N> {
-    // SAFETY: the caller brings all threads of the four warps, and both operands.
-    unsafe { form::start_bf16_m64n64k64(left, right, sum) }
+    sum: Fragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (Fragments, T) {
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe { form::bf16_m64n64k64(left, right, sum, meanwhile) }
 }
 
 /// Waits until at most the last `PENDING` products that the warpgroup started are in flight: the others read their
@@ -230,7 +234,7 @@ pub unsafe fn wait_for_products<const PENDING: u32>() {
     unsafe { form::wait_for_products::<PENDING>() }
 }
 
-impl<Operands> InFlight<Fragments, Operands> {
+impl<const N: usize> FragmentsInFlight<N> {
     /// The product, once at most the last `PENDING` products that the warpgroup started are in flight
     /// (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
     ///

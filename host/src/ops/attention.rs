@@ -8,7 +8,7 @@ use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::attention::{
     AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, ManyEntries, SHORT_SPREAD_TILES,
-    SPREAD_TILES, TILE_KEYS,
+    SPREAD_BLOCKS, SPREAD_TILES, TILE_KEYS,
 };
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -80,12 +80,12 @@ pub struct Attention<'a, B: Backend> {
     pub split: KeySplit,
     /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few queries has more blocks for each. That changes no bit.
     ///
-    /// - With `exchange`, queries that are [`QueryForm::Rotated`], or parts of their keys, with up to 1,152 keys are spread over eight
-    ///   blocks each, if nine tenths of the multiprocessors are enough for all.
+    /// - With `exchange`, queries that are [`QueryForm::Rotated`], or parts of their keys, or halves of these where keys are split, with up
+    ///   to 1,152 keys are spread over eight blocks each, if nine tenths of the multiprocessors are enough for all.
     /// - Others have twice as many blocks, each with half of the channels of its values, if queries, times parts of their
     ///   keys, times 64 heads are at most an eighth of the multiprocessors.
     pub multiprocessors: u32,
-    /// Where the blocks over which a query is spread tell each other its weights.
+    /// Where the blocks over which a query is spread leave for each other what they have of it.
     pub exchange: Option<&'a AttentionExchange<B>>,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
@@ -123,12 +123,13 @@ pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
-    let (kernel, mut launches) = (attention.kernel()?, attention.launches()?);
+    let spread = attention.spread()?;
+    let (kernel, mut launches) = (attention.kernel(spread)?, attention.launches(spread)?);
     if launches.len() > 1 {
         check_attend(stream, attention)?;
     }
     launches.try_for_each(|queries| {
-        let operation = attention.operation(queries)?;
+        let operation = attention.operation(queries, spread)?;
         // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
         // query does not see, and blocks outside the planes; work of one stream runs in order, so that parts of one
         // launch are added up before the next leaves its own; their counters are 0 then.
@@ -144,10 +145,11 @@ pub fn check_attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
-    let kernel = attention.kernel()?;
+    let spread = attention.spread()?;
+    let kernel = attention.kernel(spread)?;
     attention
-        .launches()?
-        .try_for_each(|queries| stream.check(kernel, &attention.operation(queries)?))
+        .launches(spread)?
+        .try_for_each(|queries| stream.check(kernel, &attention.operation(queries, spread)?))
 }
 
 /// None of the elements of `view`.
@@ -157,15 +159,18 @@ fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
 
 impl<B: Backend> Attention<'_, B> {
     /// The queries of each launch: of as many as the memory for parts is enough for.
-    fn launches(&self) -> Result<impl ExactSizeIterator<Item = Range<u32>> + use<B>, DeviceError> {
+    fn launches(
+        &self,
+        spread: Option<Spread>,
+    ) -> Result<impl ExactSizeIterator<Item = Range<u32>> + use<B>, DeviceError> {
         let count = self.queries.count;
-        let at_once = if count == 0 { 1 } else { self.at_once()? };
+        let at_once = if count == 0 { 1 } else { self.at_once(spread)? };
         let launch = move |at: u32| at * at_once..(at * at_once).saturating_add(at_once).min(count);
         Ok((0..count.div_ceil(at_once)).map(launch))
     }
 
     /// Most queries of a launch, of which there are some.
-    fn at_once(&self) -> Result<u32, DeviceError> {
+    fn at_once(&self, spread: Option<Spread>) -> Result<u32, DeviceError> {
         let (count, params) = (self.queries.count, self.params(0..self.queries.count)?);
         if params.parts == 1 {
             return Ok(count);
@@ -173,7 +178,8 @@ impl<B: Backend> Attention<'_, B> {
         let clusters = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
         let there = self.parts().map_or(0, AttentionParts::clusters);
         check_length("clusters that have memory for parts of a query", there, clusters)?;
-        Ok((there / clusters).min(count.into()) as u32)
+        // Spread queries have memory of their own, which is enough for all.
+        Ok(if spread.is_some() { count } else { (there / clusters).min(count.into()) as u32 })
     }
 
     fn parts(&self) -> Option<&AttentionParts<B>> {
@@ -181,9 +187,11 @@ impl<B: Backend> Attention<'_, B> {
     }
 
     /// The launch of some queries.
-    fn operation(&self, range: Range<u32>) -> Result<Attend, DeviceError> {
+    fn operation(&self, range: Range<u32>, spread: Option<Spread>) -> Result<Attend, DeviceError> {
         let Self { query, sinks, frequencies, ring, out, faults, queries, .. } = *self;
         let params = self.params(range)?;
+        let halves = spread.map_or(params.halves, |spread| spread.halves);
+        let params = AttendParams { halves, ..params };
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
         let own = self.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
         let entries = self.entries.as_ref();
@@ -197,9 +205,14 @@ impl<B: Backend> Attention<'_, B> {
         let no_results = out.slice(0, 0).expect("every buffer has an empty part");
         let no_floats = no_results.cast::<f32>().or_else(|_| no_counts.cast())?;
         let no_exchange = no_floats.cast::<u32>()?;
-        let parts = self.parts().filter(|_| params.parts > 1);
-        let (part_sums, part_lse) =
-            parts.map_or((&no_floats, &no_floats), |of| (&of.sums, &of.lse));
+        let shares = if spread.is_some() {
+            self.exchange.map(|of| (&of.sums, &of.denominators, &of.arrivals))
+        } else {
+            let parts = self.parts().filter(|_| params.parts > 1);
+            parts.map(|of| (&of.sums, &of.lse, &of.arrivals))
+        };
+        let (part_sums, part_lse, arrivals) =
+            shares.unwrap_or((&no_floats, &no_floats, &no_counts));
         Ok(Attend {
             query: query.ptr(),
             sinks: sinks.ptr(),
@@ -219,7 +232,7 @@ impl<B: Backend> Attention<'_, B> {
             lse: self.lse.unwrap_or(&no_floats).ptr_mut(),
             part_sums: part_sums.ptr_mut(),
             part_lse: part_lse.ptr_mut(),
-            arrivals: parts.map_or(&no_counts, |of| &of.arrivals).ptr_mut(),
+            arrivals: arrivals.ptr_mut(),
             exchange: self.exchange.map_or(&no_exchange, |of| &of.weights).ptr_mut(),
             faults: faults.ptr_mut(),
             params,
@@ -234,14 +247,20 @@ impl<B: Backend> Attention<'_, B> {
         }
     }
 
-    fn kernel(&self) -> Result<AttendKernel, DeviceError> {
+    fn kernel(&self, spread: Option<Spread>) -> Result<AttendKernel, DeviceError> {
         let params = self.params(0..self.queries.count)?;
-        let clusters = [params.tokens, params.parts, params.heads.div_ceil(HEADS)];
-        let limits = (self.exchange.map_or(0, AttentionExchange::clusters), self.multiprocessors);
-        let is_spread =
-            self.form == QueryForm::Rotated && can_spread(clusters, params.entry_rows, limits);
-        let form = form_of(self.keys(), is_spread, params.parts, params.entry_rows);
+        let form = form_of(self.keys(), spread, params.parts, params.entry_rows);
         Ok(AttendKernel { format: self.ring.format, form })
+    }
+
+    /// How all queries are spread, if they are.
+    fn spread(&self) -> Result<Option<Spread>, DeviceError> {
+        let params = self.params(0..self.queries.count)?;
+        let exchange = self.exchange.filter(|_| self.form == QueryForm::Rotated);
+        let Some(exchange) = exchange else { return Ok(None) };
+        let clusters = [params.tokens, params.parts, params.heads.div_ceil(HEADS)];
+        let limit = exchange.clusters().min(spread_clusters(self.multiprocessors).into());
+        Ok(Spread::of((self.keys(), params.split), clusters, params.entry_rows, limit))
     }
 
     fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
@@ -318,26 +337,44 @@ fn tiles_of(rows: u32) -> u64 {
     (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into())
 }
 
-/// Whether so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads may be spread over eight blocks each,
-/// with memory for so many of them to tell each other weights.
-fn can_spread(
-    [queries, parts, groups]: [u32; 3],
-    rows: u32,
-    (memory, multiprocessors): (u64, u32),
-) -> bool {
-    let clusters = queries.saturating_mul(parts).saturating_mul(groups);
-    // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
-    tiles_of(rows) <= u64::from(SPREAD_TILES) * u64::from(parts)
-        && u64::from(clusters) <= memory
-        && clusters <= spread_clusters(multiprocessors)
+/// How queries are spread over clusters of eight blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spread {
+    /// Clusters of each part of a query's keys and 64 heads, 1 or 2: two have half of the keys each.
+    halves: u32,
+}
+
+impl Spread {
+    /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are split between `split`
+    /// blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster may.
+    fn of(
+        (keys, split): (AttendedKeys, u32),
+        [queries, parts, groups]: [u32; 3],
+        rows: u32,
+        limit: u64,
+    ) -> Option<Self> {
+        let clusters = queries.saturating_mul(parts).saturating_mul(groups);
+        // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
+        let can_have = |halves: u32| {
+            tiles_of(rows) <= u64::from(SPREAD_TILES) * u64::from(parts) * u64::from(halves)
+                && u64::from(clusters) * u64::from(halves) <= limit
+        };
+        // What adding up takes is gained where a cluster would have more (docs/experiments-attention.md).
+        let few = match keys {
+            AttendedKeys::List => SPREAD_BLOCKS,
+            AttendedKeys::Window | AttendedKeys::All => SHORT_SPREAD_TILES,
+        };
+        if split > 1 && tiles_of(rows) > few.into() && can_have(2) {
+            return Some(Self { halves: 2 });
+        }
+        can_have(1).then_some(Self { halves: 1 })
+    }
 }
 
 /// The form of the kernel for queries of up to so many parts and `rows` entries.
-fn form_of(keys: AttendedKeys, is_spread: bool, parts: u32, rows: u32) -> AttendForm {
-    if !is_spread {
-        return AttendForm::Whole(keys);
-    }
-    let is_short = parts == 1 && tiles_of(rows) <= SHORT_SPREAD_TILES.into();
+fn form_of(keys: AttendedKeys, spread: Option<Spread>, parts: u32, rows: u32) -> AttendForm {
+    let Some(Spread { halves }) = spread else { return AttendForm::Whole(keys) };
+    let is_short = parts == 1 && halves == 1 && tiles_of(rows) <= SHORT_SPREAD_TILES.into();
     match keys {
         AttendedKeys::List if !is_short => AttendForm::SpreadParts(ManyEntries::List),
         AttendedKeys::All if !is_short => AttendForm::SpreadParts(ManyEntries::All),
@@ -357,33 +394,55 @@ const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        AttendForm, AttendedKeys, MULTIPROCESSORS, ManyEntries, can_spread, form_of, halves,
-    };
+    use super::{AttendForm, AttendedKeys, MULTIPROCESSORS, ManyEntries, Spread, form_of, halves};
 
     #[test]
     fn few_queries_of_few_keys_are_spread() {
-        let of = |clusters, rows| can_spread(clusters, rows, (14, MULTIPROCESSORS));
+        let of = |clusters, rows| Spread::of((AttendedKeys::All, 1), clusters, rows, 14).is_some();
         assert!(of([14, 1, 1], 1024) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
         assert!(!of([15, 1, 1], 1024) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1025));
         assert!(of([7, 2, 1], 2176) && !of([8, 2, 1], 2176) && !of([1, 2, 1], 2177));
         assert!(of([1, 4, 2], 4480) && !of([1, 4, 1], 4481) && !of([1, 1, 1], u32::MAX));
         assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
-        assert!(!can_spread([14, 1, 1], 1, (13, MULTIPROCESSORS)), "no memory for all");
-        assert!(!can_spread([1, 1, 1], 1, (14, 9)), "too few multiprocessors");
+        assert_eq!(
+            Spread::of((AttendedKeys::All, 1), [14, 1, 1], 1, 13),
+            None,
+            "no memory for all"
+        );
+    }
+
+    #[test]
+    fn few_queries_of_many_keys_have_two_clusters() {
+        use AttendedKeys::{All, List, Window};
+        let of = |keys, clusters, rows| Spread::of((keys, 2), clusters, rows, 14);
+        let [one, two] = [1, 2].map(|halves| Some(Spread { halves }));
+        assert_eq!([of(List, [7, 1, 1], 384), of(List, [7, 1, 1], 385)], [one, two]);
+        assert_eq!([of(List, [8, 1, 1], 512), of(List, [3, 1, 2], 2176)], [one, two]);
+        assert_eq!([of(List, [1, 1, 1], 2177), of(List, [8, 1, 1], 1025)], [None; 2]);
+        assert_eq!([of(All, [7, 1, 1], 640), of(All, [7, 1, 1], 641)], [one, two]);
+        assert_eq!([of(All, [1, 4, 1], 8192), of(All, [2, 4, 1], 8192)], [two, None]);
+        assert_eq!(of(Window, [1, 1, 1], 0), one);
+        assert_eq!(Spread::of((All, 1), [1, 1, 1], 960, 14), one, "one sum has one cluster");
+        assert_eq!(of(All, [u32::MAX, 2, 1], 1), None, "no product wraps around");
     }
 
     #[test]
     fn few_keys_have_a_kernel_of_their_own() {
-        use {AttendForm::*, AttendedKeys::*};
-        let all = |parts, rows| form_of(All, true, parts, rows);
-        assert_eq!([all(1, 0), all(1, 640)], [Spread(All); 2]);
+        use {
+            AttendForm::{Spread as Short, SpreadParts, Whole},
+            AttendedKeys::*,
+        };
+        let [one, two] = [1, 2].map(|halves| Some(Spread { halves }));
+        let all = |parts, rows| form_of(All, one, parts, rows);
+        assert_eq!([all(1, 0), all(1, 640)], [Short(All); 2]);
         let many = [all(1, 641), all(1, 1024), all(2, 640), all(1, u32::MAX)];
         assert_eq!(many, [SpreadParts(ManyEntries::All); 4]);
-        let list = [form_of(List, true, 1, 640), form_of(List, true, 1, 641)];
-        assert_eq!(list, [Spread(List), SpreadParts(ManyEntries::List)]);
-        assert_eq!(form_of(Window, true, 1, 0), Spread(Window));
-        assert_eq!(form_of(List, false, 1, 1), Whole(List));
+        assert_eq!(form_of(All, two, 1, 640), SpreadParts(ManyEntries::All));
+        let list = [form_of(List, one, 1, 640), form_of(List, one, 1, 641)];
+        assert_eq!(list, [Short(List), SpreadParts(ManyEntries::List)]);
+        assert_eq!(form_of(List, two, 1, 512), SpreadParts(ManyEntries::List));
+        assert_eq!(form_of(Window, one, 1, 0), Short(Window));
+        assert_eq!(form_of(List, None, 1, 1), Whole(List));
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Memory by which blocks of attention tell each other a query's weights.
+//! Memory of queries that are spread over clusters of eight blocks.
 
+use kernels_gpu::attention::HEADS;
 use kernels_gpu::attention::spread::CLUSTER_WORDS;
 use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::attention::SPREAD_BLOCKS;
+use kv_layout::geometry::HEAD_DIM;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 
@@ -12,17 +14,27 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
     multiprocessors / 10 * 9 / SPREAD_BLOCKS
 }
 
-/// Memory in which the blocks over which a query is spread leave its weights for each other: of 64 heads and a part of their keys a cluster, 162 KiB.
-/// Launches that use it must run one after the other, as those of one stream do.
+/// Memory in which the blocks over which a query is spread leave for each other what they have of it: 294 KiB a cluster, which has 64
+/// heads of a query and all of their keys or a share. Launches that use it must run one after the other, as those of one stream do: two
+/// at a time would read each other's.
 pub struct AttentionExchange<B: Backend> {
-    /// `[clusters, 18, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and four sums of each head's.
+    /// `[clusters, 18, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and two sums of each thread's.
     pub(crate) weights: Buffer<B, u32>,
+    /// `[clusters, 8, 64, 64]` f32: what heads get of the cluster's keys, 64 channels a block.
+    pub(crate) sums: Buffer<B, f32>,
+    /// `[clusters, 8, 2, 64]` f32: a copy for each block of what the denominators of its heads follow from.
+    pub(crate) denominators: Buffer<B, f32>,
+    /// `[clusters, 8]` u32: shares of a query's keys that are done, by block of a cluster; 0 between launches.
+    pub(crate) arrivals: Buffer<B, u32>,
 }
 
-/// Elements for so many clusters.
+/// Elements of the weights, of the sums, of the denominators and of the counters of so many clusters.
 #[must_use]
-pub const fn exchange_elements(clusters: u32) -> u64 {
-    clusters as u64 * CLUSTER_WORDS as u64
+pub const fn exchange_elements(clusters: u32) -> [u64; 4] {
+    let clusters = clusters as u64;
+    let blocks = clusters * SPREAD_BLOCKS as u64;
+    let sums = clusters * HEADS as u64 * HEAD_DIM as u64;
+    [clusters * CLUSTER_WORDS as u64, sums, blocks * 2 * HEADS as u64, blocks]
 }
 
 /// Most clusters of a launch that spreads queries, on a GPU of [`MULTIPROCESSORS`].
@@ -34,19 +46,25 @@ impl<B: Backend> AttentionExchange<B> {
     /// # Errors
     /// [`DeviceError`] if the device has no memory.
     pub fn new(device: &Device<B>, clusters: u32) -> Result<Self, DeviceError> {
-        let weights = device.allocate("weights of attention", exchange_elements(clusters))?;
-        Ok(Self { weights })
+        let [weights, sums, denominators, arrivals] = exchange_elements(clusters);
+        Ok(Self {
+            weights: device.allocate("weights of attention", weights)?,
+            sums: device.allocate("sums of clusters", sums)?,
+            denominators: device.allocate("denominators of clusters", denominators)?,
+            arrivals: device.allocate("counters of clusters", arrivals)?,
+        })
     }
 
     /// All of it, for a graph to retain.
     #[must_use]
-    pub fn memory(&self) -> Memory<B> {
-        self.weights.memory()
+    pub fn memory(&self) -> [Memory<B>; 4] {
+        let Self { weights, sums, denominators, arrivals } = self;
+        [weights.memory(), sums.memory(), denominators.memory(), arrivals.memory()]
     }
 
     /// Clusters that it is enough for.
     pub(super) fn clusters(&self) -> u64 {
-        self.weights.len() / u64::from(CLUSTER_WORDS)
+        self.arrivals.len() / u64::from(SPREAD_BLOCKS)
     }
 }
 

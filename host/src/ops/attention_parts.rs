@@ -1,7 +1,7 @@
 //! Memory in which attention adds up the parts of a query's keys.
 
 use kernels_gpu::attention::HEADS;
-use kv_layout::attention::SPREAD_BLOCKS;
+use kv_layout::attention::AttendedKeys;
 use kv_layout::geometry::HEAD_DIM;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
@@ -12,17 +12,17 @@ use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 pub struct AttentionParts<B: Backend> {
     /// `[clusters, 64, 512]` f32: what heads get of a part.
     pub(crate) sums: Buffer<B, f32>,
-    /// `[clusters, 8, 64]` f32: log2 of the softmax's denominators; a copy for each block of a cluster of eight.
+    /// `[clusters, 64]` f32: log2 of the softmax's denominators.
     pub(crate) lse: Buffer<B, f32>,
-    /// `[clusters, 8]` u32: parts that are done, by block of a cluster; 0 between launches.
+    /// `[clusters, 2]` u32: parts that are done, by block of a cluster; 0 between launches.
     pub(crate) arrivals: Buffer<B, u32>,
 }
 
 /// Elements of the sums, of the denominators and of the counters of so many clusters.
 #[must_use]
 pub const fn part_elements(clusters: u32) -> [u64; 3] {
-    let blocks = clusters as u64 * SPREAD_BLOCKS as u64;
-    [clusters as u64 * HEADS as u64 * HEAD_DIM as u64, blocks * HEADS as u64, blocks]
+    let heads = clusters as u64 * HEADS as u64;
+    [heads * HEAD_DIM as u64, heads, clusters as u64 * AttendedKeys::All.blocks() as u64]
 }
 
 impl<B: Backend> AttentionParts<B> {
@@ -47,6 +47,6 @@ impl<B: Backend> AttentionParts<B> {
 
     /// Clusters that it is enough for.
     pub(super) fn clusters(&self) -> u64 {
-        self.arrivals.len() / u64::from(SPREAD_BLOCKS)
+        self.arrivals.len() / u64::from(AttendedKeys::All.blocks())
     }
 }

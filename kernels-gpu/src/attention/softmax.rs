@@ -174,18 +174,31 @@ pub unsafe fn store_weights<const N: usize>(
     (memory, weights): (Shared<u32, N>, Rows<N>),
 ) -> [f32; 2] {
     let (row, quarter) = (first_row(), thread::lane_id() % 4);
-    let base = base.map(finite);
-    let mut sum = [0.0_f32; 2];
+    let (pairs, sum) = self::weights(products, base);
     unroll::<8>(|n| {
         unroll::<2>(|i| {
-            let [a, b] = [0, 1].map(|j| ex2_ftz(mul_add(products[n][2 * i + j], SCALE, -base[i])));
-            sum[i] += a + b;
             let word = weights.word(n as u32, row + 8 * i as u32) + quarter;
             // SAFETY: by this function's own contract.
-            unsafe { memory.store(word, bf16x2_from_f32(a, b)) }
+            unsafe { memory.store(word, pairs[n][i]) }
         });
     });
     sum
+}
+
+/// A thread's weights of a tile, relative to its heads' bases: pairs of keys' weights of each head, of eight keys at a time; and their sum of
+/// each head.
+#[inline(always)]
+pub fn weights(products: Fragments, base: [f32; 2]) -> ([[u32; 2]; 8], [f32; 2]) {
+    let base = base.map(finite);
+    let mut sum = [0.0_f32; 2];
+    let pairs = array_from_fn(|n| {
+        array_from_fn(|i| {
+            let [a, b] = [0, 1].map(|j| ex2_ftz(mul_add(products[n][2 * i + j], SCALE, -base[i])));
+            sum[i] += a + b;
+            bf16x2_from_f32(a, b)
+        })
+    });
+    (pairs, sum)
 }
 
 /// What a head's sums of values are multiplied by to be its result, and log2 of the softmax's denominator: from the sink, times log2 e,

@@ -377,6 +377,13 @@ impl Keys {
         Self { first_tile, tiles: end - first_tile, ..self }
     }
 
+    /// The keys of the first or the second half of these, as [`Split::tiles_of`] two blocks.
+    #[inline(always)]
+    pub const fn of_half(self, half: u32) -> Self {
+        let (first, end) = (self.tiles * half / 2, self.tiles * (half + 1) / 2);
+        Self { first_tile: self.first_tile + first, tiles: end - first, ..self }
+    }
+
     /// Key `row` of tile `tile`; none past tile `end`.
     ///
     /// # Safety

@@ -38,7 +38,8 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
-        /// Clusters that have the same keys of a query, each with as large a part of the channels of values: 1 or 2.
+        /// Clusters of a part: 1, or 2. Each of two has half of the channels of the same keys' values; if it is spread, the keys of one of the
+        /// two sums that `split` makes of a part.
         halves,
     }
 }

@@ -24,10 +24,10 @@ pub const fn end(first: u32, count: u32) -> u32 {
     first.saturating_add(count)
 }
 
-/// `count` if there are several parts; what exists for them alone has no elements otherwise.
+/// `count` if there are several shares of a query's keys; what exists for them alone has no elements otherwise.
 #[must_use]
-pub const fn several(parts: u32, count: u32) -> u32 {
-    if parts > 1 { count } else { 0 }
+pub const fn several(shares: u32, count: u32) -> u32 {
+    if shares > 1 { count } else { 0 }
 }
 
 /// `blocks`, rounded up to whole clusters of `cluster` blocks.

@@ -9,7 +9,7 @@ mod wide;
 
 use core::arch::asm;
 
-pub use panels::{start_bf16_m64n64k64, start_bf16_m64n64k512, start_bf16_m64n256k32};
+pub use panels::{bf16_m64n64k64, start_bf16_m64n64k512, start_bf16_m64n256k32};
 pub use wide::{bf16_m64n128k32, bf16_m64n128k64};
 
 use crate::shared::Shared;

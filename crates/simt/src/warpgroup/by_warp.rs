@@ -3,7 +3,7 @@
 
 use core::marker::PhantomData;
 
-use super::in_flight::{FragmentsInFlight, InFlight, NO_PRODUCT, PanelInFlight, TallInFlight};
+use super::in_flight::{FragmentsInFlight, InFlight, NO_PRODUCT, TallInFlight};
 use super::layout::{Fragments, IntegerFragments, Panels, Rows, WideFragments, right_word};
 use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
@@ -100,25 +100,19 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn start_bf16_m64n64k64<const N: usize>(
-    left: Rows<N>,
+pub unsafe fn bf16_m64n64k64<T, const N: usize>(
+    left: [[u32; 4]; 4],
     right: Panels<N>,
-    sum: PanelInFlight<N>,
-) -> PanelInFlight<N> {
-    let number = form::start_product();
-    let (mut sum, mut step) = (sum.fragments, 0);
-    while step < 4 {
+    sum: Fragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (Fragments, T) {
+    // Unrolled by hand: an array indexed by a loop variable would go to local memory.
+    let [a, b, c, d] = left;
+    let step = |step: u32, rows: [u32; 4], sum: Fragments| {
         // SAFETY: by the caller's promises; all lanes of the warp are together.
-        unsafe {
-            let rows = own_rows(left, step);
-            sum = eight_times(|eight| {
-                let column = transposed_pairs(right.panel(0), step, eight);
-                bf16_m16n8k16(rows, column, sum[eight as usize])
-            });
-        }
-        step += 1;
-    }
-    in_flight(sum, number)
+        unsafe { panel_step((rows, step), right, sum) }
+    };
+    (step(3, d, step(2, c, step(1, b, step(0, a, sum)))), meanwhile())
 }
 
 #[inline(always)]
@@ -133,7 +127,7 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     while step < 2 {
         // SAFETY: by the caller's promises; all lanes of the warp are together.
         unsafe {
-            let rows = own_rows(left, step);
+            let rows = rows_in_order(left, step);
             let half = |panel, sum| wide_step((rows, step), right.from(panel, 0), sum);
             sum = [half(0, sum[0]), half(2, sum[1])];
         }
@@ -163,6 +157,26 @@ impl<T, Operands> InFlight<T, Operands> {
         form::check_product(self.number, PENDING);
         self.fragments
     }
+}
+
+/// Adds the products of a step of A and the columns of a panel, transposed.
+///
+/// # Safety
+/// As [`super::bf16_m64n64k64`].
+#[inline(always)]
+#[track_caller]
+unsafe fn panel_step<const N: usize>(
+    (rows, step): ([u32; 4], u32),
+    right: Panels<N>,
+    sum: Fragments,
+) -> Fragments {
+    eight_times(|eight| {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let column = transposed_pairs(right.panel(0), step, eight);
+            bf16_m16n8k16(rows, column, sum[eight as usize])
+        }
+    })
 }
 
 /// Adds the products of a step of A and the columns of two panels, transposed.
@@ -201,8 +215,24 @@ unsafe fn own_rows<const N: usize>(rows: Rows<N>, step: u32) -> [u32; 4] {
     [low[0], high[0], low[1], high[1]]
 }
 
+/// The same with the inner index in the order of [`crate::mma`].
+///
+/// # Safety
+/// As [`super::start_bf16_m64n256k32`].
+#[inline(always)]
+#[track_caller]
+unsafe fn rows_in_order<const N: usize>(rows: Rows<N>, step: u32) -> [u32; 4] {
+    let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
+    let first = 16 * (thread::warp_id() % 4) + group;
+    let pair = |eighth: u32, row: u32| {
+        // SAFETY: by this function's own contract.
+        unsafe { rows.memory().load(rows.word(2 * step + eighth, row) + quarter) }
+    };
+    [pair(0, first), pair(0, first + 8), pair(1, first), pair(1, first + 8)]
+}
+
 /// The lane's fragment of eight columns of a transposed B, of step `step`: 16 bytes `sixteen` of 16 rows, in the order
-/// of [`own_pairs`].
+/// of [`crate::mma`].
 ///
 /// # Safety
 /// As [`super::start_bf16_m64n256k32`].
@@ -217,8 +247,8 @@ unsafe fn transposed_pairs<const N: usize>(rows: Rows<N>, step: u32, sixteen: u3
         let (a, b) = unsafe { (rows.memory().load(word(row)), rows.memory().load(word(row + 1))) };
         permute_bytes(a, b, selectors)
     };
-    let row = 16 * step + 4 * quarter;
-    [pair(row), pair(row + 2)]
+    let row = 16 * step + 2 * quarter;
+    [pair(row), pair(row + 8)]
 }
 
 /// The lane's 8 bytes of step `step` of the row that it has among eight rows from `first_row` on.

@@ -22,9 +22,6 @@ pub struct InFlight<T, Operands> {
 /// A product of 64 columns in flight, both operands of which are [`Panels`].
 pub type FragmentsInFlight<const N: usize> = InFlight<Fragments, (Panels<N>, Panels<N>)>;
 
-/// A product of 64 columns in flight, B of which is a panel's, transposed.
-pub type PanelInFlight<const N: usize> = InFlight<Fragments, (Rows<N>, Panels<N>)>;
-
 /// A product of 256 columns in flight.
 pub type TallInFlight<const N: usize> = InFlight<TallFragments, (Rows<N>, Panels<N>)>;
 

@@ -5,8 +5,8 @@ use simt::shared::Shared;
 use simt::thread::{NamedBarrier, lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
 use simt::warpgroup::{
-    Fragments, InFlight, Panels, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64,
-    e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128, start_bf16_m64n64k64,
+    Fragments, InFlight, Panels, Rows, bf16_m64n64k64, bf16_m64n64k128, bf16_m64n128k32,
+    bf16_m64n128k64, e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 
@@ -336,9 +336,18 @@ fn products_with_a_transposed_matrix_are_exact_and_add_up() {
 fn products_with_a_transposed_panel_are_exact_and_add_up() {
     // SAFETY: all threads come together, after the operands were written.
     let found = run_panels(64, |[_, right, left]| unsafe {
-        let (left, ones) = (left.panel(0), InFlight::idle([[1.0; 4]; 8]));
-        let one = start_bf16_m64n64k64(left, right.from(7, 0), ones);
-        start_bf16_m64n64k64(left, right.from(2, 0), one).wait::<0>().to_vec()
+        // The thread's pairs of A: rows 8 apart, then columns 8 apart.
+        let row = 16 * warp_id() + lane_id() / 4;
+        let pair = |eighth: u32, row: u32| {
+            let word = left.panel(0).word(eighth, row) + lane_id() % 4;
+            Shared::<u32, PANEL_WORDS>::at(0).load(word)
+        };
+        let left = [0, 2, 4, 6].map(|step| {
+            [pair(step, row), pair(step, row + 8), pair(step + 1, row), pair(step + 1, row + 8)]
+        });
+        let (one, seven) = bf16_m64n64k64(left, right.from(7, 0), [[1.0; 4]; 8], || 7);
+        assert_eq!(seven, 7);
+        bf16_m64n64k64(left, right.from(2, 0), one, || ()).0.to_vec()
     });
     for (at, &value) in found.expect("no rule is broken").iter().enumerate() {
         let (row, column) = (at / 64, at % 64);

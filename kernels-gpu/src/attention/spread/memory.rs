@@ -5,7 +5,7 @@ use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::cluster_wait;
 use simt::shared::Shared;
 use simt::thread::NamedBarrier;
-use simt::warpgroup::{Panels, Rows};
+use simt::warpgroup::Panels;
 
 use super::super::source::Which;
 
@@ -19,6 +19,12 @@ pub const BLOCKS: u32 = SPREAD_BLOCKS;
 pub const TILE: u32 = TILE_KEYS;
 pub const TILES: u32 = SPREAD_TILES;
 
+/// Whether several clusters may have a query's keys.
+#[inline(always)]
+pub const fn may_have_clusters<W: Which>() -> bool {
+    W::SPREAD_TILES > SHORT_SPREAD_TILES
+}
+
 /// Whether a block may have three tiles of keys to score, and not two at most.
 #[inline(always)]
 pub const fn may_score_three<W: Which>() -> bool {
@@ -31,22 +37,15 @@ pub const PANEL: u32 = Panels::<0>::WORDS;
 const MATRIX: u32 = 8 * PANEL;
 /// First words of the queries, behind two tiles of keys.
 pub const QUERIES: u32 = 2 * MATRIX;
-/// Words of the three matrices, in whose places the tiles' values and weights come.
+/// Words of the three matrices, in whose places the tiles' values come.
 pub const WORDS: usize = 3 * MATRIX as usize;
 /// Tiles whose values come where the second tile of keys is: nothing is there in a block that scores fewer than two.
 pub const FREE: u32 = MATRIX / PANEL;
-/// Tiles whose weights each multiplying warpgroup has room for, in a part of up to [`SHORT`] tiles and in a longer one.
-pub const ROOM: u32 = 6;
-pub const SMALL_ROOM: u32 = 3;
-const SHORT: u32 = SHORT_SPREAD_TILES;
+/// Places of a tile's values.
+const PLACES: u32 = WORDS as u32 / PANEL;
 /// Channels of values that a block has: a panel.
 pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
-/// Where the weights of each multiplying warpgroup come: behind the values of all tiles, where the queries were; and where short parts
-/// leave room, the second one's where the first tile of keys was.
-const WEIGHTS: u32 = TILES * PANEL;
-const SHORT_SECOND_WEIGHTS: u32 = (SHORT + FREE - TILES) * PANEL;
-const _: () = assert!(WEIGHTS >= QUERIES && WEIGHTS + ROOM * PANEL == WORDS as u32);
-const _: () = assert!(SHORT_SECOND_WEIGHTS + ROOM * PANEL == MATRIX && 2 * SMALL_ROOM == ROOM);
+const _: () = assert!(TILES * PANEL <= WORDS as u32);
 const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
@@ -55,15 +54,12 @@ pub type Memory = Shared<u32, WORDS>;
 pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
-/// Sums of weights, `[2, 6, 64, 4]` f32: of each head's four threads.
-pub type Sums = Shared<u32, { (2 * ROOM * TILE * 4) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
 const FOUND: u32 = 4 * WORDS as u32;
 const MOST: u32 = FOUND + Found::BYTES;
-const SUMS: u32 = MOST + Most::BYTES;
-const ROTATION: u32 = SUMS + Sums::BYTES;
+const ROTATION: u32 = MOST + Most::BYTES;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 
@@ -74,7 +70,6 @@ pub struct Arrays {
     pub found: Found,
     pub ends: Shared<f32, { (4 * TILE) as usize }>,
     pub most: Most,
-    pub sums: Sums,
     pub rotation: Rotation,
 }
 
@@ -90,7 +85,6 @@ impl Arrays {
                 found: Shared::at(FOUND),
                 ends: Shared::at(FOUND),
                 most: Shared::at(MOST),
-                sums: Shared::at(SUMS),
                 rotation: Shared::at(ROTATION),
             }
         }
@@ -109,39 +103,15 @@ impl Arrays {
         self.panels(tile % 2 * MATRIX)
     }
 
-    /// The weights of a tile, a row a head: place `place` of those of a warpgroup, which start at word `first` ([`first_weights`]).
-    #[inline(always)]
-    pub fn weights(self, first: u32, place: u32) -> Rows<WORDS> {
-        self.panels(first + place * PANEL).panel(0)
-    }
-
     /// The block's channels of the values of tile `tile`. Those of the first [`FREE`] tiles come where the second tile of keys is.
     #[inline(always)]
     pub fn values(self, tile: u32) -> Panels<WORDS> {
-        self.panels((tile + FREE) % TILES * PANEL)
+        self.panels((tile + FREE) % PLACES * PANEL)
     }
 }
 
-/// Tiles whose weights each multiplying warpgroup has room for, in a part of `tiles` tiles.
-#[inline(always)]
-pub const fn room<W: Which>(tiles: u32) -> u32 {
-    if W::SPREAD_TILES <= SHORT || tiles <= SHORT { ROOM } else { SMALL_ROOM }
-}
-
-/// The first word of the weights of warpgroup `group`.
-#[inline(always)]
-pub const fn first_weights(room: u32, group: u32) -> u32 {
-    if group == 0 {
-        WEIGHTS
-    } else if room == ROOM {
-        SHORT_SECOND_WEIGHTS
-    } else {
-        WEIGHTS + SMALL_ROOM * PANEL
-    }
-}
-
-/// First word of what the multiplying warpgroups tell each other in the end, where weights were.
-pub const ENDS: u32 = WEIGHTS;
+/// First word of what the multiplying warpgroups tell each other in the end, where values were.
+pub const ENDS: u32 = 0;
 
 /// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups arrive, the others wait.
 pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK);

@@ -27,7 +27,7 @@ use super::source::{Heads, Keys, Source, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
-use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, wait_for_cluster};
+use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_for_cluster};
 pub use memory::{BLOCK, SHARED_BYTES};
 pub use task::CLUSTER_WORDS;
 use task::Task;
@@ -41,10 +41,12 @@ use task::Task;
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
     // Divisions take time, and few launches have parts.
-    let most_parts = args.params.parts;
-    let has_parts = W::HAS_PARTS && most_parts > 1;
-    let (query, part) =
-        if has_parts { (cluster / most_parts, cluster % most_parts) } else { (cluster, 0) };
+    let (most_parts, halves) =
+        if may_have_clusters::<W>() { (args.params.parts, args.params.halves) } else { (1, 1) };
+    let of_query = most_parts * halves;
+    let (query, piece) =
+        if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
+    let (part, half) = if halves == 2 { (piece / 2, piece % 2) } else { (piece, 0) };
     let first = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what branches on the
     // warpgroup has the same barriers in the same order.
@@ -56,19 +58,31 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
         let keys = Keys::of::<W>(&args, query);
-        let parts = if has_parts { keys.parts::<W>() } else { 1 };
+        let parts = if most_parts > 1 { keys.parts::<W>() } else { 1 };
         let counts = rank == 0 && first == 0;
-        let is_first = counts && part == 0 && thread::warp_id() == 0;
+        let is_first = counts && piece == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        if !keys.is_live || part >= parts {
+        // Few keys are not worth adding up: the first cluster has both halves.
+        let is_halved = halves == 2 && (parts > 1 || keys.tiles > BLOCKS);
+        if !keys.is_live || part >= parts || half > u32::from(is_halved) {
             copy::wait_for_groups::<0>();
             return;
         }
         let keys = if parts > 1 { keys.of_part(part, parts) } else { keys };
+        let keys = if is_halved { keys.of_half(half) } else { keys };
         let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
         let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
-        let second = if args.params.split == 2 { tiles / 2 } else { tiles };
-        let task = Task { heads, rank, tiles, first: own, own: end - own, second };
+        let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };
+        let task = Task {
+            heads,
+            halves: 1 + u32::from(is_halved),
+            half,
+            rank,
+            tiles,
+            first: own,
+            own: end - own,
+            second,
+        };
         // All blocks have started before any writes into another's shared memory.
         cluster_arrive();
         let refused = keys::find::<W>(source, keys, task, arrays);
@@ -91,7 +105,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         cluster_arrive_release();
         wait_for_cluster();
         let sinks = sums::load_sinks(&args, task);
-        let sum = sums::multiply::<W>(&args, task, arrays, group);
+        let sum = sums::multiply(&args, task, arrays, group);
         sums::write::<W>(&args, task, arrays, (sum, group, sinks));
     }
 }

@@ -4,7 +4,7 @@ use simt::thread;
 
 use super::super::memory::HEADS;
 use super::super::parts::{AT_ONCE, Softmax, arrive};
-use super::super::softmax::first_row;
+use super::super::softmax::{first_row, shares};
 use super::memory::{Arrays, BLOCKS, GROUP, MULTIPLIED};
 use super::task::Task;
 use crate::args::Attend;
@@ -13,37 +13,52 @@ use crate::unroll::{array_from_fn, unroll};
 /// A thread's results of its two heads: 32 of the block's channels, those of its warpgroup.
 pub type Half = [[f32; 4]; 4];
 
-/// The element of the parts' denominators where those of the block's copy start, of part `part`.
+/// The element of the sums' ends where those of the block's copy start, of cluster `cluster` of the query.
 #[inline(always)]
-fn lse_of(args: &Attend, task: Task, part: u32) -> u64 {
-    (task.heads.part(args, part) * u64::from(BLOCKS) + u64::from(task.rank)) * u64::from(HEADS)
+fn ends_of(args: &Attend, task: Task, cluster: u32) -> u64 {
+    let block = task.cluster(args, cluster) * u64::from(BLOCKS) + u64::from(task.rank);
+    block * u64::from(2 * HEADS)
 }
 
-/// The element of the parts' sums where those of the thread start, of part `part`: as threads have them, so that each reads what
-/// it has written.
+/// The element of the sums where those of the thread start, of cluster `cluster` of the query: as threads have them, so that each reads
+/// what it has written.
 #[inline(always)]
-fn sums_of(args: &Attend, task: Task, part: u32) -> u64 {
+fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     /// Words of a warpgroup's half of a block's channels.
     const HALF: u32 = 16 * GROUP;
-    let block = task.heads.part(args, part) * u64::from(BLOCKS) + u64::from(task.rank);
+    let block = task.cluster(args, cluster) * u64::from(BLOCKS) + u64::from(task.rank);
     let (group, thread) = (thread::thread_idx_x() / GROUP, thread::thread_idx_x() % GROUP);
     block * u64::from(2 * HALF) + u64::from(HALF * group + 4 * thread)
 }
 
-/// Leaves log2 of the softmax's denominator of a head of the part, for the blocks that have the same channels of others.
+/// Leaves for the blocks that have the same channels of the query's other keys, of a head: log2 of the softmax's denominator of the part.
 ///
 /// # Safety
-/// As [`super::sums::write`], where there are several parts.
+/// As [`super::sums::write`], where there are several clusters.
 #[inline(always)]
 pub unsafe fn leave_lse(args: &Attend, task: Task, row: u32, lse: f32) {
     // SAFETY: by this function's own contract.
-    unsafe { args.part_lse.store(lse_of(args, task, task.heads.part) + u64::from(row), lse) }
+    unsafe { args.part_lse.store(ends_of(args, task, task.own_cluster()) + u64::from(row), lse) }
 }
 
-/// Leaves what the thread's heads get of the part, and adds up all parts if all others are left; nothing if they are not.
+/// Leaves for the same blocks, of a head of a half of a part: what its weights are relative to, and their sum.
 ///
 /// # Safety
-/// As [`super::sums::write`], where there are several parts, behind [`leave_lse`] of all heads; nobody reads
+/// As [`leave_lse`].
+#[inline(always)]
+pub unsafe fn leave_end(args: &Attend, task: Task, row: u32, [base, total]: [f32; 2]) {
+    let to = ends_of(args, task, task.own_cluster()) + u64::from(row);
+    // SAFETY: by this function's own contract.
+    unsafe {
+        args.part_lse.store(to, base);
+        args.part_lse.store(to + u64::from(HEADS), total);
+    }
+}
+
+/// Leaves what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are left; nothing if they are not.
+///
+/// # Safety
+/// As [`super::sums::write`], where there are several clusters, behind [`leave_lse`] or [`leave_end`] of all heads; nobody reads
 /// [`Arrays::found`] any more.
 #[inline(always)]
 pub unsafe fn add_up(
@@ -52,7 +67,7 @@ pub unsafe fn add_up(
     arrays: Arrays,
     (values, sinks): (Half, [f32; 2]),
 ) -> Option<Half> {
-    let to = sums_of(args, task, task.heads.part);
+    let to = sums_of(args, task, task.own_cluster());
     // SAFETY: by this function's own contract; one thread arrives, between two barriers.
     unsafe {
         unroll::<4>(|n| {
@@ -62,7 +77,7 @@ pub unsafe fn add_up(
         MULTIPLIED.sync();
         if thread::thread_idx_x() == 0 {
             let counter = task.heads.group(args) * u64::from(BLOCKS) + u64::from(task.rank);
-            let is_last = arrive(args, counter, task.heads.parts);
+            let is_last = arrive(args, counter, task.clusters());
             arrays.found.store(0, u32::from(is_last));
         }
         MULTIPLIED.sync();
@@ -73,65 +88,103 @@ pub unsafe fn add_up(
     }
 }
 
-/// The thread's heads' results over all parts; their log-sum-exps are written if they are asked for.
-///
-/// # Safety
-/// All parts are left.
-#[inline(always)]
-unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
-    let parts = task.heads.parts;
-    let mut softmax = sinks.map(Softmax::new);
-    let mut values: Half = [[0.0; 4]; 4];
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let mut first = 0;
-        while first < parts {
-            let lse = load_lse(args, task, first);
-            unroll::<2>(|i| softmax[i].raise(lse[i]));
-            first += AT_ONCE as u32;
+/// What two clusters have of the query, for the thread's two heads: two parts, or the halves of one.
+#[derive(Clone, Copy)]
+struct Pair {
+    /// log2 of the parts' denominators; -infinity of none.
+    lse: [[f32; 2]; 2],
+    /// Where the two are a part's halves, what their sums are multiplied by.
+    shares: [[f32; 2]; 2],
+}
+
+impl Pair {
+    /// That of the clusters from `first` on. A query of one part has its sink in the denominator.
+    ///
+    /// # Safety
+    /// As [`sum`].
+    #[inline(always)]
+    unsafe fn load(args: &Attend, task: Task, first: u32, sinks: [f32; 2]) -> Self {
+        let at = |i: u32, head: usize| {
+            let cluster = (first + i).min(task.clusters() - 1);
+            ends_of(args, task, cluster) + u64::from(first_row() + 8 * head as u32)
+        };
+        // SAFETY: by this function's own contract.
+        let load = |from: u64| unsafe { args.part_lse.load(from) };
+        let x: [[f32; 2]; 2] = array_from_fn(|head| [load(at(0, head)), load(at(1, head))]);
+        if task.halves == 1 {
+            let is_there = first + 1 < task.clusters();
+            let lse = x.map(|[a, b]| [a, if is_there { b } else { f32::NEG_INFINITY }]);
+            return Self { lse, shares: [[1.0; 2]; 2] };
         }
-        first = 0;
-        while first < parts {
-            let lse = load_lse(args, task, first);
-            // Past the last part it again.
-            let words: [[[u32; 4]; 4]; AT_ONCE] = array_from_fn(|i| {
-                let from = sums_of(args, task, (first + i as u32).min(parts - 1));
-                array_from_fn(|n| args.part_sums.load_u32x4(from + u64::from(4 * GROUP * n as u32)))
-            });
-            unroll::<AT_ONCE>(|i| {
-                if first + (i as u32) < parts {
-                    let weight = [softmax[0].weight(lse[0][i]), softmax[1].weight(lse[1][i])];
-                    values = array_from_fn(|n| {
-                        array_from_fn(|j| {
-                            values[n][j] + weight[j / 2] * f32::from_bits(words[i][n][j])
-                        })
-                    });
-                }
-            });
-            first += AT_ONCE as u32;
-        }
-        end(args, task, softmax, values)
+        let (mut lse, mut of_both) = ([[f32::NEG_INFINITY; 2]; 2], [[0.0; 2]; 2]);
+        unroll::<2>(|head| {
+            let totals = [0, 1].map(|i| load(at(i, head) + u64::from(HEADS)));
+            let is_part = task.heads.parts > 1;
+            let sink =
+                if is_part { f32::NEG_INFINITY } else { sinks[head] * core::f32::consts::LOG2_E };
+            (of_both[head], lse[head][0]) = shares(sink, x[head], totals);
+        });
+        Self { lse, shares: of_both }
     }
 }
 
-/// log2 of the denominators of the thread's two heads, of parts from `first` on; -infinity past the last.
+/// The thread's heads' results over all keys; their log-sum-exps are written if they are asked for.
 ///
 /// # Safety
-/// As [`sum`].
+/// All clusters' are left.
 #[inline(always)]
-unsafe fn load_lse(args: &Attend, task: Task, first: u32) -> [[f32; AT_ONCE]; 2] {
-    array_from_fn(|head| {
-        array_from_fn(|i| {
-            let part = first + i as u32;
-            let at = lse_of(args, task, part) + u64::from(first_row() + 8 * head as u32);
-            if part < task.heads.parts {
-                // SAFETY: by this function's own contract.
-                unsafe { args.part_lse.load(at) }
+unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
+    let clusters = task.clusters();
+    let is_part = task.heads.parts > 1;
+    let mut softmax = sinks.map(Softmax::new);
+    let mut values: Half = [[0.0; 4]; 4];
+    // Of a query of one part.
+    let mut ends = [(1.0, 0.0); 2];
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let mut first = 0;
+        while is_part && first < clusters {
+            let pair = Pair::load(args, task, first, sinks);
+            unroll::<2>(|i| softmax[i].raise(pair.lse[i]));
+            first += AT_ONCE as u32;
+        }
+        first = 0;
+        while first < clusters {
+            // Past the last it again.
+            let words: [Words; AT_ONCE] = array_from_fn(|i| {
+                let from = sums_of(args, task, (first + i as u32).min(clusters - 1));
+                array_from_fn(|n| args.part_sums.load_u32x4(from + u64::from(4 * GROUP * n as u32)))
+            });
+            let Pair { lse, shares } = Pair::load(args, task, first, sinks);
+            if task.halves == 2 {
+                let weight: [f32; 2] =
+                    array_from_fn(|i| if is_part { softmax[i].weight(lse[i][0]) } else { 1.0 });
+                let both = weighted([[0.0; 4]; 4], shares.map(|of| of[0]), words[0]);
+                let both = weighted(both, shares.map(|of| of[1]), words[1]);
+                values = weighted(values, weight, both.map(|of| of.map(f32::to_bits)));
+                ends = lse.map(|[lse, _]| (1.0, lse * core::f32::consts::LN_2));
             } else {
-                f32::NEG_INFINITY
+                unroll::<AT_ONCE>(|i| {
+                    if first + (i as u32) < clusters {
+                        let weight: [f32; 2] =
+                            array_from_fn(|head| softmax[head].weight(lse[head][i]));
+                        values = weighted(values, weight, words[i]);
+                    }
+                });
             }
-        })
-    })
+            first += AT_ONCE as u32;
+        }
+        end(args, task, if is_part { softmax.map(Softmax::end) } else { ends }, values)
+    }
+}
+
+/// A thread's sums as they lie in global memory.
+type Words = [[u32; 4]; 4];
+
+/// `values` and other sums, times the heads' weights.
+#[inline(always)]
+fn weighted(values: Half, weight: [f32; 2], words: Words) -> Half {
+    array_from_fn(|n| array_from_fn(|j| values[n][j] + weight[j / 2] * f32::from_bits(words[n][j])))
 }
 
 /// The heads' results, from their sums; their log-sum-exps are written if they are asked for.
@@ -139,8 +192,8 @@ unsafe fn load_lse(args: &Attend, task: Task, first: u32) -> [[f32; AT_ONCE]; 2]
 /// # Safety
 /// As [`sum`].
 #[inline(always)]
-unsafe fn end(args: &Attend, task: Task, softmax: [Softmax; 2], values: Half) -> Half {
-    let [(a, lse_a), (b, lse_b)] = softmax.map(Softmax::end);
+unsafe fn end(args: &Attend, task: Task, ends: [(f32, f32); 2], values: Half) -> Half {
+    let [(a, lse_a), (b, lse_b)] = ends;
     let has_lse = args.params.lse_heads > 0 && task.rank == 0 && thread::thread_idx_x() < GROUP;
     if has_lse && thread::lane_id().is_multiple_of(4) {
         let (row, count) = (first_row(), task.heads.count(args));

@@ -1,14 +1,13 @@
 //! Queries times the keys of the block's tiles, and the tiles' weights.
 
-use simt::warpgroup::{Fragments, Rows, start_bf16_m64n64k512};
-use simt::{thread, warp};
+use simt::thread;
+use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
 
-use super::super::memory::HEADS;
-use super::super::softmax::{SLACK, first_row, largest, store_weights};
+use super::super::softmax::{self, SLACK, first_row, largest};
 use super::super::source::{Which, is_none};
 use super::memory::{
-    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, SMALL_ROOM, THIRD_UNPACKED, TILE,
-    WORDS, first_weights, may_score_three,
+    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, THIRD_UNPACKED, TILE,
+    may_score_three,
 };
 use super::task::Task;
 use crate::args::Attend;
@@ -123,8 +122,7 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     [raise(0), raise(1)]
 }
 
-/// Leaves the weights of the warpgroup's tiles, and each thread's sums of them, in the memory for exchange, weights as they lie in
-/// shared memory.
+/// Leaves the weights of the warpgroup's tiles, and each thread's sums of them, in the memory for exchange.
 ///
 /// # Safety
 /// All largest scores are there; all threads of the warpgroup call it together; a barrier of the cluster follows.
@@ -141,7 +139,7 @@ pub unsafe fn weigh<W: Which>(
     // SAFETY: by this function's own contract.
     unsafe {
         while of_block < task.own {
-            weigh_tile(args, task, arrays, (scores[0], task.first + of_block, group));
+            weigh_tile(args, task, arrays, (scores[0], task.first + of_block));
             if !has_third || of_block == 0 {
                 return;
             }
@@ -155,68 +153,63 @@ pub unsafe fn weigh<W: Which>(
 /// # Safety
 /// As [`weigh`].
 #[inline(always)]
-unsafe fn weigh_tile(
-    args: &Attend,
-    task: Task,
-    arrays: Arrays,
-    (scores, tile, group): (Fragments, u32, u32),
-) {
-    let (row, quarter) = (first_row(), thread::lane_id() % 4);
+unsafe fn weigh_tile(args: &Attend, task: Task, arrays: Arrays, (scores, tile): (Fragments, u32)) {
     let mut base = [f32::NEG_INFINITY; 2];
     let mut before = if tile >= task.second { task.second } else { 0 };
-    // SAFETY: by this function's own contract; weights come where the queries were, which are not read once the block's
-    // products are done; a warp reads its own rows alone.
+    // SAFETY: by this function's own contract; words by one thread each.
     unsafe {
         while before <= tile {
             base = raised(arrays, base, before);
             before += 1;
         }
-        let weights = arrays.weights(first_weights(SMALL_ROOM, group), 0);
-        let sum = store_weights(scores, base, (arrays.memory, weights));
-        warp::sync_warp();
+        let (pairs, sum) = softmax::weights(scores, base);
         let to = task.exchange(args, tile);
-        let first = first_word();
-        unroll::<4>(|i| {
-            let at = first + GROUP * i as u32;
-            let words = arrays.memory.load_u32x4(weights.word(0, 0) + at);
-            args.exchange.store_u32x4(to + u64::from(at), words);
+        unroll::<4>(|step| {
+            let ([a, b], [c, d]) = (pairs[2 * step], pairs[2 * step + 1]);
+            args.exchange.store_u32x4(to + weights_of(step as u32), [a, b, c, d]);
         });
-        warp::sync_warp();
-        let of_row = to + u64::from(PANEL + 4 * row + quarter);
-        args.exchange.store(of_row, sum[0].to_bits());
-        args.exchange.store(of_row + 32, sum[1].to_bits());
+        args.exchange.store_u32x2(to + sums_of(), sum.map(f32::to_bits));
     }
 }
 
-/// The first of the lane's words of a tile's weights: fours of the warp's 16 rows, in their own order.
+/// Where the thread's words of a step of 16 keys' weights lie in those of a tile: as products read them.
 #[inline(always)]
-fn first_word() -> u32 {
-    PANEL / 4 * (thread::warp_id() % 4) + 4 * thread::lane_id()
+fn weights_of(step: u32) -> u64 {
+    u64::from(4 * (GROUP * step + thread::thread_idx_x() % GROUP))
 }
 
-/// Starts copies of a tile's weights and sums of weights to shared memory, those of the warp's rows.
-///
-/// # Safety
-/// All are left, and a barrier of the cluster has passed; all lanes of a warp of the warpgroup that has these places call it together, and read
-/// what was there no more.
+/// Where the thread's sums of its two heads' weights lie in the words of a tile.
 #[inline(always)]
-pub unsafe fn copy_weights(
-    args: &Attend,
-    arrays: Arrays,
-    (weights, sums): (Rows<WORDS>, u32),
-    from: u64,
-) {
-    let (to, first) = (weights.word(0, 0), first_word());
-    // SAFETY: by this function's own contract; 16 bytes once.
-    unsafe {
-        unroll::<4>(|i| {
-            let at = first + GROUP * i as u32;
-            arrays.memory.copy_from_mut(to + at, args.exchange, from + u64::from(at));
-        });
-        // The sums of 16 rows are four a lane of half a warp.
-        if thread::lane_id() < 16 {
-            let at = HEADS * (thread::warp_id() % 4) + 4 * thread::lane_id();
-            arrays.sums.copy_from_mut(sums + at, args.exchange, from + u64::from(PANEL + at));
+fn sums_of() -> u64 {
+    u64::from(PANEL + 2 * (thread::thread_idx_x() % GROUP))
+}
+
+/// A thread's weights of a tile, 16 keys a step, and their sums, of two heads.
+#[derive(Clone, Copy, Default)]
+pub struct Weights {
+    pub words: [[u32; 4]; 4],
+    pub sums: [u32; 2],
+}
+
+impl Weights {
+    /// Starts the loads of those of tile `tile`, if it is before tile `end`.
+    ///
+    /// # Safety
+    /// They are left, and a barrier of the cluster has passed.
+    #[inline(always)]
+    pub unsafe fn load(args: &Attend, task: Task, (tile, end): (u32, u32)) -> Self {
+        if tile >= end {
+            return Self::default();
+        }
+        let from = task.exchange(args, tile);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            Self {
+                words: array_from_fn(|step| {
+                    args.exchange.load_u32x4(from + weights_of(step as u32))
+                }),
+                sums: args.exchange.load_u32x2(from + sums_of()),
+            }
         }
     }
 }

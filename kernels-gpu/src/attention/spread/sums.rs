@@ -2,18 +2,18 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::math::approx::ex2;
-use simt::warpgroup::{Fragments, InFlight, fence_shared, start_bf16_m64n64k64};
-use simt::{copy, thread, warp};
+use simt::warpgroup::{Fragments, bf16_m64n64k64, fence_shared};
+use simt::{thread, warp};
 
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
 use super::super::source::{Keys, Which};
 use super::memory::{
-    Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, ROOM, VALUES_UNPACKED, first_weights, room,
+    Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, VALUES_UNPACKED, may_have_clusters,
 };
 use super::parts::{self, Half};
-use super::scores::{copy_weights, raised};
+use super::scores::{Weights, raised};
 use super::task::Task;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
@@ -61,68 +61,81 @@ pub struct Sum {
     total: [f32; 2],
 }
 
+/// One of the sums on its way: what its weights are relative to at the next tile, which is `tile`, and its last one.
+#[derive(Clone, Copy)]
+struct Adding {
+    sum: Sum,
+    base: [f32; 2],
+    tile: u32,
+    end: u32,
+}
+
+/// Tiles whose weights' loads are under way together.
+const AHEAD: u32 = 3;
+
 /// Multiplies weights by values: warpgroup 0 those of the first sum's tiles, warpgroup 1 those of the second's.
 ///
 /// # Safety
 /// Weights and their sums are left, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
-/// those of the unpacking ones [`super::keys::unpack_values`].
+/// and those of the unpacking ones have arrived or arrive at [`VALUES_UNPACKED`].
 #[inline(always)]
-pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
-    let (mut tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
+pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
+    let (tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
     let none = [f32::NEG_INFINITY; 2];
-    let mut sum = Sum { values: [[0.0; 4]; 8], base: none, total: [0.0; 2] };
-    // SAFETY: by this function's own contract. A warp's products read weights of its own rows alone, which its lanes have copied;
-    // those of a tile are read no more when its product is done.
+    let sum = Sum { values: [[0.0; 4]; 8], base: none, total: [0.0; 2] };
+    // SAFETY: by this function's own contract.
     unsafe {
-        let mut base = if tile < end { raised(arrays, none, tile) } else { none };
-        let room = room::<W>(task.tiles);
-        let places = (first_weights(room, group), ROOM * group * (4 * HEADS));
-        let place = |at: u32| (arrays.weights(places.0, at), places.1 + at * (4 * HEADS));
-        let mut are_unpacked = false;
-        loop {
-            // All that there is room for.
-            let count = (end - tile).min(room);
-            let mut copied = 0;
-            while copied < count {
-                copy_weights(args, arrays, place(copied), task.exchange(args, tile + copied));
-                copied += 1;
+        let base = if tile < end { raised(arrays, none, tile) } else { none };
+        let mut adding = Adding { sum, base, tile, end };
+        let mut first = Weights::load(args, task, (tile, end));
+        let mut second = Weights::load(args, task, (tile + 1, end));
+        let mut third = Weights::load(args, task, (tile + 2, end));
+        VALUES_UNPACKED.sync();
+        // Of the values, which other threads have written.
+        fence_shared();
+        while adding.tile < end {
+            (adding, first) = add(args, task, arrays, (adding, first));
+            if adding.tile < end {
+                (adding, second) = add(args, task, arrays, (adding, second));
             }
-            copy::commit_group();
-            copy::wait_for_groups::<0>();
-            if !are_unpacked {
-                VALUES_UNPACKED.sync();
-                are_unpacked = true;
+            if adding.tile < end {
+                (adding, third) = add(args, task, arrays, (adding, third));
             }
-            // Of the values too, which other threads have written.
-            fence_shared();
-            warp::sync_warp();
-            let mut at = 0;
-            while at < count {
-                sum = raise(sum, base);
-                let ((weights, sums), values) = (place(at), arrays.values(tile));
-                let product = start_bf16_m64n64k64(weights, values, InFlight::idle(sum.values));
-                let of_row = sums + 4 * first_row() + thread::lane_id() % 4;
-                let more = [arrays.sums.load(of_row), arrays.sums.load(of_row + 32)];
-                let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(more[i]));
-                (tile, at) = (tile + 1, at + 1);
-                if tile < end {
-                    base = raised(arrays, sum.base, tile);
-                }
-                // Held, so that they are computed before the product is waited for.
-                (sum.total, base) = (total.map(thread::hold_f32), base.map(thread::hold_f32));
-                sum.values = product.wait::<0>();
-            }
-            if tile == end {
-                break;
-            }
-            warp::sync_warp();
         }
-        sum.total = sum.total.map(|total| {
+        let total = adding.sum.total.map(|total| {
             let total = total + warp::shuffle_xor_f32(total, 1);
             total + warp::shuffle_xor_f32(total, 2)
         });
+        Sum { total, ..adding.sum }
     }
-    sum
+}
+
+/// Adds the next tile, and starts the loads of the weights of the one [`AHEAD`] tiles behind it.
+///
+/// # Safety
+/// As [`multiply`]; there is a next tile, and these are its weights.
+#[inline(always)]
+unsafe fn add(
+    args: &Attend,
+    task: Task,
+    arrays: Arrays,
+    (adding, weights): (Adding, Weights),
+) -> (Adding, Weights) {
+    let Adding { sum, base, tile, end } = adding;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let sum = raise(sum, base);
+        let values = arrays.values(tile);
+        let (values, (total, base)) = bf16_m64n64k64(weights.words, values, sum.values, || {
+            let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(weights.sums[i]));
+            let base = if tile + 1 < end { raised(arrays, sum.base, tile + 1) } else { base };
+            // Held, so that they are computed before the product is waited for.
+            (total.map(thread::hold_f32), base.map(thread::hold_f32))
+        });
+        let sum = Sum { values, total, ..sum };
+        let ahead = Weights::load(args, task, (tile + AHEAD, end));
+        (Adding { sum, base, tile: tile + 1, end }, ahead)
+    }
 }
 
 /// The sum relative to `base`. Where no base of the warp is raised that is nothing.
@@ -183,7 +196,7 @@ pub unsafe fn write<W: Which>(
             arrays.memory.load_u32x4(at).map(f32::from_bits)
         });
         let mut values = if group == 0 { added(own, theirs) } else { added(theirs, own) };
-        if W::HAS_PARTS && task.heads.parts > 1 {
+        if may_have_clusters::<W>() && task.clusters() > 1 {
             let Some(of_all) = parts::add_up(args, task, arrays, (values, sinks)) else { return };
             values = of_all;
         }
@@ -228,6 +241,17 @@ unsafe fn share<W: Which>(
 ) -> f32 {
     let row = first_row() + 8 * i;
     let is_part = W::HAS_PARTS && task.heads.parts > 1;
+    if may_have_clusters::<W>() && task.halves == 2 {
+        // Shares are known when both halves are.
+        if group == 0 && thread::lane_id().is_multiple_of(4) {
+            // SAFETY: by this function's own contract.
+            unsafe {
+                let end = [arrays.ends.load(row), arrays.ends.load(2 * HEADS + row)];
+                parts::leave_end(args, task, row, end);
+            }
+        }
+        return 1.0;
+    }
     // The sink is no part's.
     let sink = if is_part { f32::NEG_INFINITY } else { sink * core::f32::consts::LOG2_E };
     // SAFETY: by this function's own contract.

@@ -1,12 +1,11 @@
 //! What a block has of a query, and where that lies.
 
-use super::super::memory::HEADS;
 use super::super::source::Heads;
-use super::memory::{BLOCKS, PANEL, TILES};
+use super::memory::{BLOCKS, GROUP, PANEL, TILES};
 use crate::args::Attend;
 
-/// Words of a tile of keys in the memory for exchange: its weights, then the sums of each head's four threads.
-const TILE_WORDS: u32 = PANEL + 4 * HEADS;
+/// Words of a tile of keys in the memory for exchange: its weights, then each thread's sums of them.
+const TILE_WORDS: u32 = PANEL + 2 * GROUP;
 /// Words of a cluster there.
 pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 
@@ -15,6 +14,9 @@ pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 pub struct Task {
     /// The cluster's heads, and which part of their keys it has.
     pub heads: Heads,
+    /// Clusters of the part, 1 or 2, and which of them it is.
+    pub halves: u32,
+    pub half: u32,
     /// Which block of the cluster it is: which 64 channels of values it has.
     pub rank: u32,
     /// Tiles of the part.
@@ -33,10 +35,29 @@ impl Task {
         self.rank + 1 == BLOCKS
     }
 
+    /// Clusters of the query.
+    #[inline(always)]
+    pub const fn clusters(self) -> u32 {
+        self.heads.parts * self.halves
+    }
+
+    /// Cluster `cluster` of the query among all.
+    #[inline(always)]
+    pub fn cluster(self, args: &Attend, cluster: u32) -> u64 {
+        let most = u64::from(args.params.parts * args.params.halves);
+        self.heads.group(args) * most + u64::from(cluster)
+    }
+
+    /// The cluster that the block is in, of those of the query.
+    #[inline(always)]
+    pub const fn own_cluster(self) -> u32 {
+        self.heads.part * self.halves + self.half
+    }
+
     /// The first element of tile `tile` in the memory for exchange.
     #[inline(always)]
     pub fn exchange(self, args: &Attend, tile: u32) -> u64 {
-        let cluster = self.heads.part(args, self.heads.part);
+        let cluster = self.cluster(args, self.own_cluster());
         cluster * u64::from(CLUSTER_WORDS) + u64::from(tile * TILE_WORDS)
     }
 }

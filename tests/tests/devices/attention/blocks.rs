@@ -8,23 +8,28 @@ pub struct Blocks {
     pub split: KeySplit,
     /// What the launch takes for the multiprocessors of the GPU.
     pub multiprocessors: u32,
-    /// Whether the launch has memory by which eight blocks tell each other a query's weights.
-    pub exchanges: bool,
+    /// Clusters of eight blocks for which the launch has memory, of each part of a query's keys: 0, 1 or 2.
+    pub clusters: u32,
 }
 
 impl Blocks {
     /// Blocks with all channels.
     pub const fn whole(split: KeySplit) -> Self {
-        Self { split, multiprocessors: 0, exchanges: false }
+        Self { split, multiprocessors: 0, clusters: 0 }
     }
 
     /// Two for each of those, with half of the channels.
     pub const fn halves(split: KeySplit) -> Self {
-        Self { split, multiprocessors: u32::MAX, exchanges: false }
+        Self { split, multiprocessors: u32::MAX, clusters: 0 }
     }
 
-    /// Eight for each query; those of [`Self::halves`] where that is not possible.
+    /// Eight for each part of a query's keys; those of [`Self::halves`] where that is not possible.
     pub const fn spread(split: KeySplit) -> Self {
-        Self { exchanges: true, ..Self::halves(split) }
+        Self { clusters: 1, ..Self::halves(split) }
+    }
+
+    /// Eight for each of the two halves of a part where keys are split and many; else as [`Self::spread`].
+    pub const fn spread_halves(split: KeySplit) -> Self {
+        Self { clusters: 2, ..Self::halves(split) }
     }
 }

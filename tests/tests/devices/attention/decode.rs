@@ -143,12 +143,12 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
                 queries.map(|(query, heads)| part(&layer.attend(query, which, heads), 0)).collect()
             })
             .collect();
-        for round in 0..4 {
-            // Each split in turn, with halves of channels, without, and spread over eight blocks. The first two batches have three queries with
+        for round in 0..5 {
+            // Each split in turn, with halves of channels, without, and spread over eight blocks or twice as many. The first two batches have three queries with
             // their padding: with one block each, the last cluster's second block has nothing to do.
             let split = splits[round % splits.len()];
-            let blocks = [Blocks::halves, Blocks::whole, Blocks::spread, Blocks::spread];
-            layer.blocks = blocks[round](split);
+            let of_split = [Blocks::halves, Blocks::whole, Blocks::spread][round.min(2)];
+            layer.blocks = if round < 4 { of_split(split) } else { Blocks::spread_halves(split) };
             let alone = &alone[round % splits.len()];
             let mut order: Vec<usize> = (0..queries.len()).collect();
             order.shuffle(&mut random);

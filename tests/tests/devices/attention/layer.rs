@@ -290,7 +290,7 @@ impl<B: Backend> Layer<B> {
         let (entries, rows) = (&entries, queries[0].list.len() as u32);
         let parts = self.parts(count as u32, which);
         let parts = parts.as_ref();
-        let exchange = blocks.exchanges.then(|| self.exchange(count as u32, which));
+        let exchange = self.exchange(blocks.clusters * count as u32, which);
         let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
         let attention = Attention {
             queries: &GatherQueries {
@@ -340,13 +340,13 @@ impl<B: Backend> Layer<B> {
     /// Memory for the parts of so many queries' keys.
     fn parts(&self, queries: u32, which: Which) -> Option<AttentionParts<B>> {
         let clusters = self.at_once.unwrap_or(queries) * self.clusters_of_a_query(which);
-        let parts = || AttentionParts::new(&self.device, clusters).unwrap();
-        matches!(which, Which::All(_)).then(parts)
+        matches!(which, Which::All(_)).then(|| AttentionParts::new(&self.device, clusters).unwrap())
     }
 
-    /// Memory by which blocks tell each other the weights of so many queries.
-    fn exchange(&self, queries: u32, which: Which) -> AttentionExchange<B> {
-        AttentionExchange::new(&self.device, queries * self.clusters_of_a_query(which)).unwrap()
+    /// Memory of so many spread queries, of each part of their keys a cluster's, if there are some.
+    fn exchange(&self, queries: u32, which: Which) -> Option<AttentionExchange<B>> {
+        let clusters = queries * self.clusters_of_a_query(which);
+        (clusters > 0).then(|| AttentionExchange::new(&self.device, clusters).unwrap())
     }
 
     /// Parts of a query's keys, times 64 heads.

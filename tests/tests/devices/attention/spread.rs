@@ -1,7 +1,7 @@
 //! Queries that are spread over eight blocks get the same bits as those that are not.
 
 use dsv4_kv::device::{Backend, Device};
-use kv_layout::attention::{AttendedKeys, PART_TILES, SPREAD_TILES};
+use kv_layout::attention::{AttendedKeys, KeySplit, PART_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::SeedableRng;
@@ -30,26 +30,37 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
     }
     let heads = layer.random_heads(queries.len(), 42);
     for &split in which.splits() {
-        let [whole, spread] = [Blocks::whole(split), Blocks::spread(split)].map(|blocks| {
+        let mut attend = |blocks| {
             layer.blocks = blocks;
             layer.attend(&queries, which, &heads)
-        });
-        let what = format!("{which:?}, {entries} entries, {split:?}");
-        assert_eq!(whole.faults, 1 + u32::from(rows > 0), "{what}");
-        assert_eq!(spread.faults, whole.faults, "{what}");
-        assert!(spread.lse == whole.lse, "{what}");
-        assert!(spread.out == whole.out, "{what}");
+        };
+        let whole = attend(Blocks::whole(split));
+        assert_eq!(
+            whole.faults,
+            1 + u32::from(rows > 0),
+            "{which:?}, {entries} entries, {split:?}"
+        );
+        let halves = (split == KeySplit::TwoBlocks).then_some(Blocks::spread_halves(split));
+        for blocks in std::iter::once(Blocks::spread(split)).chain(halves) {
+            let (spread, what) =
+                (attend(blocks), format!("{which:?}, {entries} entries, {blocks:?}"));
+            assert_eq!(spread.faults, whole.faults, "{what}");
+            assert!(spread.lse == whole.lse, "{what}");
+            assert!(spread.out == whole.out, "{what}");
+        }
     }
 }
 
 /// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile than a list may
-/// have to be spread; one part, and several, of as many tiles as are spread and of fewer; numbers of heads that are no multiple of
-/// anything.
+/// have to be spread over one cluster, and over two; one part, and several, of as many tiles as are spread and of fewer; numbers of heads
+/// that are no multiple of anything.
 pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const MOST: usize = SPREAD_TILES as usize * TILE - WINDOW as usize;
     both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
     both_agree(device, Which::Nothing, 0, Shape { format: MainFormat::F32, heads: 65, ..SHAPE });
-    for (entries, heads) in [(1, 64), (7 * TILE - 2, 17), (11 * TILE, 1), (MOST, 1), (MOST + 1, 1)]
+    const TWICE: usize = MOST + SPREAD_TILES as usize * TILE;
+    for (entries, heads) in
+        [(1, 64), (7 * TILE - 2, 17), (11 * TILE, 65), (MOST, 1), (MOST + 1, 1), (TWICE, 1)]
     {
         both_agree(device, Which::List, entries, Shape { heads, ..SHAPE });
     }
@@ -64,5 +75,28 @@ pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
         assert_eq!(AttendedKeys::All.parts(WINDOW + entries as u32), parts);
         let which = Which::All(entries as u32);
         both_agree(device, which, entries, Shape { format, heads, ..SHAPE });
+    }
+}
+
+/// A NaN in either half of a query's keys, in one part and in two, is in the results, as without clusters of eight.
+pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
+    let split = KeySplit::TwoBlocks;
+    for entries in [13 * TILE, 17 * TILE] {
+        let which = Which::All(entries as u32);
+        let shape = shape_of(which, entries, Shape { slots: 1, heads: 2, ..SHAPE });
+        for spoiled in [3, entries - 3] {
+            let mut layer = Layer::even(device, shape, 43);
+            let row = layer.table[spoiled] as usize;
+            layer.entries[row].data[9] = 0x7F;
+            let query = [query_of(which, entries, 0, &mut StdRng::seed_from_u64(44))];
+            let heads = layer.random_heads(1, 45);
+            let [whole, halves] =
+                [Blocks::whole(split), Blocks::spread_halves(split)].map(|blocks| {
+                    layer.blocks = blocks;
+                    layer.attend(&query, which, &heads)
+                });
+            assert!(halves.out == whole.out && halves.lse == whole.lse, "entry {spoiled}");
+            assert!(halves.out.iter().all(|bits| bits & 0x7FFF > 0x7F80), "entry {spoiled}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use super::address;
 use super::wide::descriptor;
-use crate::warpgroup::in_flight::{FragmentsInFlight, InFlight, PanelInFlight, TallInFlight};
+use crate::warpgroup::in_flight::{FragmentsInFlight, InFlight, TallInFlight};
 use crate::warpgroup::layout::{Fragments, Panels, Rows, TallFragments};
 
 /// Distance of two panels in a descriptor, in units of 16 bytes.
@@ -135,47 +135,75 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
     InFlight::idle(d)
 }
 
-/// One `wgmma` of 64 columns of a transposed B, and the next step's descriptors: 32 bytes of A, 16 rows of B.
+/// One `wgmma` of 64 columns of a transposed B, A in registers, and the next step's descriptor: 16 rows of B.
 macro_rules! panel {
-    () => {
+    ($a:literal $b:literal $c:literal $d:literal) => {
         concat!(
             "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{",
             "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, ",
             "{8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
             "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, ",
             "{24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}",
-            "}}, a, b, yes, 1, 1, 0, 1; add.u32 low_a, low_a, 2; add.u32 low_b, low_b, 128; ",
-            "mov.b64 a, {{low_a, high_a}}; mov.b64 b, {{low_b, high_b}};"
+            "}}, {{{",
+            $a,
+            "}, {",
+            $b,
+            "}, {",
+            $c,
+            "}, {",
+            $d,
+            "}}}, b, yes, 1, 1, 1; ",
+            "add.u32 low_b, low_b, 128; mov.b64 b, {{low_b, high_b}};"
         )
     };
 }
 
 #[inline(always)]
-pub unsafe fn start_bf16_m64n64k64<const N: usize>(
-    left: Rows<N>,
+pub unsafe fn bf16_m64n64k64<T, const N: usize>(
+    a: [[u32; 4]; 4],
     right: Panels<N>,
-    sum: PanelInFlight<N>,
-) -> PanelInFlight<N> {
-    let mut d = sum.fragments;
-    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    sum: Fragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (Fragments, T) {
+    let mut d = sum;
+    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the product.
     unsafe {
         asm_of_64_columns!(inout d, [
             "{{ .reg .pred yes; setp.eq.b32 yes, 0, 0;",
-            ".reg .b64 a, b; mov.b64 a, {32}; mov.b64 b, {33};",
-            ".reg .b32 low_a, high_a, low_b, high_b;",
-            "mov.b64 {{low_a, high_a}}, a; mov.b64 {{low_b, high_b}}, b;",
+            ".reg .b64 b; mov.b64 b, {48};",
+            ".reg .b32 low_b, high_b; mov.b64 {{low_b, high_b}}, b;",
             "wgmma.fence.sync.aligned;",
-            panel!(),
-            panel!(),
-            panel!(),
-            panel!(),
+            panel!(32 33 34 35),
+            panel!(36 37 38 39),
+            panel!(40 41 42 43),
+            panel!(44 45 46 47),
             "wgmma.commit_group.sync.aligned; }}",
         ], [
-            in(reg64) descriptor(left), in(reg64) transposed(right),
+            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
+            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
+            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
+            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
+            in(reg64) transposed(right),
             options(readonly, nostack),
         ]);
     }
-    InFlight::idle(d)
+    let then = meanwhile();
+    // SAFETY: the product that was started; its registers pass through.
+    unsafe {
+        asm_of_64_columns!(inout d, [
+            "wgmma.wait_group.sync.aligned 0;",
+            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
+        ], [
+            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
+            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
+            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
+            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
+            options(nostack),
+        ]);
+    }
+    (d, then)
 }
 
 /// One `wgmma` of 256 columns, and the next step's descriptors: 32 bytes of A, 16 rows of B.
@@ -231,7 +259,7 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     InFlight::idle(d)
 }
 
-impl<Operands> InFlight<Fragments, Operands> {
+impl<const N: usize> FragmentsInFlight<N> {
     #[inline(always)]
     pub(crate) unsafe fn finish<const PENDING: u32>(self) -> Fragments {
         let mut d = self.fragments;
