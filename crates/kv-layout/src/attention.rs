@@ -20,7 +20,7 @@ pub const MOST_PART_TILES: u32 = 34;
 /// Blocks over which a query of 64 heads is spread where there are few of them: each has 64 channels of the values.
 pub const SPREAD_BLOCKS: u32 = 8;
 
-/// Most tiles of a cluster of them: a window and 1,024 entries.
+/// Most tiles of keys of a cluster of so many blocks: a window and 1,024 entries.
 pub const SPREAD_TILES: u32 = 18;
 
 /// Most tiles of a query's keys for [`AttendForm::Spread`]: a window and 640 entries.
@@ -147,8 +147,8 @@ impl AttendKernel {
         if self.is_spread() { SPREAD_BLOCKS } else { self.keys().blocks() }
     }
 
-    /// Clusters, or blocks of [`KeySplit::OneBlock`], that have different keys of 64 heads of a query, in a launch of so many parts, each of
-    /// which has one cluster or two halves.
+    /// Clusters that have different keys of 64 heads of a query, or blocks of [`KeySplit::OneBlock`], in a launch for so many parts, of each of
+    /// which a cluster has all keys or, where `halves` is 2, half.
     #[must_use]
     pub const fn shares(self, parts: u32, halves: u32) -> u32 {
         match self.form {
@@ -158,8 +158,8 @@ impl AttendKernel {
         }
     }
 
-    /// Denominators of each head that a cluster leaves for the others: each of [`SPREAD_BLOCKS`] blocks for itself what the weights of its
-    /// keys are relative to, and their sum, or log2 of the denominator; else that alone.
+    /// Numbers of each head that a cluster leaves for the others of a query, and from which the softmax's denominator follows: log2 of its
+    /// own; if it is spread, each block two, that and nothing, or of half a part what its weights are relative to, and their sum.
     #[must_use]
     pub const fn denominators(self) -> u32 {
         if self.is_spread() { 2 * SPREAD_BLOCKS } else { 1 }

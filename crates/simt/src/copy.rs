@@ -4,7 +4,7 @@
 //! the wait the thread itself may read the data; other threads may after a barrier.
 
 use crate::imp;
-use crate::mem::{Element, Global, GlobalMut};
+use crate::mem::{Element, Global};
 use crate::shared::Shared;
 
 impl<const N: usize> Shared<u32, N> {
@@ -21,17 +21,6 @@ impl<const N: usize> Shared<u32, N> {
     pub unsafe fn copy_from<T: Element>(self, i: u32, source: Global<T>, at: u64) {
         // SAFETY: inside both, aligned and ordered by the caller's promise.
         unsafe { self.copy_from_if(true, i, source, at) }
-    }
-
-    /// [`Self::copy_from`] of memory that the launch writes: it sees what was written before a barrier, or a barrier of the cluster.
-    ///
-    /// # Safety
-    /// - As [`Self::copy_from`]; no thread writes the 16 bytes without a barrier between.
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn copy_from_mut<T: Element>(self, i: u32, source: GlobalMut<T>, at: u64) {
-        // SAFETY: inside both, aligned and ordered by the caller's promise.
-        unsafe { imp::copy::start_if::<_, 4>(true, self.address::<4>(i), source.0, at) }
     }
 
     /// [`Self::copy_from`] under a predicate instead of a branch.

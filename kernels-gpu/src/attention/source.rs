@@ -23,7 +23,7 @@ pub trait Which {
     const KEYS: AttendedKeys;
     /// Whether many keys are several parts.
     const HAS_PARTS: bool = matches!(Self::KEYS, AttendedKeys::All);
-    /// Most tiles of a part where it is spread over eight blocks.
+    /// Most tiles of a cluster of eight blocks over which a query is spread.
     const SPREAD_TILES: u32 = SPREAD_TILES;
     /// Blocks of a cluster, among which the keys of a part are split, unless a launch has each part in one block.
     const BLOCKS: u32 = Self::KEYS.blocks();
@@ -377,10 +377,10 @@ impl Keys {
         Self { first_tile, tiles: end - first_tile, ..self }
     }
 
-    /// The keys of the first or the second half of these, as [`Split::tiles_of`] two blocks.
+    /// The keys of share `share` of `shares`, as [`Self::of_part`], of so few tiles that their product with `shares` is a u32: less code.
     #[inline(always)]
-    pub const fn of_half(self, half: u32) -> Self {
-        let (first, end) = (self.tiles * half / 2, self.tiles * (half + 1) / 2);
+    pub const fn of_share(self, share: u32, shares: u32) -> Self {
+        let [first, end] = [self.tiles * share / shares, self.tiles * (share + 1) / shares];
         Self { first_tile: self.first_tile + first, tiles: end - first, ..self }
     }
 

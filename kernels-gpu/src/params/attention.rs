@@ -38,8 +38,7 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
-        /// Clusters of a part: 1, or 2. Each of two has half of the channels of the same keys' values; if it is spread, the keys of one of the
-        /// two sums that `split` makes of a part.
+        /// Clusters of a part: 1, or 2, each of which has half of the channels of the same keys' values, or, if it is spread, half of the keys.
         halves,
     }
 }

@@ -48,25 +48,6 @@ fn a_group_is_there_once_it_was_waited_for_and_not_before() {
 }
 
 #[test]
-fn a_copy_of_what_the_launch_wrote() {
-    let memory = Tensor::zeros(128);
-    let output = memory.output::<u32>();
-    run(32, || {
-        let t = thread_idx_x();
-        // SAFETY: a word a thread, a barrier, and then four words of another eight threads.
-        unsafe {
-            output.store(u64::from(t), 7 * t);
-            sync_threads();
-            let from = 4 * (t % 8);
-            words().copy_from_mut(4 * t, output, u64::from(from));
-            commit_group();
-            wait_for_groups::<0>();
-            assert_eq!(words().load_u32x4(4 * t), [0, 1, 2, 3].map(|i| 7 * (from + i)));
-        }
-    });
-}
-
-#[test]
 fn a_copy_that_nobody_waited_for_is_not_there() {
     let tensor = counting();
     let input = tensor.input::<u32>();

@@ -15,7 +15,7 @@ pub const GROUP: u32 = 128;
 pub const BLOCK: u32 = 4 * GROUP;
 /// Blocks of a cluster.
 pub const BLOCKS: u32 = SPREAD_BLOCKS;
-/// Keys of a tile, and most tiles of a part.
+/// Keys of a tile, and most tiles of a cluster.
 pub const TILE: u32 = TILE_KEYS;
 pub const TILES: u32 = SPREAD_TILES;
 

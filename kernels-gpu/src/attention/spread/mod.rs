@@ -1,12 +1,14 @@
 //! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`], bit by bit, in less
 //! time and less code.
 //!
-//! A cluster has 64 heads of a query, and all of their keys or a part. First its blocks multiply queries by keys, each those of its own tiles, and tell each other
-//! the tiles' largest scores. By them each knows what the tiles' weights are relative to, in the order of the tiles, and leaves
-//! its weights in global memory for all. Then each block has 64 channels of the values of all keys, multiplies them by all weights,
-//! and writes its channels of all heads. Nothing is merged but the two sums of a query whose keys are split
-//! ([`kv_layout::attention::KeySplit`]), of which each of two warpgroups has one, and parts: of each 64 channels by the block that is last to
-//! leave its own.
+//! A cluster has 64 heads of a query, and all of their keys or a share. First its blocks multiply queries by keys, each those of its own
+//! tiles, and tell each other the tiles' largest scores. By them each knows what the tiles' weights are relative to, in the order of the
+//! tiles, and leaves its weights in global memory for all. Then each block has 64 channels of the values of all keys, multiplies them by
+//! all weights, and writes its channels of all heads.
+//!
+//! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and parts. A cluster that has
+//! a part computes both sums, one in each of two warpgroups; where there are enough clusters, each of two has the keys of one sum. What
+//! several clusters have is added up, of each 64 channels, by the block that is last to leave its own.
 //!
 //! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which takes as long as
 //! much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps wherever it can be.
@@ -32,17 +34,19 @@ pub use memory::{BLOCK, SHARED_BYTES};
 pub use task::CLUSTER_WORDS;
 use task::Task;
 
-/// Attention of 64 heads of a query, normed and rotated, each part of whose keys is at most [`Which::SPREAD_TILES`] tiles.
+/// Attention of 64 heads of a query, normed and rotated, each part of whose keys, or half of one, is at most [`Which::SPREAD_TILES`] tiles.
+/// `halves` of 2 is for keys that are split: halves have two sums.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; parts of a window and `entry_rows` are no more tiles than that; all threads of a launch of
-/// grid `(8 * parts * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
+/// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if `halves` is 2, are no more tiles than
+/// that; all threads of a launch of grid `(8 * shares * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a
+/// cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
-    // Divisions take time, and few launches have parts.
-    let (most_parts, halves) =
-        if may_have_clusters::<W>() { (args.params.parts, args.params.halves) } else { (1, 1) };
+    let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
+    let halves = if may_have_clusters::<W>() { args.params.halves } else { 1 };
+    // Divisions take time, and few launches have several clusters for a query.
     let of_query = most_parts * halves;
     let (query, piece) =
         if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
@@ -68,8 +72,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             copy::wait_for_groups::<0>();
             return;
         }
-        let keys = if parts > 1 { keys.of_part(part, parts) } else { keys };
-        let keys = if is_halved { keys.of_half(half) } else { keys };
+        let keys = if parts > 1 { keys.of_share(part, parts) } else { keys };
+        let keys = if is_halved { keys.of_share(half, 2) } else { keys };
         let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
         let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
         let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };

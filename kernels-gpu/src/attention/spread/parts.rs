@@ -1,4 +1,4 @@
-//! The parts of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up, in their order.
+//! The shares of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up, in their order.
 
 use simt::thread;
 

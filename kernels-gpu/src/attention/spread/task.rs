@@ -12,16 +12,16 @@ pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 /// What a block has of a query.
 #[derive(Clone, Copy)]
 pub struct Task {
-    /// The cluster's heads, and which part of their keys it has.
+    /// The cluster's heads, and which part of their keys it has, or has half of.
     pub heads: Heads,
-    /// Clusters of the part, 1 or 2, and which of them it is.
+    /// Clusters of each part, 1 or 2, and which of them it is.
     pub halves: u32,
     pub half: u32,
     /// Which block of the cluster it is: which 64 channels of values it has.
     pub rank: u32,
-    /// Tiles of the part.
+    /// Tiles of the cluster.
     pub tiles: u32,
-    /// The first of those that the block scores, and how many: 0, 1 or 2.
+    /// The first of those that the block scores, and how many: 0 to 3.
     pub first: u32,
     pub own: u32,
     /// The first tile of the second of the two sums; all tiles if there is one.
