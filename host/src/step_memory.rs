@@ -31,7 +31,7 @@ struct Specs {
     /// The step's own window rows: data, scales, places.
     own: BufferSpec<u8>,
     /// What the blocks of attention tell each other.
-    exchange: ExchangeSpecs,
+    exchange: BufferSpec<u32>,
     compressed: Option<CompressedSpecs>,
 }
 
@@ -87,43 +87,6 @@ impl PartSpecs {
     }
 }
 
-/// What queries that are spread over many blocks need.
-struct ExchangeSpecs {
-    weights: BufferSpec<u32>,
-    sums: BufferSpec<f32>,
-    denominators: BufferSpec<f32>,
-    arrivals: BufferSpec<u32>,
-}
-
-impl ExchangeSpecs {
-    fn new() -> Self {
-        let [weights, sums, denominators, arrivals] = exchange_elements(SPREAD_CLUSTERS);
-        Self {
-            weights: BufferSpec::new("weights of attention", weights),
-            sums: BufferSpec::new("sums of clusters", sums),
-            denominators: BufferSpec::new("denominators of clusters", denominators),
-            arrivals: BufferSpec::new("counters of clusters", arrivals),
-        }
-    }
-
-    fn bytes(&self) -> [u64; 4] {
-        let Self { weights, sums, denominators, arrivals } = self;
-        [weights.bytes(), sums.bytes(), denominators.bytes(), arrivals.bytes()]
-    }
-
-    fn allocate<B: Backend>(
-        self,
-        allocator: &mut Allocator<'_, B>,
-    ) -> Result<AttentionExchange<B>, DeviceError> {
-        Ok(AttentionExchange {
-            weights: allocator.allocate(self.weights)?,
-            sums: allocator.allocate(self.sums)?,
-            denominators: allocator.allocate(self.denominators)?,
-            arrivals: allocator.allocate(self.arrivals)?,
-        })
-    }
-}
-
 impl Specs {
     fn of(group: LayerGroup, config: &CacheConfig) -> Self {
         let (tokens, requests) = (config.max_step_tokens, config.max_requests);
@@ -141,7 +104,7 @@ impl Specs {
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
             own: BufferSpec::new("rows of the step", own_bytes(config)),
-            exchange: ExchangeSpecs::new(),
+            exchange: BufferSpec::new("weights of attention", exchange_elements(SPREAD_CLUSTERS)),
             compressed: (group == LayerGroup::Trunk).then_some(compressed),
         }
     }
@@ -160,8 +123,8 @@ impl Specs {
         let parts = self.compressed.iter().filter_map(|specs| specs.parts.as_ref());
         let parts =
             parts.flat_map(|specs| [specs.sums.bytes(), specs.lse.bytes(), specs.arrivals.bytes()]);
-        let always = [self.step_meta.bytes(), self.own.bytes()];
-        always.into_iter().chain(self.exchange.bytes()).chain(compressed).chain(parts)
+        let always = [self.step_meta.bytes(), self.own.bytes(), self.exchange.bytes()];
+        always.into_iter().chain(compressed).chain(parts)
     }
 
     /// Of every group that has layers.
@@ -260,7 +223,7 @@ impl<B: Backend> StepMemory<B> {
         let (specs, mut allocator) = (Specs::of(group, config), Allocator::new(device));
         let stream = device.stream()?;
         let own = OwnPlanes::new(&stream, &allocator.allocate(specs.own)?, config)?;
-        let exchange = specs.exchange.allocate(&mut allocator)?;
+        let exchange = AttentionExchange::of(&allocator.allocate(specs.exchange)?)?;
         let compressed = match specs.compressed {
             None => None,
             Some(specs) => Some(Compressed {

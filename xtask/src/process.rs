@@ -2,18 +2,21 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-/// A progress line on standard error; nothing where that is no terminal.
+/// The progress lines of all programs that run at a time.
+static LINES: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// A progress line on standard error, below those that are there; nothing where that is no terminal.
 pub fn progress(what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg:.dim}")
         .expect("the template is valid");
-    let bar = ProgressBar::new_spinner().with_style(style).with_prefix(what.to_owned());
+    let bar = LINES.add(ProgressBar::new_spinner()).with_style(style).with_prefix(what.to_owned());
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }

@@ -15,8 +15,8 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
 }
 
 /// Memory in which the blocks over which a query is spread leave for each other what they have of it: 294 KiB a cluster, which has 64
-/// heads of a query and all of their keys or a share. Launches that use it must run one after the other, as those of one stream do: two
-/// at a time would read each other's.
+/// heads of a query and all of their keys or a share; one allocation. Launches that use it must run one after the other, as those of one
+/// stream do: two at a time would read each other's.
 pub struct AttentionExchange<B: Backend> {
     /// `[clusters, 18, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and two sums of each thread's.
     pub(crate) weights: Buffer<B, u32>,
@@ -28,13 +28,18 @@ pub struct AttentionExchange<B: Backend> {
     pub(crate) arrivals: Buffer<B, u32>,
 }
 
-/// Elements of the weights, of the sums, of the denominators and of the counters of so many clusters.
-#[must_use]
-pub const fn exchange_elements(clusters: u32) -> [u64; 4] {
-    let clusters = clusters as u64;
+/// Words of the weights, of the sums, of the denominators and of the counters of so many clusters.
+const fn words(clusters: u64) -> [u64; 4] {
     let blocks = clusters * SPREAD_BLOCKS as u64;
     let sums = clusters * HEADS as u64 * HEAD_DIM as u64;
     [clusters * CLUSTER_WORDS as u64, sums, blocks * 2 * HEADS as u64, blocks]
+}
+
+/// Words of all of it, for so many clusters.
+#[must_use]
+pub const fn exchange_elements(clusters: u32) -> u64 {
+    let [weights, sums, denominators, arrivals] = words(clusters as u64);
+    weights + sums + denominators + arrivals
 }
 
 /// Most clusters of a launch that spreads queries, on a GPU of [`MULTIPROCESSORS`].
@@ -46,20 +51,25 @@ impl<B: Backend> AttentionExchange<B> {
     /// # Errors
     /// [`DeviceError`] if the device has no memory.
     pub fn new(device: &Device<B>, clusters: u32) -> Result<Self, DeviceError> {
-        let [weights, sums, denominators, arrivals] = exchange_elements(clusters);
+        Self::of(&device.allocate("weights of attention", exchange_elements(clusters))?)
+    }
+
+    /// The parts of `all`, for as many clusters as it is enough for.
+    pub(crate) fn of(all: &Buffer<B, u32>) -> Result<Self, DeviceError> {
+        let [weights, sums, denominators, arrivals] = words(all.len() / exchange_elements(1));
+        let part = |at, words| all.slice(at, words).expect("all parts are there");
         Ok(Self {
-            weights: device.allocate("weights of attention", weights)?,
-            sums: device.allocate("sums of clusters", sums)?,
-            denominators: device.allocate("denominators of clusters", denominators)?,
-            arrivals: device.allocate("counters of clusters", arrivals)?,
+            weights: part(0, weights),
+            sums: part(weights, sums).cast()?,
+            denominators: part(weights + sums, denominators).cast()?,
+            arrivals: part(weights + sums + denominators, arrivals),
         })
     }
 
     /// All of it, for a graph to retain.
     #[must_use]
-    pub fn memory(&self) -> [Memory<B>; 4] {
-        let Self { weights, sums, denominators, arrivals } = self;
-        [weights.memory(), sums.memory(), denominators.memory(), arrivals.memory()]
+    pub fn memory(&self) -> Memory<B> {
+        self.weights.memory()
     }
 
     /// Clusters that it is enough for.

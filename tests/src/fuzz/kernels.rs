@@ -451,7 +451,7 @@ fn is_unused(kernel: &str, argument: &str) -> bool {
     let of = |keys: &str| kernel.starts_with("attend") && kernel.contains(keys);
     match argument {
         "exchange" => !of("spread"),
-        "part_sums" | "part_lse" | "arrivals" => of("window") || of("list"),
+        "part_sums" | "part_lse" | "arrivals" => !of("attend_all") && !of("spread_parts"),
         "table" | "entry_data" | "entry_scale" => of("window"),
         "selected" => of("window") || of("all"),
         _ => false,
@@ -470,7 +470,7 @@ pub fn refuses_misplaced_arguments() -> usize {
             let kernel = &kernels_gpu::table::KERNELS[kernel];
             for (place, pointer) in kernel.pointers.iter().enumerate() {
                 // Numbers other than 0 wherever there is a choice.
-                let bytes = [1; 16];
+                let bytes = [1; 32];
                 let element = match pointer.element {
                     "u8" => 1,
                     "u16" => 2,

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use kernels_gpu::table::ABI_HASH;
 use kernels_gpu::table::KERNELS;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::manifest::{Manifest, TargetRecord};
 use super::module::Module;
@@ -36,12 +37,12 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Compiles every target and lints what comes out.
+/// Compiles all targets, as many at a time as there are cores, and lints what comes out.
 ///
 /// # Errors
 /// A compile error or a broken rule.
 pub fn compile(compiler: &Compiler) -> Result<Vec<Built>> {
-    TARGETS.into_iter().map(|target| compile_target(compiler, target)).collect()
+    TARGETS.into_par_iter().map(|target| compile_target(compiler, target)).collect()
 }
 
 fn compile_target(compiler: &Compiler, target: Target) -> Result<Built> {

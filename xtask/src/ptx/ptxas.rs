@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use super::recipe::{Built, TARGETS};
 use crate::{process, workspace};
@@ -81,8 +82,10 @@ pub fn report(ptxas: &Path, built: &[Built]) -> Result<()> {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
     table.set_header(["target", "entry", "registers", "spill st/ld B", "stack B", "shared B"]);
-    for Built { target, ptx } in built {
-        for usage in assemble(ptxas, target.cpu, ptx)? {
+    let usages = built.par_iter().map(|Built { target, ptx }| assemble(ptxas, target.cpu, ptx));
+    let usages: Vec<Vec<Usage>> = usages.collect::<Result<_>>()?;
+    for (Built { target, .. }, usages) in built.iter().zip(usages) {
+        for usage in usages {
             table.add_row([
                 target.cpu.to_owned(),
                 usage.entry,

@@ -117,16 +117,20 @@ fn a_cache_is_made_whole_or_not_at_all() {
         ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
     };
     let mut refused = std::collections::BTreeSet::new();
-    for memory in (0..).step_by(512) {
+    let mut memory = 0;
+    loop {
         let device = EmuDevice::new(EmuOptions { memory, seed: 0 });
-        match KvCacheManager::new(device.clone(), config.clone()) {
+        let lacking = match KvCacheManager::new(device.clone(), config.clone()) {
             Ok(_) => break,
-            Err(KvError::Device(DeviceError::OutOfMemory { label, .. })) => {
+            Err(KvError::Device(DeviceError::OutOfMemory { label, requested, free })) => {
                 refused.insert(label);
+                requested - free
             }
             Err(other) => panic!("{other}"),
-        }
+        };
         assert_eq!(device.free_memory().unwrap(), memory, "with {memory} bytes");
+        // As much more as that allocation needs: the next one fails.
+        memory += lacking;
     }
     let labels =
         ["the pools of the layers", "checkpoints", "poison records", "step metadata", "entries"];

@@ -109,8 +109,7 @@ impl<B: Backend> Layers<B> {
         retained.extend([&self.sinks, &self.frequencies].map(Buffer::memory));
         let parts = self.parts.iter();
         retained.extend(parts.flat_map(AttentionParts::memory));
-        retained.extend(self.exchange.memory());
-        retained.push(self.faults.memory());
+        retained.extend([self.exchange.memory(), self.faults.memory()]);
         retained
     }
 
