@@ -161,7 +161,7 @@ impl<B: Backend> Attention<'_, B> {
     /// The queries of each launch: of as many as the memory for parts is enough for.
     fn launches(
         &self,
-        spread: Option<Spread>,
+        spread: Option<SpreadLaunch>,
     ) -> Result<impl ExactSizeIterator<Item = Range<u32>> + use<B>, DeviceError> {
         let count = self.queries.count;
         let at_once = if count == 0 { 1 } else { self.at_once(spread)? };
@@ -170,7 +170,7 @@ impl<B: Backend> Attention<'_, B> {
     }
 
     /// Most queries of a launch, of which there are some.
-    fn at_once(&self, spread: Option<Spread>) -> Result<u32, DeviceError> {
+    fn at_once(&self, spread: Option<SpreadLaunch>) -> Result<u32, DeviceError> {
         let (count, params) = (self.queries.count, self.params(0..self.queries.count)?);
         if params.parts == 1 {
             return Ok(count);
@@ -178,7 +178,7 @@ impl<B: Backend> Attention<'_, B> {
         let clusters = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
         let there = self.parts().map_or(0, AttentionParts::clusters);
         check_length("clusters that have memory for parts of a query", there, clusters)?;
-        // Spread queries have memory of their own, which is enough for all.
+        // SpreadLaunch queries have memory of their own, which is enough for all.
         Ok(if spread.is_some() { count } else { (there / clusters).min(count.into()) as u32 })
     }
 
@@ -187,7 +187,11 @@ impl<B: Backend> Attention<'_, B> {
     }
 
     /// The launch of some queries.
-    fn operation(&self, range: Range<u32>, spread: Option<Spread>) -> Result<Attend, DeviceError> {
+    fn operation(
+        &self,
+        range: Range<u32>,
+        spread: Option<SpreadLaunch>,
+    ) -> Result<Attend, DeviceError> {
         let Self { query, sinks, frequencies, ring, out, faults, queries, .. } = *self;
         let params = self.params(range)?;
         let halves = spread.map_or(params.halves, |spread| spread.halves);
@@ -247,20 +251,20 @@ impl<B: Backend> Attention<'_, B> {
         }
     }
 
-    fn kernel(&self, spread: Option<Spread>) -> Result<AttendKernel, DeviceError> {
+    fn kernel(&self, spread: Option<SpreadLaunch>) -> Result<AttendKernel, DeviceError> {
         let params = self.params(0..self.queries.count)?;
         let form = form_of(self.keys(), spread, params.parts, params.entry_rows);
         Ok(AttendKernel { format: self.ring.format, form })
     }
 
     /// How all queries are spread, if they are.
-    fn spread(&self) -> Result<Option<Spread>, DeviceError> {
+    fn spread(&self) -> Result<Option<SpreadLaunch>, DeviceError> {
         let params = self.params(0..self.queries.count)?;
         let exchange = self.exchange.filter(|_| self.form == QueryForm::Rotated);
         let Some(exchange) = exchange else { return Ok(None) };
         let clusters = [params.tokens, params.parts, params.heads.div_ceil(HEADS)];
         let limit = exchange.clusters().min(spread_clusters(self.multiprocessors).into());
-        Ok(Spread::of((self.keys(), params.split), clusters, params.entry_rows, limit))
+        Ok(SpreadLaunch::of((self.keys(), params.split), clusters, params.entry_rows, limit))
     }
 
     fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
@@ -337,14 +341,14 @@ fn tiles_of(rows: u32) -> u64 {
     (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into())
 }
 
-/// How queries are spread over clusters of eight blocks.
+/// How a launch spreads its queries over clusters of eight blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Spread {
+struct SpreadLaunch {
     /// Clusters of each part of a query's keys and 64 heads, 1 or 2: two have half of the keys each.
     halves: u32,
 }
 
-impl Spread {
+impl SpreadLaunch {
     /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are split between `split`
     /// blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster may.
     fn of(
@@ -372,8 +376,8 @@ impl Spread {
 }
 
 /// The form of the kernel for queries of up to so many parts and `rows` entries.
-fn form_of(keys: AttendedKeys, spread: Option<Spread>, parts: u32, rows: u32) -> AttendForm {
-    let Some(Spread { halves }) = spread else { return AttendForm::Whole(keys) };
+fn form_of(keys: AttendedKeys, spread: Option<SpreadLaunch>, parts: u32, rows: u32) -> AttendForm {
+    let Some(SpreadLaunch { halves }) = spread else { return AttendForm::Whole(keys) };
     let is_short = parts == 1 && halves == 1 && tiles_of(rows) <= SHORT_SPREAD_TILES.into();
     match keys {
         AttendedKeys::List if !is_short => AttendForm::SpreadParts(ManyEntries::List),
@@ -394,18 +398,21 @@ const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32
 
 #[cfg(test)]
 mod tests {
-    use super::{AttendForm, AttendedKeys, MULTIPROCESSORS, ManyEntries, Spread, form_of, halves};
+    use super::{
+        AttendForm, AttendedKeys, MULTIPROCESSORS, ManyEntries, SpreadLaunch, form_of, halves,
+    };
 
     #[test]
     fn few_queries_of_few_keys_are_spread() {
-        let of = |clusters, rows| Spread::of((AttendedKeys::All, 1), clusters, rows, 14).is_some();
+        let of =
+            |clusters, rows| SpreadLaunch::of((AttendedKeys::All, 1), clusters, rows, 14).is_some();
         assert!(of([14, 1, 1], 1024) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
         assert!(!of([15, 1, 1], 1024) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1025));
         assert!(of([7, 2, 1], 2176) && !of([8, 2, 1], 2176) && !of([1, 2, 1], 2177));
         assert!(of([1, 4, 2], 4480) && !of([1, 4, 1], 4481) && !of([1, 1, 1], u32::MAX));
         assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
         assert_eq!(
-            Spread::of((AttendedKeys::All, 1), [14, 1, 1], 1, 13),
+            SpreadLaunch::of((AttendedKeys::All, 1), [14, 1, 1], 1, 13),
             None,
             "no memory for all"
         );
@@ -414,34 +421,34 @@ mod tests {
     #[test]
     fn few_queries_of_many_keys_have_two_clusters() {
         use AttendedKeys::{All, List, Window};
-        let of = |keys, clusters, rows| Spread::of((keys, 2), clusters, rows, 14);
-        let [one, two] = [1, 2].map(|halves| Some(Spread { halves }));
+        let of = |keys, clusters, rows| SpreadLaunch::of((keys, 2), clusters, rows, 14);
+        let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
         assert_eq!([of(List, [7, 1, 1], 384), of(List, [7, 1, 1], 385)], [one, two]);
         assert_eq!([of(List, [8, 1, 1], 512), of(List, [3, 1, 2], 2176)], [one, two]);
         assert_eq!([of(List, [1, 1, 1], 2177), of(List, [8, 1, 1], 1025)], [None; 2]);
         assert_eq!([of(All, [7, 1, 1], 640), of(All, [7, 1, 1], 641)], [one, two]);
         assert_eq!([of(All, [1, 4, 1], 8192), of(All, [2, 4, 1], 8192)], [two, None]);
         assert_eq!(of(Window, [1, 1, 1], 0), one);
-        assert_eq!(Spread::of((All, 1), [1, 1, 1], 960, 14), one, "one sum has one cluster");
+        assert_eq!(SpreadLaunch::of((All, 1), [1, 1, 1], 960, 14), one, "one sum has one cluster");
         assert_eq!(of(All, [u32::MAX, 2, 1], 1), None, "no product wraps around");
     }
 
     #[test]
     fn few_keys_have_a_kernel_of_their_own() {
         use {
-            AttendForm::{Spread as Short, SpreadParts, Whole},
+            AttendForm::{Spread, SpreadParts, Whole},
             AttendedKeys::*,
         };
-        let [one, two] = [1, 2].map(|halves| Some(Spread { halves }));
+        let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
         let all = |parts, rows| form_of(All, one, parts, rows);
-        assert_eq!([all(1, 0), all(1, 640)], [Short(All); 2]);
+        assert_eq!([all(1, 0), all(1, 640)], [Spread(All); 2]);
         let many = [all(1, 641), all(1, 1024), all(2, 640), all(1, u32::MAX)];
         assert_eq!(many, [SpreadParts(ManyEntries::All); 4]);
         assert_eq!(form_of(All, two, 1, 640), SpreadParts(ManyEntries::All));
         let list = [form_of(List, one, 1, 640), form_of(List, one, 1, 641)];
-        assert_eq!(list, [Short(List), SpreadParts(ManyEntries::List)]);
+        assert_eq!(list, [Spread(List), SpreadParts(ManyEntries::List)]);
         assert_eq!(form_of(List, two, 1, 512), SpreadParts(ManyEntries::List));
-        assert_eq!(form_of(Window, one, 1, 0), Short(Window));
+        assert_eq!(form_of(Window, one, 1, 0), Spread(Window));
         assert_eq!(form_of(List, None, 1, 1), Whole(List));
     }
 

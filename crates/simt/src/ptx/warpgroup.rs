@@ -4,6 +4,42 @@
 //! wait, or a second asm block waits and has all of those registers as operands, so that the compiler uses
 //! none of them in between. (If one is accessed nevertheless, `ptxas` inserts an earlier wait.)
 
+/// `asm!` of a template, registers `$kind` of a product of 64 columns as operands 0 to 31, and further operands.
+macro_rules! asm_of_64_columns {
+    ($kind:ident $d:ident, [$($template:tt)*], [$($more:tt)*]) => {
+        asm!(
+            $($template)*
+            $kind(reg32) $d[0][0], $kind(reg32) $d[0][1], $kind(reg32) $d[0][2], $kind(reg32) $d[0][3],
+            $kind(reg32) $d[1][0], $kind(reg32) $d[1][1], $kind(reg32) $d[1][2], $kind(reg32) $d[1][3],
+            $kind(reg32) $d[2][0], $kind(reg32) $d[2][1], $kind(reg32) $d[2][2], $kind(reg32) $d[2][3],
+            $kind(reg32) $d[3][0], $kind(reg32) $d[3][1], $kind(reg32) $d[3][2], $kind(reg32) $d[3][3],
+            $kind(reg32) $d[4][0], $kind(reg32) $d[4][1], $kind(reg32) $d[4][2], $kind(reg32) $d[4][3],
+            $kind(reg32) $d[5][0], $kind(reg32) $d[5][1], $kind(reg32) $d[5][2], $kind(reg32) $d[5][3],
+            $kind(reg32) $d[6][0], $kind(reg32) $d[6][1], $kind(reg32) $d[6][2], $kind(reg32) $d[6][3],
+            $kind(reg32) $d[7][0], $kind(reg32) $d[7][1], $kind(reg32) $d[7][2], $kind(reg32) $d[7][3],
+            $($more)*
+        )
+    };
+}
+
+/// Waits for a product of 64 columns whose A is the registers of four steps, `$a`: all of them pass through.
+macro_rules! wait_for_64_columns {
+    ($d:ident, $a:ident) => {
+        asm_of_64_columns!(inout $d, [
+            "wgmma.wait_group.sync.aligned 0;",
+            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
+        ], [
+            in(reg32) $a[0][0], in(reg32) $a[0][1], in(reg32) $a[0][2], in(reg32) $a[0][3],
+            in(reg32) $a[1][0], in(reg32) $a[1][1], in(reg32) $a[1][2], in(reg32) $a[1][3],
+            in(reg32) $a[2][0], in(reg32) $a[2][1], in(reg32) $a[2][2], in(reg32) $a[2][3],
+            in(reg32) $a[3][0], in(reg32) $a[3][1], in(reg32) $a[3][2], in(reg32) $a[3][3],
+            options(nostack),
+        ])
+    };
+}
+
 mod panels;
 mod wide;
 
@@ -109,7 +145,7 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
     let mut d = [[0.0_f32; 4]; 8];
     // SAFETY: the caller brings all threads of the four warps, and B.
     unsafe {
-        asm!(
+        asm_of_64_columns!(out d, [
             "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
             "wgmma.fence.sync.aligned;",
             bf16_step!(32 33 34 35, 64, "no"),
@@ -121,14 +157,7 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
             bf16_step!(56 57 58 59, 70, "yes"),
             bf16_step!(60 61 62 63, 71, "yes"),
             "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
-            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
-            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
-            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
-            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
-            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
-            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
-            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
-            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
+        ], [
             in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
             in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
             in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
@@ -142,7 +171,7 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
             in(reg64) first + 4 * STEP, in(reg64) first + 5 * STEP,
             in(reg64) first + 6 * STEP, in(reg64) first + 7 * STEP,
             options(readonly, nostack),
-        );
+        ]);
     }
     d
 }
@@ -166,25 +195,18 @@ pub unsafe fn e4m3_m64n64k64<const N: usize>(
     let mut d = [[0.0_f32; 4]; 8];
     // SAFETY: the caller brings all threads of the four warps, and B.
     unsafe {
-        asm!(
+        asm_of_64_columns!(out d, [
             "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
             "wgmma.fence.sync.aligned;",
             e4m3_step!(32 33 34 35, 40, "no"),
             e4m3_step!(36 37 38 39, 41, "yes"),
             "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
-            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
-            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
-            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
-            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
-            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
-            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
-            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
-            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
+        ], [
             in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
             in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
             in(reg64) first, in(reg64) first + STEP,
             options(readonly, nostack),
-        );
+        ]);
     }
     d
 }
@@ -208,7 +230,7 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
     let mut d = [[0_i32; 4]; 8];
     // SAFETY: the caller brings all threads of the four warps, and B; the wait is below.
     unsafe {
-        asm!(
+        asm_of_64_columns!(out d, [
             "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
             "wgmma.fence.sync.aligned;",
             s8_step!(32 33 34 35, 48, "no"),
@@ -216,14 +238,7 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
             s8_step!(40 41 42 43, 50, "yes"),
             s8_step!(44 45 46 47, 51, "yes"),
             "wgmma.commit_group.sync.aligned; }}",
-            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
-            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
-            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
-            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
-            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
-            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
-            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
-            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
+        ], [
             in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
             in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
             in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
@@ -231,30 +246,12 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
             in(reg64) first, in(reg64) first + 1 * STEP,
             in(reg64) first + 2 * STEP, in(reg64) first + 3 * STEP,
             options(readonly, nostack),
-        );
+        ]);
     }
     let then = meanwhile();
     // SAFETY: the product that was started; its registers pass through.
     unsafe {
-        asm!(
-            "wgmma.wait_group.sync.aligned 0;",
-            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
-            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
-            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
-            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-            inout(reg32) d[4][0], inout(reg32) d[4][1], inout(reg32) d[4][2], inout(reg32) d[4][3],
-            inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
-            inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
-            inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
-            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
-            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
-            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
-            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
-            options(nostack),
-        );
+        wait_for_64_columns!(d, a);
     }
     (d, then)
 }

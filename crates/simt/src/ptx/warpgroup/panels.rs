@@ -19,25 +19,7 @@ fn transposed<const N: usize>(panels: Panels<N>) -> u64 {
     address(rows.memory(), rows.first()) | LAYOUT
 }
 
-/// `asm!` of a template, registers `$kind` of a product of 64 columns as operands 0 to 31, and further operands.
-macro_rules! asm_of_64_columns {
-    ($kind:ident $d:ident, [$($template:tt)*], [$($more:tt)*]) => {
-        asm!(
-            $($template)*
-            $kind(reg32) $d[0][0], $kind(reg32) $d[0][1], $kind(reg32) $d[0][2], $kind(reg32) $d[0][3],
-            $kind(reg32) $d[1][0], $kind(reg32) $d[1][1], $kind(reg32) $d[1][2], $kind(reg32) $d[1][3],
-            $kind(reg32) $d[2][0], $kind(reg32) $d[2][1], $kind(reg32) $d[2][2], $kind(reg32) $d[2][3],
-            $kind(reg32) $d[3][0], $kind(reg32) $d[3][1], $kind(reg32) $d[3][2], $kind(reg32) $d[3][3],
-            $kind(reg32) $d[4][0], $kind(reg32) $d[4][1], $kind(reg32) $d[4][2], $kind(reg32) $d[4][3],
-            $kind(reg32) $d[5][0], $kind(reg32) $d[5][1], $kind(reg32) $d[5][2], $kind(reg32) $d[5][3],
-            $kind(reg32) $d[6][0], $kind(reg32) $d[6][1], $kind(reg32) $d[6][2], $kind(reg32) $d[6][3],
-            $kind(reg32) $d[7][0], $kind(reg32) $d[7][1], $kind(reg32) $d[7][2], $kind(reg32) $d[7][3],
-            $($more)*
-        )
-    };
-}
-
-/// The same of 256 columns: operands 0 to 127.
+/// `asm!` as `asm_of_64_columns`, of 256 columns: operands 0 to 127.
 macro_rules! asm_of_256_columns {
     ($d:ident, [$($template:tt)*], [$($more:tt)*]) => {
         asm!(
@@ -190,18 +172,7 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     let then = meanwhile();
     // SAFETY: the product that was started; its registers pass through.
     unsafe {
-        asm_of_64_columns!(inout d, [
-            "wgmma.wait_group.sync.aligned 0;",
-            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
-            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
-            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
-        ], [
-            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
-            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
-            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
-            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
-            options(nostack),
-        ]);
+        wait_for_64_columns!(d, a);
     }
     (d, then)
 }
