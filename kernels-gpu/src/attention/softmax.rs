@@ -15,19 +15,22 @@ use crate::unroll::{array_from_fn, unroll};
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
-/// How far a score times log2 e may be above what weights are relative to: no weight is above 2^8. So sums of values are
-/// seldom multiplied again; their relative precision does not depend on it.
-pub const SLACK: f32 = 8.0;
+/// Weights are relative to 0 if a head's first scores times log2 e are no further from it, and until one is further above: then to
+/// that score, until another is as far above it. So weights are at most 2^24, and need no maximum as a rule; the relative precision of
+/// their sums does not depend on what they are relative to.
+const SLACK: f32 = 24.0;
 
 /// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
 /// rounding hides none.
-const FITS: f32 = 128.0;
-const _: () = assert!(FITS <= (1_u32 << (SLACK as u32 - 1)) as f32);
+const FITS: f32 = (1_u32 << (SLACK as u32 - 1)) as f32;
+
+/// If a thread's 16 weights of a head add up to no less than this, one of them is at least 2^-[`SLACK`]: a sixteenth of it is twice that.
+const COUNTS: f32 = 1.0 / (1_u32 << (SLACK as u32 - 5)) as f32;
 
 /// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// What weights are relative to: a score times log2 e. None is more than [`SLACK`] above it; -infinity before the first.
+    /// What weights are relative to: 0 or a score times log2 e. None is more than [`SLACK`] above it; -infinity before the first.
     base: [f32; 2],
     /// Sums of the thread's weights.
     sum: [f32; 2],
@@ -91,8 +94,13 @@ impl Softmax {
         // SAFETY: as in `weigh`.
         unsafe {
             let products = counts.mask(products);
-            self.raise(products);
             self.sum = self.store_weights(products, weights_of(0));
+            if are_near(self.sum) {
+                self.base = [0.0; 2];
+            } else {
+                self.raise(products);
+                self.sum = self.store_weights(products, weights_of(0));
+            }
             tell(small, 0, [1.0; 2]);
         }
     }
@@ -107,10 +115,10 @@ impl Softmax {
         let most = unsafe { [0, 1].map(|i| largest(products, i)) };
         [0, 1].map(|i| {
             let base = self.base[i];
-            let is_far = most[i] > base + SLACK;
-            self.base[i] = if is_far { most[i] } else { base };
+            self.base[i] = raised(base, most[i]);
             // Before the first score there is nothing to multiply.
-            if is_far && base > f32::NEG_INFINITY { ex2(base - most[i]) } else { 1.0 }
+            let has_sums = base > f32::NEG_INFINITY && self.base[i] != base;
+            if has_sums { ex2(base - self.base[i]) } else { 1.0 }
         })
     }
 
@@ -144,6 +152,47 @@ impl Softmax {
                 });
             }
         }
+    }
+}
+
+/// What a head's weights are relative to behind keys whose largest score, times log2 e, is `most`, where they were relative to `base` before:
+/// -infinity if there were none.
+#[inline(always)]
+pub const fn raised(base: f32, most: f32) -> f32 {
+    if base == f32::NEG_INFINITY {
+        if most.abs() <= SLACK { 0.0 } else { most }
+    } else if most > base + SLACK {
+        most
+    } else {
+        base
+    }
+}
+
+/// Whether weights relative to 0 that add up to these in a thread, of its two heads, leave them relative to 0 behind other keys, as by
+/// [`raised`]. May be false though they would.
+///
+/// # Safety
+/// All lanes of the warp call it together.
+#[inline(always)]
+pub unsafe fn are_small(sum: [f32; 2]) -> bool {
+    // SAFETY: by this function's own contract.
+    unsafe { warp::all(sum[0] <= FITS && sum[1] <= FITS) }
+}
+
+/// The same for the first keys: of each head one of its four threads has a weight that is not too small.
+///
+/// # Safety
+/// As [`are_small`].
+#[inline(always)]
+pub unsafe fn are_near(sum: [f32; 2]) -> bool {
+    const FIRST_OF_FOUR: u32 = 0x1111_1111;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let count = sum.map(|sum| {
+            let lanes = warp::ballot(sum >= COUNTS);
+            (lanes | lanes >> 1 | lanes >> 2 | lanes >> 3) & FIRST_OF_FOUR
+        });
+        are_small(sum) && count[0] & count[1] == FIRST_OF_FOUR
     }
 }
 

@@ -12,6 +12,8 @@ use super::memory::{
     Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, SCORED, THIRD_UNPACKED, TILE, TILES, UNPACKED,
     VALUES_UNPACKED, may_score_three, wait_for_cluster,
 };
+use super::scores::{are_far, pass_barriers};
+use super::sums::store_turns;
 use super::task::Task;
 use crate::fault_injection;
 use crate::row::StoredScales;
@@ -238,14 +240,19 @@ unsafe fn unpack_panels<F: KeyFormat>(
     }
 }
 
-/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free; passes the barriers of the cluster
-/// that the multiplying warpgroups pass meanwhile.
+/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free, and the angles by which rotary ones
+/// are turned back; passes the barriers of the cluster that the multiplying warpgroups pass meanwhile.
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
-/// [`super::scores::multiply`]; all have passed a barrier of the cluster, and pass two more.
+/// [`super::scores::multiply`]; all have passed a barrier of the cluster, and pass another.
 #[inline(always)]
-pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays: Arrays) {
+pub unsafe fn unpack_values<F: KeyFormat>(
+    source: Source<'_>,
+    position: u32,
+    task: Task,
+    arrays: Arrays,
+) {
     let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
     // The first stage whose places are free when the block's products are done.
     let blocked = if task.own < 2 { FREE / STAGE } else { 0 };
@@ -255,14 +262,16 @@ pub unsafe fn unpack_values<F: KeyFormat>(source: Source<'_>, task: Task, arrays
         cluster_arrive();
         if task.has_rotary() {
             copy_all_rotary(source, (task, blocked), key, arrays);
+            store_turns(source.0, position, arrays);
         } else {
             unpack_all::<F>(source, (task, blocked), key, arrays);
         }
-        wait_for_cluster();
-        cluster_arrive();
         copy::wait_for_groups::<0>();
         VALUES_UNPACKED.arrive();
         wait_for_cluster();
+        if are_far(arrays) {
+            pass_barriers();
+        }
     }
 }
 

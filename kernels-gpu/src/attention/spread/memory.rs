@@ -13,6 +13,8 @@ use super::super::source::Which;
 pub const GROUP: u32 = 128;
 /// Threads of a block: two warpgroups that multiply, and two that unpack values.
 pub const BLOCK: u32 = 4 * GROUP;
+/// Warps that multiply.
+pub const WARPS: u32 = 2 * GROUP / 32;
 /// Blocks of a cluster.
 pub const BLOCKS: u32 = SPREAD_BLOCKS;
 /// Keys of a tile, and most tiles of a cluster.
@@ -54,12 +56,15 @@ pub type Memory = Shared<u32, WORDS>;
 pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
+/// Whether a multiplying warp of a block has weights that may not stay relative to 0: `[8, 8]`.
+pub type Far = Shared<u32, { (BLOCKS * WARPS) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
 const FOUND: u32 = 4 * WORDS as u32;
 const MOST: u32 = FOUND + Found::BYTES;
-const ROTATION: u32 = MOST + Most::BYTES;
+const FAR: u32 = MOST + Most::BYTES;
+const ROTATION: u32 = FAR + Far::BYTES;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 
@@ -70,6 +75,7 @@ pub struct Arrays {
     pub found: Found,
     pub ends: Shared<f32, { (4 * TILE) as usize }>,
     pub most: Most,
+    pub far: Far,
     pub rotation: Rotation,
 }
 
@@ -85,6 +91,7 @@ impl Arrays {
                 found: Shared::at(FOUND),
                 ends: Shared::at(FOUND),
                 most: Shared::at(MOST),
+                far: Shared::at(FAR),
                 rotation: Shared::at(ROTATION),
             }
         }

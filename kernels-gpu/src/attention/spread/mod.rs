@@ -2,9 +2,11 @@
 //! time and less code.
 //!
 //! A cluster has 64 heads of a query, and all of their keys or a share. First its blocks multiply queries by keys, each those of its own
-//! tiles, and tell each other the tiles' largest scores. By them each knows what the tiles' weights are relative to, in the order of the
-//! tiles, and leaves its weights in global memory for all. Then each block has 64 channels of the values of all keys, multiplies them by
-//! all weights, and writes its channels of all heads.
+//! tiles, and leave the weights, relative to 0, in global memory for all. Then each block has 64 channels of the values of all keys,
+//! multiplies them by all weights, and writes its channels of all heads.
+//!
+//! Where scores are too far from 0 for that, which is seldom, blocks tell each other the tiles' largest scores. By them each knows what the
+//! tiles' weights are relative to, in the order of the tiles, and leaves its weights once more.
 //!
 //! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and parts. A cluster that has
 //! a part computes both sums, one in each of two warpgroups; where there are enough clusters, each of two has the keys of one sum. What
@@ -86,28 +88,29 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             first: own,
             own: end - own,
             second,
+            is_far: false,
         };
         // All blocks have started before any writes into another's shared memory.
         cluster_arrive();
         let refused = keys::find::<W>(source, keys, task, arrays);
         fault::count(args.faults, thread::lane_id(), if counts { refused } else { 0 });
-        sums::start(&args, keys, task, arrays);
         thread::sync_threads();
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         keys::unpack::<F, W>(source, task, group, arrays);
         if group >= 2 {
-            keys::unpack_values::<F>(source, task, arrays);
+            keys::unpack_values::<F>(source, keys.position, task, arrays);
             return;
         }
         UNPACKED.sync();
         wait_for_cluster();
-        let scores = scores::multiply::<W>(task, arrays, group);
+        let scores = scores::multiply::<W>(&args, task, arrays, group);
         cluster_arrive_release();
         wait_for_cluster();
-        scores::weigh::<W>(&args, task, arrays, (scores, group));
-        cluster_arrive_release();
-        wait_for_cluster();
+        let task = Task { is_far: scores::are_far(arrays), ..task };
+        if task.is_far {
+            scores::weigh_again::<W>(&args, task, arrays, (scores, group));
+        }
         let sinks = sums::load_sinks(&args, task);
         let sum = sums::multiply(&args, task, arrays, group);
         sums::write::<W>(&args, task, arrays, (sum, group, sinks));

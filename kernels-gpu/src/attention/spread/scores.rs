@@ -1,13 +1,14 @@
 //! Queries times the keys of the block's tiles, and the tiles' weights.
 
-use simt::thread;
+use simt::cluster::{cluster_arrive, cluster_arrive_release};
 use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
+use simt::{thread, warp};
 
-use super::super::softmax::{self, SLACK, first_row, largest};
+use super::super::softmax::{self, are_near, are_small, first_row, largest};
 use super::super::source::{Which, is_none};
 use super::memory::{
-    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, THIRD_UNPACKED, TILE,
-    may_score_three,
+    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS,
+    may_score_three, wait_for_cluster,
 };
 use super::task::Task;
 use crate::args::Attend;
@@ -22,20 +23,22 @@ const fn has_third<W: Which>(task: Task, group: u32) -> bool {
     may_score_three::<W>() && group == 0 && task.own > 2
 }
 
-/// The scores of the warpgroup's tiles. Tells all blocks the heads' largest scores of each.
+/// The scores of the warpgroup's tiles. Leaves their weights relative to 0, and tells all blocks whether some may not stay so.
 ///
 /// # Safety
 /// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
 /// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::keys::unpack_values`]; a barrier
 /// of the cluster follows.
 #[inline(always)]
-pub unsafe fn multiply<W: Which>(task: Task, arrays: Arrays, group: u32) -> Scores {
+pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Scores {
     let mut scores: Scores = [[[0.0; 4]; 8]; 2];
     let mut of_block = group;
+    let mut is_far = false;
     // SAFETY: by this function's own contract.
     unsafe {
         if group >= task.own {
             SCORED.arrive();
+            tell_far(arrays, task, is_far);
             return scores;
         }
         loop {
@@ -49,8 +52,12 @@ pub unsafe fn multiply<W: Which>(task: Task, arrays: Arrays, group: u32) -> Scor
                 FIRST_SCORED.arrive()
             }
             scores = [mask(products, none), scores[0]];
-            tell(arrays, task.first + of_block, [0, 1].map(|i| largest(scores[0], i)));
+            let tile = task.first + of_block;
+            let sum = leave(args, task, (scores[0], tile), [0.0; 2]);
+            let is_first = tile == 0 || tile == task.second;
+            is_far |= !if is_first { are_near(sum) } else { are_small(sum) };
             if is_last {
+                tell_far(arrays, task, is_far);
                 return scores;
             }
             of_block = 2;
@@ -109,7 +116,34 @@ unsafe fn tell(arrays: Arrays, tile: u32, most: [f32; 2]) {
     });
 }
 
-/// What the weights of the thread's heads are relative to, once tile `tile` is taken in: as [`super::super::softmax`] raises it.
+/// Tells all blocks of the cluster whether the warp has weights that may not stay relative to 0.
+///
+/// # Safety
+/// As [`multiply`], whose last act it is.
+#[inline(always)]
+unsafe fn tell_far(arrays: Arrays, task: Task, is_far: bool) {
+    let rank = thread::lane_id();
+    if rank < BLOCKS {
+        let at = WARPS * task.rank + thread::warp_id();
+        // SAFETY: a word of each block, by one thread of the cluster.
+        unsafe { arrays.far.store_to(rank, at, u32::from(is_far)) }
+    }
+}
+
+/// Whether a warp of the cluster has told so. The same in all its threads.
+///
+/// # Safety
+/// All multiplying warps have told, and a barrier of the cluster has passed; all lanes of the warp call it together.
+#[inline(always)]
+pub unsafe fn are_far(arrays: Arrays) -> bool {
+    // SAFETY: by this function's own contract; 64 words.
+    unsafe {
+        let [a, b] = arrays.far.load_u32x2(2 * thread::lane_id());
+        warp::any(a | b != 0)
+    }
+}
+
+/// What the weights of the thread's heads are relative to, once tile `tile` is taken in.
 ///
 /// # Safety
 /// The tile's largest scores are there, and a barrier of the cluster has passed.
@@ -118,58 +152,103 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     let at = TILE * tile + first_row();
     // SAFETY: by this function's own contract.
     let most = unsafe { [arrays.most.load(at), arrays.most.load(at + 8)] };
-    let raise = |i: usize| if most[i] > base[i] + SLACK { most[i] } else { base[i] };
-    [raise(0), raise(1)]
+    [0, 1].map(|i| softmax::raised(base[i], most[i]))
 }
 
-/// Leaves the weights of the warpgroup's tiles, and each thread's sums of them, in the memory for exchange.
+/// Leaves the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the tiles: for scores
+/// that are far from 0, or rise so far. First all blocks tell each other the largest scores.
 ///
 /// # Safety
-/// All largest scores are there; all threads of the warpgroup call it together; a barrier of the cluster follows.
+/// Nobody reads weights before a barrier of the cluster; all threads of the multiplying warpgroups of all its blocks call it, those of
+/// the others [`pass_barriers`].
 #[inline(always)]
-pub unsafe fn weigh<W: Which>(
+pub unsafe fn weigh_again<W: Which>(
     args: &Attend,
     task: Task,
     arrays: Arrays,
     (scores, group): (Scores, u32),
 ) {
     let has_third = has_third::<W>(task, group);
-    let mut of_block = if has_third { 2 } else { group };
-    let mut scores = scores;
+    let mut is_told = false;
     // SAFETY: by this function's own contract.
     unsafe {
-        while of_block < task.own {
-            weigh_tile(args, task, arrays, (scores[0], task.first + of_block));
-            if !has_third || of_block == 0 {
+        loop {
+            let (mut scores, mut of_block) = (scores, if has_third { 2 } else { group });
+            while of_block < task.own {
+                let tile = task.first + of_block;
+                if is_told {
+                    leave(args, task, (scores[0], tile), base_of(task, arrays, tile));
+                } else {
+                    tell(arrays, tile, [0, 1].map(|i| largest(scores[0], i)));
+                }
+                if !has_third || of_block == 0 {
+                    break;
+                }
+                (scores[0], of_block) = (scores[1], 0);
+            }
+            cluster_arrive_release();
+            wait_for_cluster();
+            if is_told {
                 return;
             }
-            (scores[0], of_block) = (scores[1], 0);
+            is_told = true;
         }
     }
 }
 
-/// The same for one tile.
+/// The barriers of [`weigh_again`], for threads that have no scores.
 ///
 /// # Safety
-/// As [`weigh`].
+/// As [`weigh_again`].
 #[inline(always)]
-unsafe fn weigh_tile(args: &Attend, task: Task, arrays: Arrays, (scores, tile): (Fragments, u32)) {
+pub unsafe fn pass_barriers() {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        unroll::<2>(|_| {
+            cluster_arrive();
+            wait_for_cluster();
+        });
+    }
+}
+
+/// What the weights of tile `tile` are relative to.
+///
+/// # Safety
+/// All largest scores are told, and a barrier of the cluster has passed.
+#[inline(always)]
+unsafe fn base_of(task: Task, arrays: Arrays, tile: u32) -> [f32; 2] {
     let mut base = [f32::NEG_INFINITY; 2];
     let mut before = if tile >= task.second { task.second } else { 0 };
+    while before <= tile {
+        // SAFETY: by this function's own contract.
+        base = unsafe { raised(arrays, base, before) };
+        before += 1;
+    }
+    base
+}
+
+/// Leaves a tile's weights relative to `base`, and each thread's sums of them, in the memory for exchange; the sums.
+///
+/// # Safety
+/// A barrier of the cluster comes before others read them, or others leave them.
+#[inline(always)]
+unsafe fn leave(
+    args: &Attend,
+    task: Task,
+    (scores, tile): (Fragments, u32),
+    base: [f32; 2],
+) -> [f32; 2] {
+    let (pairs, sum) = softmax::weights(scores, base);
+    let to = task.exchange(args, tile);
     // SAFETY: by this function's own contract; words by one thread each.
     unsafe {
-        while before <= tile {
-            base = raised(arrays, base, before);
-            before += 1;
-        }
-        let (pairs, sum) = softmax::weights(scores, base);
-        let to = task.exchange(args, tile);
         unroll::<4>(|step| {
             let ([a, b], [c, d]) = (pairs[2 * step], pairs[2 * step + 1]);
             args.exchange.store_u32x4(to + weights_of(step as u32), [a, b, c, d]);
         });
         args.exchange.store_u32x2(to + sums_of(), sum.map(f32::to_bits));
     }
+    sum
 }
 
 /// Where the thread's words of a step of 16 keys' weights lie in those of a tile: as products read them.

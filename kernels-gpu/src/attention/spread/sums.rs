@@ -8,7 +8,7 @@ use simt::{thread, warp};
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
-use super::super::source::{Keys, Which};
+use super::super::source::Which;
 use super::memory::{
     Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, VALUES_UNPACKED, may_have_clusters,
 };
@@ -22,15 +22,13 @@ use crate::unroll::{array_from_fn, unroll};
 /// The angles' cosines and sines, which the block that has rotary channels needs in the end.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of the block call it, and a barrier follows.
+/// Pointers and shapes as in the kernel table; all threads of the unpacking warpgroups call it, and a barrier follows.
 #[inline(always)]
-pub unsafe fn start(args: &Attend, keys: Keys, task: Task, arrays: Arrays) {
-    let pair = thread::thread_idx_x();
-    if task.has_rotary() && pair < ROPE_DIM / 2 {
+pub unsafe fn store_turns(args: &Attend, position: u32, arrays: Arrays) {
+    let pair = thread::thread_idx_x() - 2 * GROUP;
+    if pair < ROPE_DIM / 2 {
         // SAFETY: by this function's own contract.
-        unsafe {
-            arrays.rotation.store_u32x2(2 * pair, turn(args, keys.position, pair));
-        }
+        unsafe { arrays.rotation.store_u32x2(2 * pair, turn(args, position, pair)) }
     }
 }
 
@@ -82,10 +80,10 @@ const AHEAD: u32 = 3;
 pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
     let (tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
     let none = [f32::NEG_INFINITY; 2];
-    let sum = Sum { values: [[0.0; 4]; 8], base: none, total: [0.0; 2] };
     // SAFETY: by this function's own contract.
     unsafe {
-        let base = if tile < end { raised(arrays, none, tile) } else { none };
+        let base = if tile < end { base_behind(task, arrays, none, tile) } else { none };
+        let sum = Sum { values: [[0.0; 4]; 8], base, total: [0.0; 2] };
         let mut adding = Adding { sum, base, tile, end };
         let mut first = Weights::load(args, task, (tile, end));
         let mut second = Weights::load(args, task, (tile + 1, end));
@@ -128,7 +126,8 @@ unsafe fn add(
         let values = arrays.values(tile);
         let (values, (total, base)) = bf16_m64n64k64(weights.words, values, sum.values, || {
             let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(weights.sums[i]));
-            let base = if tile + 1 < end { raised(arrays, sum.base, tile + 1) } else { base };
+            let base =
+                if tile + 1 < end { base_behind(task, arrays, base, tile + 1) } else { base };
             // Held, so that they are computed before the product is waited for.
             (total.map(thread::hold_f32), base.map(thread::hold_f32))
         });
@@ -136,6 +135,16 @@ unsafe fn add(
         let ahead = Weights::load(args, task, (tile + AHEAD, end));
         (Adding { sum, base, tile: tile + 1, end }, ahead)
     }
+}
+
+/// What weights are relative to from tile `tile` on, if before it to `base`.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn base_behind(task: Task, arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
+    // SAFETY: by this function's own contract.
+    if task.is_far { unsafe { raised(arrays, base, tile) } } else { [0.0; 2] }
 }
 
 /// The sum relative to `base`. Where no base of the warp is raised that is nothing.

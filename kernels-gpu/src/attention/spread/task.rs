@@ -26,6 +26,8 @@ pub struct Task {
     pub own: u32,
     /// The first tile of the second of the two sums; all tiles if there is one.
     pub second: u32,
+    /// Whether weights may be relative to something else than 0; known once all have told.
+    pub is_far: bool,
 }
 
 impl Task {
