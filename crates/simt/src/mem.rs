@@ -61,6 +61,14 @@ impl<T: Element> Global<T> {
         Global(self.0.cast())
     }
 
+    /// The same view in a register from here on, as by [`crate::thread::hold_u32`]: a choice between held views is no branch.
+    /// Without it the compiler branches, since a parameter is a load. No instruction.
+    #[inline(always)]
+    #[must_use]
+    pub fn held(self) -> Self {
+        Self(self.0.held())
+    }
+
     /// Element `i` (`ld.global`).
     ///
     /// # Safety

@@ -49,7 +49,7 @@ use memory::{
 };
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Short, Which, Window};
-use source::{Channels, Heads, Keys, Place, Row, Source, Split};
+use source::{Channels, Heads, Keys, Place, Row, Source, Split, Token};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
@@ -92,7 +92,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
-        let keys = Keys::of::<W>(&args, query);
+        let keys = Keys::of::<W>(&args, query, Token::load(&args, query));
         let is_first = split.rank == 0
             && channels.is_first()
             && part == 0

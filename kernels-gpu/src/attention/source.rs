@@ -211,6 +211,8 @@ const OWN: u32 = 1;
 const ENTRIES: u32 = 2;
 /// None: the row that is named exists, in the ring, and does not count.
 const NONE: u32 = 3;
+/// The words of [`Keys::row`] of no key.
+pub const NO_ROW: [u32; 2] = [0, NONE << 30];
 
 /// Whether the second of the words of [`Keys::row`] says that there is none.
 #[inline(always)]
@@ -227,21 +229,59 @@ pub struct Row {
     pub is_there: bool,
 }
 
-impl Source<'_> {
+/// The planes that a row may lie in.
+#[derive(Clone, Copy)]
+pub struct AllPlanes {
+    ring: Planes,
+    own: Planes,
+    entries: Planes,
+}
+
+impl AllPlanes {
     /// The row that the words of [`Keys::row`] name.
     #[inline(always)]
     pub fn row(self, [low, high]: [u32; 2]) -> Row {
-        let args = self.0;
-        let plane = high >> 30;
-        let planes = if plane == ENTRIES {
-            Planes { data: args.entry_data, scale: args.entry_scale }
-        } else if plane == OWN {
-            Planes { data: args.own_data, scale: args.own_scale }
-        } else {
-            Planes { data: args.ring_data, scale: args.ring_scale }
+        let (Self { ring, own, entries }, plane) = (self, high >> 30);
+        let choose = |ring, own, entries| {
+            if plane == ENTRIES {
+                entries
+            } else if plane == OWN {
+                own
+            } else {
+                ring
+            }
         };
+        let data = choose(ring.data, own.data, entries.data);
+        let scale = choose(ring.scale, own.scale, entries.scale);
         let row = u64::from(high & 0x3FFF_FFFF) << 32 | u64::from(low);
-        Row { planes, row, is_there: plane != NONE }
+        Row { planes: Planes { data, scale }, row, is_there: plane != NONE }
+    }
+}
+
+impl Source<'_> {
+    /// The launch's planes.
+    #[inline(always)]
+    pub fn planes(self) -> AllPlanes {
+        let args = self.0;
+        AllPlanes {
+            ring: Planes { data: args.ring_data, scale: args.ring_scale },
+            own: Planes { data: args.own_data, scale: args.own_scale },
+            entries: Planes { data: args.entry_data, scale: args.entry_scale },
+        }
+    }
+
+    /// The same in registers, so that a choice between them is no branch.
+    #[inline(always)]
+    pub fn planes_held(self) -> AllPlanes {
+        let held = |of: Planes| Planes { data: of.data.held(), scale: of.scale.held() };
+        let AllPlanes { ring, own, entries } = self.planes();
+        AllPlanes { ring: held(ring), own: held(own), entries: held(entries) }
+    }
+
+    /// The row that the words of [`Keys::row`] name.
+    #[inline(always)]
+    pub fn row(self, words: [u32; 2]) -> Row {
+        self.planes().row(words)
     }
 }
 
@@ -265,6 +305,12 @@ impl Listed {
     /// No key.
     pub const NONE: Self = Self { key: u32::MAX, entry: -1 };
 
+    /// The same, whose load begins here, as [`Located::held`].
+    #[inline(always)]
+    pub fn held(self) -> Self {
+        Self { entry: thread::hold_u32(self.entry.cast_unsigned()).cast_signed(), ..self }
+    }
+
     /// The same, once it has been loaded. `ptxas` would move a copy between registers to where the next load begins, and wait
     /// there; it does not move a shuffle.
     ///
@@ -282,6 +328,12 @@ impl Listed {
 impl Located {
     /// No key.
     pub const NONE: Self = Self { listed: Listed::NONE, block: u32::MAX, is_known: false };
+
+    /// The same, whose load begins here: the compiler would move it to where the block is needed first, behind other waits.
+    #[inline(always)]
+    pub fn held(self) -> Self {
+        Self { block: thread::hold_u32(self.block), ..self }
+    }
 }
 
 /// The keys of a query, oldest window row first, then entries in the order of its list.
@@ -313,25 +365,45 @@ pub struct Keys {
     pub tiles: u32,
 }
 
+/// What the step says of a query, on its way: loads that nothing waits for yet.
+#[derive(Clone, Copy)]
+pub struct Token {
+    /// The step's row of the query.
+    token: u32,
+    slot: i32,
+    position: u32,
+    index: u32,
+}
+
+impl Token {
+    /// Starts the loads of query `query`.
+    ///
+    /// # Safety
+    /// It is one of the launch's; pointers and shapes as in the kernel table.
+    #[inline(always)]
+    pub unsafe fn load(args: &Attend, query: u32) -> Self {
+        let token = args.params.first + query;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            Self {
+                token,
+                slot: args.token_slot.load(u64::from(token)),
+                position: args.token_position.load(u64::from(token)).cast_unsigned(),
+                index: args.token_index.load(u64::from(token)).cast_unsigned(),
+            }
+        }
+    }
+}
+
 /// The pointers and sizes that keys are found by: the launch's.
 #[derive(Clone, Copy)]
 pub struct Source<'a>(pub &'a Attend);
 
 impl Keys {
-    /// # Safety
-    /// `query` is one of the launch's; pointers and shapes as in the kernel table.
+    /// Those of query `query`, of which the step says `token`.
     #[inline(always)]
-    pub unsafe fn of<W: Which>(args: &Attend, query: u32) -> Self {
-        let params = args.params;
-        let token = params.first + query;
-        // SAFETY: by this function's own contract.
-        let (slot, position, index) = unsafe {
-            (
-                args.token_slot.load(u64::from(token)),
-                args.token_position.load(u64::from(token)) as u32,
-                args.token_index.load(u64::from(token)) as u32,
-            )
-        };
+    pub fn of<W: Which>(args: &Attend, query: u32, token: Token) -> Self {
+        let (params, Token { token, slot, position, index }) = (args.params, token);
         // Rows of the step itself that lie outside the ring: the query's own and those before it.
         let own = if params.own_rows > 0 { index.wrapping_add(1) } else { 0 };
         let has_own = params.own_rows == 0 || index <= token && token < params.own_rows;

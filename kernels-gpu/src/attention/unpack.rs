@@ -19,7 +19,7 @@ const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
-    /// The scales of a row as if panel `panel` of its channels were the first, and the only one.
+    /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of four follow.
     fn scales_of_panel(scales: StoredScales, panel: u32) -> StoredScales;
 
     /// Whether one multiplication a code is enough for these scales.
@@ -48,7 +48,7 @@ impl KeyFormat for Ue8m0Row {
     #[inline(always)]
     fn scales_of_panel([first, second]: StoredScales, panel: u32) -> StoredScales {
         let word = if panel < 4 { first } else { second };
-        [word >> (8 * (panel % 4)) & 0xFF, 0]
+        [word >> (8 * (panel % 4)), 0]
     }
 
     /// Seven bytes at once: the eighth is none of a group.

@@ -88,6 +88,11 @@ impl<T: Access> Pointer<T> {
         Pointer { allocation, offset, argument, element: PhantomData }
     }
 
+    #[inline(always)]
+    pub fn held(self) -> Self {
+        self
+    }
+
     /// The pointer to element `i`.
     #[inline(always)]
     pub fn skip(self, i: u64) -> Self {

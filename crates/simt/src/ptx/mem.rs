@@ -38,6 +38,14 @@ impl<T: Access> Pointer<T> {
         Self(self.0.wrapping_add(i as usize))
     }
 
+    #[inline(always)]
+    pub fn held(self) -> Self {
+        let mut held = self.0;
+        // SAFETY: no instruction.
+        unsafe { asm!("// {0}", inout(reg64) held, options(nomem, nostack)) }
+        Self(held)
+    }
+
     /// Address of element `i` in the global state space, which inline asm addresses.
     ///
     /// # Safety

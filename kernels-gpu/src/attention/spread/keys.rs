@@ -3,14 +3,14 @@
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::cluster::cluster_arrive;
-use simt::warpgroup::{Rows, fence_shared};
+use simt::warpgroup::{Panels, Rows, fence_shared};
 use simt::{copy, thread, warp};
 
-use super::super::source::{Keys, Listed, Located, Row, Source, Which};
+use super::super::source::{AllPlanes, Keys, Listed, Located, NO_ROW, Row, Source, Which};
 use super::super::unpack::KeyFormat;
 use super::memory::{
-    Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, SCORED, THIRD_UNPACKED, TILE, TILES, UNPACKED,
-    VALUES_UNPACKED, may_score_three, wait_for_cluster,
+    Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
+    UNPACKED, VALUES_UNPACKED, WORDS, may_score_three, wait_for_cluster,
 };
 use super::scores::{are_far, pass_barriers};
 use super::sums::store_turns;
@@ -21,6 +21,8 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Tiles of values whose loads begin together.
 const STAGE: u32 = 4;
+const _: () =
+    assert!(PLACES.is_multiple_of(STAGE) && FREE.is_multiple_of(STAGE), "one behind the other");
 /// Panels of E4M3 channels; the one behind them is rotary.
 const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 
@@ -63,9 +65,9 @@ unsafe fn find_some<W: Which, const N: usize>(
         let (mut listed, mut located) = ([Listed::NONE; N], [Located::NONE; N]);
         unroll::<N>(|i| {
             let key = (keys.first_tile + tile(i), thread % TILE);
-            listed[i] = keys.list::<W>(source, key, end);
+            listed[i] = keys.list::<W>(source, key, end).held();
         });
-        unroll::<N>(|i| located[i] = keys.locate::<W>(source, listed[i]));
+        unroll::<N>(|i| located[i] = keys.locate::<W>(source, listed[i]).held());
         let mut refused = 0;
         unroll::<N>(|i| {
             if tile(i) < task.tiles.max(1) {
@@ -81,47 +83,66 @@ unsafe fn find_some<W: Which, const N: usize>(
     }
 }
 
-/// The row of key `key` of tile `tile`.
+/// The words that name the row of key `key` of tile `tile`.
 ///
 /// # Safety
 /// It was found, and a barrier has passed.
 #[inline(always)]
-unsafe fn row_of(source: Source<'_>, arrays: Arrays, (tile, key): (u32, u32)) -> Row {
+unsafe fn words_of(arrays: Arrays, (tile, key): (u32, u32)) -> [u32; 2] {
     // SAFETY: by this function's own contract.
-    source.row(unsafe { arrays.found.load_u32x2(2 * (TILE * tile + key)) })
+    unsafe { arrays.found.load_u32x2(2 * (TILE * tile + key)) }
 }
 
-/// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`].
+/// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`]; zeros if there is no row.
 ///
 /// # Safety
 /// The planes hold the row.
 #[inline(always)]
 unsafe fn load_codes(row: Row, panel: u32) -> [u32; 4] {
     let at = u64::from(UE8M0_GROUP * panel + 16 * (thread::lane_id() % 4));
-    // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
-    unsafe { row.planes.data.load_u32x4_in_order(data_offset(row.row) + at) }
+    if row.is_there {
+        // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
+        unsafe { row.planes.data.load_u32x4_in_order(data_offset(row.row) + at) }
+    } else {
+        [0; 4]
+    }
 }
 
-/// Writes the lane's 16 channels of panel `from` of a row as BF16 into row `key` of `panel`; zeros if there is no row. `PLAIN` where
-/// [`KeyFormat::is_plain`] is true and no code is NaN; else anything is written then.
+/// Starts the load of a row's scales; zeros if there is no row.
 ///
 /// # Safety
-/// No thread reads the row of the panel without a barrier between.
+/// The planes hold the row.
 #[inline(always)]
-unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool, const N: usize>(
-    (codes, scales, is_there): ([u32; 4], StoredScales, bool),
+unsafe fn load_scales<F: KeyFormat>(row: Row) -> StoredScales {
+    // SAFETY: by this function's own contract.
+    if row.is_there { unsafe { F::load_scales(row.planes.scale, row.row) } } else { [0; 2] }
+}
+
+/// Where the lane's two times 16 bytes of row `key` of a panel lie.
+#[inline(always)]
+fn words_in<const N: usize>((panel, key): (Rows<N>, u32)) -> [u32; 2] {
+    let two = 2 * (thread::lane_id() % 4);
+    [panel.word(two, key), panel.word(two + 1, key)]
+}
+
+/// Writes 16 channels of panel `from` of a row as BF16 to `to`. `PLAIN` where [`KeyFormat::is_plain`] is true and no code is NaN; else
+/// anything is written then.
+///
+/// # Safety
+/// The words are the thread's; nobody reads them without a barrier between.
+#[inline(always)]
+unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool>(
+    (codes, scales): ([u32; 4], StoredScales),
     from: u32,
-    (panel, key): (Rows<N>, u32),
+    to: [u32; 2],
     arrays: Arrays,
 ) {
     let is_nan = !PLAIN && F::has_nan(&[codes]);
     let values = F::unpack::<PLAIN>(codes, F::scales_of_panel(scales, from), 0, is_nan);
-    let values = if is_there { values } else { [[0; 4]; 2] };
-    let two = 2 * (thread::lane_id() % 4);
-    // SAFETY: by this function's own contract; each word by one thread.
+    // SAFETY: by this function's own contract.
     unsafe {
-        arrays.memory.store_u32x4(panel.word(two, key), values[0]);
-        arrays.memory.store_u32x4(panel.word(two + 1, key), values[1]);
+        arrays.memory.store_u32x4(to[0], values[0]);
+        arrays.memory.store_u32x4(to[1], values[1]);
     }
 }
 
@@ -165,15 +186,16 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
     group: u32,
     arrays: Arrays,
 ) {
+    let planes = source.planes_held();
     let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
-    let (mut tile, mut panels) =
-        if task.own >= 2 { (half, [0, 8]) } else { (0, [4 * half, 4 * half + 4]) };
+    let (mut tile, mut fours) = if task.own >= 2 { (half, [0, 2]) } else { (0, [half, half + 1]) };
     // In a loop, so that the third tile is no more code.
     // SAFETY: by this function's own contract.
     unsafe {
         loop {
             if tile < task.own {
-                unpack_panels::<F>(source, task, (tile, key, panels), arrays);
+                let row = planes.row(words_of(arrays, (task.first + tile, key)));
+                unpack_row::<F>(row, (arrays.keys(tile), key), fours, arrays);
             }
             copy::commit_group();
             copy::wait_for_groups::<0>();
@@ -191,49 +213,90 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
                 return;
             }
             FIRST_SCORED.sync();
-            (tile, panels) = (2, [0, 8]);
+            (tile, fours) = (2, [0, 2]);
         }
     }
 }
 
-/// Unpacks the lane's channels of some panels of row `key` of the block's tile `tile`.
+/// Codes of four panels of a row: 16 of each.
+type FourPanels = [[u32; 4]; 4];
+
+/// Unpacks the lane's channels of row `key` of a tile of keys: of four panels, the first ones or the others, or of four and the others, by
+/// `fours`.
 ///
 /// # Safety
 /// As [`unpack`]; nobody reads the tile's place any more.
 #[inline(always)]
-unsafe fn unpack_panels<F: KeyFormat>(
-    source: Source<'_>,
-    task: Task,
-    (tile, key, [first, end]): (u32, u32, [u32; 2]),
+unsafe fn unpack_row<F: KeyFormat>(
+    row: Row,
+    (to, key): (Panels<WORDS>, u32),
+    [first, end]: [u32; 2],
     arrays: Arrays,
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
-        let row = row_of(source, arrays, (task.first + tile, key));
-        let coded = if end < CODED { end } else { CODED };
-        let to = arrays.keys(tile);
         // All loads before any of them is waited for.
-        let codes: [[u32; 4]; CODED as usize] = array_from_fn(|i| {
-            let panel = first + i as u32;
-            if panel < coded { load_codes(row, panel) } else { [0; 4] }
-        });
-        let scales = F::load_scales(row.planes.scale, row.row);
-        if end > CODED {
+        let mut codes = load_four(row, first);
+        let second = if end - first == 2 { load_four(row, 1) } else { [[0; 4]; 4] };
+        let scales = load_scales::<F>(row);
+        if end == 2 {
             copy_rotary(row, (to.panel(CODED), key), arrays);
         }
-        unroll::<{ CODED as usize }>(|i| {
-            let panel = first + i as u32;
-            if panel < coded {
-                let piece = (codes[i], scales, row.is_there);
-                unpack_piece::<F, true, _>(piece, panel, (to.panel(panel), key), arrays);
+        let mut four = first;
+        loop {
+            unpack_four::<F>(row, (codes, scales), four, (to, key), arrays);
+            four += 1;
+            if four == end {
+                return;
+            }
+            codes = second;
+        }
+    }
+}
+
+/// Starts the loads of four panels of a row, the first ones or the others, but for the rotary one.
+///
+/// # Safety
+/// As [`load_codes`].
+#[inline(always)]
+unsafe fn load_four(row: Row, four: u32) -> FourPanels {
+    array_from_fn(|i| {
+        let panel = 4 * four + i as u32;
+        // SAFETY: by this function's own contract.
+        if i < 3 || panel < CODED { unsafe { load_codes(row, panel) } } else { [0; 4] }
+    })
+}
+
+/// Unpacks the lane's channels of four panels of a row.
+///
+/// # Safety
+/// As [`unpack_row`].
+#[inline(always)]
+unsafe fn unpack_four<F: KeyFormat>(
+    row: Row,
+    (codes, scales): (FourPanels, StoredScales),
+    four: u32,
+    (to, key): (Panels<WORDS>, u32),
+    arrays: Arrays,
+) {
+    let of_four = F::scales_of_panel(scales, 4 * four);
+    let to = words_in((to.panel(4 * four), key));
+    // SAFETY: by this function's own contract.
+    unsafe {
+        unroll::<4>(|i| {
+            if i < 3 || four == 0 {
+                let values = F::unpack::<true>(codes[i], of_four, i, false);
+                arrays.memory.store_u32x4(to[0] + PANEL * i as u32, values[0]);
+                arrays.memory.store_u32x4(to[1] + PANEL * i as u32, values[1]);
             }
         });
-        if row.is_there && (!F::is_plain(scales) || F::has_nan(&codes)) {
+        if !F::is_plain(scales) || F::has_nan(&codes) {
             // Once more, which is seldom: in a loop, so that it is little code.
-            let mut panel = first;
-            while panel < coded {
-                let piece = (load_codes(row, panel), scales, true);
-                unpack_piece::<F, false, _>(piece, panel, (to.panel(panel), key), arrays);
+            let (mut panel, mut to) = (4 * four, to);
+            while panel < CODED.min(4 * four + 4) {
+                let piece = (load_codes(row, panel), scales);
+                unpack_piece::<F, false>(piece, panel, to, arrays);
+                to = to.map(|word| word + PANEL);
                 panel += 1;
             }
         }
@@ -264,7 +327,7 @@ pub unsafe fn unpack_values<F: KeyFormat>(
             copy_all_rotary(source, (task, blocked), key, arrays);
             store_turns(source.0, position, arrays);
         } else {
-            unpack_all::<F>(source, (task, blocked), key, arrays);
+            unpack_all::<F>(source.planes_held(), (task, blocked), key, arrays);
         }
         copy::wait_for_groups::<0>();
         VALUES_UNPACKED.arrive();
@@ -286,6 +349,7 @@ unsafe fn copy_all_rotary(
     key: u32,
     arrays: Arrays,
 ) {
+    let planes = source.planes_held();
     let mut tile = 0;
     // SAFETY: by this function's own contract.
     unsafe {
@@ -295,7 +359,7 @@ unsafe fn copy_all_rotary(
             }
             if tile < task.tiles {
                 let to = (arrays.values(tile).panel(0), key);
-                copy_rotary(row_of(source, arrays, (tile, key)), to, arrays);
+                copy_rotary(planes.row(words_of(arrays, (tile, key))), to, arrays);
             }
             tile += 1;
         }
@@ -309,80 +373,66 @@ unsafe fn copy_all_rotary(
 /// As [`unpack_values`].
 #[inline(always)]
 unsafe fn unpack_all<F: KeyFormat>(
-    source: Source<'_>,
+    planes: AllPlanes,
     (task, blocked): (Task, u32),
     key: u32,
     arrays: Arrays,
 ) {
-    let last = task.tiles.max(1) - 1;
-    // SAFETY: by this function's own contract; past the last tile its row again.
+    // SAFETY: by this function's own contract.
     unsafe {
-        let mut now = load_stage::<F>(source, (task.rank, 0, last), key, arrays);
-        let mut next = load_stage::<F>(source, (task.rank, 1, last), key, arrays);
+        let mut now = load_stage::<F>(planes, task, (0, key), arrays);
+        let mut next = load_stage::<F>(planes, task, (1, key), arrays);
         let mut stage = 0;
         while STAGE * stage < task.tiles || stage <= blocked {
             if stage == blocked {
                 SCORED.sync();
             }
-            let place = |tile: u32| (arrays.values(tile).panel(0), key);
+            let to = words_in((arrays.values(STAGE * stage).panel(0), key));
+            let of_tile = |i: u32| to.map(|word| word + PANEL * i);
             let mut are_plain = true;
             unroll::<{ STAGE as usize }>(|i| {
-                let tile = STAGE * stage + i as u32;
-                if tile < task.tiles {
-                    unpack_piece::<F, true, _>(now[i], task.rank, place(tile), arrays);
+                if STAGE * stage + (i as u32) < task.tiles {
+                    unpack_piece::<F, true>(now[i], task.rank, of_tile(i as u32), arrays);
                     // A row with a NaN has weights of NaN, whatever its values are.
                     are_plain &= F::is_plain(now[i].1);
                 }
             });
             if !are_plain {
-                let mut tile = STAGE * stage;
-                while tile < task.tiles.min(STAGE * (stage + 1)) {
-                    let piece = load_piece::<F>(source, (task.rank, tile), key, arrays);
-                    unpack_piece::<F, false, _>(piece, task.rank, place(tile), arrays);
-                    tile += 1;
+                let mut i = 0;
+                while i < STAGE && STAGE * stage + i < task.tiles {
+                    let row = planes.row(words_of(arrays, (STAGE * stage + i, key)));
+                    let piece = (load_codes(row, task.rank), load_scales::<F>(row));
+                    unpack_piece::<F, false>(piece, task.rank, of_tile(i), arrays);
+                    i += 1;
                 }
             }
             now = next;
             stage += 1;
-            if STAGE * (stage + 1) < task.tiles {
-                next = load_stage::<F>(source, (task.rank, stage + 1, last), key, arrays);
-            }
+            next = load_stage::<F>(planes, task, (stage + 1, key), arrays);
         }
     }
 }
 
-/// Starts the loads of a stage's tiles, none past tile `last`.
+/// Starts the loads of the lane's 16 channels of the block's panel of a stage's rows `key`, and of their scales; zeros past the last tile.
 ///
 /// # Safety
 /// As [`unpack_values`].
 #[inline(always)]
 unsafe fn load_stage<F: KeyFormat>(
-    source: Source<'_>,
-    (panel, stage, last): (u32, u32, u32),
-    key: u32,
+    planes: AllPlanes,
+    task: Task,
+    (stage, key): (u32, u32),
     arrays: Arrays,
-) -> [([u32; 4], StoredScales, bool); STAGE as usize] {
-    array_from_fn(|i| {
-        let tile = (STAGE * stage + i as u32).min(last);
-        // SAFETY: by this function's own contract.
-        unsafe { load_piece::<F>(source, (panel, tile), key, arrays) }
-    })
-}
-
-/// Starts the loads of the lane's 16 channels of a panel of a tile's row `key`, and of the row's scales.
-///
-/// # Safety
-/// As [`unpack_values`].
-#[inline(always)]
-unsafe fn load_piece<F: KeyFormat>(
-    source: Source<'_>,
-    (panel, tile): (u32, u32),
-    key: u32,
-    arrays: Arrays,
-) -> ([u32; 4], StoredScales, bool) {
+) -> [([u32; 4], StoredScales); STAGE as usize] {
     // SAFETY: by this function's own contract.
     unsafe {
-        let row = row_of(source, arrays, (tile, key));
-        (load_codes(row, panel), F::load_scales(row.planes.scale, row.row), row.is_there)
+        let words: [[u32; 2]; STAGE as usize] = array_from_fn(|i| {
+            let tile = STAGE * stage + i as u32;
+            if tile < task.tiles { words_of(arrays, (tile, key)) } else { NO_ROW }
+        });
+        array_from_fn(|i| {
+            let row = planes.row(words[i]);
+            (load_codes(row, task.rank), load_scales::<F>(row))
+        })
     }
 }

@@ -44,7 +44,7 @@ pub const WORDS: usize = 3 * MATRIX as usize;
 /// Tiles whose values come where the second tile of keys is: nothing is there in a block that scores fewer than two.
 pub const FREE: u32 = MATRIX / PANEL;
 /// Places of a tile's values.
-const PLACES: u32 = WORDS as u32 / PANEL;
+pub const PLACES: u32 = WORDS as u32 / PANEL;
 /// Channels of values that a block has: a panel.
 pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
 const _: () = assert!(TILES * PANEL <= WORDS as u32);

@@ -27,7 +27,7 @@ use simt::{copy, thread, warp};
 
 use super::memory::HEADS;
 use super::query::copy_ready;
-use super::source::{Heads, Keys, Source, Which};
+use super::source::{Heads, Keys, Source, Token, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
@@ -58,12 +58,13 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
     // warpgroup has the same barriers in the same order.
     unsafe {
         let (arrays, source) = (Arrays::new(), Source(&args));
-        // Before anything that waits for a load; of padding too.
+        // Copies begin before anything waits for a load; of padding too.
+        let token = Token::load(&args, query);
         let heads = Heads { query, first, part, parts: 1 };
         let rows = (heads.row(&args), heads.count(&args));
         copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
-        let keys = Keys::of::<W>(&args, query);
+        let keys = Keys::of::<W>(&args, query, token);
         let parts = if most_parts > 1 { keys.parts::<W>() } else { 1 };
         let counts = rank == 0 && first == 0;
         let is_first = counts && piece == 0 && thread::warp_id() == 0;
