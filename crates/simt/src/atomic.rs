@@ -38,6 +38,13 @@ impl DeviceAtomicU32 {
         imp::atomic::global_add(self.word, value)
     }
 
+    /// The same, between a [`fence_device`] before and another behind, which are less time together
+    /// (`atom.acq_rel.gpu.global.add.u32`).
+    #[inline(always)]
+    pub fn add_in_order(self, value: u32) -> u32 {
+        imp::atomic::global_add_in_order(self.word, value)
+    }
+
     /// Sets the larger of the two; the old value (`atom.relaxed.gpu.global.max.u32`).
     #[inline(always)]
     pub fn max(self, value: u32) -> u32 {

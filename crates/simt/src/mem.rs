@@ -61,14 +61,6 @@ impl<T: Element> Global<T> {
         Global(self.0.cast())
     }
 
-    /// The same view in a register from here on, as by [`crate::thread::hold_u32`]: a choice between held views is no branch.
-    /// Without it the compiler branches, since a parameter is a load. No instruction.
-    #[inline(always)]
-    #[must_use]
-    pub fn held(self) -> Self {
-        Self(self.0.held())
-    }
-
     /// Element `i` (`ld.global`).
     ///
     /// # Safety
@@ -174,6 +166,32 @@ impl<T: Element> Global<T> {
     }
 }
 
+/// Several views, of which one holds what is read: a thread that knows which tells others where, by one word of 64 bits. On the device that is
+/// the address, so that the others do not choose between pointers.
+#[derive(Clone, Copy, Debug)]
+pub struct Views<T: Element, const N: usize>(pub [Global<T>; N]);
+
+impl<T: Element, const N: usize> Views<T, N> {
+    /// Where element `i` of view `which` lies, which is below `N`.
+    #[inline(always)]
+    #[must_use]
+    pub fn place(self, which: u32, i: u64) -> [u32; 2] {
+        let place = imp::mem::place(self.0.map(|view| view.0), which, i);
+        [place as u32, (place >> 32) as u32]
+    }
+
+    /// The view from a place on.
+    ///
+    /// # Safety
+    /// [`Self::place`] gave it, for the same views.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn at(self, [low, high]: [u32; 2]) -> Global<T> {
+        let place = u64::from(high) << 32 | u64::from(low);
+        Global(imp::mem::at_place(self.0.map(|view| view.0), place))
+    }
+}
+
 impl<T: Element> GlobalMut<T> {
     /// A view of `pointer`, a `mut` pointer parameter of the kernel.
     ///
@@ -201,6 +219,13 @@ impl<T: Element> GlobalMut<T> {
     #[must_use]
     pub fn cast<U: Element>(self) -> GlobalMut<U> {
         GlobalMut(self.0.cast())
+    }
+
+    /// The same view in a register from here on, as by [`crate::thread::hold_u32`]: its address is not computed again. No instruction.
+    #[inline(always)]
+    #[must_use]
+    pub fn held(self) -> Self {
+        Self(self.0.held())
     }
 
     /// The same memory, from element `i` on.

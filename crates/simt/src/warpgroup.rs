@@ -221,6 +221,23 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     unsafe { form::bf16_m64n64k64(left, right, sum, meanwhile) }
 }
 
+/// [`bf16_m64n64k64`] of `left[0]` and `right[0]`, then of the others, of which the second does not wait for the first.
+///
+/// # Safety
+/// - As [`bf16_m64n64k64`].
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
+    left: [[[u32; 4]; 4]; 2],
+    right: [Panels<N>; 2],
+    sum: Fragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (Fragments, T) {
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe { form::bf16_m64n64k64_twice(left, right, sum, meanwhile) }
+}
+
 /// Waits until at most the last `PENDING` products that the warpgroup started are in flight: the others read their
 /// operands no more (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
 ///

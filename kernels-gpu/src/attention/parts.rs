@@ -2,7 +2,7 @@
 //! the heads adds up the parts, in their order.
 
 use kv_layout::geometry::HEAD_DIM;
-use simt::atomic::{DeviceAtomicU32, fence_device};
+use simt::atomic::DeviceAtomicU32;
 use simt::math::approx::{ex2, lg2};
 use simt::math::max;
 use simt::thread;
@@ -80,13 +80,11 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
 /// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts.
 #[inline(always)]
 pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
-    // SAFETY: by this function's own contract; the fences order what the block has stored before its arrival, and what
-    // others stored before theirs.
+    // SAFETY: by this function's own contract; the arrival is ordered behind what the block has stored, and what others stored before
+    // theirs before what follows.
     unsafe {
         let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
-        fence_device();
-        let is_last = arrivals.add(1) == blocks - 1;
-        fence_device();
+        let is_last = arrivals.add_in_order(1) == blocks - 1;
         if is_last {
             arrivals.store(0);
         }

@@ -5,13 +5,15 @@ use core::marker::PhantomData;
 
 use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
+use kv_layout::main_row::data_offset;
 use simt::cluster::block_rank;
-use simt::mem::Global;
+use simt::mem::{Global, Views};
 use simt::{thread, warp};
 
 use super::memory::{HEADS, TILE};
 use crate::args::Attend;
 use crate::fault_injection;
+use crate::row::RowFormat;
 
 /// Which keys queries attend to.
 pub trait Which {
@@ -198,7 +200,7 @@ impl Place {
     }
 }
 
-/// Rows of a cache: planes of data and scales.
+/// Rows of a cache: planes of data and scales, or the two of one row.
 #[derive(Clone, Copy)]
 pub struct Planes {
     pub data: Global<u8>,
@@ -211,14 +213,6 @@ const OWN: u32 = 1;
 const ENTRIES: u32 = 2;
 /// None: the row that is named exists, in the ring, and does not count.
 const NONE: u32 = 3;
-/// The words of [`Keys::row`] of no key.
-pub const NO_ROW: [u32; 2] = [0, NONE << 30];
-
-/// Whether the second of the words of [`Keys::row`] says that there is none.
-#[inline(always)]
-pub const fn is_none(high: u32) -> bool {
-    high >> 30 == NONE
-}
 
 /// The row of a key, or one whose bytes do not count.
 #[derive(Clone, Copy)]
@@ -229,60 +223,59 @@ pub struct Row {
     pub is_there: bool,
 }
 
-/// The planes that a row may lie in.
-#[derive(Clone, Copy)]
-pub struct AllPlanes {
-    ring: Planes,
-    own: Planes,
-    entries: Planes,
-}
-
-impl AllPlanes {
-    /// The row that the words of [`Keys::row`] name.
-    #[inline(always)]
-    pub fn row(self, [low, high]: [u32; 2]) -> Row {
-        let (Self { ring, own, entries }, plane) = (self, high >> 30);
-        let choose = |ring, own, entries| {
-            if plane == ENTRIES {
-                entries
-            } else if plane == OWN {
-                own
-            } else {
-                ring
-            }
-        };
-        let data = choose(ring.data, own.data, entries.data);
-        let scale = choose(ring.scale, own.scale, entries.scale);
-        let row = u64::from(high & 0x3FFF_FFFF) << 32 | u64::from(low);
-        Row { planes: Planes { data, scale }, row, is_there: plane != NONE }
-    }
-}
-
 impl Source<'_> {
-    /// The launch's planes.
-    #[inline(always)]
-    pub fn planes(self) -> AllPlanes {
-        let args = self.0;
-        AllPlanes {
-            ring: Planes { data: args.ring_data, scale: args.ring_scale },
-            own: Planes { data: args.own_data, scale: args.own_scale },
-            entries: Planes { data: args.entry_data, scale: args.entry_scale },
-        }
-    }
-
-    /// The same in registers, so that a choice between them is no branch.
-    #[inline(always)]
-    pub fn planes_held(self) -> AllPlanes {
-        let held = |of: Planes| Planes { data: of.data.held(), scale: of.scale.held() };
-        let AllPlanes { ring, own, entries } = self.planes();
-        AllPlanes { ring: held(ring), own: held(own), entries: held(entries) }
-    }
-
     /// The row that the words of [`Keys::row`] name.
     #[inline(always)]
     pub fn row(self, words: [u32; 2]) -> Row {
-        self.planes().row(words)
+        let args = self.0;
+        let (plane, row) = plane_and_row(words);
+        let planes = if plane == ENTRIES {
+            Planes { data: args.entry_data, scale: args.entry_scale }
+        } else if plane == OWN {
+            Planes { data: args.own_data, scale: args.own_scale }
+        } else {
+            Planes { data: args.ring_data, scale: args.ring_scale }
+        };
+        Row { planes, row, is_there: plane != NONE }
     }
+
+    /// Where the row that they name lies, of data and of scales, and whether it is a key's; of no key in the ring.
+    #[inline(always)]
+    pub fn places<F: RowFormat>(self, words: [u32; 2]) -> ([u32; 4], bool) {
+        let (plane, row) = plane_and_row(words);
+        let which = if plane == NONE { RING } else { plane };
+        let [a, b] = self.data().place(which, data_offset(row));
+        let [c, d] = self.scales().place(which, F::FORMAT.scale_offset(row));
+        ([a, b, c, d], plane != NONE)
+    }
+
+    /// The row at these places.
+    ///
+    /// # Safety
+    /// [`Self::places`] gave them.
+    #[inline(always)]
+    pub unsafe fn at(self, [a, b, c, d]: [u32; 4]) -> Planes {
+        // SAFETY: by this function's own contract.
+        unsafe { Planes { data: self.data().at([a, b]), scale: self.scales().at([c, d]) } }
+    }
+
+    /// The planes of data, by number.
+    #[inline(always)]
+    fn data(self) -> Views<u8, 3> {
+        Views([self.0.ring_data, self.0.own_data, self.0.entry_data])
+    }
+
+    /// Those of scales.
+    #[inline(always)]
+    fn scales(self) -> Views<u8, 3> {
+        Views([self.0.ring_scale, self.0.own_scale, self.0.entry_scale])
+    }
+}
+
+/// The planes and the number of the row that the words of [`Keys::row`] name.
+#[inline(always)]
+const fn plane_and_row([low, high]: [u32; 2]) -> (u32, u64) {
+    (high >> 30, (high as u64 & 0x3FFF_FFFF) << 32 | low as u64)
 }
 
 /// A key as far as its entry: what the list says, as it was loaded.

@@ -6,6 +6,7 @@
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::math::{mul_bf16x2, permute_bytes};
+use simt::mem::Global;
 use simt::thread;
 
 use super::memory::{Memory, keys_of};
@@ -19,8 +20,17 @@ const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
+    /// Whether [`Self::unpack`] makes finite numbers of any codes that are no NaN's and any scales that are plain.
+    const IS_FINITE: bool;
+
     /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of four follow.
     fn scales_of_panel(scales: StoredScales, panel: u32) -> StoredScales;
+
+    /// The word of a row's scales in which that of panel `panel` lies.
+    ///
+    /// # Safety
+    /// The plane holds the row.
+    unsafe fn load_scale(plane: Global<u8>, row: u64, panel: u32) -> u32;
 
     /// Whether one multiplication a code is enough for these scales.
     fn is_plain(scales: StoredScales) -> bool;
@@ -45,10 +55,18 @@ const NAN: u32 = 0x7FC0_7FC0;
 const LARGEST: u32 = 134;
 
 impl KeyFormat for Ue8m0Row {
+    const IS_FINITE: bool = true;
+
     #[inline(always)]
     fn scales_of_panel([first, second]: StoredScales, panel: u32) -> StoredScales {
         let word = if panel < 4 { first } else { second };
         [word >> (8 * (panel % 4)), 0]
+    }
+
+    #[inline(always)]
+    unsafe fn load_scale(plane: Global<u8>, row: u64, panel: u32) -> u32 {
+        // SAFETY: one of the two words of a row that the plane holds.
+        unsafe { plane.cast::<u32>().load_u32_in_order(2 * row + u64::from(panel / 4)) }
     }
 
     /// Seven bytes at once: the eighth is none of a group.
@@ -102,9 +120,17 @@ impl KeyFormat for Ue8m0Row {
 }
 
 impl KeyFormat for F32Row {
+    const IS_FINITE: bool = false;
+
     #[inline(always)]
     fn scales_of_panel(scales: StoredScales, _panel: u32) -> StoredScales {
         scales
+    }
+
+    #[inline(always)]
+    unsafe fn load_scale(plane: Global<u8>, row: u64, _panel: u32) -> u32 {
+        // SAFETY: the scale of a row that the plane holds.
+        unsafe { plane.cast::<u32>().load_u32_in_order(row) }
     }
 
     #[inline(always)]

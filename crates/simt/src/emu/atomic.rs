@@ -39,6 +39,10 @@ pub fn global_add(word: GlobalWord, value: u32) -> u32 {
     word.get().fetch_add(value, Ordering::Relaxed)
 }
 
+pub fn global_add_in_order(word: GlobalWord, value: u32) -> u32 {
+    word.get().fetch_add(value, Ordering::AcqRel)
+}
+
 pub fn global_max(word: GlobalWord, value: u32) -> u32 {
     word.get().fetch_max(value, Ordering::Relaxed)
 }

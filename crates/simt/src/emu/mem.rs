@@ -250,3 +250,18 @@ unsafe fn store_words<const N: usize>(first: *mut u32, value: [u32; N]) {
         unsafe { u32::store(first.add(i), value) }
     }
 }
+
+/// Bits of a place that number elements; those above say of which view.
+const ELEMENT_BITS: u32 = 56;
+
+/// Where element `i` of one of `views` lies: which view, and which element.
+pub fn place<T: Access, const N: usize>(_views: [Pointer<T>; N], which: u32, i: u64) -> u64 {
+    assert!(i >> ELEMENT_BITS == 0, "no allocation has element {i}");
+    u64::from(which) << ELEMENT_BITS | i
+}
+
+/// The view from there on.
+pub fn at_place<T: Access, const N: usize>(views: [Pointer<T>; N], place: u64) -> Pointer<T> {
+    let which = usize::try_from(place >> ELEMENT_BITS).expect("eight bits");
+    views[which].skip(place & ((1 << ELEMENT_BITS) - 1))
+}

@@ -14,6 +14,22 @@ pub unsafe fn global_word(memory: Pointer<u32>, index: u64) -> GlobalWord {
     GlobalWord(unsafe { memory.global_address(index) })
 }
 
+#[inline(always)]
+pub fn global_add_in_order(word: GlobalWord, value: u32) -> u32 {
+    let old: u32;
+    // SAFETY: `global_word` was promised a word in bounds and aligned.
+    unsafe {
+        asm!(
+            "atom.acq_rel.gpu.global.add.u32 {old}, [{word}], {value};",
+            old = out(reg32) old,
+            word = in(reg64) word.0,
+            value = in(reg32) value,
+            options(nostack),
+        );
+    }
+    old
+}
+
 /// `old = op(word, value)` in the global and in the shared state space.
 macro_rules! read_modify_write {
     ($($global:ident, $shared:ident: $operation:literal;)*) => { $(

@@ -66,6 +66,24 @@ impl<T: Access> Pointer<T> {
     }
 }
 
+/// Where element `i` of one of `views` lies: its address.
+#[inline(always)]
+pub fn place<T: Access, const N: usize>(views: [Pointer<T>; N], which: u32, i: u64) -> u64 {
+    let mut view = views[0];
+    let mut n = 1;
+    while n < N {
+        view = if which == n as u32 { views[n] } else { view };
+        n += 1;
+    }
+    view.skip(i).0 as u64
+}
+
+/// The view from there on.
+#[inline(always)]
+pub fn at_place<T: Access, const N: usize>(_views: [Pointer<T>; N], place: u64) -> Pointer<T> {
+    Pointer(place as *mut T)
+}
+
 #[inline(always)]
 pub unsafe fn precompute_address<T: Access>(pointer: Pointer<T>, i: u64) {
     // SAFETY: a comment; the operand is in bounds by the caller's promise. Not `pure`, so that LLVM does

@@ -22,21 +22,39 @@ macro_rules! asm_of_64_columns {
     };
 }
 
-/// Waits for a product of 64 columns whose A is the registers of four steps, `$a`: all of them pass through.
+/// The registers of four steps of A, `$a`, as operands.
+macro_rules! asm_of_four_steps {
+    ($d:ident, [$($template:tt)*], [$($a:ident)+], [$($more:tt)*]) => {
+        asm_of_64_columns!(inout $d, [$($template)*], [
+            $(
+                in(reg32) $a[0][0], in(reg32) $a[0][1], in(reg32) $a[0][2], in(reg32) $a[0][3],
+                in(reg32) $a[1][0], in(reg32) $a[1][1], in(reg32) $a[1][2], in(reg32) $a[1][3],
+                in(reg32) $a[2][0], in(reg32) $a[2][1], in(reg32) $a[2][2], in(reg32) $a[2][3],
+                in(reg32) $a[3][0], in(reg32) $a[3][1], in(reg32) $a[3][2], in(reg32) $a[3][3],
+            )+
+            $($more)*
+        ])
+    };
+}
+
+/// Waits for a product of 64 columns whose A is the registers of four steps, or of twice as many: all of them pass through.
 macro_rules! wait_for_64_columns {
     ($d:ident, $a:ident) => {
-        asm_of_64_columns!(inout $d, [
+        asm_of_four_steps!($d, [
             "wgmma.wait_group.sync.aligned 0;",
             "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
             "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
             "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
-        ], [
-            in(reg32) $a[0][0], in(reg32) $a[0][1], in(reg32) $a[0][2], in(reg32) $a[0][3],
-            in(reg32) $a[1][0], in(reg32) $a[1][1], in(reg32) $a[1][2], in(reg32) $a[1][3],
-            in(reg32) $a[2][0], in(reg32) $a[2][1], in(reg32) $a[2][2], in(reg32) $a[2][3],
-            in(reg32) $a[3][0], in(reg32) $a[3][1], in(reg32) $a[3][2], in(reg32) $a[3][3],
-            options(nostack),
-        ])
+        ], [$a], [options(nostack)])
+    };
+    ($d:ident, $a:ident, $b:ident) => {
+        asm_of_four_steps!($d, [
+            "wgmma.wait_group.sync.aligned 0;",
+            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
+            "// {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63}",
+        ], [$a $b], [options(nostack)])
     };
 }
 
@@ -45,7 +63,9 @@ mod wide;
 
 use core::arch::asm;
 
-pub use panels::{bf16_m64n64k64, start_bf16_m64n64k512, start_bf16_m64n256k32};
+pub use panels::{
+    bf16_m64n64k64, bf16_m64n64k64_twice, start_bf16_m64n64k512, start_bf16_m64n256k32,
+};
 pub use wide::{bf16_m64n128k32, bf16_m64n128k64};
 
 use crate::shared::Shared;

@@ -117,6 +117,21 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
 
 #[inline(always)]
 #[track_caller]
+pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
+    [a, b]: [[[u32; 4]; 4]; 2],
+    [first, second]: [Panels<N>; 2],
+    sum: Fragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (Fragments, T) {
+    // SAFETY: by the caller's promises.
+    unsafe {
+        let (sum, ()) = bf16_m64n64k64(a, first, sum, || ());
+        bf16_m64n64k64(b, second, sum, meanwhile)
+    }
+}
+
+#[inline(always)]
+#[track_caller]
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,

@@ -1,12 +1,12 @@
 //! Keys and values: where their rows lie, and from there into BF16 in shared memory.
 
 use kv_layout::geometry::NOPE_DIM;
-use kv_layout::main_row::{UE8M0_GROUP, data_offset};
+use kv_layout::main_row::UE8M0_GROUP;
 use simt::cluster::cluster_arrive;
 use simt::warpgroup::{Panels, Rows, fence_shared};
 use simt::{copy, thread, warp};
 
-use super::super::source::{AllPlanes, Keys, Listed, Located, NO_ROW, Row, Source, Which};
+use super::super::source::{Keys, Listed, Located, Planes, Source, Which};
 use super::super::unpack::KeyFormat;
 use super::memory::{
     Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
@@ -32,13 +32,18 @@ const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 /// `keys` are a live query's; the pointers have the shapes of the kernel table; all threads of the block call it, and a barrier
 /// follows.
 #[inline(always)]
-pub unsafe fn find<W: Which>(source: Source<'_>, keys: Keys, task: Task, arrays: Arrays) -> u32 {
+pub unsafe fn find<F: KeyFormat, W: Which>(
+    source: Source<'_>,
+    keys: Keys,
+    task: Task,
+    arrays: Arrays,
+) -> u32 {
     // SAFETY: by this function's own contract.
     unsafe {
         match (W::SPREAD_TILES * TILE).div_ceil(BLOCK) {
-            1 => find_some::<W, 1>(source, keys, task, arrays),
-            2 => find_some::<W, 2>(source, keys, task, arrays),
-            _ => find_some::<W, { (TILES * TILE).div_ceil(BLOCK) as usize }>(
+            1 => find_some::<F, W, 1>(source, keys, task, arrays),
+            2 => find_some::<F, W, 2>(source, keys, task, arrays),
+            _ => find_some::<F, W, { (TILES * TILE).div_ceil(BLOCK) as usize }>(
                 source, keys, task, arrays,
             ),
         }
@@ -50,7 +55,7 @@ pub unsafe fn find<W: Which>(source: Source<'_>, keys: Keys, task: Task, arrays:
 /// # Safety
 /// As [`find`].
 #[inline(always)]
-unsafe fn find_some<W: Which, const N: usize>(
+unsafe fn find_some<F: KeyFormat, W: Which, const N: usize>(
     source: Source<'_>,
     keys: Keys,
     task: Task,
@@ -71,8 +76,13 @@ unsafe fn find_some<W: Which, const N: usize>(
         let mut refused = 0;
         unroll::<N>(|i| {
             if tile(i) < task.tiles.max(1) {
-                let words = keys.row::<W>(source, located[i]);
-                arrays.found.store_u32x2(2 * (thread + BLOCK * i as u32), words);
+                let (places, is_there) = source.places::<F>(keys.row::<W>(source, located[i]));
+                let key = thread + BLOCK * i as u32;
+                arrays.found.store_u32x4(4 * key, places);
+                let none = !warp::ballot(is_there);
+                if thread::lane_id() == 0 {
+                    arrays.none.store(key / 32, none);
+                }
                 if W::HAS_ENTRIES {
                     let is_refused = keys.is_refused::<W>(source, located[i]);
                     refused += warp::ballot(is_refused).count_ones();
@@ -83,39 +93,49 @@ unsafe fn find_some<W: Which, const N: usize>(
     }
 }
 
-/// The words that name the row of key `key` of tile `tile`.
+/// The row of key `key` of tile `tile`; of no key any bytes.
 ///
 /// # Safety
 /// It was found, and a barrier has passed.
 #[inline(always)]
-unsafe fn words_of(arrays: Arrays, (tile, key): (u32, u32)) -> [u32; 2] {
+unsafe fn row_of(source: Source<'_>, arrays: Arrays, (tile, key): (u32, u32)) -> Planes {
     // SAFETY: by this function's own contract.
-    unsafe { arrays.found.load_u32x2(2 * (TILE * tile + key)) }
+    unsafe { source.at(arrays.found.load_u32x4(4 * (TILE * tile + key))) }
 }
 
-/// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`]; zeros if there is no row.
+/// Whether there is such a key.
+///
+/// # Safety
+/// As [`row_of`].
+#[inline(always)]
+unsafe fn is_there(arrays: Arrays, (tile, key): (u32, u32)) -> bool {
+    let key = TILE * tile + key;
+    // SAFETY: by this function's own contract.
+    unsafe { arrays.none.load(key / 32) >> (key % 32) & 1 == 0 }
+}
+
+/// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`].
 ///
 /// # Safety
 /// The planes hold the row.
 #[inline(always)]
-unsafe fn load_codes(row: Row, panel: u32) -> [u32; 4] {
+unsafe fn load_codes(row: Planes, panel: u32) -> [u32; 4] {
     let at = u64::from(UE8M0_GROUP * panel + 16 * (thread::lane_id() % 4));
-    if row.is_there {
-        // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
-        unsafe { row.planes.data.load_u32x4_in_order(data_offset(row.row) + at) }
-    } else {
-        [0; 4]
-    }
+    // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
+    unsafe { row.data.load_u32x4_in_order(at) }
 }
 
-/// Starts the load of a row's scales; zeros if there is no row.
+/// A lane's 16 channels of a panel of a row as they are stored, and the word of the panel's scale.
+type Piece = ([u32; 4], u32);
+
+/// Starts the loads of the lane's 16 channels of panel `panel` of a row, and of their scale.
 ///
 /// # Safety
-/// The planes hold the row.
+/// As [`load_codes`].
 #[inline(always)]
-unsafe fn load_scales<F: KeyFormat>(row: Row) -> StoredScales {
+unsafe fn load_piece<F: KeyFormat>(row: Planes, panel: u32) -> Piece {
     // SAFETY: by this function's own contract.
-    if row.is_there { unsafe { F::load_scales(row.planes.scale, row.row) } } else { [0; 2] }
+    unsafe { (load_codes(row, panel), F::load_scale(row.scale, 0, panel)) }
 }
 
 /// Where the lane's two times 16 bytes of row `key` of a panel lie.
@@ -125,20 +145,21 @@ fn words_in<const N: usize>((panel, key): (Rows<N>, u32)) -> [u32; 2] {
     [panel.word(two, key), panel.word(two + 1, key)]
 }
 
-/// Writes 16 channels of panel `from` of a row as BF16 to `to`. `PLAIN` where [`KeyFormat::is_plain`] is true and no code is NaN; else
-/// anything is written then.
+/// Writes 16 channels as BF16 to `to`, by the first of the scales. `PLAIN` where [`KeyFormat::is_plain`] is true and no code is NaN; else
+/// anything is written then. Otherwise zeros if not `is_there`.
 ///
 /// # Safety
 /// The words are the thread's; nobody reads them without a barrier between.
 #[inline(always)]
 unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool>(
     (codes, scales): ([u32; 4], StoredScales),
-    from: u32,
+    is_there: bool,
     to: [u32; 2],
     arrays: Arrays,
 ) {
     let is_nan = !PLAIN && F::has_nan(&[codes]);
-    let values = F::unpack::<PLAIN>(codes, F::scales_of_panel(scales, from), 0, is_nan);
+    let values = F::unpack::<PLAIN>(codes, scales, 0, is_nan);
+    let values = if PLAIN || is_there { values } else { [[0; 4]; 2] };
     // SAFETY: by this function's own contract.
     unsafe {
         arrays.memory.store_u32x4(to[0], values[0]);
@@ -146,30 +167,32 @@ unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool>(
     }
 }
 
-/// Starts copies of the lane's 16 rotary channels of a row into row `key` of `panel`; writes zeros if there is no row.
+/// Starts copies of the lane's 16 rotary channels of key `key` of tile `tile` into row `key` of `panel`; writes zeros if there is no such key.
 ///
 /// # Safety
-/// The planes hold the row; no thread reads the row of the panel before the copies' group is waited for and a barrier.
+/// As [`row_of`]; no thread reads the row of the panel before the copies' group is waited for and a barrier.
 #[inline(always)]
-unsafe fn copy_rotary<const N: usize>(row: Row, (panel, key): (Rows<N>, u32), arrays: Arrays) {
+unsafe fn copy_rotary<const N: usize>(
+    source: Source<'_>,
+    (tile, key): (u32, u32),
+    panel: Rows<N>,
+    arrays: Arrays,
+) {
     let two = 2 * (thread::lane_id() % 4);
-    unroll::<2>(|i| {
-        let eighth = two + i as u32;
-        let from = NOPE_DIM + 16 * fault_injection::rotary_eighth(eighth);
-        let to = panel.word(eighth, key);
-        // SAFETY: by this function's own contract.
-        unsafe {
-            if row.is_there {
-                arrays.memory.copy_from(
-                    to,
-                    row.planes.data,
-                    data_offset(row.row) + u64::from(from),
-                );
+    let to = words_in((panel, key));
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let row = row_of(source, arrays, (tile, key));
+        let is_there = is_there(arrays, (tile, key));
+        unroll::<2>(|i| {
+            let from = NOPE_DIM + 16 * fault_injection::rotary_eighth(two + i as u32);
+            if is_there {
+                arrays.memory.copy_from(to[i], row.data, u64::from(from));
             } else {
-                arrays.memory.store_u32x4(to, [0; 4]);
+                arrays.memory.store_u32x4(to[i], [0; 4]);
             }
-        }
-    });
+        });
+    }
 }
 
 /// Unpacks the rows of the keys that the block scores, four lanes a row: all threads those of the first two tiles, and the unpacking
@@ -186,7 +209,6 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
     group: u32,
     arrays: Arrays,
 ) {
-    let planes = source.planes_held();
     let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
     let (mut tile, mut fours) = if task.own >= 2 { (half, [0, 2]) } else { (0, [half, half + 1]) };
     // In a loop, so that the third tile is no more code.
@@ -194,8 +216,8 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
     unsafe {
         loop {
             if tile < task.own {
-                let row = planes.row(words_of(arrays, (task.first + tile, key)));
-                unpack_row::<F>(row, (arrays.keys(tile), key), fours, arrays);
+                let from = (task.first + tile, key);
+                unpack_row::<F>(source, from, (arrays.keys(tile), fours), arrays);
             }
             copy::commit_group();
             copy::wait_for_groups::<0>();
@@ -221,30 +243,32 @@ pub unsafe fn unpack<F: KeyFormat, W: Which>(
 /// Codes of four panels of a row: 16 of each.
 type FourPanels = [[u32; 4]; 4];
 
-/// Unpacks the lane's channels of row `key` of a tile of keys: of four panels, the first ones or the others, or of four and the others, by
-/// `fours`.
+/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`: of four panels, the first ones or the others, or of four
+/// and the others, by `fours`.
 ///
 /// # Safety
-/// As [`unpack`]; nobody reads the tile's place any more.
+/// As [`unpack`]; nobody reads the row of `to` any more.
 #[inline(always)]
 unsafe fn unpack_row<F: KeyFormat>(
-    row: Row,
-    (to, key): (Panels<WORDS>, u32),
-    [first, end]: [u32; 2],
+    source: Source<'_>,
+    (tile, key): (u32, u32),
+    (to, [first, end]): (Panels<WORDS>, [u32; 2]),
     arrays: Arrays,
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
+        let row = row_of(source, arrays, (tile, key));
         // All loads before any of them is waited for.
         let mut codes = load_four(row, first);
         let second = if end - first == 2 { load_four(row, 1) } else { [[0; 4]; 4] };
-        let scales = load_scales::<F>(row);
+        let scales = F::load_scales(row.scale, 0);
         if end == 2 {
-            copy_rotary(row, (to.panel(CODED), key), arrays);
+            copy_rotary(source, (tile, key), to.panel(CODED), arrays);
         }
         let mut four = first;
         loop {
-            unpack_four::<F>(row, (codes, scales), four, (to, key), arrays);
+            let to = words_in((to.panel(4 * four), key));
+            unpack_four::<F>((codes, scales), four, ((tile, key), to), arrays);
             four += 1;
             if four == end {
                 return;
@@ -259,7 +283,7 @@ unsafe fn unpack_row<F: KeyFormat>(
 /// # Safety
 /// As [`load_codes`].
 #[inline(always)]
-unsafe fn load_four(row: Row, four: u32) -> FourPanels {
+unsafe fn load_four(row: Planes, four: u32) -> FourPanels {
     array_from_fn(|i| {
         let panel = 4 * four + i as u32;
         // SAFETY: by this function's own contract.
@@ -267,20 +291,18 @@ unsafe fn load_four(row: Row, four: u32) -> FourPanels {
     })
 }
 
-/// Unpacks the lane's channels of four panels of a row.
+/// Unpacks the lane's channels of four panels of a key to `to` and the panels behind it.
 ///
 /// # Safety
 /// As [`unpack_row`].
 #[inline(always)]
 unsafe fn unpack_four<F: KeyFormat>(
-    row: Row,
     (codes, scales): (FourPanels, StoredScales),
     four: u32,
-    (to, key): (Panels<WORDS>, u32),
+    (from, to): ((u32, u32), [u32; 2]),
     arrays: Arrays,
 ) {
     let of_four = F::scales_of_panel(scales, 4 * four);
-    let to = words_in((to.panel(4 * four), key));
     // SAFETY: by this function's own contract.
     unsafe {
         unroll::<4>(|i| {
@@ -290,14 +312,25 @@ unsafe fn unpack_four<F: KeyFormat>(
                 arrays.memory.store_u32x4(to[1] + PANEL * i as u32, values[1]);
             }
         });
-        if !F::is_plain(scales) || F::has_nan(&codes) {
+        let is_known = F::IS_FINITE || is_there(arrays, from);
+        if !F::is_plain(scales) || F::has_nan(&codes) || !is_known {
             // Once more, which is seldom: in a loop, so that it is little code.
-            let (mut panel, mut to) = (4 * four, to);
+            let is_there = is_there(arrays, from);
+            let (mut panel, mut i) = (4 * four, 0);
             while panel < CODED.min(4 * four + 4) {
-                let piece = (load_codes(row, panel), scales);
-                unpack_piece::<F, false>(piece, panel, to, arrays);
-                to = to.map(|word| word + PANEL);
+                let codes = if i == 0 {
+                    codes[0]
+                } else if i == 1 {
+                    codes[1]
+                } else if i == 2 {
+                    codes[2]
+                } else {
+                    codes[3]
+                };
+                let piece = (codes, F::scales_of_panel(scales, panel));
+                unpack_piece::<F, false>(piece, is_there, to.map(|word| word + PANEL * i), arrays);
                 panel += 1;
+                i += 1;
             }
         }
     }
@@ -310,7 +343,7 @@ unsafe fn unpack_four<F: KeyFormat>(
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
 /// [`super::scores::multiply`]; all have passed a barrier of the cluster, and pass another.
 #[inline(always)]
-pub unsafe fn unpack_values<F: KeyFormat>(
+pub unsafe fn unpack_values<F: KeyFormat, W: Which>(
     source: Source<'_>,
     position: u32,
     task: Task,
@@ -327,7 +360,7 @@ pub unsafe fn unpack_values<F: KeyFormat>(
             copy_all_rotary(source, (task, blocked), key, arrays);
             store_turns(source.0, position, arrays);
         } else {
-            unpack_all::<F>(source.planes_held(), (task, blocked), key, arrays);
+            unpack_all::<F, W>(source, (task, blocked), key, arrays);
         }
         copy::wait_for_groups::<0>();
         VALUES_UNPACKED.arrive();
@@ -349,7 +382,6 @@ unsafe fn copy_all_rotary(
     key: u32,
     arrays: Arrays,
 ) {
-    let planes = source.planes_held();
     let mut tile = 0;
     // SAFETY: by this function's own contract.
     unsafe {
@@ -358,8 +390,7 @@ unsafe fn copy_all_rotary(
                 SCORED.sync();
             }
             if tile < task.tiles {
-                let to = (arrays.values(tile).panel(0), key);
-                copy_rotary(planes.row(words_of(arrays, (tile, key))), to, arrays);
+                copy_rotary(source, (tile, key), arrays.values(tile).panel(0), arrays);
             }
             tile += 1;
         }
@@ -367,21 +398,22 @@ unsafe fn copy_all_rotary(
     copy::commit_group();
 }
 
-/// The block's E4M3 channels of all tiles. The loads of two stages are under way together.
+/// The block's E4M3 channels of all tiles. The loads of three stages are under way together.
 ///
 /// # Safety
 /// As [`unpack_values`].
 #[inline(always)]
-unsafe fn unpack_all<F: KeyFormat>(
-    planes: AllPlanes,
+unsafe fn unpack_all<F: KeyFormat, W: Which>(
+    source: Source<'_>,
     (task, blocked): (Task, u32),
     key: u32,
     arrays: Arrays,
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
-        let mut now = load_stage::<F>(planes, task, (0, key), arrays);
-        let mut next = load_stage::<F>(planes, task, (1, key), arrays);
+        let mut now = load_stage::<F>(source, task, (0, key), arrays);
+        let mut second = load_stage::<F>(source, task, (1, key), arrays);
+        let mut third = load_stage::<F>(source, task, (2, key), arrays);
         let mut stage = 0;
         while STAGE * stage < task.tiles || stage <= blocked {
             if stage == blocked {
@@ -391,48 +423,57 @@ unsafe fn unpack_all<F: KeyFormat>(
             let of_tile = |i: u32| to.map(|word| word + PANEL * i);
             let mut are_plain = true;
             unroll::<{ STAGE as usize }>(|i| {
-                if STAGE * stage + (i as u32) < task.tiles {
-                    unpack_piece::<F, true>(now[i], task.rank, of_tile(i as u32), arrays);
+                let tile = STAGE * stage + i as u32;
+                if tile < task.tiles {
+                    let scales = F::scales_of_panel([now[i].1; 2], task.rank);
+                    unpack_piece::<F, true>((now[i].0, scales), true, of_tile(i as u32), arrays);
                     // A row with a NaN has weights of NaN, whatever its values are.
-                    are_plain &= F::is_plain(now[i].1);
+                    are_plain &= F::is_plain(scales);
+                    are_plain &= F::IS_FINITE || is_there(arrays, (tile, key));
                 }
             });
             if !are_plain {
                 let mut i = 0;
                 while i < STAGE && STAGE * stage + i < task.tiles {
-                    let row = planes.row(words_of(arrays, (STAGE * stage + i, key)));
-                    let piece = (load_codes(row, task.rank), load_scales::<F>(row));
-                    unpack_piece::<F, false>(piece, task.rank, of_tile(i), arrays);
+                    let from = (STAGE * stage + i, key);
+                    let (codes, scale) = load_piece::<F>(row_of(source, arrays, from), task.rank);
+                    let piece = (codes, F::scales_of_panel([scale; 2], task.rank));
+                    let is_there = is_there(arrays, from);
+                    unpack_piece::<F, false>(piece, is_there, of_tile(i), arrays);
                     i += 1;
                 }
             }
-            now = next;
+            (now, second) = (second, third);
             stage += 1;
-            next = load_stage::<F>(planes, task, (stage + 1, key), arrays);
+            if W::SPREAD_TILES > 3 * STAGE {
+                third = load_stage::<F>(source, task, (stage + 2, key), arrays);
+            }
         }
     }
 }
 
-/// Starts the loads of the lane's 16 channels of the block's panel of a stage's rows `key`, and of their scales; zeros past the last tile.
+/// Starts the loads of the lane's 16 channels of the block's panel of a stage's rows `key`, and of their scales; past the last tile its row
+/// again, or nothing.
 ///
 /// # Safety
 /// As [`unpack_values`].
 #[inline(always)]
 unsafe fn load_stage<F: KeyFormat>(
-    planes: AllPlanes,
+    source: Source<'_>,
     task: Task,
     (stage, key): (u32, u32),
     arrays: Arrays,
-) -> [([u32; 4], StoredScales); STAGE as usize] {
+) -> [Piece; STAGE as usize] {
+    if STAGE * stage >= task.tiles {
+        return [([0; 4], 0); STAGE as usize];
+    }
+    let last = task.tiles - 1;
     // SAFETY: by this function's own contract.
     unsafe {
-        let words: [[u32; 2]; STAGE as usize] = array_from_fn(|i| {
-            let tile = STAGE * stage + i as u32;
-            if tile < task.tiles { words_of(arrays, (tile, key)) } else { NO_ROW }
+        let places: [[u32; 4]; STAGE as usize] = array_from_fn(|i| {
+            let tile = (STAGE * stage + i as u32).min(last);
+            arrays.found.load_u32x4(4 * (TILE * tile + key))
         });
-        array_from_fn(|i| {
-            let row = planes.row(words[i]);
-            (load_codes(row, task.rank), load_scales::<F>(row))
-        })
+        places.map(|places| load_piece::<F>(source.at(places), task.rank))
     }
 }

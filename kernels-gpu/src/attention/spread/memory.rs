@@ -52,8 +52,10 @@ const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
 
-/// Where a key's row lies, `[tiles, 64, 2]`; in the end of both sums what they are relative to, then their weights' sums, `[2, 2, 64]`.
-pub type Found = Shared<u32, { (TILES * TILE * 2) as usize }>;
+/// Where a key's row lies, `[tiles, 64, 4]`; in the end of both sums what they are relative to, then their weights' sums, `[2, 2, 64]`.
+pub type Found = Shared<u32, { (TILES * TILE * 4) as usize }>;
+/// Which keys there are none of, a bit each: `[tiles, 2]`.
+pub type None = Shared<u32, { (TILES * TILE / 32) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
 /// Whether a multiplying warp of a block has weights that may not stay relative to 0: `[8, 8]`.
@@ -62,7 +64,8 @@ pub type Far = Shared<u32, { (BLOCKS * WARPS) as usize }>;
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
 const FOUND: u32 = 4 * WORDS as u32;
-const MOST: u32 = FOUND + Found::BYTES;
+const NONE: u32 = FOUND + Found::BYTES;
+const MOST: u32 = NONE + None::BYTES;
 const FAR: u32 = MOST + Most::BYTES;
 const ROTATION: u32 = FAR + Far::BYTES;
 /// Bytes of shared memory.
@@ -73,6 +76,7 @@ pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 pub struct Arrays {
     pub memory: Memory,
     pub found: Found,
+    pub none: None,
     pub ends: Shared<f32, { (4 * TILE) as usize }>,
     pub most: Most,
     pub far: Far,
@@ -89,6 +93,7 @@ impl Arrays {
             Self {
                 memory: Shared::at(0),
                 found: Shared::at(FOUND),
+                none: Shared::at(NONE),
                 ends: Shared::at(FOUND),
                 most: Shared::at(MOST),
                 far: Shared::at(FAR),

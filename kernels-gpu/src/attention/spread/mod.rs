@@ -15,6 +15,7 @@
 //! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which takes as long as
 //! much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps wherever it can be.
 
+mod exchange;
 mod keys;
 mod memory;
 mod parts;
@@ -31,9 +32,10 @@ use super::source::{Heads, Keys, Source, Token, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
+pub use exchange::CLUSTER_WORDS;
+use exchange::Exchange;
 use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_for_cluster};
 pub use memory::{BLOCK, SHARED_BYTES};
-pub use task::CLUSTER_WORDS;
 use task::Task;
 
 /// Attention of 64 heads of a query, normed and rotated, each part of whose keys, or half of one, is at most [`Which::SPREAD_TILES`] tiles.
@@ -93,27 +95,28 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         };
         // All blocks have started before any writes into another's shared memory.
         cluster_arrive();
-        let refused = keys::find::<W>(source, keys, task, arrays);
+        let refused = keys::find::<F, W>(source, keys, task, arrays);
         fault::count(args.faults, thread::lane_id(), if counts { refused } else { 0 });
         thread::sync_threads();
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         keys::unpack::<F, W>(source, task, group, arrays);
         if group >= 2 {
-            keys::unpack_values::<F>(source, keys.position, task, arrays);
+            keys::unpack_values::<F, W>(source, keys.position, task, arrays);
             return;
         }
         UNPACKED.sync();
         wait_for_cluster();
-        let scores = scores::multiply::<W>(&args, task, arrays, group);
+        let (scores, (exchange, sinks)) = scores::multiply::<W, _>(task, arrays, group, || {
+            (Exchange::of(&args, cluster), sums::load_sinks(&args, heads))
+        });
         cluster_arrive_release();
         wait_for_cluster();
         let task = Task { is_far: scores::are_far(arrays), ..task };
         if task.is_far {
-            scores::weigh_again::<W>(&args, task, arrays, (scores, group));
+            scores::weigh_again::<W>(exchange, task, arrays, (scores, group));
         }
-        let sinks = sums::load_sinks(&args, task);
-        let sum = sums::multiply(&args, task, arrays, group);
+        let sum = sums::multiply(exchange, task, arrays, group);
         sums::write::<W>(&args, task, arrays, (sum, group, sinks));
     }
 }

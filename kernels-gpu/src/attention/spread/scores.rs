@@ -5,13 +5,13 @@ use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
 use simt::{thread, warp};
 
 use super::super::softmax::{self, are_near, are_small, first_row, largest};
-use super::super::source::{Which, is_none};
+use super::super::source::Which;
+use super::exchange::{Exchange, Weights};
 use super::memory::{
-    Arrays, BLOCKS, FIRST_SCORED, GROUP, PANEL, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS,
-    may_score_three, wait_for_cluster,
+    Arrays, BLOCKS, FIRST_SCORED, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS, may_score_three,
+    wait_for_cluster,
 };
 use super::task::Task;
-use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
 /// The scores of a warpgroup's tiles: of its last one, and of the one before.
@@ -23,14 +23,19 @@ const fn has_third<W: Which>(task: Task, group: u32) -> bool {
     may_score_three::<W>() && group == 0 && task.own > 2
 }
 
-/// The scores of the warpgroup's tiles. Leaves their weights relative to 0, and tells all blocks whether some may not stay so.
+/// The scores of the warpgroup's tiles, and what `meanwhile` returns. Leaves their weights relative to 0, and tells all blocks whether some may not stay so.
 ///
 /// # Safety
 /// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
 /// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::keys::unpack_values`]; a barrier
 /// of the cluster follows.
 #[inline(always)]
-pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Scores {
+pub unsafe fn multiply<W: Which, T>(
+    task: Task,
+    arrays: Arrays,
+    group: u32,
+    meanwhile: impl Fn() -> (Exchange, T),
+) -> (Scores, (Exchange, T)) {
     let mut scores: Scores = [[[0.0; 4]; 8]; 2];
     let mut of_block = group;
     let mut is_far = false;
@@ -39,12 +44,14 @@ pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, grou
         if group >= task.own {
             SCORED.arrive();
             tell_far(arrays, task, is_far);
-            return scores;
+            return (scores, meanwhile());
         }
         loop {
             let is_last = !has_third::<W>(task, group) || of_block == 2;
             let products = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(of_block));
             let none = none_of(arrays, task.first + of_block);
+            // Again for a third tile.
+            let (exchange, other) = meanwhile();
             let products = products.wait::<0>();
             if is_last {
                 SCORED.arrive()
@@ -53,12 +60,12 @@ pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, grou
             }
             scores = [mask(products, none), scores[0]];
             let tile = task.first + of_block;
-            let sum = leave(args, task, (scores[0], tile), [0.0; 2]);
+            let sum = leave(exchange, (scores[0], tile), [0.0; 2]);
             let is_first = tile == 0 || tile == task.second;
             is_far |= !if is_first { are_near(sum) } else { are_small(sum) };
             if is_last {
                 tell_far(arrays, task, is_far);
-                return scores;
+                return (scores, (exchange, other));
             }
             of_block = 2;
             THIRD_UNPACKED.sync();
@@ -66,32 +73,30 @@ pub unsafe fn multiply<W: Which>(args: &Attend, task: Task, arrays: Arrays, grou
     }
 }
 
-/// Which of the thread's keys of tile `tile` there are none of: bit `2 n + i` for its key `i` of the eight from key `8 n` on.
+/// Which of the thread's keys of tile `tile` there are none of: bit `8 n + i` of the first word for its key `i` of the eight from key `8 n` on,
+/// `n` below 4, and so of the second for the others.
 ///
 /// # Safety
 /// The tile's keys are found.
 #[inline(always)]
-unsafe fn none_of(arrays: Arrays, tile: u32) -> u32 {
-    let mut none = 0;
-    unroll::<8>(|n| {
-        let key = TILE * tile + 8 * n as u32 + 2 * (thread::lane_id() % 4);
-        // SAFETY: by this function's own contract; two keys' words.
-        let [_, a, _, b] = unsafe { arrays.found.load_u32x4(2 * key) };
-        none |= (u32::from(is_none(a)) | u32::from(is_none(b)) << 1) << (2 * n as u32);
-    });
+unsafe fn none_of(arrays: Arrays, tile: u32) -> [u32; 2] {
+    const OF_PAIR: u32 = 0x0303_0303;
+    let first = 2 * (thread::lane_id() % 4);
+    // SAFETY: by this function's own contract; two words.
+    let none = unsafe { arrays.none.load_u32x2(2 * tile) };
     // Held, so that it is computed before the products are waited for.
-    thread::hold_u32(none)
+    none.map(|none| thread::hold_u32(none >> first & OF_PAIR))
 }
 
 /// -infinity where there is no key. Most tiles have all.
 #[inline(always)]
-fn mask(scores: Fragments, none: u32) -> Fragments {
-    if none == 0 {
+fn mask(scores: Fragments, none: [u32; 2]) -> Fragments {
+    if none == [0; 2] {
         return scores;
     }
     array_from_fn(|n| {
         let masked = |score: f32, bit: usize| {
-            if none >> (2 * n + bit) & 1 != 0 { f32::NEG_INFINITY } else { score }
+            if none[n / 4] >> (8 * (n % 4) + bit) & 1 != 0 { f32::NEG_INFINITY } else { score }
         };
         let [a, b, c, d] = scores[n];
         [masked(a, 0), masked(b, 1), masked(c, 0), masked(d, 1)]
@@ -163,7 +168,7 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
 /// the others [`pass_barriers`].
 #[inline(always)]
 pub unsafe fn weigh_again<W: Which>(
-    args: &Attend,
+    exchange: Exchange,
     task: Task,
     arrays: Arrays,
     (scores, group): (Scores, u32),
@@ -177,7 +182,7 @@ pub unsafe fn weigh_again<W: Which>(
             while of_block < task.own {
                 let tile = task.first + of_block;
                 if is_told {
-                    leave(args, task, (scores[0], tile), base_of(task, arrays, tile));
+                    leave(exchange, (scores[0], tile), base_of(task, arrays, tile));
                 } else {
                     tell(arrays, tile, [0, 1].map(|i| largest(scores[0], i)));
                 }
@@ -227,68 +232,18 @@ unsafe fn base_of(task: Task, arrays: Arrays, tile: u32) -> [f32; 2] {
     base
 }
 
-/// Leaves a tile's weights relative to `base`, and each thread's sums of them, in the memory for exchange; the sums.
+/// Leaves a tile's weights relative to `base`, and each thread's sums of them; the sums.
 ///
 /// # Safety
-/// A barrier of the cluster comes before others read them, or others leave them.
+/// As [`Exchange::leave`].
 #[inline(always)]
-unsafe fn leave(
-    args: &Attend,
-    task: Task,
-    (scores, tile): (Fragments, u32),
-    base: [f32; 2],
-) -> [f32; 2] {
+unsafe fn leave(exchange: Exchange, (scores, tile): (Fragments, u32), base: [f32; 2]) -> [f32; 2] {
     let (pairs, sum) = softmax::weights(scores, base);
-    let to = task.exchange(args, tile);
-    // SAFETY: by this function's own contract; words by one thread each.
-    unsafe {
-        unroll::<4>(|step| {
-            let ([a, b], [c, d]) = (pairs[2 * step], pairs[2 * step + 1]);
-            args.exchange.store_u32x4(to + weights_of(step as u32), [a, b, c, d]);
-        });
-        args.exchange.store_u32x2(to + sums_of(), sum.map(f32::to_bits));
-    }
+    let words = array_from_fn(|step| {
+        let ([a, b], [c, d]) = (pairs[2 * step], pairs[2 * step + 1]);
+        [a, b, c, d]
+    });
+    // SAFETY: by this function's own contract.
+    unsafe { exchange.leave(tile, Weights { words, sums: sum.map(f32::to_bits) }) }
     sum
-}
-
-/// Where the thread's words of a step of 16 keys' weights lie in those of a tile: as products read them.
-#[inline(always)]
-fn weights_of(step: u32) -> u64 {
-    u64::from(4 * (GROUP * step + thread::thread_idx_x() % GROUP))
-}
-
-/// Where the thread's sums of its two heads' weights lie in the words of a tile.
-#[inline(always)]
-fn sums_of() -> u64 {
-    u64::from(PANEL + 2 * (thread::thread_idx_x() % GROUP))
-}
-
-/// A thread's weights of a tile, 16 keys a step, and their sums, of two heads.
-#[derive(Clone, Copy, Default)]
-pub struct Weights {
-    pub words: [[u32; 4]; 4],
-    pub sums: [u32; 2],
-}
-
-impl Weights {
-    /// Starts the loads of those of tile `tile`, if it is before tile `end`.
-    ///
-    /// # Safety
-    /// They are left, and a barrier of the cluster has passed.
-    #[inline(always)]
-    pub unsafe fn load(args: &Attend, task: Task, (tile, end): (u32, u32)) -> Self {
-        if tile >= end {
-            return Self::default();
-        }
-        let from = task.exchange(args, tile);
-        // SAFETY: by this function's own contract.
-        unsafe {
-            Self {
-                words: array_from_fn(|step| {
-                    args.exchange.load_u32x4(from + weights_of(step as u32))
-                }),
-                sums: args.exchange.load_u32x2(from + sums_of()),
-            }
-        }
-    }
 }

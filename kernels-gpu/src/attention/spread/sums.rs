@@ -2,18 +2,20 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::math::approx::ex2;
-use simt::warpgroup::{Fragments, bf16_m64n64k64, fence_shared};
+use simt::math::mul_add;
+use simt::warpgroup::{Fragments, Panels, bf16_m64n64k64, bf16_m64n64k64_twice, fence_shared};
 use simt::{thread, warp};
 
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
-use super::super::source::Which;
+use super::super::source::{Heads, Which};
+use super::exchange::{Exchange, Weights};
 use super::memory::{
-    Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, VALUES_UNPACKED, may_have_clusters,
+    Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, VALUES_UNPACKED, WORDS, may_have_clusters,
 };
 use super::parts::{self, Half};
-use super::scores::{Weights, raised};
+use super::scores::raised;
 use super::task::Task;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
@@ -37,17 +39,17 @@ pub unsafe fn store_turns(args: &Attend, position: u32, arrays: Arrays) {
 /// # Safety
 /// Pointers and shapes as in the kernel table.
 #[inline(always)]
-pub unsafe fn load_sinks(args: &Attend, task: Task) -> [f32; 2] {
-    let (row, heads) = (first_row(), task.heads.count(args));
+pub unsafe fn load_sinks(args: &Attend, heads: Heads) -> [f32; 2] {
+    let (row, count) = (first_row(), heads.count(args));
     let load = |row: u32| {
-        if row < heads {
+        if row < count {
             // SAFETY: by this function's own contract.
-            unsafe { args.sinks.load(u64::from(task.heads.first + row)) }
+            unsafe { args.sinks.load(u64::from(heads.first + row)) }
         } else {
             0.0
         }
     };
-    [load(row), load(row + 8)]
+    [load(row), load(row + 8)].map(thread::hold_f32)
 }
 
 /// One of the two sums of a query, of the block's channels and the thread's heads.
@@ -59,92 +61,118 @@ pub struct Sum {
     total: [f32; 2],
 }
 
-/// One of the sums on its way: what its weights are relative to at the next tile, which is `tile`, and its last one.
-#[derive(Clone, Copy)]
-struct Adding {
-    sum: Sum,
-    base: [f32; 2],
-    tile: u32,
-    end: u32,
-}
-
-/// Tiles whose weights' loads are under way together.
-const AHEAD: u32 = 3;
-
 /// Multiplies weights by values: warpgroup 0 those of the first sum's tiles, warpgroup 1 those of the second's.
 ///
 /// # Safety
 /// Weights and their sums are left, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
 /// and those of the unpacking ones have arrived or arrive at [`VALUES_UNPACKED`].
 #[inline(always)]
-pub unsafe fn multiply(args: &Attend, task: Task, arrays: Arrays, group: u32) -> Sum {
+pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u32) -> Sum {
     let (tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
-    let none = [f32::NEG_INFINITY; 2];
     // SAFETY: by this function's own contract.
     unsafe {
-        let base = if tile < end { base_behind(task, arrays, none, tile) } else { none };
-        let sum = Sum { values: [[0.0; 4]; 8], base, total: [0.0; 2] };
-        let mut adding = Adding { sum, base, tile, end };
-        let mut first = Weights::load(args, task, (tile, end));
-        let mut second = Weights::load(args, task, (tile + 1, end));
-        let mut third = Weights::load(args, task, (tile + 2, end));
-        VALUES_UNPACKED.sync();
-        // Of the values, which other threads have written.
-        fence_shared();
-        while adding.tile < end {
-            (adding, first) = add(args, task, arrays, (adding, first));
-            if adding.tile < end {
-                (adding, second) = add(args, task, arrays, (adding, second));
-            }
-            if adding.tile < end {
-                (adding, third) = add(args, task, arrays, (adding, third));
-            }
-        }
-        let total = adding.sum.total.map(|total| {
+        let sum = if task.is_far {
+            add_far(exchange, (tile, end), arrays)
+        } else {
+            add_near(exchange, (tile, end), arrays)
+        };
+        let total = sum.total.map(|total| {
             let total = total + warp::shuffle_xor_f32(total, 1);
             total + warp::shuffle_xor_f32(total, 2)
         });
-        Sum { total, ..adding.sum }
+        Sum { total, ..sum }
     }
 }
 
-/// Adds the next tile, and starts the loads of the weights of the one [`AHEAD`] tiles behind it.
-///
-/// # Safety
-/// As [`multiply`]; there is a next tile, and these are its weights.
-#[inline(always)]
-unsafe fn add(
-    args: &Attend,
-    task: Task,
-    arrays: Arrays,
-    (adding, weights): (Adding, Weights),
-) -> (Adding, Weights) {
-    let Adding { sum, base, tile, end } = adding;
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let sum = raise(sum, base);
-        let values = arrays.values(tile);
-        let (values, (total, base)) = bf16_m64n64k64(weights.words, values, sum.values, || {
-            let total = [0, 1].map(|i| sum.total[i] + f32::from_bits(weights.sums[i]));
-            let base =
-                if tile + 1 < end { base_behind(task, arrays, base, tile + 1) } else { base };
-            // Held, so that they are computed before the product is waited for.
-            (total.map(thread::hold_f32), base.map(thread::hold_f32))
-        });
-        let sum = Sum { values, total, ..sum };
-        let ahead = Weights::load(args, task, (tile + AHEAD, end));
-        (Adding { sum, base, tile: tile + 1, end }, ahead)
-    }
-}
-
-/// What weights are relative to from tile `tile` on, if before it to `base`.
+/// The sum of tiles `tile..end`, whose weights are all relative to 0. Two tiles' products are in flight together, and the loads of the next
+/// two tiles' weights under way.
 ///
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn base_behind(task: Task, arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
+unsafe fn add_near(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) -> Sum {
     // SAFETY: by this function's own contract.
-    if task.is_far { unsafe { raised(arrays, base, tile) } } else { [0.0; 2] }
+    unsafe {
+        let two = |tile: u32| [exchange.load((tile, end)), exchange.load((tile + 1, end))];
+        let (mut even, mut odd) = (two(first), two(first + 2));
+        VALUES_UNPACKED.sync();
+        // Of the values, which other threads have written.
+        fence_shared();
+        let mut sum = Sum {
+            values: [[0.0; 4]; 8],
+            base: [if first < end { 0.0 } else { f32::NEG_INFINITY }; 2],
+            total: [0.0; 2],
+        };
+        let mut tile = first;
+        while tile + 1 < end {
+            sum = add_two(even, [tile, tile + 1].map(|tile| arrays.values(tile)), sum);
+            even = two(tile + 4);
+            tile += 2;
+            if tile + 1 < end {
+                sum = add_two(odd, [tile, tile + 1].map(|tile| arrays.values(tile)), sum);
+                odd = two(tile + 4);
+                tile += 2;
+            } else {
+                even = odd;
+            }
+        }
+        if tile < end { add(even[0], arrays.values(tile), sum) } else { sum }
+    }
+}
+
+/// `sum` and the products of two tiles.
+///
+/// # Safety
+/// As [`multiply`]: these are their weights and values.
+#[inline(always)]
+unsafe fn add_two(weights: [Weights; 2], values: [Panels<WORDS>; 2], sum: Sum) -> Sum {
+    let words = weights.map(|weights| weights.words);
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let (values, total) = bf16_m64n64k64_twice(words, values, sum.values, || {
+            let [a, b] = weights.map(|weights| weights.sums.map(f32::from_bits));
+            // Held, so that they are computed before the products are waited for.
+            [0, 1].map(|i| thread::hold_f32(sum.total[i] + a[i] + b[i]))
+        });
+        Sum { values, total, ..sum }
+    }
+}
+
+/// `sum` and the products of a tile.
+///
+/// # Safety
+/// As [`add_two`].
+#[inline(always)]
+unsafe fn add(weights: Weights, values: Panels<WORDS>, sum: Sum) -> Sum {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let (values, total) = bf16_m64n64k64(weights.words, values, sum.values, || {
+            [0, 1].map(|i| thread::hold_f32(sum.total[i] + f32::from_bits(weights.sums[i])))
+        });
+        Sum { values, total, ..sum }
+    }
+}
+
+/// The sum of tiles `tile..end`, by what the weights of each are relative to: seldom, so in little code.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn add_far(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) -> Sum {
+    let mut sum = Sum { values: [[0.0; 4]; 8], base: [f32::NEG_INFINITY; 2], total: [0.0; 2] };
+    let mut tile = first;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        VALUES_UNPACKED.sync();
+        fence_shared();
+        while tile < end {
+            let weights = exchange.load((tile, end));
+            sum = raise(sum, raised(arrays, sum.base, tile));
+            sum = add(weights, arrays.values(tile), sum);
+            tile += 1;
+        }
+    }
+    sum
 }
 
 /// The sum relative to `base`. Where no base of the warp is raised that is nothing.
@@ -188,7 +216,8 @@ pub unsafe fn write<W: Which>(
         let share = [0, 1].map(|i| share::<W>(args, task, arrays, (group, i, sinks[i as usize])));
         let scaled: Fragments = array_from_fn(|n| {
             let [a, b, c, d] = sum.values[n];
-            [share[0] * a, share[0] * b, share[1] * c, share[1] * d]
+            // Plus 0, as that of a sum without keys is 0: no -0, as in the other forms.
+            [(0, a), (0, b), (1, c), (1, d)].map(|(i, value)| mul_add(share[i], value, 0.0))
         });
         let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
         // Each warpgroup adds up half of the channels, and leaves the others.
@@ -213,10 +242,10 @@ pub unsafe fn write<W: Which>(
     }
 }
 
-/// Both sums' shares of 32 channels, in their order. That of a sum without keys is 0.
+/// Both sums' shares of 32 channels, in their order.
 #[inline(always)]
 fn added(first: Half, second: Half) -> Half {
-    array_from_fn(|n| array_from_fn(|j| 0.0 + first[n][j] + second[n][j]))
+    array_from_fn(|n| array_from_fn(|j| first[n][j] + second[n][j]))
 }
 
 /// Tells both warpgroups a sum's bases and sums of weights.

@@ -1,13 +1,8 @@
 //! What a block has of a query, and where that lies.
 
 use super::super::source::Heads;
-use super::memory::{BLOCKS, GROUP, PANEL, TILES};
+use super::memory::BLOCKS;
 use crate::args::Attend;
-
-/// Words of a tile of keys in the memory for exchange: its weights, then each thread's sums of them.
-const TILE_WORDS: u32 = PANEL + 2 * GROUP;
-/// Words of a cluster there.
-pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 
 /// What a block has of a query.
 #[derive(Clone, Copy)]
@@ -54,12 +49,5 @@ impl Task {
     #[inline(always)]
     pub const fn own_cluster(self) -> u32 {
         self.heads.part * self.halves + self.half
-    }
-
-    /// The first element of tile `tile` in the memory for exchange.
-    #[inline(always)]
-    pub fn exchange(self, args: &Attend, tile: u32) -> u64 {
-        let cluster = self.cluster(args, self.own_cluster());
-        cluster * u64::from(CLUSTER_WORDS) + u64::from(tile * TILE_WORDS)
     }
 }

@@ -150,7 +150,7 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     let mut d = sum;
     // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the product.
     unsafe {
-        asm_of_64_columns!(inout d, [
+        asm_of_four_steps!(d, [
             "{{ .reg .pred yes; setp.eq.b32 yes, 0, 0;",
             ".reg .b64 b; mov.b64 b, {48};",
             ".reg .b32 low_b, high_b; mov.b64 {{low_b, high_b}}, b;",
@@ -160,19 +160,50 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
             panel!(40 41 42 43),
             panel!(44 45 46 47),
             "wgmma.commit_group.sync.aligned; }}",
-        ], [
-            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
-            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
-            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
-            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
-            in(reg64) transposed(right),
-            options(readonly, nostack),
-        ]);
+        ], [a], [in(reg64) transposed(right), options(readonly, nostack)]);
     }
     let then = meanwhile();
     // SAFETY: the product that was started; its registers pass through.
     unsafe {
         wait_for_64_columns!(d, a);
+    }
+    (d, then)
+}
+
+#[inline(always)]
+pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
+    [a, b]: [[[u32; 4]; 4]; 2],
+    [first, second]: [Panels<N>; 2],
+    sum: Fragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (Fragments, T) {
+    let mut d = sum;
+    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the products.
+    unsafe {
+        asm_of_four_steps!(d, [
+            "{{ .reg .pred yes; setp.eq.b32 yes, 0, 0;",
+            ".reg .b64 b; mov.b64 b, {64};",
+            ".reg .b32 low_b, high_b; mov.b64 {{low_b, high_b}}, b;",
+            "wgmma.fence.sync.aligned;",
+            panel!(32 33 34 35),
+            panel!(36 37 38 39),
+            panel!(40 41 42 43),
+            panel!(44 45 46 47),
+            "mov.b64 b, {65}; mov.b64 {{low_b, high_b}}, b;",
+            panel!(48 49 50 51),
+            panel!(52 53 54 55),
+            panel!(56 57 58 59),
+            panel!(60 61 62 63),
+            "wgmma.commit_group.sync.aligned; }}",
+        ], [a b], [
+            in(reg64) transposed(first), in(reg64) transposed(second),
+            options(readonly, nostack),
+        ]);
+    }
+    let then = meanwhile();
+    // SAFETY: the products that were started; their registers pass through.
+    unsafe {
+        wait_for_64_columns!(d, a, b);
     }
     (d, then)
 }
