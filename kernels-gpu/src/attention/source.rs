@@ -200,7 +200,7 @@ impl Place {
     }
 }
 
-/// Rows of a cache: planes of data and scales, or the two of one row.
+/// A row of a cache: where its data and its scales begin.
 #[derive(Clone, Copy)]
 pub struct Planes {
     pub data: Global<u8>,
@@ -218,28 +218,12 @@ const NONE: u32 = 3;
 #[derive(Clone, Copy)]
 pub struct Row {
     pub planes: Planes,
-    pub row: u64,
     /// Whether it is the key's.
     pub is_there: bool,
 }
 
 impl Source<'_> {
-    /// The row that the words of [`Keys::row`] name.
-    #[inline(always)]
-    pub fn row(self, words: [u32; 2]) -> Row {
-        let args = self.0;
-        let (plane, row) = plane_and_row(words);
-        let planes = if plane == ENTRIES {
-            Planes { data: args.entry_data, scale: args.entry_scale }
-        } else if plane == OWN {
-            Planes { data: args.own_data, scale: args.own_scale }
-        } else {
-            Planes { data: args.ring_data, scale: args.ring_scale }
-        };
-        Row { planes, row, is_there: plane != NONE }
-    }
-
-    /// Where the row that they name lies, of data and of scales, and whether it is a key's; of no key in the ring.
+    /// Where the row lies that the words of [`Keys::row`] name, of data and of scales, and whether it is a key's; of no key in the ring.
     #[inline(always)]
     pub fn places<F: RowFormat>(self, words: [u32; 2]) -> ([u32; 4], bool) {
         let (plane, row) = plane_and_row(words);
@@ -497,7 +481,7 @@ impl Keys {
         Located { listed, block, is_known }
     }
 
-    /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For [`Source::row`].
+    /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For [`Source::places`].
     #[inline(always)]
     pub fn row<W: Which>(self, source: Source<'_>, located: Located) -> [u32; 2] {
         let args = source.0;
