@@ -7,7 +7,8 @@
 use simt::{thread, warp};
 
 use super::memory::{FOUND_TILES, GROUP, Small, TILE, found};
-use super::source::{Keys, Listed, Located, Row, Source, Which};
+use super::rows::{Row, Source};
+use super::source::{Keys, Listed, Located, Which};
 use crate::fault;
 use crate::row::RowFormat;
 

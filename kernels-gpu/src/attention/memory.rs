@@ -52,7 +52,7 @@ pub(super) struct Small {
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
     pub rotation: Shared<f32, { ROPE_DIM as usize }>,
-    /// `[4, 64, 4]` of four tiles: where a key's row lies, as [`super::source::Source::places`] says it.
+    /// `[4, 64, 4]` of four tiles: where a key's row lies, as [`super::rows::Source::places`] says it.
     pub found: Shared<u32, FOUND>,
     /// `[4, 2]` of the same: which keys there are none of, a bit each.
     pub none: Shared<u32, NONE>,

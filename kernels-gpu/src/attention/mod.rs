@@ -27,6 +27,7 @@ mod merge;
 mod output;
 mod parts;
 mod query;
+mod rows;
 mod softmax;
 mod source;
 pub mod spread;
@@ -47,9 +48,10 @@ use memory::{
     EIGHTS, GROUP, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
     panels, unpacked, weighed, weights_of,
 };
+use rows::{Row, Source};
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Short, Which, Window};
-use source::{Channels, Heads, Keys, Place, Row, Source, Split, Token};
+use source::{Channels, Heads, Keys, Place, Split, Token};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 

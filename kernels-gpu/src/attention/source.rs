@@ -5,15 +5,13 @@ use core::marker::PhantomData;
 
 use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
-use kv_layout::main_row::data_offset;
 use simt::cluster::block_rank;
-use simt::mem::{Global, Views};
 use simt::{thread, warp};
 
 use super::memory::{HEADS, TILE};
+use super::rows::{ENTRIES, NONE, OWN, RING, Source};
 use crate::args::Attend;
 use crate::fault_injection;
-use crate::row::RowFormat;
 
 /// Which keys queries attend to.
 pub trait Which {
@@ -200,68 +198,6 @@ impl Place {
     }
 }
 
-/// A row of a cache: where its data and its scales begin.
-#[derive(Clone, Copy)]
-pub struct Planes {
-    pub data: Global<u8>,
-    pub scale: Global<u8>,
-}
-
-/// Planes that a row lies in.
-const RING: u32 = 0;
-const OWN: u32 = 1;
-const ENTRIES: u32 = 2;
-/// None: the row that is named exists, in the ring, and does not count.
-const NONE: u32 = 3;
-
-/// The row of a key, or one whose bytes do not count.
-#[derive(Clone, Copy)]
-pub struct Row {
-    pub planes: Planes,
-    /// Whether it is the key's.
-    pub is_there: bool,
-}
-
-impl Source<'_> {
-    /// Where the row lies that the words of [`Keys::row`] name, of data and of scales, and whether it is a key's; of no key in the ring.
-    #[inline(always)]
-    pub fn places<F: RowFormat>(self, words: [u32; 2]) -> ([u32; 4], bool) {
-        let (plane, row) = plane_and_row(words);
-        let which = if plane == NONE { RING } else { plane };
-        let [a, b] = self.data().place(which, data_offset(row));
-        let [c, d] = self.scales().place(which, F::FORMAT.scale_offset(row));
-        ([a, b, c, d], plane != NONE)
-    }
-
-    /// The row at these places.
-    ///
-    /// # Safety
-    /// [`Self::places`] gave them.
-    #[inline(always)]
-    pub unsafe fn at(self, [a, b, c, d]: [u32; 4]) -> Planes {
-        // SAFETY: by this function's own contract.
-        unsafe { Planes { data: self.data().at([a, b]), scale: self.scales().at([c, d]) } }
-    }
-
-    /// The planes of data, by number.
-    #[inline(always)]
-    fn data(self) -> Views<u8, 3> {
-        Views([self.0.ring_data, self.0.own_data, self.0.entry_data])
-    }
-
-    /// Those of scales.
-    #[inline(always)]
-    fn scales(self) -> Views<u8, 3> {
-        Views([self.0.ring_scale, self.0.own_scale, self.0.entry_scale])
-    }
-}
-
-/// The planes and the number of the row that the words of [`Keys::row`] name.
-#[inline(always)]
-const fn plane_and_row([low, high]: [u32; 2]) -> (u32, u64) {
-    (high >> 30, (high as u64 & 0x3FFF_FFFF) << 32 | low as u64)
-}
-
 /// A key as far as its entry: what the list says, as it was loaded.
 #[derive(Clone, Copy)]
 pub struct Listed {
@@ -371,10 +307,6 @@ impl Token {
         }
     }
 }
-
-/// The pointers and sizes that keys are found by: the launch's.
-#[derive(Clone, Copy)]
-pub struct Source<'a>(pub &'a Attend);
 
 impl Keys {
     /// Those of query `query`, of which the step says `token`.

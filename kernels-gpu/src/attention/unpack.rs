@@ -10,7 +10,7 @@ use simt::mem::Global;
 use simt::thread;
 
 use super::memory::{Memory, keys_of};
-use super::source::Row;
+use super::rows::Row;
 use crate::fault_injection;
 use crate::row::{F32Row, RowFormat, StoredScales, Ue8m0Row, decode};
 use crate::unroll::{array_from_fn, unroll};
@@ -26,11 +26,17 @@ pub trait KeyFormat: RowFormat {
     /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of four follow.
     fn scales_of_panel(scales: StoredScales, panel: u32) -> StoredScales;
 
+    /// The scales of the row whose scales begin at `plane`.
+    ///
+    /// # Safety
+    /// They lie there.
+    unsafe fn scales_at(plane: Global<u8>) -> StoredScales;
+
     /// The word of a row's scales in which that of panel `panel` lies.
     ///
     /// # Safety
-    /// The plane holds the row.
-    unsafe fn load_scale(plane: Global<u8>, row: u64, panel: u32) -> u32;
+    /// As [`Self::scales_at`].
+    unsafe fn scale_at(plane: Global<u8>, panel: u32) -> u32;
 
     /// Whether one multiplication a code is enough for these scales.
     fn is_plain(scales: StoredScales) -> bool;
@@ -64,9 +70,15 @@ impl KeyFormat for Ue8m0Row {
     }
 
     #[inline(always)]
-    unsafe fn load_scale(plane: Global<u8>, row: u64, panel: u32) -> u32 {
-        // SAFETY: one of the two words of a row that the plane holds.
-        unsafe { plane.cast::<u32>().load_u32_in_order(2 * row + u64::from(panel / 4)) }
+    unsafe fn scales_at(plane: Global<u8>) -> StoredScales {
+        // SAFETY: the eight scale bytes of a row, 8-byte aligned.
+        unsafe { plane.load_u32x2(0) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale_at(plane: Global<u8>, panel: u32) -> u32 {
+        // SAFETY: one of the two words of a row's scales.
+        unsafe { plane.cast::<u32>().load_u32_in_order(u64::from(panel / 4)) }
     }
 
     /// Seven bytes at once: the eighth is none of a group.
@@ -128,9 +140,15 @@ impl KeyFormat for F32Row {
     }
 
     #[inline(always)]
-    unsafe fn load_scale(plane: Global<u8>, row: u64, _panel: u32) -> u32 {
-        // SAFETY: the scale of a row that the plane holds.
-        unsafe { plane.cast::<u32>().load_u32_in_order(row) }
+    unsafe fn scales_at(plane: Global<u8>) -> StoredScales {
+        // SAFETY: by this function's own contract.
+        [unsafe { Self::scale_at(plane, 0) }; 2]
+    }
+
+    #[inline(always)]
+    unsafe fn scale_at(plane: Global<u8>, _panel: u32) -> u32 {
+        // SAFETY: the scale of a row.
+        unsafe { plane.cast::<u32>().load_u32_in_order(0) }
     }
 
     #[inline(always)]
@@ -190,7 +208,7 @@ impl RawKeys {
             let pieces = array_from_fn(|piece| {
                 at.planes.data.load_u32x4_in_order(u64::from(piece_byte(piece)))
             });
-            Self { pieces, scales: F::load_scales(at.planes.scale, 0), is_there: at.is_there }
+            Self { pieces, scales: F::scales_at(at.planes.scale), is_there: at.is_there }
         }
     }
 

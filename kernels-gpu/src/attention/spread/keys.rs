@@ -6,7 +6,8 @@ use simt::cluster::cluster_arrive;
 use simt::warpgroup::{Panels, Rows, fence_shared};
 use simt::{copy, thread, warp};
 
-use super::super::source::{Keys, Listed, Located, Planes, Source, Which};
+use super::super::rows::{Planes, Source};
+use super::super::source::{Keys, Listed, Located, Which};
 use super::super::unpack::KeyFormat;
 use super::memory::{
     Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
@@ -22,7 +23,7 @@ use crate::unroll::{array_from_fn, unroll};
 /// Tiles of values whose loads begin together.
 const STAGE: u32 = 4;
 const _: () =
-    assert!(PLACES.is_multiple_of(STAGE) && FREE.is_multiple_of(STAGE), "one behind the other");
+    assert!(PLACES.is_multiple_of(STAGE) && FREE.is_multiple_of(STAGE), "a stage lies in a row");
 /// Panels of E4M3 channels; the one behind them is rotary.
 const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 
@@ -135,7 +136,7 @@ type Piece = ([u32; 4], u32);
 #[inline(always)]
 unsafe fn load_piece<F: KeyFormat>(row: Planes, panel: u32) -> Piece {
     // SAFETY: by this function's own contract.
-    unsafe { (load_codes(row, panel), F::load_scale(row.scale, 0, panel)) }
+    unsafe { (load_codes(row, panel), F::scale_at(row.scale, panel)) }
 }
 
 /// Where the lane's two times 16 bytes of row `key` of a panel lie.
@@ -261,7 +262,7 @@ unsafe fn unpack_row<F: KeyFormat>(
         // All loads before any of them is waited for.
         let mut codes = load_four(row, first);
         let second = if end - first == 2 { load_four(row, 1) } else { [[0; 4]; 4] };
-        let scales = F::load_scales(row.scale, 0);
+        let scales = F::scales_at(row.scale);
         if end == 2 {
             copy_rotary(source, (tile, key), to.panel(CODED), arrays);
         }
@@ -318,21 +319,26 @@ unsafe fn unpack_four<F: KeyFormat>(
             let is_there = is_there(arrays, from);
             let (mut panel, mut i) = (4 * four, 0);
             while panel < CODED.min(4 * four + 4) {
-                let codes = if i == 0 {
-                    codes[0]
-                } else if i == 1 {
-                    codes[1]
-                } else if i == 2 {
-                    codes[2]
-                } else {
-                    codes[3]
-                };
-                let piece = (codes, F::scales_of_panel(scales, panel));
+                let piece = (of_panel(codes, i), F::scales_of_panel(scales, panel));
                 unpack_piece::<F, false>(piece, is_there, to.map(|word| word + PANEL * i), arrays);
                 panel += 1;
                 i += 1;
             }
         }
+    }
+}
+
+/// Those of panel `i`: an array indexed by a variable would go to local memory.
+#[inline(always)]
+const fn of_panel([a, b, c, d]: FourPanels, i: u32) -> [u32; 4] {
+    if i == 0 {
+        a
+    } else if i == 1 {
+        b
+    } else if i == 2 {
+        c
+    } else {
+        d
     }
 }
 

@@ -28,7 +28,8 @@ use simt::{copy, thread, warp};
 
 use super::memory::HEADS;
 use super::query::copy_ready;
-use super::source::{Heads, Keys, Source, Token, Which};
+use super::rows::Source;
+use super::source::{Heads, Keys, Token, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
