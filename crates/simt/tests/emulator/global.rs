@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU32;
 
 use simt::atomic::{DeviceAtomicU32, fence_device, fence_system};
 use simt::emu::{FaultKind, Launch, Memory, ThreadIndex, launch};
-use simt::mem::{Global, GlobalMut};
+use simt::mem::{Global, GlobalMut, Views};
 use simt::thread::{block_dim_x, block_idx_x, block_idx_y, grid_dim_x, grid_dim_y, thread_idx_x};
 
 use crate::device::{Tensor, assert_at, block_of, fault, fault_kind};
@@ -236,6 +236,48 @@ fn device_atomics_across_blocks() {
     let words = tensor.words();
     assert_eq!(words[..4], [THREADS, THREADS - 1, 1, 1]);
     assert!(words[4..].iter().all(|&taken| taken == 1), "a ticket was drawn twice");
+}
+
+/// Each thread leaves a word and arrives; whoever arrives last reads all of them.
+#[test]
+fn arrivals_in_order_say_what_is_left() {
+    const THREADS: u32 = 64 * 32;
+    let tensor = Tensor::zeros(THREADS as usize + 2);
+    let output = tensor.output::<u32>();
+    let shape = Launch { grid: (64, 1), ..block_of(32) };
+    let body = || {
+        let me = block_idx_x() * block_dim_x() + thread_idx_x();
+        // SAFETY: elements in bounds; the counter is accessed atomically only, and words are read when all threads have arrived.
+        unsafe {
+            output.held().store(u64::from(2 + me), me);
+            if DeviceAtomicU32::new(output, 0).add_in_order(1) == THREADS - 1 {
+                let sum = (0..THREADS).map(|i| output.load(u64::from(2 + i))).sum();
+                output.store(1, sum);
+            }
+        }
+    };
+    launch(&shape, body).expect("in bounds");
+    assert_eq!(tensor.words()[..2], [THREADS, THREADS * (THREADS - 1) / 2]);
+}
+
+#[test]
+fn views_tell_where_their_elements_lie() {
+    let tensors = [0, 100, 200].map(|first| Tensor::new(&[first, first + 1, first + 2, first + 3]));
+    let views = Views(tensors.each_ref().map(|tensor| tensor.input::<u32>()));
+    let found = Tensor::zeros(32);
+    let output = found.output::<u32>();
+    let body = || {
+        let thread = thread_idx_x();
+        let place = views.place(thread % 3, u64::from(thread % 2));
+        // SAFETY: `place` gave it, of the same views; elements in bounds.
+        unsafe { output.store(u64::from(thread), views.at(place).load(2)) }
+    };
+    launch(&block_of(32), body).expect("in bounds");
+    let expected: Vec<u32> = (0..32).map(|thread| 100 * (thread % 3) + thread % 2 + 2).collect();
+    assert_eq!(found.words(), expected);
+    // SAFETY: broken on purpose.
+    let kind = fault_kind(32, || _ = unsafe { views.at(views.place(1, 3)).load(1) });
+    assert!(matches!(kind, FaultKind::OutOfBounds { index: 1, offset: 16, .. }), "{kind}");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use simt::shared::Shared;
 use simt::thread::{NamedBarrier, lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
 use simt::warpgroup::{
-    Fragments, InFlight, Panels, Rows, bf16_m64n64k64, bf16_m64n64k128, bf16_m64n128k32,
-    bf16_m64n128k64, e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128,
+    Fragments, InFlight, Panels, Rows, bf16_m64n64k64, bf16_m64n64k64_twice, bf16_m64n64k128,
+    bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 
@@ -347,7 +347,11 @@ fn products_with_a_transposed_panel_are_exact_and_add_up() {
         });
         let (one, seven) = bf16_m64n64k64(left, right.from(7, 0), [[1.0; 4]; 8], || 7);
         assert_eq!(seven, 7);
-        bf16_m64n64k64(left, right.from(2, 0), one, || ()).0.to_vec()
+        let (two, ()) = bf16_m64n64k64(left, right.from(2, 0), one, || ());
+        let panels = [right.from(7, 0), right.from(2, 0)];
+        let twice = bf16_m64n64k64_twice([left; 2], panels, [[1.0; 4]; 8], || two);
+        assert_eq!(twice.0, twice.1, "one after the other");
+        two.to_vec()
     });
     for (at, &value) in found.expect("no rule is broken").iter().enumerate() {
         let (row, column) = (at / 64, at % 64);

@@ -1,6 +1,6 @@
 //! Queries that are spread over eight blocks get the same bits as those that are not.
 
-use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::device::{Backend, Device, bf16};
 use kv_layout::attention::{AttendedKeys, KeySplit, PART_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -40,8 +40,7 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
             1 + u32::from(rows > 0),
             "{which:?}, {entries} entries, {split:?}"
         );
-        let halves = (split == KeySplit::TwoBlocks).then_some(Blocks::spread_halves(split));
-        for blocks in std::iter::once(Blocks::spread(split)).chain(halves) {
+        for blocks in spread_over(split) {
             let (spread, what) =
                 (attend(blocks), format!("{which:?}, {entries} entries, {blocks:?}"));
             assert_eq!(spread.faults, whole.faults, "{what}");
@@ -49,6 +48,12 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
             assert!(spread.out == whole.out, "{what}");
         }
     }
+}
+
+/// The forms of blocks over which queries are spread.
+fn spread_over(split: KeySplit) -> impl Iterator<Item = Blocks> {
+    let halves = (split == KeySplit::TwoBlocks).then_some(Blocks::spread_halves(split));
+    std::iter::once(Blocks::spread(split)).chain(halves)
 }
 
 /// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile than a list may
@@ -97,6 +102,44 @@ pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
                 });
             assert!(halves.out == whole.out && halves.lse == whole.lse, "entry {spoiled}");
             assert!(halves.out.iter().all(|bits| bits & 0x7FFF > 0x7F80), "entry {spoiled}");
+        }
+    }
+}
+
+/// Scores so large that weights are not relative to 0, of some heads and tiles or of all, in one cluster and in two, one part and several.
+pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    /// Weights are relative to 0 while scores are within 24 powers of two.
+    const FAR: f32 = 24.0 * core::f32::consts::LN_2;
+    for (which, entries) in [
+        (Which::Nothing, 0),
+        (Which::List, 9 * TILE - 5),
+        (Which::All(20 * TILE as u32), 20 * TILE),
+    ] {
+        let shape = shape_of(which, entries.max(96), Shape { slots: 1, heads: 5, ..SHAPE });
+        let mut layer = Layer::random(device, shape, 46);
+        let query = query_of(which, entries, 0, &mut StdRng::seed_from_u64(47));
+        let mut heads = layer.random_heads(1, 48);
+        // From one head to the next four times as large.
+        for (head, values) in heads.iter_mut().enumerate() {
+            let scale = 4_f32.powi(head as i32);
+            values.iter_mut().for_each(|bits| {
+                *bits = bf16::from_f32(bf16::from_bits(*bits).to_f32() * scale).to_bits();
+            });
+        }
+        let queries = [query];
+        for &split in which.splits() {
+            let mut attend = |blocks| {
+                layer.blocks = blocks;
+                layer.attend(&queries, which, &heads)
+            };
+            let whole = attend(Blocks::whole(split));
+            let far = whole.lse.iter().filter(|&&bits| f32::from_bits(bits) > FAR).count();
+            assert!((1..5).contains(&far), "{far} heads are far");
+            for blocks in spread_over(split) {
+                let spread = attend(blocks);
+                assert!(spread.lse == whole.lse, "{which:?}, {blocks:?}");
+                assert!(spread.out == whole.out, "{which:?}, {blocks:?}");
+            }
         }
     }
 }
