@@ -10,7 +10,6 @@ use super::memory::{FOUND_TILES, GROUP, Small, TILE, found};
 use super::rows::{Row, Source};
 use super::source::{Keys, Listed, Located, Which};
 use crate::fault;
-use crate::row::RowFormat;
 
 /// Tiles whose keys are found together.
 const TILES: u32 = GROUP / TILE;
@@ -76,16 +75,16 @@ impl<'a> FirstBlocks<'a> {
     /// # Safety
     /// As [`FirstKeys::start`].
     #[inline(always)]
-    pub unsafe fn tell<F: RowFormat, W: Which>(self, small: Small) -> Finder<'a> {
+    pub unsafe fn tell<W: Which>(self, small: Small) -> Finder<'a> {
         let Self { mut finder, listed, located } = self;
         let tiles = finder.end - finder.first;
         // SAFETY: by this function's own contract; nobody has read what was told before.
         unsafe {
             if tiles > 0 {
-                finder.store::<F, W>(small, 0, located[0]);
+                finder.store::<W>(small, 0, located[0]);
             }
             if tiles > TILES {
-                finder.store::<F, W>(small, 1, located[1]);
+                finder.store::<W>(small, 1, located[1]);
             }
             finder.located = finder.locate::<W>(listed[0]);
         }
@@ -137,7 +136,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.
     #[inline(always)]
-    pub unsafe fn weighed<F: RowFormat, W: Which>(&mut self, small: Small, tile: u32) {
+    pub unsafe fn weighed<W: Which>(&mut self, small: Small, tile: u32) {
         let next = tile + FOUND_TILES - 1;
         if tile % TILES + 1 < TILES || next >= self.end - self.first {
             return;
@@ -145,7 +144,7 @@ impl Finder<'_> {
         let pair = next / TILES;
         // SAFETY: by this function's own contract.
         unsafe {
-            self.store::<F, W>(small, pair, self.located);
+            self.store::<W>(small, pair, self.located);
             self.located = self.locate::<W>(self.listed.loaded());
             self.listed = self.list::<W>(pair + 2);
         }
@@ -156,18 +155,12 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; nobody reads what was told in its place.
     #[inline(always)]
-    unsafe fn store<F: RowFormat, W: Which>(&mut self, small: Small, pair: u32, located: Located) {
+    unsafe fn store<W: Which>(&mut self, small: Small, pair: u32, located: Located) {
         let key = thread::thread_idx_x() - GROUP;
         let words = self.keys.row::<W>(self.source, located);
-        let (places, is_there) = self.source.places::<F>(words);
-        let at = GROUP * (pair % 2) + key;
         // SAFETY: words by one thread each, with a barrier before others read them.
         unsafe {
-            small.found.store_u32x4(4 * at, places);
-            let none = !warp::ballot(is_there);
-            if thread::lane_id() == 0 {
-                small.none.store(at / 32, none);
-            }
+            small.found.store_u32x2(2 * (GROUP * (pair % 2) + key), words);
             found(pair).arrive();
         }
         self.refused += u32::from(self.keys.is_refused::<W>(self.source, located));
@@ -205,11 +198,7 @@ pub unsafe fn wait_for(tile: u32) {
 pub unsafe fn row_of(source: Source<'_>, small: Small, (tile, row): (u32, u32)) -> Row {
     let at = tile % FOUND_TILES * TILE + row;
     // SAFETY: by this function's own contract.
-    unsafe {
-        let planes = source.at(small.found.load_u32x4(4 * at));
-        let is_there = small.none.load(at / 32) >> (at % 32) & 1 == 0;
-        Row { planes, is_there }
-    }
+    source.row(unsafe { small.found.load_u32x2(2 * at) })
 }
 
 /// Whether tile `tile` is the first of those that are found together.

@@ -39,9 +39,7 @@ pub(super) type Memory = Shared<u32, WORDS>;
 
 /// Tiles of which it is known at a time where their rows lie, and words of that.
 pub(super) const FOUND_TILES: u32 = 4;
-const FOUND: usize = (FOUND_TILES * TILE * 4) as usize;
-/// Words of a bit for each of their keys.
-const NONE: usize = (FOUND_TILES * TILE / 32) as usize;
+const FOUND: usize = (FOUND_TILES * TILE * 2) as usize;
 
 /// The small arrays in a block's shared memory.
 #[derive(Clone, Copy)]
@@ -52,10 +50,8 @@ pub(super) struct Small {
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
     pub rotation: Shared<f32, { ROPE_DIM as usize }>,
-    /// `[4, 64, 4]` of four tiles: where a key's row lies, as [`super::rows::Source::places`] says it.
+    /// `[4, 64, 2]` of four tiles: where a key's row lies, as [`super::source::Keys::row`] says it.
     pub found: Shared<u32, FOUND>,
-    /// `[4, 2]` of the same: which keys there are none of, a bit each.
-    pub none: Shared<u32, NONE>,
     /// `[64]` what a head's weights are relative to. This and what follows take the place of the queries, in the end.
     pub base: Shared<f32, { HEADS as usize }>,
     /// `[64]` a head's sum of weights.
@@ -65,8 +61,7 @@ pub(super) struct Small {
 }
 
 impl Small {
-    const FOUND_AT: u32 = SMALL + 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM);
-    const BYTES: u32 = Self::FOUND_AT + 4 * (FOUND + NONE) as u32 - SMALL;
+    const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM + FOUND as u32);
 
     /// # Safety
     /// The block has [`SHARED_BYTES`] and uses them for nothing else.
@@ -78,8 +73,7 @@ impl Small {
                 counts: Shared::at(SMALL),
                 factor: Shared::at(SMALL + 4 * 2 * EIGHTS),
                 rotation: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS)),
-                found: Shared::at(Self::FOUND_AT),
-                none: Shared::at(Self::FOUND_AT + 4 * FOUND as u32),
+                found: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM)),
                 base: Shared::at(4 * QUERIES),
                 sum: Shared::at(4 * (QUERIES + HEADS)),
                 share: Shared::at(4 * (QUERIES + 2 * HEADS)),

@@ -128,14 +128,14 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
                 small,
                 at,
                 || first.locate::<W>(),
-                |found| found.tell::<F, W>(small),
+                |found| found.tell::<W>(small),
             );
             let counts_refused = first_head == 0 && channels.is_first();
             let finder = (finder, counts_refused);
             let values = if channels.halves == 2 && channels.half == 0 {
-                multiply_tiles::<F, W, 0>(own, small, finder)
+                multiply_tiles::<W, 0>(own, small, finder)
             } else {
-                multiply_tiles::<F, W, HALF>(own, small, finder)
+                multiply_tiles::<W, HALF>(own, small, finder)
             };
             merge::store(values);
             merge::write::<W>(&args, keys, small, 0.0, at);
@@ -297,7 +297,7 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
 #[inline(always)]
-unsafe fn multiply_tiles<F: KeyFormat, W: Which, const PANEL: u32>(
+unsafe fn multiply_tiles<W: Which, const PANEL: u32>(
     (first, end): (u32, u32),
     small: Small,
     (mut finder, counts_refused): (Finder<'_>, bool),
@@ -322,7 +322,7 @@ unsafe fn multiply_tiles<F: KeyFormat, W: Which, const PANEL: u32>(
             if tile + 2 < tiles {
                 multiplied(tile, 1).arrive();
             }
-            finder.weighed::<F, W>(small, tile);
+            finder.weighed::<W>(small, tile);
             tile += 1;
         }
         if W::HAS_ENTRIES && counts_refused {

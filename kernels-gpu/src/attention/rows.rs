@@ -10,7 +10,7 @@ use crate::row::RowFormat;
 #[derive(Clone, Copy)]
 pub struct Source<'a>(pub &'a Attend);
 
-/// A row of a cache: where its data and its scales begin.
+/// Rows of a cache: planes of data and scales; or a row: where its data and its scales begin.
 #[derive(Clone, Copy)]
 pub struct Planes {
     pub data: Global<u8>,
@@ -28,11 +28,28 @@ pub const NONE: u32 = 3;
 #[derive(Clone, Copy)]
 pub struct Row {
     pub planes: Planes,
+    pub row: u64,
     /// Whether it is the key's.
     pub is_there: bool,
 }
 
 impl Source<'_> {
+    /// The row that the words of [`super::source::Keys::row`] name. A thread that has many rows spares branches by [`Self::places`]; in the
+    /// kernels of whole queries that takes as long.
+    #[inline(always)]
+    pub fn row(self, words: [u32; 2]) -> Row {
+        let args = self.0;
+        let (plane, row) = plane_and_row(words);
+        let planes = if plane == ENTRIES {
+            Planes { data: args.entry_data, scale: args.entry_scale }
+        } else if plane == OWN {
+            Planes { data: args.own_data, scale: args.own_scale }
+        } else {
+            Planes { data: args.ring_data, scale: args.ring_scale }
+        };
+        Row { planes, row, is_there: plane != NONE }
+    }
+
     /// Where the row lies that the words of [`super::source::Keys::row`] name, of data and of scales, and whether it is a key's; of no key
     /// in the ring.
     #[inline(always)]

@@ -94,13 +94,8 @@ impl Softmax {
         // SAFETY: as in `weigh`.
         unsafe {
             let products = counts.mask(products);
+            self.raise(products);
             self.sum = self.store_weights(products, weights_of(0));
-            if are_near(self.sum) {
-                self.base = [0.0; 2];
-            } else {
-                self.raise(products);
-                self.sum = self.store_weights(products, weights_of(0));
-            }
             tell(small, 0, [1.0; 2]);
         }
     }

@@ -4,7 +4,7 @@
 //! is unpacked, the next one is on its way.
 
 use kv_layout::geometry::NOPE_DIM;
-use kv_layout::main_row::UE8M0_GROUP;
+use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::math::{mul_bf16x2, permute_bytes};
 use simt::mem::Global;
 use simt::thread;
@@ -205,10 +205,11 @@ impl RawKeys {
     pub unsafe fn load<F: KeyFormat>(at: Row) -> Self {
         // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
         unsafe {
+            let from = data_offset(at.row);
             let pieces = array_from_fn(|piece| {
-                at.planes.data.load_u32x4_in_order(u64::from(piece_byte(piece)))
+                at.planes.data.load_u32x4_in_order(from + u64::from(piece_byte(piece)))
             });
-            Self { pieces, scales: F::scales_at(at.planes.scale), is_there: at.is_there }
+            Self { pieces, scales: F::load_scales(at.planes.scale, at.row), is_there: at.is_there }
         }
     }
 
