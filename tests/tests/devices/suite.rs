@@ -97,6 +97,7 @@ suite! {
     attention::spread {
         spread_queries_have_the_same_bits,
         far_scores_have_the_same_bits,
+        scores_far_below_have_the_same_bits,
         a_nan_in_either_half_is_not_hidden,
     }
     attention::queries {

@@ -4,8 +4,8 @@ use dsv4_kv::device::{Backend, Device, bf16};
 use kv_layout::attention::{AttendedKeys, KeySplit, PART_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::blocks::Blocks;
 use super::decode::{SHAPE, query_of, shape_of};
@@ -142,4 +142,42 @@ pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
             }
         }
     }
+}
+
+/// Scores of all entries so far below 0 that weights are not relative to 0, in the sum that has entries only: no score is far above it.
+pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const ENTRIES: usize = 9 * TILE;
+    /// Channels along which keys and queries lie.
+    const ALONG: usize = 256;
+    /// How far scores are below 0, about, in powers of two.
+    const BELOW: f32 = 40.0;
+    let shape = shape_of(Which::List, ENTRIES, Shape { slots: 1, heads: 2, ..SHAPE });
+    let mut layer = Layer::random(device, shape, 49);
+    let mut random = StdRng::seed_from_u64(50);
+    let signs: Vec<f32> = (0..ALONG).map(|_| if random.random() { 1.0 } else { -1.0 }).collect();
+    let along = |size: f32| {
+        let of = |channel: usize| signs.get(channel).map_or(0.0, |sign| size * sign);
+        (0..512).map(|channel| bf16::from_f32(of(channel)).to_bits()).collect::<Vec<u16>>()
+    };
+    let unit = core::f32::consts::LN_2 * 512_f32.sqrt() / ALONG as f32;
+    for entry in 0..ENTRIES {
+        let values = along(unit * BELOW * random.random_range(0.9..1.1));
+        let row = layer.entry_row(0, entry).expect("it has a block");
+        layer.entries[row] = crate::inputs::oracle(layer.shape.format).encode(&values);
+    }
+    let queries = [query_of(Which::List, ENTRIES, 0, &mut random)];
+    let heads = [along(-1.0), along(-0.1)];
+    for &split in Which::List.splits() {
+        let mut attend = |blocks| {
+            layer.blocks = blocks;
+            layer.attend(&queries, Which::List, &heads)
+        };
+        let whole = attend(Blocks::whole(split));
+        for blocks in spread_over(split) {
+            let spread = attend(blocks);
+            assert!(spread.lse == whole.lse, "{blocks:?}");
+            assert!(spread.out == whole.out, "{blocks:?}");
+        }
+    }
+    assert_eq!(layer.check(&queries, Which::List, &heads), 0);
 }
