@@ -144,7 +144,7 @@ pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Scores of all entries so far below 0 that weights are not relative to 0, in the sum that has entries only: no score is far above it.
+/// Scores of all keys of a head so far below 0 that weights are not relative to 0; no score is far above it.
 pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const ENTRIES: usize = 9 * TILE;
     /// Channels along which keys and queries lie.
@@ -160,10 +160,9 @@ pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
         (0..512).map(|channel| bf16::from_f32(of(channel)).to_bits()).collect::<Vec<u16>>()
     };
     let unit = core::f32::consts::LN_2 * 512_f32.sqrt() / ALONG as f32;
-    for entry in 0..ENTRIES {
+    for row in layer.window.iter_mut().chain(&mut layer.entries) {
         let values = along(unit * BELOW * random.random_range(0.9..1.1));
-        let row = layer.entry_row(0, entry).expect("it has a block");
-        layer.entries[row] = crate::inputs::oracle(layer.shape.format).encode(&values);
+        *row = crate::inputs::oracle(shape.format).encode(&values);
     }
     let queries = [query_of(Which::List, ENTRIES, 0, &mut random)];
     let heads = [along(-1.0), along(-0.1)];
