@@ -166,8 +166,8 @@ impl<T: Element> Global<T> {
     }
 }
 
-/// Several views, of which one holds what is read: a thread that knows which tells others where, by one word of 64 bits. On the device that is
-/// the address, so that the others do not choose between pointers.
+/// Several views, one of which holds an element. A thread that knows which one passes the element's place, 64 bits, to other threads, for
+/// instance through shared memory. On the device the place is the address, so that the others do not choose between pointers.
 #[derive(Clone, Copy, Debug)]
 pub struct Views<T: Element, const N: usize>(pub [Global<T>; N]);
 

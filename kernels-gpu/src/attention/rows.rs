@@ -34,8 +34,8 @@ pub struct Row {
 }
 
 impl Source<'_> {
-    /// The row that the words of [`super::source::Keys::row`] name. A thread that has many rows spares branches by [`Self::places`]; in the
-    /// kernels of whole queries that takes as long.
+    /// The row that the words of [`super::source::Keys::row`] name: for the kernels of whole queries, which are no faster with
+    /// [`Self::places`], and slower behind other kernels.
     #[inline(always)]
     pub fn row(self, words: [u32; 2]) -> Row {
         let args = self.0;

@@ -14,32 +14,16 @@ pub unsafe fn global_word(memory: Pointer<u32>, index: u64) -> GlobalWord {
     GlobalWord(unsafe { memory.global_address(index) })
 }
 
-#[inline(always)]
-pub fn global_add_in_order(word: GlobalWord, value: u32) -> u32 {
-    let old: u32;
-    // SAFETY: `global_word` was promised a word in bounds and aligned.
-    unsafe {
-        asm!(
-            "atom.acq_rel.gpu.global.add.u32 {old}, [{word}], {value};",
-            old = out(reg32) old,
-            word = in(reg64) word.0,
-            value = in(reg32) value,
-            options(nostack),
-        );
-    }
-    old
-}
-
-/// `old = op(word, value)` in the global and in the shared state space.
-macro_rules! read_modify_write {
-    ($($global:ident, $shared:ident: $operation:literal;)*) => { $(
+/// `old = op(word, value)` in the global state space.
+macro_rules! in_global_memory {
+    ($($name:ident: $instruction:literal;)*) => { $(
         #[inline(always)]
-        pub fn $global(word: GlobalWord, value: u32) -> u32 {
+        pub fn $name(word: GlobalWord, value: u32) -> u32 {
             let old: u32;
             // SAFETY: `global_word` was promised a word in bounds and aligned.
             unsafe {
                 asm!(
-                    concat!("atom.relaxed.gpu.global.", $operation, " {old}, [{word}], {value};"),
+                    concat!($instruction, " {old}, [{word}], {value};"),
                     old = out(reg32) old,
                     word = in(reg64) word.0,
                     value = in(reg32) value,
@@ -48,14 +32,26 @@ macro_rules! read_modify_write {
             }
             old
         }
+    )* };
+}
 
+in_global_memory! {
+    global_add: "atom.relaxed.gpu.global.add.u32";
+    global_add_in_order: "atom.acq_rel.gpu.global.add.u32";
+    global_max: "atom.relaxed.gpu.global.max.u32";
+    global_exchange: "atom.relaxed.gpu.global.exch.b32";
+}
+
+/// The same in the shared state space.
+macro_rules! in_shared_memory {
+    ($($name:ident: $instruction:literal;)*) => { $(
         #[inline(always)]
-        pub fn $shared(address: u32, value: u32) -> u32 {
+        pub fn $name(address: u32, value: u32) -> u32 {
             let old: u32;
             // SAFETY: `BlockAtomicU32::new` was promised an element of a shared array.
             unsafe {
                 asm!(
-                    concat!("atom.relaxed.cta.shared.", $operation, " {old}, [{word}], {value};"),
+                    concat!($instruction, " {old}, [{word}], {value};"),
                     old = out(reg32) old,
                     word = in(reg32) address,
                     value = in(reg32) value,
@@ -67,10 +63,10 @@ macro_rules! read_modify_write {
     )* };
 }
 
-read_modify_write! {
-    global_add, shared_add: "add.u32";
-    global_max, shared_max: "max.u32";
-    global_exchange, shared_exchange: "exch.b32";
+in_shared_memory! {
+    shared_add: "atom.relaxed.cta.shared.add.u32";
+    shared_max: "atom.relaxed.cta.shared.max.u32";
+    shared_exchange: "atom.relaxed.cta.shared.exch.b32";
 }
 
 #[inline(always)]
