@@ -147,8 +147,8 @@ impl AttendKernel {
         if self.is_spread() { SPREAD_BLOCKS } else { self.keys().blocks() }
     }
 
-    /// Clusters that have different keys of 64 heads of a query, or blocks of [`KeySplit::OneBlock`], in a launch for so many parts, of each of
-    /// which a cluster has all keys or, where `halves` is 2, half.
+    /// Pieces into which the keys of a query are cut in a launch for so many parts: each is a cluster's, or with [`KeySplit::OneBlock`] a block's. Of
+    /// [`AttendForm::SpreadParts`] each part has `halves` pieces, 1 or 2.
     #[must_use]
     pub const fn shares(self, parts: u32, halves: u32) -> u32 {
         match self.form {
@@ -158,8 +158,8 @@ impl AttendKernel {
         }
     }
 
-    /// Numbers of each head that a cluster leaves for the others of a query, and from which the softmax's denominator follows: log2 of its
-    /// own; if it is spread, each block two, that and nothing, or of half a part what its weights are relative to, and their sum.
+    /// f32 values that a cluster stores for each head, from which the last one computes the softmax's denominator. Not spread: 1, the log2 of the cluster's
+    /// denominator. Spread: 2 for each of its eight blocks, that and an unused one, or, of half a part, base and sum of weights.
     #[must_use]
     pub const fn denominators(self) -> u32 {
         if self.is_spread() { 2 * SPREAD_BLOCKS } else { 1 }

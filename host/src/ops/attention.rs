@@ -37,8 +37,8 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// Which.
     pub which: Attended<'a, B>,
-    /// Where parts are added up. Without it, or where it is too small for a query, `rows` of [`Attended::All`] is refused
-    /// if it makes several parts; where it is too small for all queries, there are several launches.
+    /// Workspace for keys that are split into parts (split-KV). If one query needs more than it holds, the call is refused; if all queries together do,
+    /// the call becomes several launches.
     pub parts: Option<&'a AttentionParts<B>>,
     /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see.
     pub rows: u32,
@@ -78,14 +78,15 @@ pub struct Attention<'a, B: Backend> {
     /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
     /// query's bits depend on the launch.
     pub split: KeySplit,
-    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few queries has more blocks for each. That changes no bit.
+    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few work items (a query, a part of its keys, and up to 64 heads) has
+    /// more blocks for each. That changes no bit.
     ///
-    /// - With `exchange`, queries that are [`QueryForm::Rotated`], or parts of their keys, or halves of these where keys are split, with up
-    ///   to 1,152 keys are spread over eight blocks each, if nine tenths of the multiprocessors are enough for all.
-    /// - Others have twice as many blocks, each with half of the channels of its values, if queries, times parts of their
-    ///   keys, times 64 heads are at most an eighth of the multiprocessors.
+    /// - With `exchange`, and queries that are [`QueryForm::Rotated`], a work item of up to 1,152 keys, or half of one where keys are split, is spread
+    ///   over eight blocks, if nine tenths of the multiprocessors are enough for all.
+    /// - Else a work item has twice as many blocks, each with half of the channels of its values, if there are at most an eighth as many as
+    ///   multiprocessors.
     pub multiprocessors: u32,
-    /// Where the blocks over which a query is spread leave for each other what they have of it.
+    /// Workspace of work items that are spread over eight blocks.
     pub exchange: Option<&'a AttentionExchange<B>>,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
@@ -106,12 +107,13 @@ pub struct Attention<'a, B: Backend> {
 }
 
 /// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned back
-/// by the query's position. The outputs of padding stay untouched. No queries are nothing, whatever the rest is.
+/// by the query's position. The outputs of padding, whose slot is negative, stay untouched. No queries are nothing, whatever the rest is.
 ///
 /// Each of these adds 1 to `faults`:
-/// - a listed entry, not -1, that the query does not see or whose block is missing; it is left out of the softmax;
+/// - a listed entry, not -1, that the query does not see, or an entry whose block is missing; it is left out of the softmax;
 /// - without a list, a query that sees more entries than `rows`; it attends to the oldest `rows`;
-/// - a query whose slot is out of range, or whose row or index does not fit the own rows; its outputs stay untouched.
+/// - a query whose slot is past the last, whose position is negative, or whose row or index does not fit the own rows; its outputs stay
+///   untouched.
 ///
 /// # Errors
 /// - [`DeviceError::Argument`]: a number of heads, `rows` or `max_blocks` out of range, entries scaled otherwise than the ring.
@@ -123,6 +125,9 @@ pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
+    if attention.queries.count == 0 {
+        return Ok(());
+    }
     let spread = attention.spread()?;
     let (kernel, mut launches) = (attention.kernel(spread)?, attention.launches(spread)?);
     if launches.len() > 1 {
@@ -145,6 +150,9 @@ pub fn check_attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
+    if attention.queries.count == 0 {
+        return Ok(());
+    }
     let spread = attention.spread()?;
     let kernel = attention.kernel(spread)?;
     attention
@@ -163,13 +171,12 @@ impl<B: Backend> Attention<'_, B> {
         &self,
         spread: Option<SpreadLaunch>,
     ) -> Result<impl ExactSizeIterator<Item = Range<u32>> + use<B>, DeviceError> {
-        let count = self.queries.count;
-        let at_once = if count == 0 { 1 } else { self.at_once(spread)? };
+        let (count, at_once) = (self.queries.count, self.at_once(spread)?);
         let launch = move |at: u32| at * at_once..(at * at_once).saturating_add(at_once).min(count);
         Ok((0..count.div_ceil(at_once)).map(launch))
     }
 
-    /// Most queries of a launch, of which there are some.
+    /// Most queries of a launch.
     fn at_once(&self, spread: Option<SpreadLaunch>) -> Result<u32, DeviceError> {
         let (count, params) = (self.queries.count, self.params(0..self.queries.count)?);
         if params.parts == 1 {
@@ -178,7 +185,7 @@ impl<B: Backend> Attention<'_, B> {
         let clusters = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
         let there = self.parts().map_or(0, AttentionParts::clusters);
         check_length("clusters that have memory for parts of a query", there, clusters)?;
-        // SpreadLaunch queries have memory of their own, which is enough for all.
+        // Spread queries have memory of their own, which is enough for all.
         Ok(if spread.is_some() { count } else { (there / clusters).min(count.into()) as u32 })
     }
 

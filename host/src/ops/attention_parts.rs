@@ -6,11 +6,11 @@ use kv_layout::geometry::HEAD_DIM;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 
-/// Memory in which the parts of queries' keys are added up: of queries that may have more than 960 entries without a
-/// list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A cluster has one part of 64 heads of a query. Launches that use it must run one after the
-/// other, as those of one stream do: two at a time would add up each other's parts.
+/// Workspace for keys that are split into parts (split-KV, as in Flash-Decoding): those of queries that may have more than 960 entries without a
+/// list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A cluster has one part, and 64 heads of a query, and stores its partial output and
+/// log-sum-exp. Launches that use it must run one after the other, as those of one stream do: two at a time would add up each other's parts.
 pub struct AttentionParts<B: Backend> {
-    /// `[clusters, 64, 512]` f32: what heads get of a part.
+    /// `[clusters, 64, 512]` f32: partial outputs.
     pub(crate) sums: Buffer<B, f32>,
     /// `[clusters, 64]` f32: log2 of the softmax's denominators.
     pub(crate) lse: Buffer<B, f32>,

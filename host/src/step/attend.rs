@@ -68,7 +68,7 @@ pub struct AttentionHeads<'i, B: Backend> {
 }
 
 /// What queries attend to besides their windows.
-enum Entries<'i, B: Backend> {
+enum AttendTo<'i, B: Backend> {
     Nothing,
     /// Those of lists of so many.
     Listed(&'i Buffer<B, i32>, u32),
@@ -95,7 +95,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
         queries: Range<u32>,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, &Entries::Nothing, heads)
+        self.attend_to(queries, &AttendTo::Nothing, heads)
     }
 }
 
@@ -117,7 +117,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         rows: u32,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, &Entries::Listed(selected, rows), heads)
+        self.attend_to(queries, &AttendTo::Listed(selected, rows), heads)
     }
 }
 
@@ -134,7 +134,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Hca> {
         queries: Range<u32>,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, &Entries::All, heads)
+        self.attend_to(queries, &AttendTo::All, heads)
     }
 }
 
@@ -143,7 +143,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     fn attend_to(
         &self,
         queries: Range<u32>,
-        which: &Entries<'_, B>,
+        which: &AttendTo<'_, B>,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
         self.check_window()?;
@@ -158,13 +158,13 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             OwnRows { data: &access.own.data, scale: &access.own.scale, rows: access.shape.tokens };
         let (entries, table);
         let attended = match which {
-            Entries::Nothing => None,
-            Entries::Listed(..) | Entries::All => {
+            AttendTo::Nothing => None,
+            AttendTo::Listed(..) | AttendTo::All => {
                 let config = &access.core.config;
                 (entries, table) = (access.pools.entries(config)?, access.core.memory.table());
                 let (entries, table) = (&entries, &table);
                 let (which, rows) = match which {
-                    Entries::Listed(selected, rows) => (Attended::List(selected), *rows),
+                    AttendTo::Listed(selected, rows) => (Attended::List(selected), *rows),
                     _ => (Attended::All, access.most_entries()?),
                 };
                 let parts = access.compressed().parts.as_ref();
@@ -186,7 +186,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             entries: attended,
             out: heads.out,
             lse: heads.lse,
-            // Of both forms of the kernel.
+            // One word for all forms.
             faults: access.fault_word::<Attend>(AttendKernel {
                 format: ring.format,
                 form: AttendForm::Whole(which.keys()),
@@ -221,7 +221,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     }
 }
 
-impl<B: Backend> Entries<'_, B> {
+impl<B: Backend> AttendTo<'_, B> {
     fn keys(&self) -> AttendedKeys {
         match self {
             Self::Nothing => AttendedKeys::Window,

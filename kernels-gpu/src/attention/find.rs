@@ -6,9 +6,9 @@
 
 use simt::{thread, warp};
 
+use super::keys::{KeySet, Keys, Listed, Located};
 use super::memory::{FOUND_TILES, GROUP, Small, TILE, found};
 use super::rows::{Row, Source};
-use super::source::{Keys, Listed, Located, Which};
 use crate::fault;
 
 /// Tiles whose keys are found together.
@@ -27,7 +27,7 @@ impl<'a> FirstKeys<'a> {
     /// # Safety
     /// `keys` are a live query's; the pointers have the shapes of the kernel table; the second warpgroup calls it.
     #[inline(always)]
-    pub unsafe fn start<W: Which>(
+    pub unsafe fn start<W: KeySet>(
         source: Source<'a>,
         keys: Keys,
         (first, end): (u32, u32),
@@ -51,7 +51,7 @@ impl<'a> FirstKeys<'a> {
     /// # Safety
     /// As [`Self::start`].
     #[inline(always)]
-    pub unsafe fn locate<W: Which>(self) -> FirstBlocks<'a> {
+    pub unsafe fn locate<W: KeySet>(self) -> FirstBlocks<'a> {
         let Self { finder, listed: [a, b] } = self;
         // SAFETY: by this function's own contract.
         unsafe {
@@ -75,7 +75,7 @@ impl<'a> FirstBlocks<'a> {
     /// # Safety
     /// As [`FirstKeys::start`].
     #[inline(always)]
-    pub unsafe fn tell<W: Which>(self, small: Small) -> Finder<'a> {
+    pub unsafe fn publish<W: KeySet>(self, small: Small) -> Finder<'a> {
         let Self { mut finder, listed, located } = self;
         let tiles = finder.end - finder.first;
         // SAFETY: by this function's own contract; nobody has read what was told before.
@@ -111,7 +111,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`].
     #[inline(always)]
-    unsafe fn list<W: Which>(&self, pair: u32) -> Listed {
+    unsafe fn list<W: KeySet>(&self, pair: u32) -> Listed {
         let key = thread::thread_idx_x() - GROUP;
         // Held, so that what depends on the thread alone does not stay in registers.
         let tile = thread::hold_u32(self.first + TILES * pair + key / TILE);
@@ -124,7 +124,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`].
     #[inline(always)]
-    unsafe fn locate<W: Which>(&self, listed: Listed) -> Located {
+    unsafe fn locate<W: KeySet>(&self, listed: Listed) -> Located {
         // SAFETY: by this function's own contract.
         unsafe { self.keys.locate::<W>(self.source, listed) }
     }
@@ -136,7 +136,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.
     #[inline(always)]
-    pub unsafe fn weighed<W: Which>(&mut self, small: Small, tile: u32) {
+    pub unsafe fn weighed<W: KeySet>(&mut self, small: Small, tile: u32) {
         let next = tile + FOUND_TILES - 1;
         if tile % TILES + 1 < TILES || next >= self.end - self.first {
             return;
@@ -155,7 +155,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; nobody reads what was told in its place.
     #[inline(always)]
-    unsafe fn store<W: Which>(&mut self, small: Small, pair: u32, located: Located) {
+    unsafe fn store<W: KeySet>(&mut self, small: Small, pair: u32, located: Located) {
         let key = thread::thread_idx_x() - GROUP;
         let words = self.keys.row::<W>(self.source, located);
         // SAFETY: words by one thread each, with a barrier before others read them.

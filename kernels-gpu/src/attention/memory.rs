@@ -45,12 +45,12 @@ const FOUND: usize = (FOUND_TILES * TILE * 2) as usize;
 #[derive(Clone, Copy)]
 pub(super) struct Small {
     /// `[2, 8]` of both tiles: which keys count, bit `4 i` of word `n` for key `8 n + i`.
-    pub counts: Shared<u32, { 2 * EIGHTS as usize }>,
+    pub mask: Shared<u32, { 2 * EIGHTS as usize }>,
     /// `[2, 64]` of both tiles: what a head's sums of values before it are multiplied by.
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
     pub rotation: Shared<f32, { ROPE_DIM as usize }>,
-    /// `[4, 64, 2]` of four tiles: where a key's row lies, as [`super::source::Keys::row`] says it.
+    /// `[4, 64, 2]` of four tiles: where a key's row lies, as [`super::keys::Keys::row`] says it.
     pub found: Shared<u32, FOUND>,
     /// `[64]` what a head's weights are relative to. This and what follows take the place of the queries, in the end.
     pub base: Shared<f32, { HEADS as usize }>,
@@ -70,7 +70,7 @@ impl Small {
         // SAFETY: by this function's own contract; the arrays lie behind each other, in two places.
         unsafe {
             Self {
-                counts: Shared::at(SMALL),
+                mask: Shared::at(SMALL),
                 factor: Shared::at(SMALL + 4 * 2 * EIGHTS),
                 rotation: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS)),
                 found: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM)),

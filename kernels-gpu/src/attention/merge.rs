@@ -7,11 +7,11 @@ use simt::shared::Shared;
 use simt::thread;
 use simt::warpgroup::TallFragments;
 
+use super::keys::{KeySet, Keys, Place, Split};
 use super::memory::{BLOCKS, GROUP, HEADS, QUERIES, Small, THREADS, barrier};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head, turn};
 use super::parts;
 use super::softmax::{first_row, shares};
-use super::source::{Keys, Place, Split, Which};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -20,13 +20,13 @@ const STRIDE: u32 = HEAD_DIM + 8;
 /// Words of a block's sums, which take the place of its keys and of the first weights.
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
-/// What the end needs, long before it: each of the first 64 threads' head's sink, times log2 e; the angles' cosines and
-/// sines in `small`.
+/// Loads early what [`write`] needs late: returns the sink of the thread's head, times log2 e, in each of the first 64 threads; stores the cosines
+/// and sines of the rotary angles in `small`.
 ///
 /// # Safety
 /// As [`write`], in the first warpgroup; a barrier follows.
 #[inline(always)]
-pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
+pub unsafe fn load_early(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
     let thread = thread::thread_idx_x();
     // SAFETY: by this function's own contract.
     unsafe {
@@ -73,7 +73,7 @@ pub unsafe fn store_none() {
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
 /// [`wait`].
 #[inline(always)]
-pub unsafe fn write<W: Which>(args: &Attend, keys: Keys, small: Small, sink: f32, at: Place) {
+pub unsafe fn write<W: KeySet>(args: &Attend, keys: Keys, small: Small, sink: f32, at: Place) {
     // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
     // others read its memory.
     unsafe {
@@ -86,7 +86,7 @@ pub unsafe fn write<W: Which>(args: &Attend, keys: Keys, small: Small, sink: f32
         } else {
             write_heads::<W, { QUARTERS / 2 }>(args, keys, (small, sums), at);
         }
-        leave(at.split);
+        wait_before_exit(at.split);
         if W::HAS_PARTS && at.heads.parts > 1 {
             parts::finish::<W>(args, small, at);
         }
@@ -104,7 +104,7 @@ pub unsafe fn wait(split: Split) {
         barrier();
         split_barrier(split);
         barrier();
-        leave(split);
+        wait_before_exit(split);
     }
 }
 
@@ -123,7 +123,7 @@ unsafe fn split_barrier(split: Split) {
 /// # Safety
 /// As [`split_barrier`].
 #[inline(always)]
-unsafe fn leave(split: Split) {
+unsafe fn wait_before_exit(split: Split) {
     // SAFETY: by this function's own contract.
     unsafe {
         if split.blocks > 1 {
@@ -159,7 +159,7 @@ unsafe fn store_sums(sums: Shared<f32, SUMS>, values: TallFragments) {
 /// # Safety
 /// As [`Shared::load_from`].
 #[inline(always)]
-unsafe fn load<W: Which, const N: usize>(memory: Shared<f32, N>, rank: u32, i: u32) -> f32 {
+unsafe fn load<W: KeySet, const N: usize>(memory: Shared<f32, N>, rank: u32, i: u32) -> f32 {
     // SAFETY: by this function's own contract.
     unsafe { if W::BLOCKS > 1 { memory.load_from(rank, i) } else { memory.load(i) } }
 }
@@ -169,7 +169,7 @@ unsafe fn load<W: Which, const N: usize>(memory: Shared<f32, N>, rank: u32, i: u
 /// # Safety
 /// As [`write`], behind a barrier of the cluster.
 #[inline(always)]
-unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (f32, Place)) {
+unsafe fn share<W: KeySet>(args: &Attend, keys: Keys, small: Small, (sink, at): (f32, Place)) {
     let head = thread::thread_idx_x();
     if head >= HEADS {
         return;
@@ -224,7 +224,7 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
 /// # Safety
 /// As [`write`], with the shares in `small`.
 #[inline(always)]
-unsafe fn write_heads<W: Which, const N: usize>(
+unsafe fn write_heads<W: KeySet, const N: usize>(
     args: &Attend,
     keys: Keys,
     (small, sums): (Small, Shared<f32, SUMS>),

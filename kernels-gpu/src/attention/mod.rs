@@ -1,27 +1,26 @@
 //! Attention over the rows of the cache where they lie: window, list and sink in one softmax.
 //! See docs/specification.md, section 13.
 //!
-//! A cluster of two blocks has 64 heads of one query. Its keys, 64 a tile, are split between the blocks by their number alone;
-//! each block runs through its tiles by online softmax, and then each sums up both blocks' results for its share of the
-//! heads, in the order of the blocks. So the bits of a query depend on nothing but its request: not on what else is in
-//! the step.
+//! A *work item* is a query, a part of its keys, and up to 64 of its heads. How many blocks share one, and by which kernel, is in
+//! docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone: not on what else is in the step.
 //!
-//! A cache may be configured to have one block for each query instead ([`kv_layout::attention::KeySplit`]): it runs through
-//! all tiles, and nothing is summed up. Then the blocks of a cluster have nothing to do with each other.
+//! The kernels here ([`attend`]) have a cluster of two blocks for a work item with entries, and one block for a window. The keys, 64 a tile, are split
+//! between the two by their number alone. Each block runs through its tiles by online softmax; then each adds up both blocks' results for
+//! half of the heads, in the order of the blocks. With one-block split ([`kv_layout::attention::KeySplit`]) a work item has one block, which
+//! runs through all tiles; then the blocks of a cluster have different work items.
 //!
-//! A query with very many keys has them in parts, by their number alone again: each is a cluster's, or a block's, which leaves
-//! what heads get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their
-//! order.
+//! Very many keys have several parts (split-KV, as in Flash-Decoding). Each work item stores its partial result and log-sum-exp in global memory, and
+//! the block that is last with its heads adds up the parts, in their order.
 //!
-//! A launch with few queries may have two clusters for each, or two blocks: both have its keys and compute all weights, and
-//! each sums up half of the channels of values (`source::Channels`). One with few queries of few keys may spread each over eight blocks:
-//! a kernel of its own, [`spread`].
+//! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights; each accumulates half of the
+//! channels of the values (`keys::Channels`). With fewer still, [`spread`] has eight blocks for a work item.
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
 //! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles
 //! meanwhile, whose rows the second finds. Named barriers hand tiles over.
 
 mod find;
+mod keys;
 mod memory;
 mod merge;
 mod output;
@@ -29,7 +28,6 @@ mod parts;
 mod query;
 mod rows;
 mod softmax;
-mod source;
 pub mod spread;
 mod unpack;
 
@@ -43,15 +41,15 @@ use simt::{copy, thread, warp};
 use crate::args::Attend;
 use crate::fault;
 use find::{Finder, FirstKeys};
+pub use keys::{All, KeySet, List, Short, Window};
+use keys::{Channels, Heads, Keys, Place, Split, Token};
 pub use memory::{BLOCK, HEADS, SHARED_BYTES};
 use memory::{
     EIGHTS, GROUP, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
     panels, unpacked, weighed, weights_of,
 };
 use rows::{Row, Source};
-use softmax::{Counts, Softmax, first_row, rescale};
-pub use source::{All, List, Short, Which, Window};
-use source::{Channels, Heads, Keys, Place, Split, Token};
+use softmax::{KeyMask, Softmax, first_row, rescale};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
@@ -81,7 +79,7 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(split * halves * parts * tokens, heads / 64)`,
 /// rounded up, with 384 threads a block and `W::BLOCKS` blocks a cluster call it.
 #[inline(always)]
-pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
+pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let split = Split::of::<W>(&args);
     let (channels, task) = Channels::of_cluster(&args, thread::block_idx_x() / split.blocks);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
@@ -128,10 +126,10 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
                 small,
                 at,
                 || first.locate::<W>(),
-                |found| found.tell::<W>(small),
+                |found| found.publish::<W>(small),
             );
-            let counts_refused = first_head == 0 && channels.is_first();
-            let finder = (finder, counts_refused);
+            let reports_refused = first_head == 0 && channels.is_first();
+            let finder = (finder, reports_refused);
             let values = if channels.halves == 2 && channels.half == 0 {
                 multiply_tiles::<W, 0>(own, small, finder)
             } else {
@@ -145,7 +143,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             } else {
                 more_registers::<SCORER>();
             }
-            let start = || merge::start(&args, keys, small, at);
+            let start = || merge::load_early(&args, keys, small, at);
             let sink =
                 query::start::<{ query::COPIES_ALL }, _, _>(&args, small, at, start, |sink| sink);
             let softmax = if channels.halves == 1 {
@@ -217,8 +215,8 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
             // warpgroups: a fence would make the third wait for its loads.
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
-            let counts = Counts::load(small, 0);
-            softmax.weigh_first(scores.wait::<0>(), counts, small);
+            let mask = KeyMask::load(small, 0);
+            softmax.weigh_first(scores.wait::<0>(), mask, small);
             // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second warpgroup by the
             // barrier.
             fence_shared();
@@ -238,9 +236,9 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
                 if tile + 2 < tiles {
                     multiplied(tile, 1).arrive();
                 }
-                let counts = Counts::load(small, tile + 1);
+                let mask = KeyMask::load(small, tile + 1);
                 let scores = scores.wait::<0>();
-                let factor = softmax.weigh(scores, counts, small, tile + 1);
+                let factor = softmax.weigh(scores, mask, small, tile + 1);
                 fence_shared();
                 weighed(tile + 1).arrive();
                 values = rescale(values, factor);
@@ -272,16 +270,16 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
             unpacked(tile).sync();
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile));
-            let counts = Counts::load(small, tile);
+            let mask = KeyMask::load(small, tile);
             let scores = scores.wait::<0>();
             if tile + 2 < tiles {
                 multiplied(tile, 0).arrive();
                 multiplied(tile, 1).arrive();
             }
             if tile == 0 {
-                softmax.weigh_first(scores, counts, small);
+                softmax.weigh_first(scores, mask, small);
             } else {
-                softmax.weigh(scores, counts, small, tile);
+                softmax.weigh(scores, mask, small, tile);
             }
             fence_shared();
             weighed(tile).arrive();
@@ -292,15 +290,15 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
 }
 
 /// Runs through the block's tiles, as they are weighed: the sums of values of half of the channels, from panel `PANEL` on. Finds
-/// the rows of keys meanwhile, and counts the refused entries if `counts_refused`.
+/// the rows of keys meanwhile, and counts the refused entries if `reports_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
 #[inline(always)]
-unsafe fn multiply_tiles<W: Which, const PANEL: u32>(
+unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
     (first, end): (u32, u32),
     small: Small,
-    (mut finder, counts_refused): (Finder<'_>, bool),
+    (mut finder, reports_refused): (Finder<'_>, bool),
 ) -> TallFragments {
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
@@ -325,7 +323,7 @@ unsafe fn multiply_tiles<W: Which, const PANEL: u32>(
             finder.weighed::<W>(small, tile);
             tile += 1;
         }
-        if W::HAS_ENTRIES && counts_refused {
+        if W::HAS_ENTRIES && reports_refused {
             finder.count();
         }
     }
@@ -389,10 +387,10 @@ unsafe fn unpack_half<F: KeyFormat>(
         }
         raw.unpack::<F>(is_nan, tile, row + TILE / 2 * half);
         // A bit of four lanes is a key's.
-        let counts = warp::ballot(raw.is_there());
+        let mask = warp::ballot(raw.is_there());
         if thread::lane_id() == 0 {
             let eight = EIGHTS / 2 * half + thread::warp_id() - THREADS / 32;
-            small.counts.store(tile % 2 * EIGHTS + eight, counts);
+            small.mask.store(tile % 2 * EIGHTS + eight, mask);
         }
         next
     }

@@ -3,8 +3,8 @@
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::thread;
 
+use super::keys::Place;
 use super::memory::Small;
-use super::source::Place;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;

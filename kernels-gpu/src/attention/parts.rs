@@ -7,10 +7,10 @@ use simt::math::approx::{ex2, lg2};
 use simt::math::max;
 use simt::thread;
 
+use super::keys::{Channels, Heads, KeySet, Place, Split};
 use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::softmax::finite;
-use super::source::{Channels, Heads, Place, Split, Which};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -41,7 +41,7 @@ pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values:
 /// As [`super::merge::write`], whose threads call it when they have left theirs and nobody reads the block's shared memory
 /// any more.
 #[inline(always)]
-pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
+pub unsafe fn finish<W: KeySet>(args: &Attend, small: Small, at: Place) {
     const WARPS: u32 = THREADS / 32;
     let Split { blocks, rank, .. } = at.split;
     // SAFETY: one thread arrives, between two barriers.
@@ -50,10 +50,11 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
         if thread::thread_idx_x() == 0 {
             let counter = at.heads.group(args) * u64::from(W::BLOCKS) + u64::from(rank);
             let is_last = arrive(args, counter, at.heads.parts * at.channels.halves);
-            small.counts.store(0, u32::from(is_last));
+            // The mask of keys is not read any more.
+            small.mask.store(0, u32::from(is_last));
         }
         PART_WRITTEN.sync();
-        if small.counts.load(0) == 0 {
+        if small.mask.load(0) == 0 {
             return;
         }
         let turn = last_turn(small);
@@ -74,7 +75,7 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
     }
 }
 
-/// Counts that the block has left its part, at counter `counter`; whether all `blocks` have that count there. The counter is 0 again then.
+/// Counts that the block has stored its part, at counter `counter`; whether all `blocks` have that count there. The counter is 0 again then.
 ///
 /// # Safety
 /// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts.
@@ -164,13 +165,13 @@ unsafe fn values_of(
 
 /// A head's softmax over parts: first all of [`Self::raise`], then all of [`Self::weight`], in the order of the parts.
 #[derive(Clone, Copy)]
-pub struct Softmax {
+pub struct PartsSoftmax {
     sink: f32,
     most: f32,
     total: f32,
 }
 
-impl Softmax {
+impl PartsSoftmax {
     /// Of a head with this sink.
     #[inline(always)]
     pub fn new(sink: f32) -> Self {
@@ -206,7 +207,7 @@ impl Softmax {
 /// A head's sum over parts: first all of [`Self::raise`], then all of [`Self::add`], in the order of the parts.
 #[derive(Clone, Copy)]
 struct Sum {
-    softmax: Softmax,
+    softmax: PartsSoftmax,
     values: [[f32; 4]; QUARTERS],
 }
 
@@ -217,7 +218,7 @@ impl Sum {
     unsafe fn new(args: &Attend, heads: Heads, head: u32) -> Self {
         // SAFETY: a head of the query, by this function's own contract.
         let sink = unsafe { args.sinks.load(u64::from(heads.first + head)) };
-        Self { softmax: Softmax::new(sink), values: [[0.0; 4]; QUARTERS] }
+        Self { softmax: PartsSoftmax::new(sink), values: [[0.0; 4]; QUARTERS] }
     }
 
     /// Adds the first `count` of some parts.

@@ -34,7 +34,7 @@ pub struct Row {
 }
 
 impl Source<'_> {
-    /// The row that the words of [`super::source::Keys::row`] name: for the kernels of whole queries, which are no faster with
+    /// The row that the words of [`super::keys::Keys::row`] name: for the kernels of whole queries, which are no faster with
     /// [`Self::places`], and slower behind other kernels.
     #[inline(always)]
     pub fn row(self, words: [u32; 2]) -> Row {
@@ -50,7 +50,7 @@ impl Source<'_> {
         Row { planes, row, is_there: plane != NONE }
     }
 
-    /// Where the row lies that the words of [`super::source::Keys::row`] name, of data and of scales, and whether it is a key's; of no key
+    /// Where the row lies that the words of [`super::keys::Keys::row`] name, of data and of scales, and whether it is a key's; of no key
     /// in the ring.
     #[inline(always)]
     pub fn places<F: RowFormat>(self, words: [u32; 2]) -> ([u32; 4], bool) {
@@ -84,7 +84,7 @@ impl Source<'_> {
     }
 }
 
-/// The planes and the number of the row that the words of [`super::source::Keys::row`] name.
+/// The planes and the number of the row that the words of [`super::keys::Keys::row`] name.
 #[inline(always)]
 const fn plane_and_row([low, high]: [u32; 2]) -> (u32, u64) {
     (high >> 30, (high as u64 & 0x3FFF_FFFF) << 32 | low as u64)

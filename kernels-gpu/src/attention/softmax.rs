@@ -15,17 +15,17 @@ use crate::unroll::{array_from_fn, unroll};
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
-/// Weights are relative to 0 if a head's first scores times log2 e are no further from it, and until one is further above: then to
-/// that score, until another is as far above it. So weights are at most 2^24, and need no maximum as a rule; the relative precision of
-/// their sums does not depend on what they are relative to.
+/// How far scores, times log2 e, may be from the base, which weights are relative to. A head's base is 0 if the largest score of its first tile lies
+/// within this of 0, else that score; it is raised to a later tile's largest score only if that exceeds it by more. So no weight exceeds 2^24, and
+/// few tiles need their largest score; the relative precision of sums does not depend on the base.
 const SLACK: f32 = 24.0;
 
 /// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
 /// rounding hides none.
-const FITS: f32 = (1_u32 << (SLACK as u32 - 1)) as f32;
+const SMALL_SUM: f32 = (1_u32 << (SLACK as u32 - 1)) as f32;
 
 /// If a thread's 16 weights of a head add up to no less than this, one of them is at least 2^-[`SLACK`]: a sixteenth of it is twice that.
-const COUNTS: f32 = 1.0 / (1_u32 << (SLACK as u32 - 5)) as f32;
+const NEAR_SUM: f32 = 1.0 / (1_u32 << (SLACK as u32 - 5)) as f32;
 
 /// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
@@ -49,28 +49,28 @@ impl Softmax {
         Self { base: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Writes the weights of the keys of tile `tile` from their products with the queries, and what sums of values before
-    /// it are multiplied by to be relative to the same score; the latter.
+    /// Writes the weights of the keys of tile `tile` from their products with the queries. Returns, of each head, the factor by which its earlier sums
+    /// of values must be multiplied, since its base may have been raised.
     ///
     /// Weights are first written relative to the bases so far. Only if one may be above 2^[`SLACK`] are the bases raised, and the
     /// weights written again: a thread's sum of weights costs less than the maximum of four threads.
     ///
     /// # Safety
-    /// All threads of the warpgroup call it together; `counts` is the tile's; nobody reads the weights before a barrier.
+    /// All threads of the warpgroup call it together; `mask` is the tile's; nobody reads the weights before a barrier.
     #[inline(always)]
     pub unsafe fn weigh(
         &mut self,
         products: Fragments,
-        counts: Counts,
+        mask: KeyMask,
         small: Small,
         tile: u32,
     ) -> [f32; 2] {
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
-            let products = counts.mask(products);
+            let products = mask.apply(products);
             let weights = weights_of(tile);
             let sum = self.store_weights(products, weights);
-            let fits = |i: usize| sum[i] <= FITS && self.base[i] > f32::NEG_INFINITY;
+            let fits = |i: usize| sum[i] <= SMALL_SUM && self.base[i] > f32::NEG_INFINITY;
             let factor = if warp::all(fits(0) && fits(1)) {
                 self.sum = [0, 1].map(|i| self.sum[i] + sum[i]);
                 [1.0; 2]
@@ -80,7 +80,7 @@ impl Softmax {
                 self.sum = [0, 1].map(|i| self.sum[i] * factor[i] + sum[i]);
                 factor
             };
-            tell(small, tile, factor);
+            publish_factor(small, tile, factor);
             factor
         }
     }
@@ -90,13 +90,13 @@ impl Softmax {
     /// # Safety
     /// As [`Self::weigh`].
     #[inline(always)]
-    pub unsafe fn weigh_first(&mut self, products: Fragments, counts: Counts, small: Small) {
+    pub unsafe fn weigh_first(&mut self, products: Fragments, mask: KeyMask, small: Small) {
         // SAFETY: as in `weigh`.
         unsafe {
-            let products = counts.mask(products);
+            let products = mask.apply(products);
             self.raise(products);
             self.sum = self.store_weights(products, weights_of(0));
-            tell(small, 0, [1.0; 2]);
+            publish_factor(small, 0, [1.0; 2]);
         }
     }
 
@@ -171,7 +171,7 @@ pub const fn raised(base: f32, most: f32) -> f32 {
 #[inline(always)]
 pub unsafe fn are_small(sum: [f32; 2]) -> bool {
     // SAFETY: by this function's own contract.
-    unsafe { warp::all(sum[0] <= FITS && sum[1] <= FITS) }
+    unsafe { warp::all(sum[0] <= SMALL_SUM && sum[1] <= SMALL_SUM) }
 }
 
 /// The same for the first keys: of each head one of its four threads has a weight that is not too small.
@@ -184,7 +184,7 @@ pub unsafe fn are_near(sum: [f32; 2]) -> bool {
     // SAFETY: by this function's own contract.
     unsafe {
         let count = sum.map(|sum| {
-            let lanes = warp::ballot(sum >= COUNTS);
+            let lanes = warp::ballot(sum >= NEAR_SUM);
             (lanes | lanes >> 1 | lanes >> 2 | lanes >> 3) & FIRST_OF_FOUR
         });
         are_small(sum) && count[0] & count[1] == FIRST_OF_FOUR
@@ -264,7 +264,7 @@ pub fn shares<const N: usize>(sink: f32, bases: [f32; N], sums: [f32; N]) -> ([f
 /// # Safety
 /// As [`Softmax::weigh`], whose last act it is.
 #[inline(always)]
-unsafe fn tell(small: Small, tile: u32, factor: [f32; 2]) {
+unsafe fn publish_factor(small: Small, tile: u32, factor: [f32; 2]) {
     // SAFETY: by this function's own contract, a word by one thread.
     unsafe {
         if thread::lane_id().is_multiple_of(4) {
@@ -279,7 +279,7 @@ unsafe fn tell(small: Small, tile: u32, factor: [f32; 2]) {
 
 /// Which keys of a tile count: four bits a key, of which the lowest says so.
 #[derive(Clone, Copy)]
-pub struct Counts {
+pub struct KeyMask {
     /// Eight keys a word.
     words: [[u32; 4]; 2],
     /// All words, by a bitwise AND.
@@ -289,7 +289,7 @@ pub struct Counts {
 /// The bits of a word whose keys all count.
 const ALL: u32 = 0x1111_1111;
 
-impl Counts {
+impl KeyMask {
     /// Those of tile `tile`.
     ///
     /// # Safety
@@ -298,7 +298,7 @@ impl Counts {
     pub unsafe fn load(small: Small, tile: u32) -> Self {
         // SAFETY: two fours of words of the tile.
         let words: [[u32; 4]; 2] =
-            array_from_fn(|i| unsafe { small.counts.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
+            array_from_fn(|i| unsafe { small.mask.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
         // Held, so that it is computed before the products are waited for.
         let all = thread::hold_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
         Self { words, all }
@@ -306,7 +306,7 @@ impl Counts {
 
     /// -infinity where a key does not count. Most tiles have no such key.
     #[inline(always)]
-    fn mask(self, products: Fragments) -> Fragments {
+    fn apply(self, products: Fragments) -> Fragments {
         if self.all == ALL {
             return products;
         }

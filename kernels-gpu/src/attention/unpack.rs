@@ -20,7 +20,7 @@ const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
-    /// Whether [`Self::unpack`] makes finite numbers of any codes that are no NaN's and any scales that are plain.
+    /// Whether codes that are not NaN unpack to finite BF16 with any plain scales.
     const IS_FINITE: bool;
 
     /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of four follow.

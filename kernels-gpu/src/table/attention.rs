@@ -51,11 +51,11 @@ macro_rules! attention_rows {
                 part_lse: mut f32 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.shares(p.parts, p.halves), f.denominators(), attention::HEADS],
                 /// `[tokens, heads / 64, cluster]` u32, likewise: shares that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.cluster()],
-                /// `[tokens, heads / 64, shares, 18, 2304]` u32, if each is spread over eight blocks: what they tell each other of each tile
+                /// `[tokens, shares, heads / 64, 18, 2304]` u32, if each is spread over eight blocks: what they tell each other of each tile
                 /// of keys, the weights `[64, 64]` BF16 and two sums of each thread's, in the order of threads.
-                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, p.heads.div_ceil(attention::HEADS), f.shares(p.parts, p.halves), attention::spread::CLUSTER_WORDS],
-                /// `[1]` count of slots out of range, of queries that do not fit the own rows or that see more entries than
-                /// `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
+                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
+                /// `[1]` count of slots past the last, of queries whose position is negative, that do not fit the own rows or that see
+                /// more entries than `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
                 AttendParams
             )

@@ -2,8 +2,7 @@
 //! and planes. A kernel may make garbage of it. It must not touch what is not its own, overflow or loop: the
 //! emulator sees every access, against allocations of exactly the bytes that the table says.
 //!
-//! Scalars come from the host and are such as `dsv4_kv::ops` lets through. A kernel that is new in the table
-//! does not compile here before it has a [`Scalars`].
+//! Scalars are such as `dsv4_kv::ops` lets through. A new kernel does not compile here before it has [`Scalars`].
 
 use bytemuck::Pod;
 use dsv4_kv::device::{
@@ -170,8 +169,9 @@ impl Scalars for Attend {
         let has_entries = kernel.keys() != AttendedKeys::Window;
         let of_entries = |value: u32| if has_entries { value } else { 0 };
         let (first, tokens) = (c.range(0, 2), c.range(0, 1));
-        // As many as its keys have, or more, whose clusters have nothing to do.
+        // As many as its keys have, or more, whose clusters have nothing to do; and the most keys of a spread kernel.
         let parts = c.one_of(&[1, 2, 3]);
+        let most = if let AttendForm::SpreadParts(_) = kernel.form { 1024 } else { 640 };
         AttendParams {
             first,
             tokens,
@@ -183,7 +183,7 @@ impl Scalars for Attend {
             ring: c.range(128, 140),
             slots: c.range(0, 2),
             own_rows: c.one_of(&[0, first + tokens]),
-            entry_rows: of_entries(c.one_of(&[1, 40, 90])),
+            entry_rows: of_entries(c.one_of(&[1, 40, 90, most])),
             ratio_log2: c.one_of(&[2, 7]),
             entries_log2: c.one_of(&[5, 0]),
             max_blocks: of_entries(c.range(1, 4)),

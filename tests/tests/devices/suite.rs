@@ -80,6 +80,8 @@ suite! {
         many_tiles_equal_the_oracle,
         a_query_has_the_same_bits_in_every_batch,
         wrong_entries_are_counted,
+        negative_positions_are_refused,
+        no_queries_are_nothing,
     }
     attention::needles {
         every_key_can_dominate,
@@ -98,6 +100,7 @@ suite! {
         spread_queries_have_the_same_bits,
         far_scores_have_the_same_bits,
         scores_far_below_have_the_same_bits,
+        results_near_zero_have_the_same_bits,
         a_nan_in_either_half_is_not_hidden,
     }
     attention::queries {
@@ -408,6 +411,9 @@ suite! {
         boundaries_to_8192_with_1_to_4_drafts,
         boundaries_to_8192_with_5_to_8_drafts,
         ten_thousand_triples,
+    }
+    attention::forms {
+        random_layers_have_the_same_bits,
     }
     attention::steps {
         ten_thousand_batches_have_the_same_bits,

@@ -47,7 +47,7 @@ impl Exchange {
     /// # Safety
     /// A barrier of the cluster comes before others read them, or others leave them.
     #[inline(always)]
-    pub unsafe fn leave(self, tile: u32, weights: Weights) {
+    pub unsafe fn store(self, tile: u32, weights: Weights) {
         let from = TILE_WORDS * tile;
         // SAFETY: by this function's own contract; words by one thread each.
         unsafe {

@@ -7,7 +7,7 @@ use simt::shared::Shared;
 use simt::thread::NamedBarrier;
 use simt::warpgroup::Panels;
 
-use super::super::source::Which;
+use super::super::keys::KeySet;
 
 /// Threads of a warpgroup.
 pub const GROUP: u32 = 128;
@@ -23,13 +23,13 @@ pub const TILES: u32 = SPREAD_TILES;
 
 /// Whether several clusters may have a query's keys.
 #[inline(always)]
-pub const fn may_have_clusters<W: Which>() -> bool {
+pub const fn may_have_clusters<W: KeySet>() -> bool {
     W::SPREAD_TILES > SHORT_SPREAD_TILES
 }
 
 /// Whether a block may have three tiles of keys to score, and not two at most.
 #[inline(always)]
-pub const fn may_score_three<W: Which>() -> bool {
+pub const fn may_score_three<W: KeySet>() -> bool {
     W::SPREAD_TILES > 2 * BLOCKS
 }
 
@@ -54,8 +54,8 @@ pub type Memory = Shared<u32, WORDS>;
 
 /// Where a key's row lies, `[tiles, 64, 4]`; in the end of both sums what they are relative to, then their weights' sums, `[2, 2, 64]`.
 pub type Found = Shared<u32, { (TILES * TILE * 4) as usize }>;
-/// Which keys there are none of, a bit each: `[tiles, 2]`.
-pub type None = Shared<u32, { (TILES * TILE / 32) as usize }>;
+/// Which keys are missing, a bit each: `[tiles, 2]`.
+pub type Missing = Shared<u32, { (TILES * TILE / 32) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
 /// Whether a multiplying warp of a block has weights that may not stay relative to 0: `[8, 8]`.
@@ -64,8 +64,8 @@ pub type Far = Shared<u32, { (BLOCKS * WARPS) as usize }>;
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
 const FOUND: u32 = 4 * WORDS as u32;
-const NONE: u32 = FOUND + Found::BYTES;
-const MOST: u32 = NONE + None::BYTES;
+const MISSING: u32 = FOUND + Found::BYTES;
+const MOST: u32 = MISSING + Missing::BYTES;
 const FAR: u32 = MOST + Most::BYTES;
 const ROTATION: u32 = FAR + Far::BYTES;
 /// Bytes of shared memory.
@@ -76,7 +76,7 @@ pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 pub struct Arrays {
     pub memory: Memory,
     pub found: Found,
-    pub none: None,
+    pub missing: Missing,
     pub ends: Shared<f32, { (4 * TILE) as usize }>,
     pub most: Most,
     pub far: Far,
@@ -93,7 +93,7 @@ impl Arrays {
             Self {
                 memory: Shared::at(0),
                 found: Shared::at(FOUND),
-                none: Shared::at(NONE),
+                missing: Shared::at(MISSING),
                 ends: Shared::at(FOUND),
                 most: Shared::at(MOST),
                 far: Shared::at(FAR),

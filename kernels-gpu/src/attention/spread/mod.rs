@@ -15,21 +15,21 @@
 //! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which takes as long as
 //! much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps wherever it can be.
 
+mod combine;
 mod exchange;
-mod keys;
 mod memory;
-mod parts;
 mod scores;
 mod sums;
 mod task;
+mod unpack;
 
 use simt::cluster::{block_rank, cluster_arrive, cluster_arrive_release};
 use simt::{copy, thread, warp};
 
+use super::keys::{Heads, KeySet, Keys, Token};
 use super::memory::HEADS;
 use super::query::copy_ready;
 use super::rows::Source;
-use super::source::{Heads, Keys, Token, Which};
 use super::unpack::KeyFormat;
 use crate::args::Attend;
 use crate::fault;
@@ -39,7 +39,7 @@ use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_for_clus
 pub use memory::{BLOCK, SHARED_BYTES};
 use task::Task;
 
-/// Attention of 64 heads of a query, normed and rotated, each part of whose keys, or half of one, is at most [`Which::SPREAD_TILES`] tiles.
+/// Attention of 64 heads of a query, normed and rotated, each part of whose keys, or half of one, is at most [`KeySet::SPREAD_TILES`] tiles.
 /// `halves` of 2 is for keys that are split: halves have two sums.
 ///
 /// # Safety
@@ -47,7 +47,7 @@ use task::Task;
 /// that; all threads of a launch of grid `(8 * shares * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a
 /// cluster call it.
 #[inline(always)]
-pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
+pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
     let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
     let halves = if may_have_clusters::<W>() { args.params.halves } else { 1 };
@@ -69,8 +69,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         copy::commit_group();
         let keys = Keys::of::<W>(&args, query, token);
         let parts = if most_parts > 1 { keys.parts::<W>() } else { 1 };
-        let counts = rank == 0 && first == 0;
-        let is_first = counts && piece == 0 && thread::warp_id() == 0;
+        let reports = rank == 0 && first == 0;
+        let is_first = reports && piece == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
         // Few keys are not worth adding up: the first cluster has both halves.
         let is_halved = halves == 2 && (parts > 1 || keys.tiles > BLOCKS);
@@ -96,14 +96,14 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         };
         // All blocks have started before any writes into another's shared memory.
         cluster_arrive();
-        let refused = keys::find::<F, W>(source, keys, task, arrays);
-        fault::count(args.faults, thread::lane_id(), if counts { refused } else { 0 });
+        let refused = unpack::find::<F, W>(source, keys, task, arrays);
+        fault::count(args.faults, thread::lane_id(), if reports { refused } else { 0 });
         thread::sync_threads();
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
-        keys::unpack::<F, W>(source, task, group, arrays);
+        unpack::unpack::<F, W>(source, task, group, arrays);
         if group >= 2 {
-            keys::unpack_values::<F, W>(source, keys.position, task, arrays);
+            unpack::unpack_values::<F, W>(source, keys.position, task, arrays);
             return;
         }
         UNPACKED.sync();

@@ -4,8 +4,8 @@ use simt::cluster::{cluster_arrive, cluster_arrive_release};
 use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
 use simt::{thread, warp};
 
+use super::super::keys::KeySet;
 use super::super::softmax::{self, are_near, are_small, first_row, largest};
-use super::super::source::Which;
 use super::exchange::{Exchange, Weights};
 use super::memory::{
     Arrays, BLOCKS, FIRST_SCORED, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS, may_score_three,
@@ -19,7 +19,7 @@ pub type Scores = [Fragments; 2];
 
 /// Whether warpgroup `group` scores the block's third tile too. The first has the first tile and the third, the second the second.
 #[inline(always)]
-const fn has_third<W: Which>(task: Task, group: u32) -> bool {
+const fn has_third<W: KeySet>(task: Task, group: u32) -> bool {
     may_score_three::<W>() && group == 0 && task.own > 2
 }
 
@@ -27,10 +27,10 @@ const fn has_third<W: Which>(task: Task, group: u32) -> bool {
 ///
 /// # Safety
 /// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
-/// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::keys::unpack_values`]; a barrier
+/// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::unpack::unpack_values`]; a barrier
 /// of the cluster follows.
 #[inline(always)]
-pub unsafe fn multiply<W: Which, T>(
+pub unsafe fn multiply<W: KeySet, T>(
     task: Task,
     arrays: Arrays,
     group: u32,
@@ -43,13 +43,13 @@ pub unsafe fn multiply<W: Which, T>(
     unsafe {
         if group >= task.own {
             SCORED.arrive();
-            tell_far(arrays, task, is_far);
+            publish_far(arrays, task, is_far);
             return (scores, meanwhile());
         }
         loop {
             let is_last = !has_third::<W>(task, group) || of_block == 2;
             let products = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(of_block));
-            let none = none_of(arrays, task.first + of_block);
+            let missing = missing_of(arrays, task.first + of_block);
             // Again for a third tile.
             let (exchange, other) = meanwhile();
             let products = products.wait::<0>();
@@ -58,13 +58,13 @@ pub unsafe fn multiply<W: Which, T>(
             } else {
                 FIRST_SCORED.arrive()
             }
-            scores = [mask(products, none), scores[0]];
+            scores = [mask(products, missing), scores[0]];
             let tile = task.first + of_block;
-            let sum = leave(exchange, (scores[0], tile), [0.0; 2]);
+            let sum = store_weights(exchange, (scores[0], tile), [0.0; 2]);
             let is_first = tile == 0 || tile == task.second;
             is_far |= !if is_first { are_near(sum) } else { are_small(sum) };
             if is_last {
-                tell_far(arrays, task, is_far);
+                publish_far(arrays, task, is_far);
                 return (scores, (exchange, other));
             }
             of_block = 2;
@@ -73,30 +73,30 @@ pub unsafe fn multiply<W: Which, T>(
     }
 }
 
-/// Which of the thread's keys of tile `tile` there are none of: bit `8 n + i` of the first word for its key `i` of the eight from key `8 n` on,
+/// Which of the thread's keys of tile `tile` are missing: bit `8 n + i` of the first word for its key `i` of the eight from key `8 n` on,
 /// `n` below 4, and so of the second for the others.
 ///
 /// # Safety
 /// The tile's keys are found.
 #[inline(always)]
-unsafe fn none_of(arrays: Arrays, tile: u32) -> [u32; 2] {
+unsafe fn missing_of(arrays: Arrays, tile: u32) -> [u32; 2] {
     const OF_PAIR: u32 = 0x0303_0303;
     let first = 2 * (thread::lane_id() % 4);
     // SAFETY: by this function's own contract; two words.
-    let none = unsafe { arrays.none.load_u32x2(2 * tile) };
+    let missing = unsafe { arrays.missing.load_u32x2(2 * tile) };
     // Held, so that it is computed before the products are waited for.
-    none.map(|none| thread::hold_u32(none >> first & OF_PAIR))
+    missing.map(|missing| thread::hold_u32(missing >> first & OF_PAIR))
 }
 
 /// -infinity where there is no key. Most tiles have all.
 #[inline(always)]
-fn mask(scores: Fragments, none: [u32; 2]) -> Fragments {
-    if none == [0; 2] {
+fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
+    if missing == [0; 2] {
         return scores;
     }
     array_from_fn(|n| {
         let masked = |score: f32, bit: usize| {
-            if none[n / 4] >> (8 * (n % 4) + bit) & 1 != 0 { f32::NEG_INFINITY } else { score }
+            if missing[n / 4] >> (8 * (n % 4) + bit) & 1 != 0 { f32::NEG_INFINITY } else { score }
         };
         let [a, b, c, d] = scores[n];
         [masked(a, 0), masked(b, 1), masked(c, 0), masked(d, 1)]
@@ -108,7 +108,7 @@ fn mask(scores: Fragments, none: [u32; 2]) -> Fragments {
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn tell(arrays: Arrays, tile: u32, most: [f32; 2]) {
+unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
     const QUARTERS: u32 = 4;
     unroll::<{ (BLOCKS / QUARTERS) as usize }>(|i| {
         let rank = thread::lane_id() % QUARTERS + QUARTERS * i as u32;
@@ -126,7 +126,7 @@ unsafe fn tell(arrays: Arrays, tile: u32, most: [f32; 2]) {
 /// # Safety
 /// As [`multiply`], whose last act it is.
 #[inline(always)]
-unsafe fn tell_far(arrays: Arrays, task: Task, is_far: bool) {
+unsafe fn publish_far(arrays: Arrays, task: Task, is_far: bool) {
     let rank = thread::lane_id();
     if rank < BLOCKS {
         let at = WARPS * task.rank + thread::warp_id();
@@ -167,7 +167,7 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
 /// Nobody reads weights before a barrier of the cluster; all threads of the multiplying warpgroups of all its blocks call it, those of
 /// the others [`pass_barriers`].
 #[inline(always)]
-pub unsafe fn weigh_again<W: Which>(
+pub unsafe fn weigh_again<W: KeySet>(
     exchange: Exchange,
     task: Task,
     arrays: Arrays,
@@ -182,9 +182,9 @@ pub unsafe fn weigh_again<W: Which>(
             while of_block < task.own {
                 let tile = task.first + of_block;
                 if is_told {
-                    leave(exchange, (scores[0], tile), base_of(task, arrays, tile));
+                    store_weights(exchange, (scores[0], tile), base_of(task, arrays, tile));
                 } else {
-                    tell(arrays, tile, [0, 1].map(|i| largest(scores[0], i)));
+                    publish_largest(arrays, tile, [0, 1].map(|i| largest(scores[0], i)));
                 }
                 if !has_third || of_block == 0 {
                     break;
@@ -235,15 +235,19 @@ unsafe fn base_of(task: Task, arrays: Arrays, tile: u32) -> [f32; 2] {
 /// Leaves a tile's weights relative to `base`, and each thread's sums of them; the sums.
 ///
 /// # Safety
-/// As [`Exchange::leave`].
+/// As [`Exchange::store`].
 #[inline(always)]
-unsafe fn leave(exchange: Exchange, (scores, tile): (Fragments, u32), base: [f32; 2]) -> [f32; 2] {
+unsafe fn store_weights(
+    exchange: Exchange,
+    (scores, tile): (Fragments, u32),
+    base: [f32; 2],
+) -> [f32; 2] {
     let (pairs, sum) = softmax::weights(scores, base);
     let words = array_from_fn(|step| {
         let ([a, b], [c, d]) = (pairs[2 * step], pairs[2 * step + 1]);
         [a, b, c, d]
     });
     // SAFETY: by this function's own contract.
-    unsafe { exchange.leave(tile, Weights { words, sums: sum.map(f32::to_bits) }) }
+    unsafe { exchange.store(tile, Weights { words, sums: sum.map(f32::to_bits) }) }
     sum
 }

@@ -2,19 +2,18 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::math::approx::ex2;
-use simt::math::mul_add;
 use simt::warpgroup::{Fragments, Panels, bf16_m64n64k64, bf16_m64n64k64_twice, fence_shared};
 use simt::{thread, warp};
 
+use super::super::keys::{Heads, KeySet};
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
-use super::super::source::{Heads, Which};
+use super::combine::{self, Half};
 use super::exchange::{Exchange, Weights};
 use super::memory::{
     Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, VALUES_UNPACKED, WORDS, may_have_clusters,
 };
-use super::parts::{self, Half};
 use super::scores::raised;
 use super::task::Task;
 use crate::args::Attend;
@@ -203,7 +202,7 @@ unsafe fn raise(sum: Sum, base: [f32; 2]) -> Sum {
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together.
 #[inline(always)]
-pub unsafe fn write<W: Which>(
+pub unsafe fn write<W: KeySet>(
     args: &Attend,
     task: Task,
     arrays: Arrays,
@@ -211,13 +210,12 @@ pub unsafe fn write<W: Which>(
 ) {
     // SAFETY: by this function's own contract; all products are done behind the first barrier.
     unsafe {
-        leave_ends(arrays, sum, group);
+        store_ends(arrays, sum, group);
         MULTIPLIED.sync();
         let share = [0, 1].map(|i| share::<W>(args, task, arrays, (group, i, sinks[i as usize])));
         let scaled: Fragments = array_from_fn(|n| {
             let [a, b, c, d] = sum.values[n];
-            // Plus 0, as that of a sum without keys is 0: no -0, as in the other forms.
-            [(0, a), (0, b), (1, c), (1, d)].map(|(i, value)| mul_add(share[i], value, 0.0))
+            [(0, a), (0, b), (1, c), (1, d)].map(|(i, value)| share[i] * value)
         });
         let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
         // Each warpgroup adds up half of the channels, and leaves the others.
@@ -235,17 +233,17 @@ pub unsafe fn write<W: Which>(
         });
         let mut values = if group == 0 { added(own, theirs) } else { added(theirs, own) };
         if may_have_clusters::<W>() && task.clusters() > 1 {
-            let Some(of_all) = parts::add_up(args, task, arrays, (values, sinks)) else { return };
+            let Some(of_all) = combine::add_up(args, task, arrays, (values, sinks)) else { return };
             values = of_all;
         }
         store(args, task, arrays, (4 * group, values));
     }
 }
 
-/// Both sums' shares of 32 channels, in their order.
+/// Both sums' shares of 32 channels, in their order. From 0 on, as in the other forms: -0 and -0 are 0.
 #[inline(always)]
 fn added(first: Half, second: Half) -> Half {
-    array_from_fn(|n| array_from_fn(|j| first[n][j] + second[n][j]))
+    array_from_fn(|n| array_from_fn(|j| 0.0 + first[n][j] + second[n][j]))
 }
 
 /// Tells both warpgroups a sum's bases and sums of weights.
@@ -253,7 +251,7 @@ fn added(first: Half, second: Half) -> Half {
 /// # Safety
 /// As [`write`].
 #[inline(always)]
-unsafe fn leave_ends(arrays: Arrays, sum: Sum, group: u32) {
+unsafe fn store_ends(arrays: Arrays, sum: Sum, group: u32) {
     if thread::lane_id().is_multiple_of(4) {
         unroll::<2>(|i| {
             let at = HEADS * group + first_row() + 8 * i as u32;
@@ -269,9 +267,9 @@ unsafe fn leave_ends(arrays: Arrays, sum: Sum, group: u32) {
 /// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp, for the other parts or if it is asked for.
 ///
 /// # Safety
-/// As [`write`], behind [`leave_ends`] and a barrier.
+/// As [`write`], behind [`store_ends`] and a barrier.
 #[inline(always)]
-unsafe fn share<W: Which>(
+unsafe fn share<W: KeySet>(
     args: &Attend,
     task: Task,
     arrays: Arrays,
@@ -285,7 +283,7 @@ unsafe fn share<W: Which>(
             // SAFETY: by this function's own contract.
             unsafe {
                 let end = [arrays.ends.load(row), arrays.ends.load(2 * HEADS + row)];
-                parts::leave_end(args, task, row, end);
+                combine::store_end(args, task, row, end);
             }
         }
         return 1.0;
@@ -299,7 +297,7 @@ unsafe fn share<W: Which>(
         let (shares, lse) = shares(sink, bases, totals);
         if group == 0 && thread::lane_id().is_multiple_of(4) {
             if is_part {
-                parts::leave_lse(args, task, row, lse);
+                combine::store_lse(args, task, row, lse);
             } else if args.params.lse_heads > 0 && task.rank == 0 && row < task.heads.count(args) {
                 let to = task.heads.row(args) + u64::from(row);
                 args.lse.store(to, lse * core::f32::consts::LN_2);

@@ -1,6 +1,6 @@
 //! What a block has of a query, and where that lies.
 
-use super::super::source::Heads;
+use super::super::keys::Heads;
 use super::memory::BLOCKS;
 use crate::args::Attend;
 

@@ -1,7 +1,7 @@
 //! `attend` of decode steps against `f64`, and the same bits in every batch.
 
 use dsv4_kv::device::{Backend, Device};
-use kv_layout::geometry::{BLOCK_TOKENS, WINDOW};
+use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -9,6 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::blocks::Blocks;
 use super::layer::{Layer, Query, Shape, TILE, Which, Written};
+use crate::inputs::CANARY_F32;
 
 pub const SHAPE: Shape =
     Shape { format: MainFormat::Ue8m0, ratio: 4, heads: 64, slots: 3, ring: 132, blocks: 3 };
@@ -183,4 +184,44 @@ pub fn wrong_entries_are_counted<B: Backend>(device: &Device<B>) {
         let refused = layer.check(&[query(0, 299)], Which::All(20), &layer.random_heads(1, 21));
         assert_eq!(refused, 1, "a query that sees 75 entries, of which 20 may be attended to");
     }
+}
+
+/// A request without a token has no key: it is counted, and its outputs stay as they were, whatever its sink is. Others go on.
+pub fn negative_positions_are_refused<B: Backend>(device: &Device<B>) {
+    for (which, entries) in [(Which::Nothing, 0), (Which::List, 70), (Which::All(3), 3)] {
+        let shape = shape_of(which, entries.max(3), Shape { heads: 2, ..SHAPE });
+        let mut layer = Layer::random(device, shape, 85);
+        let mut random = StdRng::seed_from_u64(86);
+        let last = query_of(which, entries, 1, &mut random);
+        let other = |position: i32| Query {
+            list: vec![0; last.list.len()],
+            ..query(0, position.cast_unsigned())
+        };
+        let queries = [other(-1), other(-2), other(i32::MIN), last];
+        let heads = layer.random_heads(queries.len(), 87);
+        let refused = 3 * 2;
+        for sink in [0.0, f32::NAN, f32::INFINITY] {
+            layer.sinks.fill(sink);
+            for blocks in which.blocks_to_check() {
+                layer.blocks = blocks;
+                let (all, alone) = (
+                    layer.attend(&queries, which, &heads),
+                    layer.attend(&queries[3..], which, &heads[refused..]),
+                );
+                let what = format!("{which:?}, {blocks:?}, sink {sink}");
+                assert_eq!(all.faults, 3 + alone.faults, "{what}");
+                assert_eq!(all.lse[..refused], [CANARY_F32; 3 * 2], "{what}");
+                assert!(all.out[refused * HEAD_DIM as usize..] == alone.out[..], "{what}");
+                assert!(all.lse[refused..] == alone.lse[..], "{what}");
+            }
+        }
+    }
+}
+
+/// No queries are nothing, whatever the rest is.
+pub fn no_queries_are_nothing<B: Backend>(device: &Device<B>) {
+    let mut layer = Layer::random(device, SHAPE, 88);
+    layer.shape.heads = 0;
+    let written = layer.try_attend(&[], Which::Nothing, &[]);
+    assert_eq!(written.map(|written| written.faults).unwrap(), 0);
 }

@@ -287,7 +287,7 @@ impl<B: Backend> Layer<B> {
             num_blocks: shape.slots * shape.blocks,
         };
         let table = &BlockTable { table: &table, slots: shape.slots, max_blocks: shape.blocks };
-        let (entries, rows) = (&entries, queries[0].list.len() as u32);
+        let (entries, rows) = (&entries, queries.first().map_or(0, |of| of.list.len() as u32));
         let parts = self.parts(count as u32, which);
         let parts = parts.as_ref();
         let exchange = self.exchange(blocks.clusters * count as u32, which);

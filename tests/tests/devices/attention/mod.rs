@@ -2,6 +2,7 @@
 
 mod blocks;
 pub mod decode;
+pub mod forms;
 mod layer;
 pub mod needles;
 pub mod parts;

@@ -182,3 +182,33 @@ pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
     }
     assert_eq!(layer.check(&queries, Which::List, &heads), 0);
 }
+
+/// Results that are so small beside the sink that they round to 0, of negative values: 0, as in the other forms, not -0.
+pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const ENTRIES: usize = 3 * TILE;
+    /// As a power of e: what weights are multiplied by is subnormal, and what values are multiplied by rounds to 0.
+    const SINK: f32 = 103.0;
+    for (which, entries) in [(Which::Nothing, 0), (Which::List, ENTRIES), (Which::All(1), 1)] {
+        let shape = shape_of(which, entries.max(96), Shape { slots: 1, heads: 2, ..SHAPE });
+        let mut layer = Layer::random(device, shape, 51);
+        for row in layer.window.iter_mut().chain(&mut layer.entries) {
+            *row = crate::inputs::oracle(shape.format)
+                .encode(&[bf16::from_f32(-0.001).to_bits(); 512]);
+        }
+        layer.sinks.fill(SINK);
+        let queries = [query_of(which, entries, 0, &mut StdRng::seed_from_u64(52))];
+        let heads = vec![vec![0; 512]; 2];
+        for &split in which.splits() {
+            let mut attend = |blocks| {
+                layer.blocks = blocks;
+                layer.attend(&queries, which, &heads).out
+            };
+            let whole = attend(Blocks::whole(split));
+            let zeros = whole.iter().filter(|&&bits| bits == 0).count();
+            assert!(zeros > 512, "{which:?}, {split:?}: {zeros} zeros");
+            for blocks in [Blocks::halves(split)].into_iter().chain(spread_over(split)) {
+                assert!(attend(blocks) == whole, "{which:?}, {blocks:?}");
+            }
+        }
+    }
+}

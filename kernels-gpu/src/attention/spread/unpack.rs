@@ -6,8 +6,8 @@ use simt::cluster::cluster_arrive;
 use simt::warpgroup::{Panels, Rows, fence_shared};
 use simt::{copy, thread, warp};
 
+use super::super::keys::{KeySet, Keys, Listed, Located};
 use super::super::rows::{Planes, Source};
-use super::super::source::{Keys, Listed, Located, Which};
 use super::super::unpack::KeyFormat;
 use super::memory::{
     Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
@@ -33,7 +33,7 @@ const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 /// `keys` are a live query's; the pointers have the shapes of the kernel table; all threads of the block call it, and a barrier
 /// follows.
 #[inline(always)]
-pub unsafe fn find<F: KeyFormat, W: Which>(
+pub unsafe fn find<F: KeyFormat, W: KeySet>(
     source: Source<'_>,
     keys: Keys,
     task: Task,
@@ -56,7 +56,7 @@ pub unsafe fn find<F: KeyFormat, W: Which>(
 /// # Safety
 /// As [`find`].
 #[inline(always)]
-unsafe fn find_some<F: KeyFormat, W: Which, const N: usize>(
+unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
     source: Source<'_>,
     keys: Keys,
     task: Task,
@@ -80,9 +80,9 @@ unsafe fn find_some<F: KeyFormat, W: Which, const N: usize>(
                 let (places, is_there) = source.places::<F>(keys.row::<W>(source, located[i]));
                 let key = thread + BLOCK * i as u32;
                 arrays.found.store_u32x4(4 * key, places);
-                let none = !warp::ballot(is_there);
+                let missing = !warp::ballot(is_there);
                 if thread::lane_id() == 0 {
-                    arrays.none.store(key / 32, none);
+                    arrays.missing.store(key / 32, missing);
                 }
                 if W::HAS_ENTRIES {
                     let is_refused = keys.is_refused::<W>(source, located[i]);
@@ -112,7 +112,7 @@ unsafe fn row_of(source: Source<'_>, arrays: Arrays, (tile, key): (u32, u32)) ->
 unsafe fn is_there(arrays: Arrays, (tile, key): (u32, u32)) -> bool {
     let key = TILE * tile + key;
     // SAFETY: by this function's own contract.
-    unsafe { arrays.none.load(key / 32) >> (key % 32) & 1 == 0 }
+    unsafe { arrays.missing.load(key / 32) >> (key % 32) & 1 == 0 }
 }
 
 /// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`].
@@ -204,7 +204,7 @@ unsafe fn copy_rotary<const N: usize>(
 /// Rows are found, and a barrier has passed; all threads of the block call it, and have arrived at a barrier of the cluster; the multiplying
 /// warpgroups then wait at [`UNPACKED`] and for the cluster, and call [`super::scores::multiply`], the others [`unpack_values`].
 #[inline(always)]
-pub unsafe fn unpack<F: KeyFormat, W: Which>(
+pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
     source: Source<'_>,
     task: Task,
     group: u32,
@@ -349,7 +349,7 @@ const fn of_panel([a, b, c, d]: FourPanels, i: u32) -> [u32; 4] {
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
 /// [`super::scores::multiply`]; all have passed a barrier of the cluster, and pass another.
 #[inline(always)]
-pub unsafe fn unpack_values<F: KeyFormat, W: Which>(
+pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
     source: Source<'_>,
     position: u32,
     task: Task,
@@ -409,7 +409,7 @@ unsafe fn copy_all_rotary(
 /// # Safety
 /// As [`unpack_values`].
 #[inline(always)]
-unsafe fn unpack_all<F: KeyFormat, W: Which>(
+unsafe fn unpack_all<F: KeyFormat, W: KeySet>(
     source: Source<'_>,
     (task, blocked): (Task, u32),
     key: u32,

@@ -3,7 +3,7 @@
 use simt::thread;
 
 use super::super::memory::HEADS;
-use super::super::parts::{AT_ONCE, Softmax, arrive};
+use super::super::parts::{AT_ONCE, PartsSoftmax, arrive};
 use super::super::softmax::{first_row, shares};
 use super::memory::{Arrays, BLOCKS, GROUP, MULTIPLIED};
 use super::task::Task;
@@ -36,7 +36,7 @@ fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters.
 #[inline(always)]
-pub unsafe fn leave_lse(args: &Attend, task: Task, row: u32, lse: f32) {
+pub unsafe fn store_lse(args: &Attend, task: Task, row: u32, lse: f32) {
     // SAFETY: by this function's own contract.
     unsafe { args.part_lse.store(ends_of(args, task, task.own_cluster()) + u64::from(row), lse) }
 }
@@ -44,9 +44,9 @@ pub unsafe fn leave_lse(args: &Attend, task: Task, row: u32, lse: f32) {
 /// Leaves for the same blocks, of a head of a half of a part: what its weights are relative to, and their sum.
 ///
 /// # Safety
-/// As [`leave_lse`].
+/// As [`store_lse`].
 #[inline(always)]
-pub unsafe fn leave_end(args: &Attend, task: Task, row: u32, [base, total]: [f32; 2]) {
+pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32; 2]) {
     let to = ends_of(args, task, task.own_cluster()) + u64::from(row);
     // SAFETY: by this function's own contract.
     unsafe {
@@ -58,7 +58,7 @@ pub unsafe fn leave_end(args: &Attend, task: Task, row: u32, [base, total]: [f32
 /// Leaves what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are left; nothing if they are not.
 ///
 /// # Safety
-/// As [`super::sums::write`], where there are several clusters, behind [`leave_lse`] or [`leave_end`] of all heads; nobody reads
+/// As [`super::sums::write`], where there are several clusters, behind [`store_lse`] or [`store_end`] of all heads; nobody reads
 /// [`Arrays::found`] any more.
 #[inline(always)]
 pub unsafe fn add_up(
@@ -136,7 +136,7 @@ impl Pair {
 unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
     let clusters = task.clusters();
     let is_part = task.heads.parts > 1;
-    let mut softmax = sinks.map(Softmax::new);
+    let mut softmax = sinks.map(PartsSoftmax::new);
     let mut values: Half = [[0.0; 4]; 4];
     // Of a query of one part.
     let mut ends = [(1.0, 0.0); 2];
@@ -174,7 +174,7 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
             }
             first += AT_ONCE as u32;
         }
-        end(args, task, if is_part { softmax.map(Softmax::end) } else { ends }, values)
+        end(args, task, if is_part { softmax.map(PartsSoftmax::end) } else { ends }, values)
     }
 }
 

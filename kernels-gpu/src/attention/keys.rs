@@ -1,5 +1,4 @@
 //! Where the keys of a query lie: window rows in the ring or among the step's own, then entries.
-//!
 
 use core::marker::PhantomData;
 
@@ -13,8 +12,8 @@ use super::rows::{ENTRIES, NONE, OWN, RING, Source};
 use crate::args::Attend;
 use crate::fault_injection;
 
-/// Which keys queries attend to.
-pub trait Which {
+/// The keys that queries attend to.
+pub trait KeySet {
     /// Whether there are entries.
     const HAS_ENTRIES: bool;
     /// Whether a list names those that count.
@@ -38,7 +37,7 @@ pub struct All;
 /// The keys of `W`, so few that they are one part of at most [`SHORT_SPREAD_TILES`] tiles.
 pub struct Short<W>(PhantomData<W>);
 
-impl<W: Which> Which for Short<W> {
+impl<W: KeySet> KeySet for Short<W> {
     const HAS_ENTRIES: bool = W::HAS_ENTRIES;
     const IS_LISTED: bool = W::IS_LISTED;
     const KEYS: AttendedKeys = W::KEYS;
@@ -46,19 +45,19 @@ impl<W: Which> Which for Short<W> {
     const SPREAD_TILES: u32 = if W::HAS_ENTRIES { SHORT_SPREAD_TILES } else { WINDOW / TILE };
 }
 
-impl Which for Window {
+impl KeySet for Window {
     const HAS_ENTRIES: bool = false;
     const IS_LISTED: bool = false;
     const KEYS: AttendedKeys = AttendedKeys::Window;
 }
 
-impl Which for List {
+impl KeySet for List {
     const HAS_ENTRIES: bool = true;
     const IS_LISTED: bool = true;
     const KEYS: AttendedKeys = AttendedKeys::List;
 }
 
-impl Which for All {
+impl KeySet for All {
     const HAS_ENTRIES: bool = true;
     const IS_LISTED: bool = false;
     const KEYS: AttendedKeys = AttendedKeys::All;
@@ -78,7 +77,7 @@ pub struct Split {
 impl Split {
     /// The launch's, as this block sees it.
     #[inline(always)]
-    pub fn of<W: Which>(args: &Attend) -> Self {
+    pub fn of<W: KeySet>(args: &Attend) -> Self {
         if W::BLOCKS == 1 {
             return Self { blocks: 1, first: 0, rank: 0 };
         }
@@ -311,13 +310,14 @@ impl Token {
 impl Keys {
     /// Those of query `query`, of which the step says `token`.
     #[inline(always)]
-    pub fn of<W: Which>(args: &Attend, query: u32, token: Token) -> Self {
+    pub fn of<W: KeySet>(args: &Attend, query: u32, token: Token) -> Self {
         let (params, Token { token, slot, position, index }) = (args.params, token);
         // Rows of the step itself that lie outside the ring: the query's own and those before it.
         let own = if params.own_rows > 0 { index.wrapping_add(1) } else { 0 };
         let has_own = params.own_rows == 0 || index <= token && token < params.own_rows;
         let has_slot = slot >= 0 && (slot as u32) < params.slots;
-        let is_live = has_slot && has_own;
+        // So a live query has one key at least: its own.
+        let is_live = has_slot && has_own && position.cast_signed() >= 0;
         let next = position.wrapping_add(1);
         let window = next.min(WINDOW);
         let seen = if W::HAS_ENTRIES { next >> params.ratio_log2 } else { 0 };
@@ -346,7 +346,7 @@ impl Keys {
 
     /// Parts of its keys.
     #[inline(always)]
-    pub const fn parts<W: Which>(self) -> u32 {
+    pub const fn parts<W: KeySet>(self) -> u32 {
         W::KEYS.parts(self.window + self.entries)
     }
 
@@ -370,7 +370,7 @@ impl Keys {
     /// # Safety
     /// The pointers have the shapes of the kernel table.
     #[inline(always)]
-    pub unsafe fn list<W: Which>(
+    pub unsafe fn list<W: KeySet>(
         self,
         source: Source<'_>,
         (tile, row): (u32, u32),
@@ -400,7 +400,7 @@ impl Keys {
     /// # Safety
     /// As [`Self::list`].
     #[inline(always)]
-    pub unsafe fn locate<W: Which>(self, source: Source<'_>, listed: Listed) -> Located {
+    pub unsafe fn locate<W: KeySet>(self, source: Source<'_>, listed: Listed) -> Located {
         if !W::HAS_ENTRIES {
             return Located { listed, block: u32::MAX, is_known: false };
         }
@@ -415,7 +415,7 @@ impl Keys {
 
     /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For [`Source::places`].
     #[inline(always)]
-    pub fn row<W: Which>(self, source: Source<'_>, located: Located) -> [u32; 2] {
+    pub fn row<W: KeySet>(self, source: Source<'_>, located: Located) -> [u32; 2] {
         let args = source.0;
         let Located { listed: Listed { key, entry }, block, is_known } = located;
         let words = |row: u64, plane: u32| [row as u32, (row >> 32) as u32 | plane << 30];
@@ -438,7 +438,7 @@ impl Keys {
 
     /// Whether a key is listed and cannot be read.
     #[inline(always)]
-    pub fn is_refused<W: Which>(self, source: Source<'_>, located: Located) -> bool {
+    pub fn is_refused<W: KeySet>(self, source: Source<'_>, located: Located) -> bool {
         let Located { listed, block, is_known } = located;
         let is_entry = listed.key.wrapping_sub(self.window) < self.entries;
         let is_there = is_known && block < source.0.params.num_blocks;
