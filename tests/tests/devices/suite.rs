@@ -112,6 +112,7 @@ suite! {
         a_nan_code_is_a_nan,
         every_scale_equals_the_oracle,
         scores_may_rise_by_any_power,
+        an_infinite_sum_stays_in_its_channel,
     }
     attention::steps {
         steps_equal_the_oracle,

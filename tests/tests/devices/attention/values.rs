@@ -1,10 +1,13 @@
 //! NaN, infinities and scales of every size in what `attend` reads.
 
 use dsv4_kv::device::{Backend, Device, bf16};
+use kv_layout::attention::KeySplit;
+use kv_layout::geometry::HEAD_DIM;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::blocks::Blocks;
 use super::decode::{SHAPE, query, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which, random_row};
 
@@ -112,5 +115,26 @@ pub fn scores_may_rise_by_any_power<B: Backend>(device: &Device<B>) {
         let mut query = query_of(Which::List, ENTRIES, 0, &mut random);
         query.list.sort_unstable();
         assert_eq!(layer.check(&[query], Which::List, &[head(1.0), head(-1.0)]), 0);
+    }
+}
+
+/// A channel whose sum is too large stays alone: its neighbour is no NaN, as by a rotation by an angle of 0 it would be.
+pub fn an_infinite_sum_stays_in_its_channel<B: Backend>(device: &Device<B>) {
+    const CHANNEL: usize = 400;
+    for format in MainFormat::ALL {
+        let mut layer = Layer::random(device, Shape { slots: 1, heads: 2, format, ..SHAPE }, 53);
+        let mut values = vec![0_u16; HEAD_DIM as usize];
+        values[CHANNEL] = bf16::from_f32(1.5 * 2_f32.powi(127)).to_bits();
+        layer.window.fill(crate::inputs::oracle(format).encode(&values));
+        let heads = vec![vec![0; HEAD_DIM as usize]; 2];
+        for blocks in [Blocks::whole, Blocks::halves, Blocks::spread] {
+            layer.blocks = blocks(KeySplit::OneBlock);
+            let out = layer.attend(&[query(0, 200)], Which::Nothing, &heads).out;
+            for (channel, &bits) in out.iter().enumerate().map(|(at, bits)| (at % 512, bits)) {
+                let expected = if channel == CHANNEL { 0x7F80 } else { 0 };
+                // Rotary channels may be -0.
+                assert_eq!(bits & 0x7FFF, expected, "{format:?}, {:?}, {channel}", layer.blocks);
+            }
+        }
     }
 }
