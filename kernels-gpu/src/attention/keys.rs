@@ -251,9 +251,9 @@ impl Located {
 /// The keys of a query, oldest window row first, then entries in the order of its list.
 #[derive(Clone, Copy)]
 pub struct Keys {
-    /// Whether it is one: no padding, and its slot exists.
+    /// Whether it is one: no padding, its slot exists, its position is not negative, and it fits the step's own rows.
     pub is_live: bool,
-    /// Whether its slot does not exist, or it sees more entries than the launch may attend to.
+    /// Whether it is none and no padding either, or sees more entries than the launch may attend to.
     pub is_refused: bool,
     pub position: u32,
     /// Window rows, at most 128.

@@ -42,7 +42,7 @@ pub unsafe fn load_early(args: &Attend, keys: Keys, small: Small, at: Place) -> 
     }
 }
 
-/// Leaves a thread's sums of values for [`write`], once all products of the block are done: each thread has waited for its own.
+/// Stores a thread's sums of values for [`write`], once all products of the block are done: each thread has waited for its own.
 /// They overwrite keys and weights.
 ///
 /// # Safety

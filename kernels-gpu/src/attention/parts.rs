@@ -21,7 +21,7 @@ fn sums_of(args: &Attend, at: Place, part: u32, head: u32) -> u64 {
     row * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id())
 }
 
-/// Leaves what head `head` gets of the block's part, four channels of each 128 a lane, of all channels or the block's half.
+/// Stores what head `head` gets of the block's part, four channels of each 128 a lane, of all channels or the block's half.
 ///
 /// # Safety
 /// As [`super::merge::write`], in a launch with several parts.

@@ -127,7 +127,7 @@ impl Softmax {
         unsafe { store_weights(products, self.base, (Shared::at(0), weights)) }
     }
 
-    /// Leaves each head's base and sum of weights over all keys of the block in `small`.
+    /// Stores each head's base and sum of weights over all keys of the block in `small`.
     ///
     /// # Safety
     /// All threads of the warpgroup call it together; a barrier follows before others read them.

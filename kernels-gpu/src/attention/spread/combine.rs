@@ -31,7 +31,7 @@ fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     block * u64::from(2 * HALF) + u64::from(HALF * group + 4 * thread)
 }
 
-/// Leaves for the blocks that have the same channels of the query's other keys, of a head: log2 of the softmax's denominator of the part.
+/// Stores for the blocks that have the same channels of the query's other keys, of a head: log2 of the softmax's denominator of the part.
 ///
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters.
@@ -41,7 +41,7 @@ pub unsafe fn store_lse(args: &Attend, task: Task, row: u32, lse: f32) {
     unsafe { args.part_lse.store(ends_of(args, task, task.own_cluster()) + u64::from(row), lse) }
 }
 
-/// Leaves for the same blocks, of a head of a half of a part: what its weights are relative to, and their sum.
+/// Stores for the same blocks, of a head of a half of a part: what its weights are relative to, and their sum.
 ///
 /// # Safety
 /// As [`store_lse`].
@@ -55,7 +55,7 @@ pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32
     }
 }
 
-/// Leaves what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are left; nothing if they are not.
+/// Stores what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are stored; nothing if they are not.
 ///
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters, behind [`store_lse`] or [`store_end`] of all heads; nobody reads

@@ -1,4 +1,4 @@
-//! The memory through which the blocks of a cluster exchange weights: each leaves those of its tiles, and reads all.
+//! The memory through which the blocks of a cluster exchange weights: each stores those of its tiles, and reads all.
 
 use simt::mem::GlobalMut;
 use simt::thread;
@@ -42,7 +42,7 @@ impl Exchange {
         }
     }
 
-    /// Leaves those of tile `tile`.
+    /// Stores those of tile `tile`.
     ///
     /// # Safety
     /// A barrier of the cluster comes before others read them, or others leave them.

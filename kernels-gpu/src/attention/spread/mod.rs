@@ -6,7 +6,7 @@
 //! multiplies them by all weights, and writes its channels of all heads.
 //!
 //! Where scores are too far from 0 for that, which is seldom, blocks tell each other the tiles' largest scores. By them each knows what the
-//! tiles' weights are relative to, in the order of the tiles, and leaves its weights once more.
+//! tiles' weights are relative to, in the order of the tiles, and stores its weights once more.
 //!
 //! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and parts. A cluster that has
 //! a part computes both sums, one in each of two warpgroups; where there are enough clusters, each of two has the keys of one sum. What

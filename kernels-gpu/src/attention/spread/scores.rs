@@ -160,7 +160,7 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     [0, 1].map(|i| softmax::raised(base[i], most[i]))
 }
 
-/// Leaves the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the tiles: for scores
+/// Stores the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the tiles: for scores
 /// that are far from 0, or rise so far. First all blocks tell each other the largest scores.
 ///
 /// # Safety
@@ -232,7 +232,7 @@ unsafe fn base_of(task: Task, arrays: Arrays, tile: u32) -> [f32; 2] {
     base
 }
 
-/// Leaves a tile's weights relative to `base`, and each thread's sums of them; the sums.
+/// Stores a tile's weights relative to `base`, and each thread's sums of them; the sums.
 ///
 /// # Safety
 /// As [`Exchange::store`].

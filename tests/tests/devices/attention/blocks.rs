@@ -32,4 +32,15 @@ impl Blocks {
     pub const fn spread_halves(split: KeySplit) -> Self {
         Self { clusters: 2, ..Self::halves(split) }
     }
+
+    /// All forms that spread queries.
+    pub fn all_spread(split: KeySplit) -> impl Iterator<Item = Self> {
+        let halves = (split == KeySplit::TwoBlocks).then_some(Self::spread_halves(split));
+        std::iter::once(Self::spread(split)).chain(halves)
+    }
+
+    /// All forms but [`Self::whole`].
+    pub fn others(split: KeySplit) -> impl Iterator<Item = Self> {
+        std::iter::once(Self::halves(split)).chain(Self::all_spread(split))
+    }
 }

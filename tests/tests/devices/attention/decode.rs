@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::blocks::Blocks;
 use super::layer::{Layer, Query, Shape, TILE, Which, Written};
-use crate::inputs::CANARY_F32;
+use crate::inputs::{CANARY_BF16, CANARY_F32};
 
 pub const SHAPE: Shape =
     Shape { format: MainFormat::Ue8m0, ratio: 4, heads: 64, slots: 3, ring: 132, blocks: 3 };
@@ -211,6 +211,8 @@ pub fn negative_positions_are_refused<B: Backend>(device: &Device<B>) {
                 let what = format!("{which:?}, {blocks:?}, sink {sink}");
                 assert_eq!(all.faults, 3 + alone.faults, "{what}");
                 assert_eq!(all.lse[..refused], [CANARY_F32; 3 * 2], "{what}");
+                let is_untouched = |&bits: &u16| bits == CANARY_BF16;
+                assert!(all.out[..refused * HEAD_DIM as usize].iter().all(is_untouched), "{what}");
                 assert!(all.out[refused * HEAD_DIM as usize..] == alone.out[..], "{what}");
                 assert!(all.lse[refused..] == alone.lse[..], "{what}");
             }

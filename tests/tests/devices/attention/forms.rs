@@ -1,7 +1,6 @@
 //! Random layers, queries and garbage: all forms of blocks have the same bits.
 
 use dsv4_kv::device::{Backend, Device, bf16};
-use kv_layout::attention::KeySplit;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -45,7 +44,7 @@ pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
                 comparable(layer.attend(&queries, which, &heads))
             };
             let whole = attend(Blocks::whole(split));
-            for blocks in other_forms(split) {
+            for blocks in Blocks::others(split) {
                 let what = format!("layer {seed}: {which:?}, {entries} entries, {blocks:?}");
                 assert_same(&attend(blocks), &whole, &what);
             }
@@ -62,12 +61,6 @@ fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
     }
     assert!(got.1 == whole.1, "{what}: other log-sum-exps");
     assert_eq!(got.2, whole.2, "{what}: faults");
-}
-
-/// All forms but that of whole queries.
-fn other_forms(split: KeySplit) -> impl Iterator<Item = Blocks> {
-    let halves = (split == KeySplit::TwoBlocks).then_some(Blocks::spread_halves(split));
-    [Blocks::halves(split), Blocks::spread(split)].into_iter().chain(halves)
 }
 
 /// The bits of the results and log-sum-exps, one of all NaN, and the count of faults.

@@ -40,7 +40,7 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
             1 + u32::from(rows > 0),
             "{which:?}, {entries} entries, {split:?}"
         );
-        for blocks in spread_over(split) {
+        for blocks in Blocks::all_spread(split) {
             let (spread, what) =
                 (attend(blocks), format!("{which:?}, {entries} entries, {blocks:?}"));
             assert_eq!(spread.faults, whole.faults, "{what}");
@@ -48,12 +48,6 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
             assert!(spread.out == whole.out, "{what}");
         }
     }
-}
-
-/// The forms of blocks over which queries are spread.
-fn spread_over(split: KeySplit) -> impl Iterator<Item = Blocks> {
-    let halves = (split == KeySplit::TwoBlocks).then_some(Blocks::spread_halves(split));
-    std::iter::once(Blocks::spread(split)).chain(halves)
 }
 
 /// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile than a list may
@@ -135,7 +129,7 @@ pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
             let whole = attend(Blocks::whole(split));
             let far = whole.lse.iter().filter(|&&bits| f32::from_bits(bits) > FAR).count();
             assert!((1..5).contains(&far), "{far} heads are far");
-            for blocks in spread_over(split) {
+            for blocks in Blocks::all_spread(split) {
                 let spread = attend(blocks);
                 assert!(spread.lse == whole.lse, "{which:?}, {blocks:?}");
                 assert!(spread.out == whole.out, "{which:?}, {blocks:?}");
@@ -174,7 +168,7 @@ pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
             layer.attend(&queries, Which::List, &heads)
         };
         let whole = attend(Blocks::whole(split));
-        for blocks in spread_over(split) {
+        for blocks in Blocks::all_spread(split) {
             let spread = attend(blocks);
             assert!(spread.lse == whole.lse, "{blocks:?}");
             assert!(spread.out == whole.out, "{blocks:?}");
@@ -206,7 +200,7 @@ pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
             let whole = attend(Blocks::whole(split));
             let zeros = whole.iter().filter(|&&bits| bits == 0).count();
             assert!(zeros > 512, "{which:?}, {split:?}: {zeros} zeros");
-            for blocks in [Blocks::halves(split)].into_iter().chain(spread_over(split)) {
+            for blocks in Blocks::others(split) {
                 assert!(attend(blocks) == whole, "{which:?}, {blocks:?}");
             }
         }
