@@ -146,6 +146,18 @@ mod tests {
     }
 
     #[test]
+    fn a_result_from_before_launches_were_eager_is_read() {
+        let mut before: serde_json::Value = serde_json::from_str(RESULT).expect("JSON");
+        let row = before["attention"][0].as_object_mut().expect("a row");
+        for time in ["in_a_row_microseconds", "behind_others_microseconds"] {
+            assert!(row.remove(time).is_some(), "{time}");
+        }
+        let report: Report = serde_json::from_value(before).expect("a result");
+        assert_eq!(report.attention[0].in_a_row_microseconds, None);
+        assert!(page(&report).contains("<td"));
+    }
+
+    #[test]
     fn a_result_from_before_steps_had_a_split_is_read() {
         const SPLIT: &str = "\"attention_split\": \"two-blocks\"";
         assert!(RESULT.contains(SPLIT));

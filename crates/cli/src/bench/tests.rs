@@ -63,6 +63,8 @@ fn attention_is_measured() {
     for row in &rows {
         check(&row.measured);
         assert!(row.teraflops > 0.0 && row.products_microseconds > 0.0, "{row:?}");
+        assert!(row.in_a_row_microseconds > Some(0.0), "{row:?}");
+        assert!(row.behind_others_microseconds > Some(0.0), "{row:?}");
     }
     let peers = rows.iter().filter(|row| row.peer_microseconds.is_some()).count();
     assert_eq!((peers, &*rows[0].measured.kernel), (1, "attend_f32"));

@@ -157,9 +157,20 @@ impl<B: Backend> ColdTimer<B> {
 
     /// Microseconds of what `launch` queues in `stream`.
     pub fn time(&self, stream: &Stream<B>, launch: impl FnOnce() -> Result<()>) -> Result<f64> {
+        self.time_behind(stream, || Ok(()), launch)
+    }
+
+    /// The same behind what `before` queues, which is not timed.
+    pub fn time_behind(
+        &self,
+        stream: &Stream<B>,
+        before: impl FnOnce() -> Result<()>,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<f64> {
         for byte in 0..COLD_FLUSHES {
             stream.fill(&self.flush, byte)?;
         }
+        before()?;
         stream.record(&self.from)?;
         launch()?;
         stream.record(&self.to)?;

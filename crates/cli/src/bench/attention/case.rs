@@ -63,6 +63,7 @@ pub fn cases() -> Vec<Case> {
     let hca = |entries, requests, peer| Case::new(64, LayerKind::Hca, entries, requests, peer);
     let pro = |kind, entries, requests, peer| Case::new(128, kind, entries, requests, peer);
     let chunk = |case: Case| Case { queries: Queries::Chunk(2048), ..case };
+    let without_peer = |case: Case| Case { peer: None, ..case };
     vec![
         swa(1, 11.5),
         swa(32, 12.8),
@@ -84,6 +85,13 @@ pub fn cases() -> Vec<Case> {
         chunk(swa(1, 135.0)),
         chunk(csa(1, 356.0)),
         chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)),
+        without_peer(csa(7, 0.0)),
+        without_peer(csa(14, 0.0)),
+        without_peer(hca(64, 1, 0.0)),
+        without_peer(hca(512, 1, 0.0)),
+        without_peer(hca(900, 1, 0.0)),
+        without_peer(hca(2048, 1, 0.0)),
+        without_peer(pro(LayerKind::Csa, 1024, 3, 0.0)),
         swa(32, 0.0).raw(),
         csa(1, 0.0).raw(),
         csa(32, 0.0).raw(),
@@ -92,7 +100,7 @@ pub fn cases() -> Vec<Case> {
         swa(32, 0.0).in_graph(256, 0),
         csa(32, 0.0).in_graph(256, 0),
         hca(64, 32, 0.0).in_graph(256, 0),
-        Case { peer: None, ..hca(64, 256, 0.0) },
+        without_peer(hca(64, 256, 0.0)),
         hca(64, 256, 0.0).in_graph(256, 1 << 20),
         csa(32, 0.0).in_graph(32, 1 << 20),
         hca(64, 32, 0.0).in_graph(32, 1 << 20),
@@ -101,7 +109,7 @@ pub fn cases() -> Vec<Case> {
         csa(256, 86.6).in_one_block(),
         Case { queries: Queries::Decode(4), ..csa(32, 41.8) }.in_one_block(),
         hca(64, 32, 16.8).in_one_block(),
-        Case { peer: None, ..hca(64, 256, 0.0) }.in_one_block(),
+        without_peer(hca(64, 256, 0.0)).in_one_block(),
         hca(1024, 32, 33.9).in_one_block(),
         hca(8192, 32, 124.5).in_one_block(),
         pro(LayerKind::Csa, 1024, 256, 207.0).in_one_block(),

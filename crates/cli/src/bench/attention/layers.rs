@@ -48,10 +48,19 @@ pub struct Layers<B: Backend> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// Random rows and queries.
+    /// Random rows and queries of as many layers as a graph has nodes.
     pub fn new(device: &Device<B>, case: Case) -> Result<Self> {
-        let stream = device.stream()?;
         let nodes = nodes_for(case.bytes());
+        Self::of(device, case, nodes)
+    }
+
+    /// The same of one layer.
+    pub fn one(device: &Device<B>, case: Case) -> Result<Self> {
+        Self::of(device, case, 1)
+    }
+
+    fn of(device: &Device<B>, case: Case, nodes: u64) -> Result<Self> {
+        let stream = device.stream()?;
         let (tokens, queries) = (u64::from(case.tokens()), case.queries.count());
         // As in StepMeta padding has position 0, no slot, and index 0.
         let step = |label, of: &dyn Fn(u32) -> u32, padding: i32| {
@@ -92,12 +101,23 @@ impl<B: Backend> Layers<B> {
     /// Times a launch.
     pub fn measure(&self) -> Result<Measurement> {
         let Self { stream, case, nodes, .. } = self;
-        let graph = stream
-            .capture(self.retained(), || (0..*nodes).try_for_each(|node| self.launch(node)))?;
+        let graph = stream.capture(self.retained(), || {
+            (0..*nodes).try_for_each(|node| self.launch(stream, node))
+        })?;
         let name = (format!("attend_{}", case.format.name()), case.name());
         let result = measurement(&self.device, name, (case.bytes(), *nodes), &graph)?;
-        ensure_none_refused(stream, &self.faults)?;
+        self.ensure_none_refused()?;
         Ok(result)
+    }
+
+    /// The stream that they were made in.
+    pub fn stream(&self) -> &Stream<B> {
+        &self.stream
+    }
+
+    /// Checks that no launch refused a query or a key.
+    pub fn ensure_none_refused(&self) -> Result<()> {
+        ensure_none_refused(&self.stream, &self.faults)
     }
 
     fn retained(&self) -> Vec<dsv4_kv::device::Memory<B>> {
@@ -113,7 +133,8 @@ impl<B: Backend> Layers<B> {
         retained
     }
 
-    fn launch(&self, node: u64) -> Result<(), DeviceError> {
+    /// Queues a launch of layer `node`.
+    pub fn launch(&self, stream: &Stream<B>, node: u64) -> Result<(), DeviceError> {
         let Self { case, nodes, position, slot, index, .. } = self;
         let planes = |of: &[Buffer<B, u8>; 2]| of.each_ref().map(|of| part(of, node, *nodes));
         let [ring, entries] = [&self.ring, &self.entries].map(planes);
@@ -156,7 +177,7 @@ impl<B: Backend> Layers<B> {
             lse: None,
             faults: &self.faults,
         };
-        ops::attend(&self.stream, &attention)
+        ops::attend(stream, &attention)
     }
 }
 

@@ -4,10 +4,12 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `case.rs` | what is measured |
+//! | `eager.rs` | launches that are no nodes of a graph |
 //! | `layers.rs` | as many layers as a graph has nodes |
 //! | `row.rs` | the result, and as a table |
 
 mod case;
+mod eager;
 mod layers;
 mod row;
 
@@ -24,11 +26,15 @@ pub use row::{Row, table};
 /// One case.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Row> {
     let (operations, peer_microseconds) = (case.operations(), case.peer);
-    let measured = Layers::new(device, case.clone())?.measure()?;
+    let layers = Layers::new(device, case.clone())?;
+    let measured = layers.measure()?;
+    let eager = eager::times(device, case, &layers)?;
     Ok(Row {
         teraflops: operations / measured.microseconds / 1e6,
         products_microseconds: bf16_microseconds(operations),
         peer_microseconds,
+        in_a_row_microseconds: Some(eager.in_a_row),
+        behind_others_microseconds: Some(eager.behind_others),
         measured,
     })
 }
