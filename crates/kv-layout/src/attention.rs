@@ -45,8 +45,8 @@ pub enum AttendedKeys {
 #[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "config", serde(rename_all = "kebab-case"))]
 pub enum KeySplit {
-    /// Two, a cluster, which add up what they have: least time for up to 66 queries of 64 heads in a launch, as an H100 runs
-    /// so many clusters at a time.
+    /// Two, a cluster, which add up what they have: least time for up to 66 work items in a launch (queries, parts of the keys of each, and 64
+    /// heads), as an H100 runs so many clusters at a time.
     #[default]
     TwoBlocks,
     /// One: a query takes longer, and twice as many run at a time. Less time for more queries: large batches, drafts, and
@@ -75,7 +75,7 @@ impl AttendedKeys {
         }
     }
 
-    /// Parts of a query's `keys` keys: each is a cluster's, and the last cluster to be done adds them up. Lists, which a
+    /// Parts of a query's `keys` keys: each is a work item's, and the last block to be done with its heads, or its channels if they are spread, adds them up. Lists, which a
     /// model limits, are one part.
     #[must_use]
     pub const fn parts(self, keys: u32) -> u32 {

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::error::{Failure, Refusal};
 
 /// What becomes of a sequence, in order. A receiver that is dropped cancels its sequence; a sender that is
-/// dropped without [`Event::Finished`] means [`Failure::ShutDown`].
+/// dropped without [`Event::Finished`] or [`Event::Failed`] means [`Failure::ShutDown`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A token.

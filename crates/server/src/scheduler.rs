@@ -156,7 +156,8 @@ impl<B: Backend> Scheduler<B> {
     ///
     /// # Errors
     /// [`ServerError::StepsFail`] after several steps in a row that failed. Until then a step that fails ends
-    /// the requests in it, and no other.
+    /// the requests in it, and no other. [`ServerError::Engine`] if the cache refuses what it has no reason to refuse: to admit, to
+    /// release, or to settle what is on its way. The scheduler must not go on after either.
     pub fn step(&mut self) -> Result<Progress, ServerError> {
         self.drop_cancelled()?;
         if self.running.is_empty() {

@@ -16,8 +16,8 @@ pub fn block_rank() -> u32 {
 /// (`barrier.cluster.arrive`, `.wait`, aligned, PTX ISA 9.7.13).
 ///
 /// # Safety
-/// - Every thread of every block of the cluster makes this call, from the same place in the source;
-///   none has returned from the kernel.
+/// - Every thread of every block of the cluster makes this call, the lanes of a warp from the same place in the source
+///   (`.aligned`); none has returned from the kernel.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn sync_cluster() {
@@ -29,8 +29,8 @@ pub unsafe fn sync_cluster() {
 /// here on (`barrier.cluster.arrive.relaxed`, aligned).
 ///
 /// # Safety
-/// - Every thread of every block of the cluster makes this call, from the same place in the source, and
-///   its next barrier of the cluster is [`cluster_wait`].
+/// - Every thread of every block of the cluster makes this call or [`cluster_arrive_release`], the lanes of a warp from the
+///   same place in the source (`.aligned`), and its next barrier of the cluster is [`cluster_wait`].
 #[inline(always)]
 #[track_caller]
 pub unsafe fn cluster_arrive() {
@@ -54,8 +54,8 @@ pub unsafe fn cluster_arrive_release() {
 /// others may still read its shared memory (`barrier.cluster.wait`, aligned).
 ///
 /// # Safety
-/// - Every thread of every block of the cluster makes this call, from the same place in the source,
-///   after [`cluster_arrive`].
+/// - Every thread of every block of the cluster makes this call, the lanes of a warp from the same place in the source
+///   (`.aligned`), after [`cluster_arrive`] or [`cluster_arrive_release`].
 #[inline(always)]
 #[track_caller]
 pub unsafe fn cluster_wait() {

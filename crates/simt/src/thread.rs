@@ -64,8 +64,8 @@ pub fn warp_id() -> u32 {
 /// (`barrier.cta.sync.aligned`, PTX ISA 9.7.13 `barrier`).
 ///
 /// # Safety
-/// - Every thread of the block makes this call, from the same place in the source; none has
-///   returned from the kernel.
+/// - Every thread of the block makes this call, the lanes of a warp from the same place in the source (`.aligned`);
+///   different warps may call it from different places. None has returned from the kernel.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn sync_threads() {

@@ -6,14 +6,12 @@ use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::attention::{
-    AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, ManyEntries, SHORT_SPREAD_TILES,
-    SPREAD_BLOCKS, SPREAD_TILES, TILE_KEYS,
-};
+use kv_layout::attention::{AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
 use super::attention_exchange::spread_clusters;
+use super::attention_form::{SpreadLaunch, form_of, halves_of_channels, work_items};
 use super::{
     AttentionExchange, AttentionParts, BlockTable, Entries, GatherQueries, SwaRing, check_argument,
     check_length,
@@ -29,6 +27,15 @@ pub enum Attended<'a, B: Backend> {
     All,
 }
 
+impl<B: Backend> Attended<'_, B> {
+    fn keys(&self) -> AttendedKeys {
+        match self {
+            Self::List(_) => AttendedKeys::List,
+            Self::All => AttendedKeys::All,
+        }
+    }
+}
+
 /// Compressed entries and which of them queries attend to.
 pub struct AttendedEntries<'a, B: Backend> {
     /// The layer's entries.
@@ -37,7 +44,8 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// Which.
     pub which: Attended<'a, B>,
-    /// Workspace for keys that are split into parts (split-KV). If one query needs more than it holds, the call is refused; if all queries together do,
+    /// Workspace for keys that are split into parts (split-KV); also where all queries are spread, whose parts lie in the exchange, so that none
+    /// is refused by its batch. If one query needs more than it holds, the call is refused; if all queries together do,
     /// the call becomes several launches.
     pub parts: Option<&'a AttentionParts<B>>,
     /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see.
@@ -67,11 +75,11 @@ pub enum QueryForm {
 
 /// Attention of queries, and where its results go.
 pub struct Attention<'a, B: Backend> {
-    /// The queries.
+    /// Which tokens of the step are the queries.
     pub queries: &'a GatherQueries<'a, B>,
     /// `[queries, heads, 512]` BF16.
     pub query: &'a View<B, bf16>,
-    /// Whether that is after norm and RoPE.
+    /// What has been done to `query`.
     pub form: QueryForm,
     /// Heads, 1 to 128.
     pub heads: u32,
@@ -82,11 +90,14 @@ pub struct Attention<'a, B: Backend> {
     /// more blocks for each. That changes no bit.
     ///
     /// - With `exchange`, and queries that are [`QueryForm::Rotated`], a work item of up to 1,152 keys, or half of one where keys are split, is spread
-    ///   over eight blocks, if nine tenths of the multiprocessors are enough for all.
+    ///   over eight blocks, if nine tenths of the multiprocessors are enough for all, and `exchange` has as many clusters.
     /// - Else a work item has twice as many blocks, each with half of the channels of its values, if there are at most an eighth as many as
     ///   multiprocessors.
+    ///
+    /// Work items are counted as the launch has room for them: padding too, and parts of the longest request that `rows` allows.
     pub multiprocessors: u32,
-    /// Workspace of work items that are spread over eight blocks.
+    /// Workspace of work items that are spread over eight blocks. Without it, or where it has fewer clusters than the launch has work items, none
+    /// is spread.
     pub exchange: Option<&'a AttentionExchange<B>>,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
@@ -128,17 +139,19 @@ pub fn attend<B: Backend>(
     if attention.queries.count == 0 {
         return Ok(());
     }
-    let spread = attention.spread()?;
-    let (kernel, mut launches) = (attention.kernel(spread)?, attention.launches(spread)?);
+    let plan = attention.plan()?;
+    let mut launches = plan.launches();
     if launches.len() > 1 {
-        check_attend(stream, attention)?;
+        attention.check(stream, &plan)?;
     }
     launches.try_for_each(|queries| {
-        let operation = attention.operation(queries, spread)?;
+        let operation = attention.operation(&plan, queries)?;
         // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
-        // query does not see, and blocks outside the planes; work of one stream runs in order, so that parts of one
-        // launch are added up before the next leaves its own; their counters are 0 then.
-        unsafe { stream.launch(kernel, &operation) }
+        // query does not see, and blocks outside the planes. `SpreadLaunch::of` has no more tiles for a cluster than the
+        // kernel takes, `form_of` no more than the short one does, and halves of keys only where these are split.
+        // Work of one stream runs in order, so that parts of one launch are added up before the next leaves its own,
+        // and their counters are 0 then; parts and exchange are used by one stream at a time, as their types say.
+        unsafe { stream.launch(plan.kernel, &operation) }
     })
 }
 
@@ -153,11 +166,7 @@ pub fn check_attend<B: Backend>(
     if attention.queries.count == 0 {
         return Ok(());
     }
-    let spread = attention.spread()?;
-    let kernel = attention.kernel(spread)?;
-    attention
-        .launches(spread)?
-        .try_for_each(|queries| stream.check(kernel, &attention.operation(queries, spread)?))
+    attention.check(stream, &attention.plan()?)
 }
 
 /// None of the elements of `view`.
@@ -165,28 +174,56 @@ fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
     view.slice(0, 0).expect("every buffer has an empty part")
 }
 
-impl<B: Backend> Attention<'_, B> {
-    /// The queries of each launch: of as many as the memory for parts is enough for.
-    fn launches(
-        &self,
-        spread: Option<SpreadLaunch>,
-    ) -> Result<impl ExactSizeIterator<Item = Range<u32>> + use<B>, DeviceError> {
-        let (count, at_once) = (self.queries.count, self.at_once(spread)?);
+/// How a call is launched: decided once, by all its queries.
+struct Plan {
+    /// Of a launch of all queries; `halves` is each launch's own.
+    params: AttendParams,
+    spread: Option<SpreadLaunch>,
+    kernel: AttendKernel,
+    /// Most queries of a launch: as many as the memory for parts is enough for.
+    at_once: u32,
+}
+
+impl Plan {
+    /// The queries of each launch.
+    fn launches(&self) -> impl ExactSizeIterator<Item = Range<u32>> + use<> {
+        let (count, at_once) = (self.params.tokens, self.at_once);
         let launch = move |at: u32| at * at_once..(at * at_once).saturating_add(at_once).min(count);
-        Ok((0..count.div_ceil(at_once)).map(launch))
+        (0..count.div_ceil(at_once)).map(launch)
+    }
+}
+
+impl<B: Backend> Attention<'_, B> {
+    fn plan(&self) -> Result<Plan, DeviceError> {
+        let params = self.params()?;
+        let spread = self.spread(&params);
+        let form = form_of(self.keys(), spread, params.parts, params.entry_rows);
+        let kernel = AttendKernel { format: self.ring.format, form };
+        Ok(Plan { params, spread, kernel, at_once: self.at_once(&params, spread)? })
+    }
+
+    /// Refuses what would be refused before any launch is queued.
+    fn check(&self, stream: &Stream<B>, plan: &Plan) -> Result<(), DeviceError> {
+        plan.launches()
+            .try_for_each(|queries| stream.check(plan.kernel, &self.operation(plan, queries)?))
     }
 
     /// Most queries of a launch.
-    fn at_once(&self, spread: Option<SpreadLaunch>) -> Result<u32, DeviceError> {
-        let (count, params) = (self.queries.count, self.params(0..self.queries.count)?);
+    fn at_once(
+        &self,
+        params: &AttendParams,
+        spread: Option<SpreadLaunch>,
+    ) -> Result<u32, DeviceError> {
         if params.parts == 1 {
-            return Ok(count);
+            return Ok(params.tokens);
         }
-        let clusters = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
+        // Spread queries have memory of their own, which is enough for all. They are refused like others all the same, so that
+        // a query is not refused by its batch.
+        let of_query = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
         let there = self.parts().map_or(0, AttentionParts::clusters);
-        check_length("clusters that have memory for parts of a query", there, clusters)?;
-        // Spread queries have memory of their own, which is enough for all.
-        Ok(if spread.is_some() { count } else { (there / clusters).min(count.into()) as u32 })
+        check_length("clusters that have memory for parts of a query", there, of_query)?;
+        let enough = (there / of_query).min(params.tokens.into()) as u32;
+        Ok(if spread.is_some() { params.tokens } else { enough })
     }
 
     fn parts(&self) -> Option<&AttentionParts<B>> {
@@ -194,14 +231,18 @@ impl<B: Backend> Attention<'_, B> {
     }
 
     /// The launch of some queries.
-    fn operation(
-        &self,
-        range: Range<u32>,
-        spread: Option<SpreadLaunch>,
-    ) -> Result<Attend, DeviceError> {
+    fn operation(&self, plan: &Plan, range: Range<u32>) -> Result<Attend, DeviceError> {
         let Self { query, sinks, frequencies, ring, out, faults, queries, .. } = *self;
-        let params = self.params(range)?;
-        let halves = spread.map_or(params.halves, |spread| spread.halves);
+        let params = AttendParams {
+            first: queries.first + range.start,
+            tokens: range.end - range.start,
+            skipped: range.start,
+            ..plan.params
+        };
+        let halves = match plan.spread {
+            Some(SpreadLaunch { halves }) => halves,
+            None => halves_of_channels(work_items(&params), self.multiprocessors),
+        };
         let params = AttendParams { halves, ..params };
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
         let own = self.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
@@ -216,7 +257,7 @@ impl<B: Backend> Attention<'_, B> {
         let no_results = out.slice(0, 0).expect("every buffer has an empty part");
         let no_floats = no_results.cast::<f32>().or_else(|_| no_counts.cast())?;
         let no_exchange = no_floats.cast::<u32>()?;
-        let shares = if spread.is_some() {
+        let shares = if plan.spread.is_some() {
             self.exchange.map(|of| (&of.sums, &of.denominators, &of.arrivals))
         } else {
             let parts = self.parts().filter(|_| params.parts > 1);
@@ -251,30 +292,19 @@ impl<B: Backend> Attention<'_, B> {
     }
 
     fn keys(&self) -> AttendedKeys {
-        match self.entries.as_ref().map(|of| &of.which) {
-            None => AttendedKeys::Window,
-            Some(Attended::List(_)) => AttendedKeys::List,
-            Some(Attended::All) => AttendedKeys::All,
-        }
-    }
-
-    fn kernel(&self, spread: Option<SpreadLaunch>) -> Result<AttendKernel, DeviceError> {
-        let params = self.params(0..self.queries.count)?;
-        let form = form_of(self.keys(), spread, params.parts, params.entry_rows);
-        Ok(AttendKernel { format: self.ring.format, form })
+        self.entries.as_ref().map_or(AttendedKeys::Window, |of| of.which.keys())
     }
 
     /// How all queries are spread, if they are.
-    fn spread(&self) -> Result<Option<SpreadLaunch>, DeviceError> {
-        let params = self.params(0..self.queries.count)?;
-        let exchange = self.exchange.filter(|_| self.form == QueryForm::Rotated);
-        let Some(exchange) = exchange else { return Ok(None) };
-        let clusters = [params.tokens, params.parts, params.heads.div_ceil(HEADS)];
+    fn spread(&self, params: &AttendParams) -> Option<SpreadLaunch> {
+        let exchange = self.exchange.filter(|_| self.form == QueryForm::Rotated)?;
         let limit = exchange.clusters().min(spread_clusters(self.multiprocessors).into());
-        Ok(SpreadLaunch::of((self.keys(), params.split), clusters, params.entry_rows, limit))
+        let (keys, split) = (self.keys(), params.split);
+        SpreadLaunch::of((keys, split), work_items(params), params.entry_rows, limit)
     }
 
-    fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
+    /// Of a launch of all queries.
+    fn params(&self) -> Result<AttendParams, DeviceError> {
         let Self { queries, ring, heads, .. } = *self;
         check_argument("heads", heads, 1, MOST_HEADS)?;
         ring.rows()?;
@@ -286,9 +316,9 @@ impl<B: Backend> Attention<'_, B> {
             check_length("rows of the step", own_rows.into(), end.into())?;
         }
         let params = AttendParams {
-            first: queries.first + range.start,
-            tokens: range.end - range.start,
-            skipped: range.start,
+            first: queries.first,
+            tokens: queries.count,
+            skipped: 0,
             heads,
             lse_heads: if self.lse.is_some() { heads } else { 0 },
             raw_queries: u32::from(self.form == QueryForm::Raw),
@@ -304,10 +334,7 @@ impl<B: Backend> Attention<'_, B> {
             split: self.split.blocks(self.keys()),
             halves: 1,
         };
-        let params =
-            self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))?;
-        let clusters = [params.tokens, params.parts, heads.div_ceil(HEADS)];
-        Ok(AttendParams { halves: halves(clusters, self.multiprocessors), ..params })
+        self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))
     }
 }
 
@@ -327,12 +354,8 @@ impl<B: Backend> AttendedEntries<'_, B> {
         check_length("slots of the block table", table.slots.into(), ring.slots.into())?;
         check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
         check_argument("entries of a query", rows, 1, i32::MAX as u32)?;
-        let keys = match self.which {
-            Attended::List(_) => AttendedKeys::List,
-            Attended::All => AttendedKeys::All,
-        };
         Ok(AttendParams {
-            parts: keys.parts(WINDOW + rows),
+            parts: self.which.keys().parts(WINDOW + rows),
             entry_rows: rows,
             ratio_log2,
             entries_log2: entries.entries_per_block.ilog2(),
@@ -340,131 +363,5 @@ impl<B: Backend> AttendedEntries<'_, B> {
             num_blocks: entries.num_blocks,
             ..params
         })
-    }
-}
-
-/// Tiles of a window and `rows` entries.
-fn tiles_of(rows: u32) -> u64 {
-    (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into())
-}
-
-/// How a launch spreads its queries over clusters of eight blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SpreadLaunch {
-    /// Clusters of each part of a query's keys and 64 heads, 1 or 2: two have half of the keys each.
-    halves: u32,
-}
-
-impl SpreadLaunch {
-    /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are split between `split`
-    /// blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster may.
-    fn of(
-        (keys, split): (AttendedKeys, u32),
-        [queries, parts, groups]: [u32; 3],
-        rows: u32,
-        limit: u64,
-    ) -> Option<Self> {
-        let clusters = queries.saturating_mul(parts).saturating_mul(groups);
-        // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
-        let can_have = |halves: u32| {
-            tiles_of(rows) <= u64::from(SPREAD_TILES) * u64::from(parts) * u64::from(halves)
-                && u64::from(clusters) * u64::from(halves) <= limit
-        };
-        // What adding up takes is gained where a cluster would have more (docs/experiments-attention.md).
-        let few = match keys {
-            AttendedKeys::List => SPREAD_BLOCKS,
-            AttendedKeys::Window | AttendedKeys::All => SHORT_SPREAD_TILES,
-        };
-        if split > 1 && tiles_of(rows) > few.into() && can_have(2) {
-            return Some(Self { halves: 2 });
-        }
-        can_have(1).then_some(Self { halves: 1 })
-    }
-}
-
-/// The form of the kernel for queries of up to so many parts and `rows` entries.
-fn form_of(keys: AttendedKeys, spread: Option<SpreadLaunch>, parts: u32, rows: u32) -> AttendForm {
-    let Some(SpreadLaunch { halves }) = spread else { return AttendForm::Whole(keys) };
-    let is_short = parts == 1 && halves == 1 && tiles_of(rows) <= SHORT_SPREAD_TILES.into();
-    match keys {
-        AttendedKeys::List if !is_short => AttendForm::SpreadParts(ManyEntries::List),
-        AttendedKeys::All if !is_short => AttendForm::SpreadParts(ManyEntries::All),
-        _ => AttendForm::Spread(keys),
-    }
-}
-
-/// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
-/// queries, parts of each and 64 heads.
-const fn halves([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
-    /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
-    /// these end: with twice as many a decode step takes longer, though attention takes less time (docs/performance.md).
-    const SHARE: u32 = 8;
-    let clusters = queries.saturating_mul(parts).saturating_mul(groups);
-    if clusters <= multiprocessors / SHARE { 2 } else { 1 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{
-        AttendForm, AttendedKeys, MULTIPROCESSORS, ManyEntries, SpreadLaunch, form_of, halves,
-    };
-
-    #[test]
-    fn few_queries_of_few_keys_are_spread() {
-        let of =
-            |clusters, rows| SpreadLaunch::of((AttendedKeys::All, 1), clusters, rows, 14).is_some();
-        assert!(of([14, 1, 1], 1024) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
-        assert!(!of([15, 1, 1], 1024) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1025));
-        assert!(of([7, 2, 1], 2176) && !of([8, 2, 1], 2176) && !of([1, 2, 1], 2177));
-        assert!(of([1, 4, 2], 4480) && !of([1, 4, 1], 4481) && !of([1, 1, 1], u32::MAX));
-        assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
-        assert_eq!(
-            SpreadLaunch::of((AttendedKeys::All, 1), [14, 1, 1], 1, 13),
-            None,
-            "no memory for all"
-        );
-    }
-
-    #[test]
-    fn few_queries_of_many_keys_have_two_clusters() {
-        use AttendedKeys::{All, List, Window};
-        let of = |keys, clusters, rows| SpreadLaunch::of((keys, 2), clusters, rows, 14);
-        let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
-        assert_eq!([of(List, [7, 1, 1], 384), of(List, [7, 1, 1], 385)], [one, two]);
-        assert_eq!([of(List, [8, 1, 1], 512), of(List, [3, 1, 2], 2176)], [one, two]);
-        assert_eq!([of(List, [1, 1, 1], 2177), of(List, [8, 1, 1], 1025)], [None; 2]);
-        assert_eq!([of(All, [7, 1, 1], 640), of(All, [7, 1, 1], 641)], [one, two]);
-        assert_eq!([of(All, [1, 4, 1], 8192), of(All, [2, 4, 1], 8192)], [two, None]);
-        assert_eq!(of(Window, [1, 1, 1], 0), one);
-        assert_eq!(SpreadLaunch::of((All, 1), [1, 1, 1], 960, 14), one, "one sum has one cluster");
-        assert_eq!(of(All, [u32::MAX, 2, 1], 1), None, "no product wraps around");
-    }
-
-    #[test]
-    fn few_keys_have_a_kernel_of_their_own() {
-        use {
-            AttendForm::{Spread, SpreadParts, Whole},
-            AttendedKeys::*,
-        };
-        let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
-        let all = |parts, rows| form_of(All, one, parts, rows);
-        assert_eq!([all(1, 0), all(1, 640)], [Spread(All); 2]);
-        let many = [all(1, 641), all(1, 1024), all(2, 640), all(1, u32::MAX)];
-        assert_eq!(many, [SpreadParts(ManyEntries::All); 4]);
-        assert_eq!(form_of(All, two, 1, 640), SpreadParts(ManyEntries::All));
-        let list = [form_of(List, one, 1, 640), form_of(List, one, 1, 641)];
-        assert_eq!(list, [Spread(List), SpreadParts(ManyEntries::List)]);
-        assert_eq!(form_of(List, two, 1, 512), SpreadParts(ManyEntries::List));
-        assert_eq!(form_of(Window, one, 1, 0), Spread(Window));
-        assert_eq!(form_of(List, None, 1, 1), Whole(List));
-    }
-
-    #[test]
-    fn few_queries_have_halves_of_channels() {
-        let of = |clusters| halves(clusters, MULTIPROCESSORS);
-        assert_eq!([[1, 1, 1], [16, 1, 1], [8, 2, 1], [4, 2, 2]].map(of), [2; 4]);
-        assert_eq!([[17, 1, 1], [9, 2, 1], [9, 1, 2], [2048, 1, 1]].map(of), [1; 4]);
-        assert_eq!(of([u32::MAX, 4, 2]), 1, "no product wraps around");
-        assert_eq!([0, u32::MAX].map(|multiprocessors| halves([1, 1, 1], multiprocessors)), [1, 2]);
     }
 }

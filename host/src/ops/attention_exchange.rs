@@ -35,7 +35,7 @@ const fn words(clusters: u64) -> [u64; 4] {
     [clusters * CLUSTER_WORDS as u64, sums, blocks * 2 * HEADS as u64, blocks]
 }
 
-/// Words of all of it, for so many clusters.
+/// u32 elements of the workspace for so many clusters.
 #[must_use]
 pub const fn exchange_elements(clusters: u32) -> u64 {
     let [weights, sums, denominators, arrivals] = words(clusters as u64);
@@ -49,7 +49,7 @@ impl<B: Backend> AttentionExchange<B> {
     /// Allocates it for so many clusters.
     ///
     /// # Errors
-    /// [`DeviceError`] if the device has no memory.
+    /// [`DeviceError::OutOfMemory`].
     pub fn new(device: &Device<B>, clusters: u32) -> Result<Self, DeviceError> {
         Self::of(&device.allocate("weights of attention", exchange_elements(clusters))?)
     }

@@ -29,7 +29,7 @@ impl<B: Backend> AttentionParts<B> {
     /// Allocates it for so many clusters that attend in one launch.
     ///
     /// # Errors
-    /// [`DeviceError`] if the device has no memory.
+    /// [`DeviceError::OutOfMemory`].
     pub fn new(device: &Device<B>, clusters: u32) -> Result<Self, DeviceError> {
         let [sums, lse, arrivals] = part_elements(clusters);
         Ok(Self {

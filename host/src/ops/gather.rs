@@ -154,7 +154,7 @@ pub struct EntryCounts<'a, B: Backend> {
 /// Queues `valid_lens`: how many entries each query sees.
 ///
 /// # Errors
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn valid_lens<B: Backend>(
     stream: &Stream<B>,
     counts: &EntryCounts<'_, B>,

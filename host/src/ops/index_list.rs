@@ -14,7 +14,7 @@ use kernels_gpu::launch::IndexScoreTopk;
 use kernels_gpu::table::MULTIPROCESSORS;
 
 /// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
-/// [`super::index_topk`], as measured with 67 to 396 queries (docs/performance.md): where a multiprocessor
+/// [`super::index_topk`], as measured with 67 to 396 queries (docs/experiments.md): where a multiprocessor
 /// has no more rounds of tiles to score. Blocks of `index_score` share the tiles of a query; here a
 /// multiprocessor has two queries at a time, or one, by eight warps each.
 #[must_use]
@@ -58,7 +58,7 @@ pub struct ScoreSelection<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, columns or entries of a list, no blocks, or keys of another
-/// format; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// format; [`DeviceError::Length`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_score_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &ScoreSelection<'_, B>,

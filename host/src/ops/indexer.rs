@@ -89,7 +89,8 @@ pub struct QueryQuantisation<'a, B: Backend> {
 /// and the projected weights of the heads scaled. Padding stays untouched.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads; [`DeviceError::TooShort`] for a buffer shorter than
+/// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for queries past
+/// `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than
 /// its shape; as [`Stream::launch`].
 pub fn index_query<B: Backend>(
     stream: &Stream<B>,
@@ -113,7 +114,7 @@ pub fn index_query<B: Backend>(
         weight: to.weight.ptr_mut(),
         params: IndexQueryParams { first, tokens, heads },
     };
-    // SAFETY: the launch checks every buffer.
+    // SAFETY: the launch checks every buffer; of what lies in them nothing is an index but the query's own place.
     unsafe { stream.launch(format, &operation) }
 }
 
@@ -143,7 +144,8 @@ pub struct KeyScores<'a, B: Backend> {
 /// they go; an entry whose block is missing scores NaN and is counted too.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::TooShort`] for
+/// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::Length`] for queries past
+/// `u32::MAX`; [`DeviceError::TooShort`] for
 /// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
 /// [`Stream::launch`].
 pub fn index_score<B: Backend>(
@@ -220,7 +222,8 @@ pub struct EntrySelection<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns;
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for queries past
+/// `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &EntrySelection<'_, B>,
@@ -238,7 +241,7 @@ pub fn index_topk<B: Backend>(
     let (first, columns, selected) = (queries.first, from.columns, selected.ptr_mut());
     let params =
         IndexTopkParams { first, columns, group_log2: group_log2(columns), k, tokens: count };
-    // SAFETY: the launch checks every buffer.
+    // SAFETY: the launch checks every buffer; a query sees no more entries than a row has columns, whatever its position.
     unsafe {
         if columns <= SHORT {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
@@ -255,7 +258,7 @@ pub fn index_topk<B: Backend>(
 pub struct RowSelection<'a, B: Backend> {
     /// The scores.
     pub from: &'a Scores<'a, B>,
-    /// `[rows]` scores of each row that count.
+    /// `[rows]` i32 scores of each row that count; below 0 is 0, above `columns` is `columns`.
     pub lengths: &'a View<B, i32>,
     /// Rows.
     pub rows: u32,
@@ -284,7 +287,7 @@ pub fn topk_select<B: Backend>(
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (lengths, selected) = (lengths.ptr(), selected.ptr_mut());
     let params = TopkSelectParams { columns, group_log2, k, rows };
-    // SAFETY: the launch checks every buffer.
+    // SAFETY: the launch checks every buffer; the kernel takes lengths as 0 to `columns`.
     unsafe {
         if columns <= SHORT {
             let short = TopkSelectShort { scores, lengths, selected, params };

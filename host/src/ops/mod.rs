@@ -4,10 +4,12 @@
 //!
 //! Work of one stream runs in order, on which all of this rests. Where two streams use a buffer the caller orders them, by
 //! [`Stream::wait_for`](crate::device::Stream::wait_for): what a launch writes nobody else reads or writes until it is done, and what
-//! it reads nobody writes. [`KvCacheManager`](crate::KvCacheManager) does so for the memory of a cache.
+//! it reads nobody writes. Who does not gets wrong numbers, but no access outside a buffer: kernels check what they read before it is an
+//! index, which the fuzz target `kernels` tests with garbage in every buffer. [`KvCacheManager`](crate::KvCacheManager) does so for the memory of a cache.
 
 mod attention;
 mod attention_exchange;
+mod attention_form;
 mod attention_parts;
 mod compress;
 mod decode;

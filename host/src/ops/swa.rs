@@ -33,17 +33,18 @@ impl<B: Backend> SwaRing<'_, B> {
     }
 }
 
-/// The queries of a gather: a part of a step.
+/// Queries of gathers, scores, lists or attention: a range of a step's tokens. `step` is `first + count` at least; an element is that of the
+/// token's place in the step.
 pub struct GatherQueries<'a, B: Backend> {
-    /// `[step]` position of each token.
+    /// `[step]` i32 position of each token.
     pub position: &'a View<B, i32>,
-    /// `[step]` slot of each token's request; -1 = padding.
+    /// `[step]` i32 slot of each token's request; -1 = padding.
     pub slot: &'a View<B, i32>,
-    /// `[step]` tokens of the same request that precede it in the step.
+    /// `[step]` i32 tokens of the same request that precede it in the step.
     pub index: &'a View<B, i32>,
-    /// First query.
+    /// Place in the step of the first query.
     pub first: u32,
-    /// Queries.
+    /// How many queries there are.
     pub count: u32,
 }
 

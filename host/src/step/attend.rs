@@ -57,7 +57,7 @@ pub struct AttentionHeads<'i, B: Backend> {
     pub heads: u32,
     /// `[queries, heads, 512]` BF16.
     pub query: &'i Buffer<B, bf16>,
-    /// Whether that is after norm and RoPE.
+    /// What has been done to `query`.
     pub form: QueryForm,
     /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
     pub sinks: &'i Buffer<B, f32>,

@@ -51,13 +51,13 @@ fn kernels_of_one_layer_run() {
 fn attention_is_measured() {
     use attention::{Case, Queries};
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    let csa = Case::new(4, LayerKind::Csa, 16, 1, 1.0);
+    let csa = Case::new(4, LayerKind::Csa, 16, 1);
     let cases = [
         // Four rows a node, whose scales are a multiple of 8 bytes.
         Case { queries: Queries::Chunk(4), ..csa.clone() }.with_f32_scales(),
         Case { queries: Queries::Decode(2), ..csa }.in_graph(2, 0),
-        Case::new(4, LayerKind::Hca, 5, 1, 1.0).in_graph(1, 2048),
-        Case::new(4, LayerKind::Swa, 0, 1, 1.0),
+        Case::new(4, LayerKind::Hca, 5, 1).in_graph(1, 2048),
+        Case::new(4, LayerKind::Swa, 0, 1).peer(1.0),
     ];
     let rows = cases.map(|case| attention::measure_case(&device, &case).unwrap());
     for row in &rows {

@@ -329,7 +329,7 @@ impl<B: Backend> Layer<B> {
             lse: Some(&lse),
             faults: &faults,
         };
-        ops::attend(stream, &attention)?;
+        ops::check_attend(stream, &attention).and_then(|()| ops::attend(stream, &attention))?;
         Ok(Written {
             out: download_bits(stream, &out),
             lse: download(stream, &lse.view().cast::<u32>().unwrap()),

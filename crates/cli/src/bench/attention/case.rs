@@ -58,75 +58,75 @@ pub struct Case {
 
 /// Cases of 64 and 128 heads.
 pub fn cases() -> Vec<Case> {
-    let swa = |requests, peer| Case::new(64, LayerKind::Swa, 0, requests, peer);
-    let csa = |requests, peer| Case::new(64, LayerKind::Csa, 512, requests, peer);
-    let hca = |entries, requests, peer| Case::new(64, LayerKind::Hca, entries, requests, peer);
-    let pro = |kind, entries, requests, peer| Case::new(128, kind, entries, requests, peer);
+    let swa = |requests| Case::new(64, LayerKind::Swa, 0, requests);
+    let csa = |requests| Case::new(64, LayerKind::Csa, 512, requests);
+    let hca = |entries, requests| Case::new(64, LayerKind::Hca, entries, requests);
+    let pro = |kind, entries, requests| Case::new(128, kind, entries, requests);
+    let drafts = |case: Case| Case { queries: Queries::Decode(4), ..case };
     let chunk = |case: Case| Case { queries: Queries::Chunk(2048), ..case };
-    let without_peer = |case: Case| Case { peer: None, ..case };
     vec![
-        swa(1, 11.5),
-        swa(32, 12.8),
-        swa(256, 29.1),
-        csa(1, 13.6),
-        csa(32, 25.5),
-        csa(256, 86.6),
-        Case { queries: Queries::Decode(4), ..csa(32, 41.8) },
-        hca(64, 32, 16.8),
-        hca(1024, 1, 15.2),
-        hca(1024, 32, 33.9),
-        hca(8192, 1, 29.5),
-        hca(8192, 32, 124.5),
-        pro(LayerKind::Csa, 1024, 1, 14.9),
-        pro(LayerKind::Csa, 1024, 32, 45.9),
-        pro(LayerKind::Csa, 1024, 256, 207.0),
-        pro(LayerKind::Hca, 8192, 1, 26.4),
-        pro(LayerKind::Hca, 8192, 32, 179.0),
-        chunk(swa(1, 135.0)),
-        chunk(csa(1, 356.0)),
-        chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)),
-        without_peer(csa(7, 0.0)),
-        without_peer(csa(14, 0.0)),
-        without_peer(hca(64, 1, 0.0)),
-        without_peer(hca(512, 1, 0.0)),
-        without_peer(hca(900, 1, 0.0)),
-        without_peer(hca(2048, 1, 0.0)),
-        without_peer(pro(LayerKind::Csa, 1024, 3, 0.0)),
-        swa(32, 0.0).raw(),
-        csa(1, 0.0).raw(),
-        csa(32, 0.0).raw(),
-        csa(256, 0.0).raw(),
-        chunk(csa(1, 0.0)).raw(),
-        swa(32, 0.0).in_graph(256, 0),
-        csa(32, 0.0).in_graph(256, 0),
-        hca(64, 32, 0.0).in_graph(256, 0),
-        without_peer(hca(64, 256, 0.0)),
-        hca(64, 256, 0.0).in_graph(256, 1 << 20),
-        csa(32, 0.0).in_graph(32, 1 << 20),
-        hca(64, 32, 0.0).in_graph(32, 1 << 20),
-        csa(1, 13.6).in_one_block(),
-        csa(32, 25.5).in_one_block(),
-        csa(256, 86.6).in_one_block(),
-        Case { queries: Queries::Decode(4), ..csa(32, 41.8) }.in_one_block(),
-        hca(64, 32, 16.8).in_one_block(),
-        without_peer(hca(64, 256, 0.0)).in_one_block(),
-        hca(1024, 32, 33.9).in_one_block(),
-        hca(8192, 32, 124.5).in_one_block(),
-        pro(LayerKind::Csa, 1024, 256, 207.0).in_one_block(),
-        chunk(csa(1, 356.0)).in_one_block(),
-        chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)).in_one_block(),
-        csa(1, 0.0).with_f32_scales(),
-        csa(32, 0.0).with_f32_scales(),
-        csa(256, 0.0).with_f32_scales(),
-        hca(8192, 32, 0.0).with_f32_scales(),
-        chunk(csa(1, 0.0)).with_f32_scales(),
+        swa(1).peer(11.5),
+        swa(32).peer(12.8),
+        swa(256).peer(29.1),
+        csa(1).peer(13.6),
+        csa(32).peer(25.5),
+        csa(256).peer(86.6),
+        drafts(csa(32)).peer(41.8),
+        hca(64, 32).peer(16.8),
+        hca(1024, 1).peer(15.2),
+        hca(1024, 32).peer(33.9),
+        hca(8192, 1).peer(29.5),
+        hca(8192, 32).peer(124.5),
+        pro(LayerKind::Csa, 1024, 1).peer(14.9),
+        pro(LayerKind::Csa, 1024, 32).peer(45.9),
+        pro(LayerKind::Csa, 1024, 256).peer(207.0),
+        pro(LayerKind::Hca, 8192, 1).peer(26.4),
+        pro(LayerKind::Hca, 8192, 32).peer(179.0),
+        chunk(swa(1)).peer(135.0),
+        chunk(csa(1)).peer(356.0),
+        chunk(pro(LayerKind::Csa, 1024, 1)).peer(1203.0),
+        csa(7),
+        csa(14),
+        hca(64, 1),
+        hca(512, 1),
+        hca(900, 1),
+        hca(2048, 1),
+        pro(LayerKind::Csa, 1024, 3),
+        swa(32).raw(),
+        csa(1).raw(),
+        csa(32).raw(),
+        csa(256).raw(),
+        chunk(csa(1)).raw(),
+        swa(32).in_graph(256, 0),
+        csa(32).in_graph(256, 0),
+        hca(64, 32).in_graph(256, 0),
+        hca(64, 256),
+        hca(64, 256).in_graph(256, 1 << 20),
+        csa(32).in_graph(32, 1 << 20),
+        hca(64, 32).in_graph(32, 1 << 20),
+        csa(1).in_one_block().peer(13.6),
+        csa(32).in_one_block().peer(25.5),
+        csa(256).in_one_block().peer(86.6),
+        drafts(csa(32)).in_one_block().peer(41.8),
+        hca(64, 32).in_one_block().peer(16.8),
+        hca(64, 256).in_one_block(),
+        hca(1024, 32).in_one_block().peer(33.9),
+        hca(8192, 32).in_one_block().peer(124.5),
+        pro(LayerKind::Csa, 1024, 256).in_one_block().peer(207.0),
+        chunk(csa(1)).in_one_block().peer(356.0),
+        chunk(pro(LayerKind::Csa, 1024, 1)).in_one_block().peer(1203.0),
+        csa(1).with_f32_scales(),
+        csa(32).with_f32_scales(),
+        csa(256).with_f32_scales(),
+        hca(8192, 32).with_f32_scales(),
+        chunk(csa(1)).with_f32_scales(),
     ]
 }
 
 impl Case {
-    /// Requests that decode a token each, in a graph for these alone.
-    pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32, peer: f64) -> Self {
-        let (queries, form, peer) = (Queries::Decode(1), QueryForm::Rotated, Some(peer));
+    /// Requests that decode a token each, in a graph for these alone. No peer was measured.
+    pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32) -> Self {
+        let (queries, form, peer) = (Queries::Decode(1), QueryForm::Rotated, None);
         let (most_requests, most_context, split) = (requests, 0, KeySplit::TwoBlocks);
         Self {
             heads,
@@ -143,24 +143,29 @@ impl Case {
         }
     }
 
+    /// The same, which takes the best peer so many microseconds.
+    pub fn peer(self, microseconds: f64) -> Self {
+        Self { peer: Some(microseconds), ..self }
+    }
+
     /// The same with one block for each query.
     pub fn in_one_block(self) -> Self {
         Self { split: KeySplit::OneBlock, ..self }
     }
 
-    /// The same over rows with F32 scales, which no peer was measured with.
+    /// The same over rows with F32 scales.
     pub fn with_f32_scales(self) -> Self {
-        Self { format: MainFormat::F32, peer: None, ..self }
+        Self { format: MainFormat::F32, ..self }
     }
 
-    /// The same with queries as they come from their projection, for which no peer was measured.
+    /// The same with queries as they come from their projection.
     pub fn raw(self) -> Self {
-        Self { form: QueryForm::Raw, peer: None, ..self }
+        Self { form: QueryForm::Raw, ..self }
     }
 
-    /// The same in a graph for more requests, or longer ones, which no peer was measured in.
+    /// The same in a graph for more requests, or longer ones.
     pub fn in_graph(self, most_requests: u32, most_context: u32) -> Self {
-        Self { most_requests, most_context, peer: None, ..self }
+        Self { most_requests, most_context, ..self }
     }
 
     /// In words.
@@ -286,11 +291,11 @@ mod tests {
 
     #[test]
     fn a_graph_is_for_more_than_there_is() {
-        let wide = Case::new(64, LayerKind::Csa, 512, 32, 0.0).in_graph(256, 0);
+        let wide = Case::new(64, LayerKind::Csa, 512, 32).in_graph(256, 0);
         assert_eq!((wide.live(), wide.tokens(), wide.peer), (32, 256, None));
         assert!(wide.name().ends_with("32 requests, in a graph for 256"), "{}", wide.name());
-        let long = Case::new(64, LayerKind::Hca, 64, 32, 0.0).in_graph(32, 1 << 20);
+        let long = Case::new(64, LayerKind::Hca, 64, 32).in_graph(32, 1 << 20);
         assert_eq!((long.blocks(), long.max_blocks(), long.entry_rows()), (64, 8192, 8192));
-        assert_eq!(long.bytes(), Case::new(64, LayerKind::Hca, 64, 32, 0.0).bytes());
+        assert_eq!(long.bytes(), Case::new(64, LayerKind::Hca, 64, 32).bytes());
     }
 }

@@ -18,7 +18,7 @@ pub struct Row {
     pub products_microseconds: f64,
     /// Microseconds of the best peer, where one was measured.
     pub peer_microseconds: Option<f64>,
-    /// Microseconds of a launch of 50 in a row over the same memory, not in a graph: the best of 5 rows. Not in results of
+    /// Microseconds of a launch of 50 in a row over the same memory, not in a graph: the best of 5 runs. Not in results of
     /// before 2026-11-27.
     pub in_a_row_microseconds: Option<f64>,
     /// Microseconds of a launch, not in a graph, behind a fill that is larger than the L2 cache and a launch of another kernel

@@ -1,0 +1,147 @@
+//! Which form of the kernel a launch of attention has, and how many blocks a work item: docs/architecture.md, D33.
+
+use kernels_gpu::attention::HEADS;
+use kernels_gpu::params::AttendParams;
+use kv_layout::attention::{
+    AttendForm, AttendedKeys, ManyEntries, SHORT_SPREAD_TILES, SPREAD_BLOCKS, SPREAD_TILES,
+    TILE_KEYS,
+};
+use kv_layout::geometry::WINDOW;
+
+/// Queries of a launch, parts of the keys of each, and 64 heads: its work items.
+pub const fn work_items(params: &AttendParams) -> [u32; 3] {
+    [params.tokens, params.parts, params.heads.div_ceil(HEADS)]
+}
+
+/// Tiles of a window and `rows` entries.
+fn tiles_of(rows: u32) -> u64 {
+    (u64::from(WINDOW) + u64::from(rows)).div_ceil(TILE_KEYS.into())
+}
+
+/// How a launch spreads its queries over clusters of eight blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpreadLaunch {
+    /// Clusters of each part of a query's keys and 64 heads, 1 or 2: two have half of the keys each.
+    pub halves: u32,
+}
+
+impl SpreadLaunch {
+    /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are split between `split`
+    /// blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster may.
+    pub fn of(
+        (keys, split): (AttendedKeys, u32),
+        [queries, parts, groups]: [u32; 3],
+        rows: u32,
+        limit: u64,
+    ) -> Option<Self> {
+        let clusters = queries.saturating_mul(parts).saturating_mul(groups);
+        // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
+        let can_have = |halves: u32| {
+            tiles_of(rows) <= u64::from(SPREAD_TILES) * u64::from(parts) * u64::from(halves)
+                && u64::from(clusters) * u64::from(halves) <= limit
+        };
+        // What adding up takes is gained where a cluster would have more (docs/experiments-attention.md).
+        let few = match keys {
+            AttendedKeys::List => SPREAD_BLOCKS,
+            AttendedKeys::Window | AttendedKeys::All => SHORT_SPREAD_TILES,
+        };
+        if split > 1 && tiles_of(rows) > few.into() && can_have(2) {
+            return Some(Self { halves: 2 });
+        }
+        can_have(1).then_some(Self { halves: 1 })
+    }
+}
+
+/// The form of the kernel for queries of up to so many parts and `rows` entries.
+pub fn form_of(
+    keys: AttendedKeys,
+    spread: Option<SpreadLaunch>,
+    parts: u32,
+    rows: u32,
+) -> AttendForm {
+    let Some(SpreadLaunch { halves }) = spread else { return AttendForm::Whole(keys) };
+    let is_short = parts == 1 && halves == 1 && tiles_of(rows) <= SHORT_SPREAD_TILES.into();
+    match keys {
+        AttendedKeys::List if !is_short => AttendForm::SpreadParts(ManyEntries::List),
+        AttendedKeys::All if !is_short => AttendForm::SpreadParts(ManyEntries::All),
+        _ => AttendForm::Spread(keys),
+    }
+}
+
+/// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
+/// queries, parts of each and 64 heads.
+pub const fn halves_of_channels([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
+    /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
+    /// these end: with twice as many a decode step takes longer, though attention takes less time
+    /// (docs/experiments-attention.md).
+    const SHARE: u32 = 8;
+    let clusters = queries.saturating_mul(parts).saturating_mul(groups);
+    if clusters <= multiprocessors / SHARE { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels_gpu::table::MULTIPROCESSORS;
+
+    use super::*;
+
+    #[test]
+    fn few_queries_of_few_keys_are_spread() {
+        let of =
+            |clusters, rows| SpreadLaunch::of((AttendedKeys::All, 1), clusters, rows, 14).is_some();
+        assert!(of([14, 1, 1], 1024) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
+        assert!(!of([15, 1, 1], 1024) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1025));
+        assert!(of([7, 2, 1], 2176) && !of([8, 2, 1], 2176) && !of([1, 2, 1], 2177));
+        assert!(of([1, 4, 2], 4480) && !of([1, 4, 1], 4481) && !of([1, 1, 1], u32::MAX));
+        assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
+        assert_eq!(
+            SpreadLaunch::of((AttendedKeys::All, 1), [14, 1, 1], 1, 13),
+            None,
+            "no memory for all"
+        );
+    }
+
+    #[test]
+    fn few_queries_of_many_keys_have_two_clusters() {
+        use AttendedKeys::{All, List, Window};
+        let of = |keys, clusters, rows| SpreadLaunch::of((keys, 2), clusters, rows, 14);
+        let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
+        assert_eq!([of(List, [7, 1, 1], 384), of(List, [7, 1, 1], 385)], [one, two]);
+        assert_eq!([of(List, [8, 1, 1], 512), of(List, [3, 1, 2], 2176)], [one, two]);
+        assert_eq!([of(List, [1, 1, 1], 2177), of(List, [8, 1, 1], 1025)], [None; 2]);
+        assert_eq!([of(All, [7, 1, 1], 640), of(All, [7, 1, 1], 641)], [one, two]);
+        assert_eq!([of(All, [1, 4, 1], 8192), of(All, [2, 4, 1], 8192)], [two, None]);
+        assert_eq!(of(Window, [1, 1, 1], 0), one);
+        assert_eq!(SpreadLaunch::of((All, 1), [1, 1, 1], 960, 14), one, "one sum has one cluster");
+        assert_eq!(of(All, [u32::MAX, 2, 1], 1), None, "no product wraps around");
+    }
+
+    #[test]
+    fn few_keys_have_a_kernel_of_their_own() {
+        use {
+            AttendForm::{Spread, SpreadParts, Whole},
+            AttendedKeys::*,
+        };
+        let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
+        let all = |parts, rows| form_of(All, one, parts, rows);
+        assert_eq!([all(1, 0), all(1, 640)], [Spread(All); 2]);
+        let many = [all(1, 641), all(1, 1024), all(2, 640), all(1, u32::MAX)];
+        assert_eq!(many, [SpreadParts(ManyEntries::All); 4]);
+        assert_eq!(form_of(All, two, 1, 640), SpreadParts(ManyEntries::All));
+        let list = [form_of(List, one, 1, 640), form_of(List, one, 1, 641)];
+        assert_eq!(list, [Spread(List), SpreadParts(ManyEntries::List)]);
+        assert_eq!(form_of(List, two, 1, 512), SpreadParts(ManyEntries::List));
+        assert_eq!(form_of(Window, one, 1, 0), Spread(Window));
+        assert_eq!(form_of(List, None, 1, 1), Whole(List));
+    }
+
+    #[test]
+    fn few_queries_have_halves_of_channels() {
+        let of = |items| halves_of_channels(items, MULTIPROCESSORS);
+        assert_eq!([[1, 1, 1], [16, 1, 1], [8, 2, 1], [4, 2, 2]].map(of), [2; 4]);
+        assert_eq!([[17, 1, 1], [9, 2, 1], [9, 1, 2], [2048, 1, 1]].map(of), [1; 4]);
+        assert_eq!(of([u32::MAX, 4, 2]), 1, "no product wraps around");
+        let of_one = |multiprocessors| halves_of_channels([1, 1, 1], multiprocessors);
+        assert_eq!([0, u32::MAX].map(of_one), [1, 2]);
+    }
+}
