@@ -136,7 +136,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.
     #[inline(always)]
-    pub unsafe fn weighed<W: KeySet>(&mut self, small: Small, tile: u32) {
+    pub unsafe fn advance<W: KeySet>(&mut self, small: Small, tile: u32) {
         let next = tile + FOUND_TILES - 1;
         if tile % TILES + 1 < TILES || next >= self.end - self.first {
             return;

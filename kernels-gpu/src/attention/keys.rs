@@ -134,7 +134,7 @@ impl Channels {
         self.half + 1 == self.halves
     }
 
-    /// Whether it is the block, of those that share keys, that counts and tells what is a query's.
+    /// Whether this block reports faults and log-sum-exps: it has the first half of the channels, or all.
     #[inline(always)]
     pub const fn is_first(self) -> bool {
         self.half == 0
@@ -251,9 +251,9 @@ impl Located {
 /// The keys of a query, oldest window row first, then entries in the order of its list.
 #[derive(Clone, Copy)]
 pub struct Keys {
-    /// Whether it is one: no padding, its slot exists, its position is not negative, and it fits the step's own rows.
+    /// Whether the query is valid: no padding, its slot exists, its position is not negative, and it fits the step's own rows.
     pub is_live: bool,
-    /// Whether it is none and no padding either, or sees more entries than the launch may attend to.
+    /// Whether the query counts as a fault: neither valid nor padding, or it sees more entries than the launch may attend to.
     pub is_refused: bool,
     pub position: u32,
     /// Window rows, at most 128.
@@ -365,7 +365,7 @@ impl Keys {
         Self { first_tile: self.first_tile + first, tiles: end - first, ..self }
     }
 
-    /// Key `row` of tile `tile`; none past tile `end`.
+    /// Key `row` of tile `tile`; none from tile `end` on.
     ///
     /// # Safety
     /// The pointers have the shapes of the kernel table.

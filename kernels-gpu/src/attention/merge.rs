@@ -167,7 +167,7 @@ unsafe fn load<W: KeySet, const N: usize>(memory: Shared<f32, N>, rank: u32, i: 
 /// What the sums of each block are multiplied by, a head a thread; the log-sum-exp if it is asked for.
 ///
 /// # Safety
-/// As [`write`], behind a barrier of the cluster.
+/// As [`write`], behind [`split_barrier`].
 #[inline(always)]
 unsafe fn share<W: KeySet>(args: &Attend, keys: Keys, small: Small, (sink, at): (f32, Place)) {
     let head = thread::thread_idx_x();

@@ -4,6 +4,10 @@
 //! A *work item* is a query, a part of its keys, and up to 64 of its heads. How many blocks share one, and by which kernel, is in
 //! docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone: not on what else is in the step.
 //!
+//! Names here, and those of papers: *scores* are `S = Q K^T`, *weights* `P`, *values* `V`, and the sums of values the accumulator `O`; the *base*, which weights
+//! are relative to, is the running maximum `m`, raised only where it has to be; the sum of weights is `l`, and the *factor* of a raised base the
+//! rescaling of `O`.
+//!
 //! The kernels here ([`attend`]) have a cluster of two blocks for a work item with entries, and one block for a window. The keys, 64 a tile, are split
 //! between the two by their number alone. Each block runs through its tiles by online softmax; then each adds up both blocks' results for
 //! half of the heads, in the order of the blocks. With one-block split ([`kv_layout::attention::KeySplit`]) a work item has one block, which
@@ -84,12 +88,13 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let (channels, task) = Channels::of_cluster(&args, thread::block_idx_x() / split.blocks);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
     let (query, part) = (task / most_parts, task % most_parts);
-    // A cluster's last block may be one more than there are parts.
+    // With one-block split the grid is rounded up to whole clusters: the last block may have no work item.
     if query >= args.params.tokens {
         return;
     }
     let first_head = thread::block_idx_y() * HEADS;
-    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what
+    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that share its keys, which
+    // are the cluster where there is a barrier of the cluster: with one-block split there is none, and a block reads its own memory. What
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let keys = Keys::of::<W>(&args, query, Token::load(&args, query));
@@ -320,7 +325,7 @@ unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
             if tile + 2 < tiles {
                 multiplied(tile, 1).arrive();
             }
-            finder.weighed::<W>(small, tile);
+            finder.advance::<W>(small, tile);
             tile += 1;
         }
         if W::HAS_ENTRIES && reports_refused {

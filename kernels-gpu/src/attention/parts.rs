@@ -78,7 +78,8 @@ pub unsafe fn finish<W: KeySet>(args: &Attend, small: Small, at: Place) {
 /// Counts that the block has stored its part, at counter `counter`; whether all `blocks` have that count there. The counter is 0 again then.
 ///
 /// # Safety
-/// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts.
+/// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts; `counter` is one of
+/// `arrivals`, at which `blocks` blocks arrive in a launch, and 0 before it.
 #[inline(always)]
 pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
     // SAFETY: by this function's own contract; the arrival is ordered behind what the block has stored, and what others stored before

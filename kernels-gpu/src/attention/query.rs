@@ -85,11 +85,11 @@ unsafe fn start_copies(args: &Attend, at: Place) {
     unsafe { copy_ready::<GROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
 }
 
-/// Starts copies of 64 heads' queries by the block's first `THREADS` threads: of row `row` of all heads and those behind it, of which
-/// there are `heads`; the others are zero.
+/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on, to a matrix of 64 rows in shared memory;
+/// its other rows are zeroed.
 ///
 /// # Safety
-/// The heads exist; these threads call it, 16 bytes of the matrix once; the matrix lies in `memory`.
+/// The rows exist; the block's first `THREADS` threads call it once; the matrix lies in `memory`.
 #[inline(always)]
 pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
     args: &Attend,

@@ -203,7 +203,7 @@ impl RawKeys {
     /// The planes hold the row.
     #[inline(always)]
     pub unsafe fn load<F: KeyFormat>(at: Row) -> Self {
-        // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
+        // SAFETY: 16 bytes inside the row; planes are aligned to 16 bytes, and so are rows of 576 and pieces of 16.
         unsafe {
             let from = data_offset(at.row);
             let pieces = array_from_fn(|piece| {

@@ -43,16 +43,17 @@ macro_rules! attention_rows {
                 /// `[skipped + tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
                 /// and the first rows untouched.
                 lse: mut f32 [end(p.skipped, p.tokens), p.lse_heads],
-                /// `[tokens, heads / 64, shares, 64, 512]` f32, if a query's keys have several shares, which are parts, or halves of parts if each is
-                /// spread and `halves` is 2: what heads get of each, in any order of theirs and of channels.
+                /// `[tokens, ceil(heads / 64), shares, 64, 512]` f32, if a query's keys have several shares, which are parts, or halves of parts if each is
+                /// spread and `halves` is 2: the output of each share, not divided by its denominator where it is a half. Heads and channels in an
+                /// order of the kernel's own.
                 part_sums: mut f32 align 16 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.shares(p.parts, p.halves), attention::HEADS, HEAD_DIM],
-                /// `[tokens, heads / 64, shares, denominators, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink. If each is
+                /// `[tokens, ceil(heads / 64), shares, denominators, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink. If each is
                 /// spread, 8 times 2: that and nothing, or of a half what its weights are relative to, and their sum.
                 part_lse: mut f32 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.shares(p.parts, p.halves), f.denominators(), attention::HEADS],
-                /// `[tokens, heads / 64, cluster]` u32, likewise: shares that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
+                /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: shares that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.cluster()],
-                /// `[tokens, shares, heads / 64, 18, 2304]` u32, if each is spread over eight blocks: what they tell each other of each tile
-                /// of keys, the weights `[64, 64]` BF16 and two sums of each thread's, in the order of threads.
+                /// `[tokens, shares, ceil(heads / 64), 18, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
+                /// the order of the fragments of A of `wgmma`, then two f32 sums of them for each of 128 threads.
                 exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots past the last, of queries whose position is negative, that do not fit the own rows or that see
                 /// more entries than `entry_rows` without a list, and of entries that the query does not see or whose block is missing.

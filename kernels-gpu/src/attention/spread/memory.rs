@@ -1,6 +1,6 @@
 //! The block of a launch: its threads, what lies where in its shared memory, and its barriers.
 
-use kv_layout::attention::{SHORT_SPREAD_TILES, SPREAD_BLOCKS, SPREAD_TILES, TILE_KEYS};
+use kv_layout::attention::{SHORT_SPREAD_TILES, SPREAD_BLOCKS, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::cluster_wait;
 use simt::shared::Shared;
@@ -8,17 +8,16 @@ use simt::thread::NamedBarrier;
 use simt::warpgroup::Panels;
 
 use super::super::keys::KeySet;
+use super::super::memory::MATRIX;
+pub(super) use super::super::memory::{GROUP, PANEL, TILE};
 
-/// Threads of a warpgroup.
-pub const GROUP: u32 = 128;
 /// Threads of a block: two warpgroups that multiply, and two that unpack values.
 pub const BLOCK: u32 = 4 * GROUP;
 /// Warps that multiply.
 pub const WARPS: u32 = 2 * GROUP / 32;
 /// Blocks of a cluster.
 pub const BLOCKS: u32 = SPREAD_BLOCKS;
-/// Keys of a tile, and most tiles of a cluster.
-pub const TILE: u32 = TILE_KEYS;
+/// Most tiles of a cluster.
 pub const TILES: u32 = SPREAD_TILES;
 
 /// Whether several clusters may have a query's keys.
@@ -33,10 +32,6 @@ pub const fn may_score_three<W: KeySet>() -> bool {
     W::SPREAD_TILES > 2 * BLOCKS
 }
 
-/// Words of a panel: 64 rows of 64 BF16.
-pub const PANEL: u32 = Panels::<0>::WORDS;
-/// Words of a matrix of 64 rows of 512 BF16.
-const MATRIX: u32 = 8 * PANEL;
 /// First words of the queries, behind two tiles of keys.
 pub const QUERIES: u32 = 2 * MATRIX;
 /// Words of the three matrices, in whose places the tiles' values come.

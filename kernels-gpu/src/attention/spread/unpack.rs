@@ -122,7 +122,7 @@ unsafe fn is_there(arrays: Arrays, (tile, key): (u32, u32)) -> bool {
 #[inline(always)]
 unsafe fn load_codes(row: Planes, panel: u32) -> [u32; 4] {
     let at = u64::from(UE8M0_GROUP * panel + 16 * (thread::lane_id() % 4));
-    // SAFETY: 16 bytes inside the row, whose address is a multiple of 64.
+    // SAFETY: 16 bytes inside the row; planes are aligned to 16 bytes, and so are rows of 576 and pieces of 16.
     unsafe { row.data.load_u32x4_in_order(at) }
 }
 
@@ -244,8 +244,8 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
 /// Codes of four panels of a row: 16 of each.
 type FourPanels = [[u32; 4]; 4];
 
-/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`: of four panels, the first ones or the others, or of four
-/// and the others, by `fours`.
+/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`: of panels `4 * first..4 * end`, so `[0, 1]` is
+/// half of them, `[1, 2]` the other half, and `[0, 2]` all.
 ///
 /// # Safety
 /// As [`unpack`]; nobody reads the row of `to` any more.
