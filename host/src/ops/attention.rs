@@ -48,7 +48,8 @@ pub struct AttendedEntries<'a, B: Backend> {
     /// is refused by its batch. If one query needs more than it holds, the call is refused; if all queries together do,
     /// the call becomes several launches.
     pub parts: Option<&'a AttentionParts<B>>,
-    /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see.
+    /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see. Elements of -1 among the first `min(rows, entries
+    /// that the query sees)` of a list are keys without weight when keys are split: so a query's bits depend on `rows` where its list is shorter.
     pub rows: u32,
 }
 
@@ -131,7 +132,8 @@ pub struct Attention<'a, B: Backend> {
 /// - [`DeviceError::NotADivisor`]: `entries_per_block` does not divide 128.
 /// - [`DeviceError::Length`]: a ring shorter than a window or of more than `i32::MAX` rows, fewer own rows than the queries
 ///   end at, a table of fewer slots than the ring, no room for the parts of one query, queries past `u32::MAX`.
-/// - [`DeviceError::TooShort`]: a buffer shorter than its shape. As [`Stream::launch`].
+/// - [`DeviceError::TooShort`]: a buffer shorter than its shape. [`DeviceError::BadGrid`]: more queries than a launch has room for. As
+///   [`Stream::launch`].
 pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,

@@ -61,7 +61,8 @@ pub struct AttentionHeads<'i, B: Backend> {
     pub form: QueryForm,
     /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
     pub sinks: &'i Buffer<B, f32>,
-    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, rotary channels turned back. Padding stays untouched.
+    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, rotary channels turned back. Padding stays untouched. Not in the memory of the
+    /// layer's `kv`, if that is still to be appended.
     pub out: &'i Buffer<B, bf16>,
     /// `[queries, heads]` f32, if it is wanted: the natural logarithm of the softmax's denominator, the sink included.
     pub lse: Option<&'i Buffer<B, f32>>,
@@ -88,8 +89,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
-    /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too short, or a
-    /// launch failed.
+    /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too short, if results would replace
+    /// rows of the layer's `kv` that are still to be appended, or a launch failed.
     pub fn attend(
         &self,
         queries: Range<u32>,
@@ -104,7 +105,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none): one softmax over both.
     ///
     /// A list has its entries first, as the lists of `select` have: of each as many elements are read as its query sees
-    /// entries. What lies behind is not read, an entry that stands there behind a gap neither.
+    /// entries. What lies behind is not read, an entry that stands there behind a gap neither. A list that is shorter than that, and padded with
+    /// -1, has other bits with other `rows`: `rows` must not depend on the batch then.
     ///
     /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
     ///
@@ -194,6 +196,9 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         };
         // Two launches, or none.
         if !is_in_ring {
+            let out = heads.out.span();
+            let lse = heads.lse.map_or(out, |lse| lse.span());
+            self.keep_rows("attend", [("out", out), ("lse", lse)])?;
             self.quantise_once(&attention)?;
         }
         Ok(ops::attend(access.stream, &attention)?)

@@ -14,7 +14,8 @@ use kernels_gpu::launch::{DecodeCsa, FlushCsa};
 
 /// What a CSA layer's update reads.
 pub struct CsaInputs<'i, B: Backend> {
-    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step.
+    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step. Nobody writes them before
+    /// [`UpdatedLayer::append`].
     pub kv: &'i Buffer<B, bf16>,
     /// The compressor of the entries.
     pub main: CompressorInputs<'i, B>,

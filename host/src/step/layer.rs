@@ -16,7 +16,7 @@ use super::tracker::Tracker;
 use crate::core::Core;
 use crate::device::Operation;
 use crate::device::shape::check_length;
-use crate::device::{Backend, Buffer, Stream, View, bf16};
+use crate::device::{Backend, Buffer, DeviceError, Span, Stream, View, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, AttentionExchange};
@@ -59,7 +59,7 @@ pub struct Layer<'s, B: Backend, K> {
 pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(crate) access: Access<'s, B>,
     pub(super) tracker: Tracker<'s>,
-    /// `[tokens, 512]` BF16: the step's window rows.
+    /// `[tokens, 512]` BF16: the step's window rows, which are read until they are appended.
     pub(super) kv: Buffer<B, bf16>,
     /// Whether the step's own planes hold them.
     pub(super) has_own_rows: Mutex<bool>,
@@ -139,6 +139,20 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     #[must_use]
     pub fn stream(&self) -> &Stream<B> {
         self.access.stream
+    }
+
+    /// Refuses outputs of `kernel` in the memory of the step's rows, while these are still to be appended.
+    pub(crate) fn keep_rows<const N: usize>(
+        &self,
+        kernel: &'static str,
+        outputs: [(&'static str, Span); N],
+    ) -> Result<(), KvError> {
+        let is_appended = *self.tracker.progress == LayerProgress::Finished;
+        let kept = self.kv.span();
+        let mut others = outputs.iter().filter(|(_, span)| !is_appended && span.overlaps(&kept));
+        others.next().map_or(Ok(()), |&(argument, _)| {
+            Err(DeviceError::Aliased { kernel, argument, other: "kv" }.into())
+        })
     }
 
     /// Queues the quantisation of the step's rows into the sliding-window ring, unless the update has

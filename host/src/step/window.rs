@@ -13,7 +13,7 @@ use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
     /// step. There is nothing to pool. Where no request has more than `max_draft` + 1 tokens, this appends them; else
-    /// [`UpdatedLayer::append`] does.
+    /// [`UpdatedLayer::append`] does. Nobody writes them before that.
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, or the launch failed. The update can then be

@@ -367,6 +367,7 @@ suite! {
     step::refusals {
         bad_input_changes_no_pool,
         windows_of_a_long_chunk_are_gathered_before_its_append,
+        results_do_not_replace_rows_that_are_not_appended,
     }
     step::poison {
         what_nobody_wrote_is_named,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, bf16};
-use dsv4_kv::step::CompressorInputs;
+use dsv4_kv::step::{AttentionHeads, CompressorInputs, QueryForm};
 use dsv4_kv::{Accepted, KvError, LayerGroup, LayerId, Layers};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -169,4 +169,53 @@ pub fn windows_of_a_long_chunk_are_gathered_before_its_append<B: Backend>(device
     let layer = fed.inputs.resume(step, LayerId(0)).unwrap();
     let error = layer.gather_window(0..2, &tile, &lengths).unwrap_err();
     assert!(matches!(error, KvError::WindowOverwritten { tokens: 2, limit: 1 }), "{error}");
+}
+
+/// What reads the cache before the append of a long chunk may not write where the chunk's rows are, which the append reads.
+pub fn results_do_not_replace_rows_that_are_not_appended<B: Backend>(device: &Device<B>) {
+    const TOKENS: u32 = 8;
+    let story = Story::random(&tiny(), TOKENS as usize, 43);
+    let mut fed = Fed::new(device, config(&tiny(), FORMATS, 1));
+    let id = fed.manager.admit().unwrap();
+    let parts = [Part::new(id, &story, 0..TOKENS as usize)];
+    fed.inputs.load(&fed.stream, &parts, TOKENS);
+    let (query, sinks) = (filled(&fed.stream, 8 * 512), filled(&fed.stream, 1));
+    let (words, elsewhere) = (filled(&fed.stream, 8), filled(&fed.stream, 8 * 512));
+    let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
+    let mut kinds = 0;
+    for id in steps[0].ids().map(|(id, _)| id).collect::<Vec<_>>() {
+        let kv = fed.inputs.rows(id);
+        // The last of the chunk's rows, and what lies behind.
+        let over = kv.slice(7 * 512, 9 * 512).unwrap();
+        let (counts, lse) = (kv.slice(0, 16).unwrap().cast().unwrap(), kv.slice(0, 16).unwrap());
+        let lse = lse.cast().unwrap();
+        let attend = |layer: &Updated<'_, B>,
+                      out: &Buffer<B, bf16>,
+                      lse: Option<&Buffer<B, f32>>| {
+            let form = QueryForm::Rotated;
+            let heads = AttentionHeads { heads: 1, query: &query, form, sinks: &sinks, out, lse };
+            layer.attend(0..TOKENS, (&words, 1), &heads)
+        };
+        let layer = fed.inputs.update(&mut steps[0], id).unwrap();
+        let mut results = vec![
+            (attend(&layer, &over, None), "out"),
+            (attend(&layer, &elsewhere, Some(&lse)), "lse"),
+        ];
+        if layer.schema().kind != LayerKind::Swa {
+            kinds += 1;
+            results.push((layer.gather_entries(0..1, &words, 1, &over), "tile"));
+            results.push((layer.gather_all(0..1, 1, &over, &words), "tile"));
+            results.push((layer.gather_all(0..1, 1, &elsewhere, &counts), "lengths"));
+        }
+        for (result, name) in results {
+            let error = result.unwrap_err();
+            let KvError::Device(DeviceError::Aliased { argument, other: "kv", .. }) = error else {
+                panic!("{name}: {error}")
+            };
+            assert_eq!(argument, name);
+        }
+        attend(&layer, &elsewhere, None).unwrap();
+        layer.append().unwrap();
+    }
+    assert!(kinds > 1);
 }
