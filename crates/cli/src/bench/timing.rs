@@ -8,8 +8,8 @@ use dsv4_kv::device::{Backend, Buffer, Device, Event, Graph, Stream};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether all that the tests of this program do on the CPU: the same calls, few of them.
-const SMALL: bool = cfg!(test);
+/// Whether this is a test, whose launches are emulated: the same calls, few of them.
+pub const SMALL: bool = cfg!(test);
 /// Bytes that the nodes of a graph touch together: several times the L2 of an H200.
 const ROTATION_BYTES: u64 = if SMALL { 1 << 10 } else { 400 << 20 };
 /// Bytes written before a replay of a graph that touches less, to push its own out of the L2 cache. They

@@ -1,7 +1,7 @@
 //! Which launches a selection takes, in a cache for long contexts: counted on a device that does nothing.
 
 use dsv4_kv::bucket::LimitedBy;
-use dsv4_kv::device::{Null, NullDevice, Stream};
+use dsv4_kv::device::{DeviceError, Null, NullDevice, Stream};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
@@ -70,8 +70,18 @@ fn select(layers: &mut Layers<'_, Null>) -> Result<u64, KvError> {
     let inputs = CsaInputs { kv: &kv, main: compressor(), index: compressor() };
     let layer = layers.csa(LayerId(0))?.update(&inputs)?;
     let before = device.backend().calls().launches;
-    let selection = Selection { workspace, queries: 0..TOKENS, k: 16, selected };
-    layer.select_projected(&ProjectedQueries { queries, weights }, &selection)?;
+    let projected = ProjectedQueries { queries, weights };
+    // Lists may not replace the step's rows, which are still to be appended.
+    let over = &kv.cast()?;
+    let selection = Selection { workspace, queries: 0..TOKENS, k: 16, selected: over };
+    let refused = layer.select_projected(&projected, &selection).unwrap_err();
+    let KvError::Device(DeviceError::Aliased { argument: "selected", other: "kv", .. }) = refused
+    else {
+        panic!("{refused}")
+    };
+    assert_eq!(device.backend().calls().launches, before);
+    let selection = Selection { selected, ..selection };
+    layer.select_projected(&projected, &selection)?;
     Ok(device.backend().calls().launches - before)
 }
 

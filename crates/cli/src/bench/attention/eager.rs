@@ -7,12 +7,10 @@ use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::MULTIPROCESSORS;
 
-use super::super::timing::{ColdTimer, median};
+use super::super::timing::{ColdTimer, SMALL, median};
 use super::case::Case;
 use super::layers::Layers;
 
-/// Whether this is a test, whose launches are emulated: few of them.
-const SMALL: bool = cfg!(test);
 /// Launches in a row, and runs of them.
 const IN_A_ROW: u32 = if SMALL { 2 } else { 50 };
 const RUNS: u32 = if SMALL { 1 } else { 5 };
