@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 45] = [
+    let tests: [(&str, fn()); 46] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -78,6 +78,7 @@ fn main() {
         ("streaming::an_offer_is_of_what_was_opened", streaming::an_offer_is_of_what_was_opened),
         ("streaming::what_stays_counts", streaming::memory_that_stays_with_the_transport_counts),
         ("random::nothing_wrong_is_admitted", random::nothing_wrong_is_admitted),
+        ("random::a_seed_has_one_outcome", random::a_seed_has_one_outcome),
         ("random::digests_are_needed", random::without_digests_wrong_bytes_are_admitted),
         ("random::claims_are_needed", random::without_asking_again_what_was_taken_back_is_admitted),
         ("random::quarantine_is_needed", random::without_quarantine_memory_is_written_that_is_free),
