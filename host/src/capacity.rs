@@ -91,8 +91,9 @@ fn working_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
 
 /// Configurations made for the memory that there is.
 impl CacheConfig {
-    /// A configuration for `model` with the formats it was trained for, no speculation, and as many
-    /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need.
+    /// A configuration for `model` with the formats it was trained for, neither drafts nor checkpoints, and as many
+    /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need. For prefix reuse set `num_checkpoints`, and
+    /// call [`Self::with_memory`].
     ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
@@ -101,7 +102,8 @@ impl CacheConfig {
     }
 
     /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
-    /// steps need.
+    /// steps need. Not counted: an indexer's workspace ([`crate::WorkspaceSize`]), memory through which requests move
+    /// ([`crate::transfer::port_bytes`]), and what the driver adds to an allocation, up to 2 MiB for each of [`Capacity::buffers`].
     ///
     /// ```
     /// use dsv4_kv::kv_layout::config::ModelConfig;

@@ -58,7 +58,7 @@ pub struct CacheConfig {
     /// Requests that can be suspended at once, each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
-    /// Among how many blocks of a kernel attention in place splits the keys of 64 heads of a query, in layers with entries. For
+    /// Among how many thread blocks attention in place splits the keys of 64 heads of a query, in layers with entries. For
     /// steps of few queries two are faster, for those of many one. Results differ in their last bits.
     #[serde(default)]
     pub attention_split: KeySplit,
@@ -77,8 +77,8 @@ impl CacheConfig {
     /// Most checkpoints: checkpoint times window rows is 31-bit on the device.
     pub const MAX_CHECKPOINTS: u32 = 1 << 23;
 
-    /// A configuration for `model` with the formats it was trained for, no speculation, one request
-    /// and one block: what the others start from.
+    /// A configuration for `model` with the formats it was trained for: one request, one block, contexts of up to the model's,
+    /// steps of up to 8,192 tokens, and neither drafts nor checkpoints. Set the rest by `..`.
     #[must_use]
     pub fn smallest(model: ModelConfig) -> Self {
         let max_context = model.max_context.min(MAX_CONTEXT);
@@ -112,7 +112,8 @@ impl CacheConfig {
         }
     }
 
-    /// Checks every setting.
+    /// Checks every setting but [`Self::host_bytes`], whose range depends on the bytes of the model's blocks: that is checked when
+    /// a cache is made.
     ///
     /// # Errors
     /// [`KvError::Config`] names the first setting out of range, its value and the range.
@@ -130,7 +131,12 @@ impl CacheConfig {
         range("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
         range("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
-        range("checkpoint_interval modulo 128", self.checkpoint_interval % BLOCK_TOKENS, 0, 0)?;
+        if !self.checkpoint_interval.is_multiple_of(BLOCK_TOKENS) {
+            let setting = "checkpoint_interval, which is a multiple of 128,";
+            let (value, most) =
+                (self.checkpoint_interval.into(), u32::MAX / BLOCK_TOKENS * BLOCK_TOKENS);
+            return Err(KvError::Config { setting, value, least: 0, most: most.into() });
+        }
         range("event_capacity", self.event_capacity, 0, 1 << 20)?;
         range("max_suspended", self.max_suspended, 0, Self::MAX_REQUESTS)?;
         range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;

@@ -84,7 +84,9 @@ pub enum KvError {
         slots: u32,
     },
     /// The step needs more blocks than are free.
-    #[error("the step needs {needed} new blocks and {free} are free: {} short", needed.saturating_sub(*free))]
+    #[error(
+        "the step needs {needed} new blocks and {free} are free; release or suspend a request, or leave one out"
+    )]
     OutOfBlocks {
         /// New blocks the step needs.
         needed: u32,
@@ -92,7 +94,9 @@ pub enum KvError {
         free: u32,
     },
     /// More checkpoints are needed than are free.
-    #[error("{needed} checkpoints are needed and {free} are free: {} short", needed.saturating_sub(*free))]
+    #[error(
+        "{needed} checkpoints are needed and {free} are free; discard some, or set a larger num_checkpoints"
+    )]
     OutOfCheckpoints {
         /// Checkpoints needed.
         needed: u32,
@@ -124,8 +128,9 @@ pub enum KvError {
     /// A request cannot be saved at a position: no block ends there, it has not come so far, or it has gone so far
     /// beyond that rows were overwritten.
     #[error(
-        "{request} cannot be saved at {boundary}: that must be a multiple of 128 of its {committed} tokens, of which it \
-         has written {written} at most {limit} beyond it"
+        "{request} cannot be saved at {boundary}: that must be a multiple of 128, at most {committed} (its final tokens), \
+         and at least {} ({written} tokens were written, and rows more than {limit} behind are overwritten)",
+        written.saturating_sub(*limit)
     )]
     NotSavable {
         /// The request.
@@ -197,8 +202,8 @@ pub enum KvError {
         /// Final tokens it has.
         committed: u32,
     },
-    /// A request appears twice in one step.
-    #[error("{request} appears twice in the step; name each request once")]
+    /// A request is named twice in one step, or one commit.
+    #[error("{request} is named twice; name each request once")]
     DuplicateRequest {
         /// The request.
         request: RequestId,
@@ -222,7 +227,7 @@ pub enum KvError {
         request: RequestId,
     },
     /// The request would outgrow the configured context.
-    #[error("{request} would have {end} tokens; {by} {limit}")]
+    #[error("{request} would have {end} tokens; {by} {limit} ({})", by.setting("max_context", "context"))]
     ContextTooLong {
         /// The request.
         request: RequestId,
@@ -234,7 +239,7 @@ pub enum KvError {
         by: LimitedBy,
     },
     /// More tokens than a step may have.
-    #[error("the step has {tokens} tokens; {by} {limit}")]
+    #[error("the step has {tokens} tokens; {by} {limit} ({})", by.setting("max_step_tokens", "tokens"))]
     StepTooLong {
         /// Tokens of the step.
         tokens: u64,
@@ -244,7 +249,7 @@ pub enum KvError {
         by: LimitedBy,
     },
     /// More tokens of one request than a step may have.
-    #[error("{request} has {tokens} tokens in the step; {by} {limit} a request")]
+    #[error("{request} has {tokens} tokens in the step; {by} {limit} a request ({})", by.chunk_setting())]
     ChunkTooLong {
         /// The request.
         request: RequestId,
@@ -256,7 +261,7 @@ pub enum KvError {
         by: LimitedBy,
     },
     /// More requests than the cache has slots for.
-    #[error("the step has {requests} requests; {by} {limit}")]
+    #[error("the step has {requests} requests; {by} {limit} ({})", by.setting("max_requests", "requests"))]
     TooManyRequests {
         /// Requests of the step.
         requests: usize,
@@ -266,7 +271,9 @@ pub enum KvError {
         by: LimitedBy,
     },
     /// More tokens accepted than the last step wrote.
-    #[error("{request}: {accepted} tokens accepted, the step wrote {written}")]
+    #[error(
+        "{request}: {accepted} tokens accepted, its last step wrote {written}; accept at most those"
+    )]
     AcceptedTooMany {
         /// The request.
         request: RequestId,
@@ -456,7 +463,7 @@ pub enum KvError {
         "the graph was captured over another cache, or its other layer group; replay it in a step of that one"
     )]
     ForeignGraph,
-    /// Kernels met indices outside their buffers and skipped them. The cache contents are suspect.
+    /// Kernels met indices outside their buffers and skipped them. The bytes of all requests are suspect: release them.
     #[error("kernels refused rows whose slot, row or block is out of range: {}", list(refusals))]
     KernelRefused {
         /// Every kernel that refused rows since the last check.

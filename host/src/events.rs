@@ -2,7 +2,7 @@
 //! prefix is.
 //!
 //! A cache with [`CacheConfig::event_capacity`](crate::CacheConfig::event_capacity) logs each block that enters its prefix
-//! tree, that is, whose 128 tokens a commit has told, or that came with a prefix, and each that leaves it. Nothing that a step does allocates for
+//! tree, that is, whose 128 token ids a commit has given, or that came with a prefix, and each that leaves it. Nothing that a step does allocates for
 //! the log, or fails by it. [`EventSource`] is how it is read, of a [`Ledger`] or of a [`KvCacheManager`]:
 //!
 //! ```

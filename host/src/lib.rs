@@ -16,7 +16,9 @@
 //! | [`bucket`] | [`Bucket`]: the largest step that a captured graph serves |
 //! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
-//! | [`ops`] | single operations: shapes checked, kernels launched |
+//! | [`host_tier`] | prefixes that the device evicts, in pinned host memory |
+//! | [`layer_progress`] | how far a layer is in a step |
+//! | [`ops`] | single operations, for programs with memory of their own; a cache's steps call them |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`reuse`] | requests that go on from what earlier ones have computed |

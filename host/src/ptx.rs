@@ -65,7 +65,7 @@ pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
 }
 
 impl PtxModule {
-    /// The PTX: about 3 MB of text, decompressed at every call, in 10 ms.
+    /// The PTX: about 10 MB of text, decompressed at every call, in some 50 ms.
     ///
     /// # Errors
     /// [`DeviceError::DamagedPtx`] if what is embedded is no compressed text.

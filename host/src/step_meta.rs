@@ -31,7 +31,7 @@ pub enum Section {
     Remaining,
     /// Row of the sliding-window ring planes it is written to.
     RingRow,
-    /// Row that it has in a checkpoint, 128 times the checkpoint more; only of steps that may save.
+    /// Row that it has in a checkpoint: `128 * checkpoint + row`, with `row` 0 to 127; -1 = none. Only of steps that may save.
     CheckpointRow,
     /// Element of the block table that a new block goes to.
     TableIndex,
@@ -146,7 +146,7 @@ pub struct Chunk {
 pub struct SavedRows {
     /// The step's token that has the first of them; the others follow.
     pub token: u32,
-    /// The first row, 128 times the checkpoint more.
+    /// The first row: `128 * checkpoint + row`, with `row` 0 to 127.
     pub row: u32,
     /// How many.
     pub rows: u32,

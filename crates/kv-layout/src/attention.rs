@@ -11,7 +11,7 @@ pub const TILE_KEYS: u32 = 64;
 /// Most tiles that a part of a query's keys has, up to [`FEW_PARTS`] parts: a window and 960 entries.
 pub const PART_TILES: u32 = 17;
 
-/// Parts of which there are no more before they have [`MOST_PART_TILES`] tiles: what each adds to the sum takes time.
+/// Most parts of a query while each has fewer than [`MOST_PART_TILES`] tiles, since adding up a part takes time.
 pub const FEW_PARTS: u32 = 4;
 
 /// Most tiles of any part: a window and 2,048 entries.
@@ -75,8 +75,8 @@ impl AttendedKeys {
         }
     }
 
-    /// Parts of a query's `keys` keys: each is a work item's, and the last block to be done with its heads, or its channels if they are spread, adds them up. Lists, which a
-    /// model limits, are one part.
+    /// Parts into which a query's `keys` keys are cut, each of a work item of its own; the block that is last with its heads, or its channels if they
+    /// are spread, adds them up. Windows and lists, which a model limits, are one part.
     #[must_use]
     pub const fn parts(self, keys: u32) -> u32 {
         let parts = match self {

@@ -1,5 +1,6 @@
 //! The memory that the indexers of a model share, and its size before it is allocated.
 
+use kernels_gpu::indexer::TILE;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
@@ -9,9 +10,6 @@ use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
 use crate::ops::{IndexQueries, maxima_len};
-
-/// Scores are laid out in tiles of so many entries.
-const TILE: u32 = 32;
 
 /// What a workspace shall hold, and in how much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,7 @@ pub struct Accepted<'t> {
 }
 
 impl Accepted<'_> {
-    /// The first `accepted` tokens of `id` become final; what they are is not told.
+    /// The first `accepted` tokens of `id` become final; their token ids are not given.
     #[must_use]
     pub const fn count(id: RequestId, accepted: u32) -> Self {
         Self { id, accepted, tokens: &[] }

@@ -18,9 +18,12 @@ impl Ledger {
     /// A step of the group that is still open is rejected first, as if its rows had been written.
     ///
     /// # Errors
-    /// The [`KvError`] of the first request that cannot take part, among them
-    /// [`KvError::Overwritten`] after a rejected step of too many tokens; or
-    /// [`KvError::OutOfBlocks`] with the shortfall of the whole step.
+    /// Of the step: [`KvError::NoSuchGroup`]; [`KvError::TooManyRequests`]; [`KvError::StepTooLong`]; [`KvError::OutOfBlocks`] with the
+    /// shortfall of the whole step, which a scheduler answers by preempting a request.
+    ///
+    /// Of the first request that cannot take part: [`KvError::UnknownRequest`]; [`KvError::ForeignRequest`];
+    /// [`KvError::Overwritten`] after a rejected step of too many tokens; [`KvError::WrongStart`]; [`KvError::NoTokens`];
+    /// [`KvError::ContextTooLong`]; [`KvError::ChunkTooLong`]; [`KvError::DuplicateRequest`].
     ///
     /// # Panics
     /// If `array` is shorter than that; [`Self::largest_layout`] says what is long enough for every step.
@@ -113,9 +116,10 @@ impl Ledger {
     /// tokens that take their place.
     ///
     /// # Errors
-    /// [`KvError::NoOpenStep`]; [`KvError::CommitMismatch`] unless `accepted` names every request of
-    /// the step once; [`KvError::AcceptedTooMany`]; [`KvError::NotRollbackable`];
-    /// [`KvError::TokenCount`]. The step stays open then, and nothing changes.
+    /// [`KvError::NoOpenStep`]; [`KvError::CommitMismatch`] unless `accepted` names as many requests as the step has;
+    /// [`KvError::UnknownRequest`]; [`KvError::ForeignRequest`]; [`KvError::NotInStep`]; [`KvError::AcceptedTooMany`];
+    /// [`KvError::NotRollbackable`]; [`KvError::TokenCount`]; [`KvError::DuplicateRequest`]. The step stays open then, and
+    /// nothing changes.
     pub fn commit_step(
         &mut self,
         group: LayerGroup,

@@ -28,7 +28,7 @@ pub enum Attended<'a, B: Backend> {
 }
 
 impl<B: Backend> Attended<'_, B> {
-    fn keys(&self) -> AttendedKeys {
+    pub(crate) fn keys(&self) -> AttendedKeys {
         match self {
             Self::List(_) => AttendedKeys::List,
             Self::All => AttendedKeys::All,
@@ -128,10 +128,11 @@ pub struct Attention<'a, B: Backend> {
 ///   untouched.
 ///
 /// # Errors
-/// - [`DeviceError::Argument`]: a number of heads, `rows` or `max_blocks` out of range, entries scaled otherwise than the ring.
+/// - [`DeviceError::Argument`]: a number of heads, `rows` or `max_blocks` out of range, entries scaled otherwise than the ring, a ring of more
+///   than `i32::MAX` rows, queries past `u32::MAX`.
 /// - [`DeviceError::NotADivisor`]: `entries_per_block` does not divide 128.
-/// - [`DeviceError::Length`]: a ring shorter than a window or of more than `i32::MAX` rows, fewer own rows than the queries
-///   end at, a table of fewer slots than the ring, no room for the parts of one query, queries past `u32::MAX`.
+/// - [`DeviceError::Length`]: a ring shorter than a window, fewer own rows than the queries end at, a table of fewer slots than the
+///   ring, no room for the parts of one query.
 /// - [`DeviceError::TooShort`]: a buffer shorter than its shape. [`DeviceError::BadGrid`]: more queries than a launch has room for. As
 ///   [`Stream::launch`].
 pub fn attend<B: Backend>(

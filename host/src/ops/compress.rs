@@ -13,21 +13,21 @@ use kernels_gpu::launch::{Compress, ListClosingTokens, UpdateTable, WriteState};
 
 /// The tokens of a step.
 pub struct StepTokens<'a, B: Backend> {
-    /// `[tokens]` position.
+    /// `[tokens]` i32 position.
     pub position: &'a View<B, i32>,
-    /// `[tokens]` slot of the token's request; -1 = padding.
+    /// `[tokens]` i32 slot of the token's request; -1 = padding.
     pub slot: &'a View<B, i32>,
-    /// `[tokens]` tokens of the same request that precede it in the step.
+    /// `[tokens]` i32 tokens of the same request that precede it in the step.
     pub index: &'a View<B, i32>,
-    /// `[tokens]` tokens of the same request that follow it in the step.
+    /// `[tokens]` i32 tokens of the same request that follow it in the step.
     pub remaining: &'a View<B, i32>,
     /// Tokens.
     pub count: u32,
 }
 
-/// A work list: rows of the step's tokens that close a window, or end a run, then -1.
+/// A work list: rows of the step's tokens that close a window (the last of the 4 or 128 tokens of an entry), or end a run, then -1.
 pub struct WorkList<'a, B: Backend> {
-    /// `[capacity]`.
+    /// `[capacity]` i32.
     pub records: &'a Buffer<B, i32>,
     /// Records it has room for.
     pub capacity: u32,

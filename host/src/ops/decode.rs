@@ -87,8 +87,8 @@ pub struct HcaDecode<'a, B: Backend> {
 /// device and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token; [`DeviceError::Argument`] for a window's ring or
+/// pools out of range; [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn decode_csa<B: Backend>(
     stream: &Stream<B>,
     decode: &CsaDecode<'_, B>,

@@ -4,7 +4,7 @@ use kernels_gpu::launch::DigestSections;
 use kernels_gpu::params::DigestParams;
 use kv_layout::xxh3;
 
-use super::check_length;
+use super::check_number;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 
 /// 32-bit words of the record of a section.
@@ -35,7 +35,7 @@ pub fn digest_secret() -> [u32; 48] {
 /// Queues `digest_sections`: the accumulators of XXH3 of each section, or the bytes of one of at most 240.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a payload of more than 32 GiB; [`DeviceError::TooShort`] for a buffer shorter than its shape;
+/// [`DeviceError::Argument`] for a payload of more than 32 GiB; [`DeviceError::TooShort`] for a buffer shorter than its shape;
 /// as [`Stream::launch`].
 pub fn digest_sections<B: Backend>(
     stream: &Stream<B>,
@@ -46,7 +46,7 @@ pub fn digest_sections<B: Backend>(
         return Ok(());
     }
     let words = payload.len() / 8;
-    check_length("words of a payload", u32::MAX.into(), words)?;
+    check_number("words of a payload", words, 0..=u32::MAX.into())?;
     let operation = DigestSections {
         payload: payload.ptr(),
         sections: sections.ptr(),

@@ -11,9 +11,9 @@ use kernels_gpu::launch::FlushCsa;
 
 /// The indexer keys of one CSA layer.
 pub struct IndexKeys<'a, B: Backend> {
-    /// `[num_blocks * 32, code_bytes]` u8.
+    /// `[num_blocks * 32, code_bytes]` u8: 64 bytes a key (MXFP4, NVFP4), or 128 (FP8).
     pub code: &'a Buffer<B, u8>,
-    /// `[num_blocks * 32, scale_bytes]` u8.
+    /// `[num_blocks * 32, scale_bytes]` u8: 4 bytes a key (MXFP4, FP8), or 8 (NVFP4).
     pub scale: &'a Buffer<B, u8>,
     /// How keys are stored.
     pub format: IndexFormat,
@@ -52,6 +52,7 @@ pub struct KeyFlush<'a, B: Backend> {
 /// table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
+/// [`DeviceError::Argument`] for entries that are not 32 a block; [`DeviceError::NotADivisor`];
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn flush_csa<B: Backend>(
     stream: &Stream<B>,

@@ -79,7 +79,7 @@ pub struct EntryGather<'a, B: Backend> {
 /// in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`];
+/// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`];
 /// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as
 /// [`Stream::launch`].
 pub fn gather_kv<B: Backend>(
@@ -154,7 +154,7 @@ pub struct EntryCounts<'a, B: Backend> {
 /// Queues `valid_lens`: how many entries each query sees.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn valid_lens<B: Backend>(
     stream: &Stream<B>,
     counts: &EntryCounts<'_, B>,

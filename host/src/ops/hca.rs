@@ -97,6 +97,7 @@ pub struct HcaFlush<'a, B: Backend> {
 /// the row that the block table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
+/// [`DeviceError::Argument`] for entries that are not one a block; [`DeviceError::NotADivisor`];
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn flush_hca<B: Backend>(
     stream: &Stream<B>,

@@ -58,7 +58,7 @@ pub struct ScoreSelection<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, columns or entries of a list, no blocks, or keys of another
-/// format; [`DeviceError::Length`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// format, or queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_score_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &ScoreSelection<'_, B>,

@@ -89,7 +89,7 @@ pub struct QueryQuantisation<'a, B: Backend> {
 /// and the projected weights of the heads scaled. Padding stays untouched.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for queries past
+/// [`DeviceError::Argument`] for too many heads, or queries past
 /// `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than
 /// its shape; as [`Stream::launch`].
 pub fn index_query<B: Backend>(
@@ -144,7 +144,7 @@ pub struct KeyScores<'a, B: Backend> {
 /// they go; an entry whose block is missing scores NaN and is counted too.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::Length`] for queries past
+/// [`DeviceError::Argument`] for too many heads or columns, or no blocks, or queries past
 /// `u32::MAX`; [`DeviceError::TooShort`] for
 /// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
 /// [`Stream::launch`].
@@ -221,8 +221,7 @@ pub struct EntrySelection<'a, B: Backend> {
 /// entry first among equal ones, NaN last; or all entries, oldest first, if it sees no more than `k`.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns;
-/// [`DeviceError::Length`] for queries past
+/// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns, or queries past
 /// `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_topk<B: Backend>(
     stream: &Stream<B>,

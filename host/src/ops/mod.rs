@@ -61,8 +61,22 @@ pub use swa::{
     GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa,
 };
 
+use std::ops::RangeInclusive;
+
 use crate::device::DeviceError;
 use crate::device::shape::check_length;
+
+/// Refuses a number outside of `allowed`, which begins with 0 or 1.
+fn check_number(
+    what: &'static str,
+    value: u64,
+    allowed: RangeInclusive<u64>,
+) -> Result<(), DeviceError> {
+    if allowed.contains(&value) {
+        return Ok(());
+    }
+    Err(DeviceError::Argument { what, value, multiple: 1, most: *allowed.end() })
+}
 
 /// Refuses a number that is 0, above `most`, or no multiple of `multiple`.
 fn check_argument(

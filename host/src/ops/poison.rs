@@ -11,11 +11,11 @@ use kernels_gpu::launch::FindPoison;
 /// A gathered tile, `[queries, rows, 512]` BF16, by what its rows are.
 #[derive(Clone, Copy)]
 pub enum GatheredRows<'a, B: Backend> {
-    /// The window of each query: 128 rows, of which `[queries]` are in use.
+    /// The window of each query, 128 rows: `[queries]` i32 rows in use.
     Window(&'a View<B, i32>),
-    /// The entries that the `[queries, rows]` lists name; -1 = none.
+    /// The entries that the lists name, `[queries, rows]` i32, -1 = none; and `rows`.
     List(&'a View<B, i32>, u32),
-    /// All entries that a query sees, of which `[queries]` rows are in use.
+    /// All entries that a query sees: `[queries]` i32 rows in use, and rows of a query's tile.
     All(&'a View<B, i32>, u32),
 }
 
@@ -46,7 +46,8 @@ pub struct PoisonSearch<'a, B: Backend> {
 /// while there is room, recorded.
 ///
 /// # Errors
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as
+/// [`Stream::launch`].
 pub fn find_poison<B: Backend>(
     stream: &Stream<B>,
     search: &PoisonSearch<'_, B>,

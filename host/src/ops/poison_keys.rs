@@ -39,6 +39,7 @@ pub struct PoisonedKeySearch<'a, B: Backend> {
 /// has no key.
 ///
 /// # Errors
+/// [`DeviceError::Argument`] for queries past `u32::MAX`;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn find_poisoned_keys<B: Backend>(
     stream: &Stream<B>,

@@ -33,7 +33,7 @@ pub struct QueryProduct<'a, B: Backend, W> {
 /// Padding stays untouched. Each 32 queries read all of the weight.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads, or a weight that does not have 128 columns a head;
+/// [`DeviceError::Argument`] for too many heads, queries past `u32::MAX`, or a weight that does not have 128 columns a head;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn nvfp4_index_query<B: Backend>(
     stream: &Stream<B>,
@@ -75,7 +75,7 @@ pub fn nvfp4_index_query<B: Backend>(
 /// the bits of both. Padding stays untouched. For chunks of prompts: a launch for few queries would be a few blocks.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads, a weight that does not have 128 columns a head, or rows that are no
+/// [`DeviceError::Argument`] for too many heads, queries past `u32::MAX`, a weight that does not have 128 columns a head, or rows that are no
 /// multiple of 32; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn bf16_index_query<B: Backend>(
     stream: &Stream<B>,

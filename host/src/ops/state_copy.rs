@@ -3,7 +3,7 @@
 use kernels_gpu::launch::CopyState;
 use kernels_gpu::params::CopyStateParams;
 
-use super::check_length;
+use super::{check_length, check_number};
 use crate::device::{
     ARENA_ALIGN, Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, Stream, View,
 };
@@ -44,7 +44,7 @@ pub struct CheckpointRows<'a, B: Backend> {
     pub number: u32,
     /// Bytes of a checkpoint, a multiple of 256.
     pub checkpoint_bytes: u64,
-    /// `[tokens]` row that each token has, 128 times the checkpoint more; -1 = none.
+    /// `[tokens]` i32 row of each token, `128 * checkpoint + row`, with `row` 0 to 127; -1 = none.
     pub row: &'a View<B, i32>,
     /// Where the layer's rows lie.
     pub image: LayerImage,
@@ -80,7 +80,11 @@ impl<B: Backend> CheckpointRows<'_, B> {
             let end = place.saturating_add(bytes);
             check_length("bytes of a checkpoint", self.checkpoint_bytes, end)?;
         }
-        check_length("units of a checkpoint", u32::MAX.into(), self.checkpoint_bytes / UNIT)?;
+        check_number(
+            "units of 256 bytes of a checkpoint",
+            self.checkpoint_bytes / UNIT,
+            0..=u32::MAX.into(),
+        )?;
         Ok(CheckpointArguments {
             row: self.row.ptr(),
             checkpoints: self.checkpoints.ptr_mut(),
@@ -94,7 +98,7 @@ impl<B: Backend> CheckpointRows<'_, B> {
 /// Which part of a pool each block copies: `[pieces, 8]` u32; see `kernels_gpu::state_copy`.
 pub struct CopyPieces<'a, B: Backend>(pub &'a View<B, u32>);
 
-/// What one job of a launch copies.
+/// A slot and a checkpoint, one of which becomes a copy of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointCopy {
     /// The request's slot.
@@ -191,7 +195,7 @@ pub struct StateCopies<'a, B: Backend> {
 /// Queues `copy_state`: all layers of all jobs in one launch.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for memory of less than 256 bytes, or of more than 2^40;
+/// [`DeviceError::Argument`] for memory of less than 256 bytes, or of more than 2^40, or if there are no checkpoints;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn copy_state<B: Backend>(
     stream: &Stream<B>,
@@ -205,12 +209,11 @@ pub fn copy_state<B: Backend>(
     }
     let units = |what, bytes: u64| {
         let units = bytes / UNIT;
-        check_length(what, bytes, UNIT)?;
-        check_length(what, u32::MAX.into(), units)?;
+        check_number(what, units, 1..=u32::MAX.into())?;
         Ok::<_, DeviceError>(units as u32)
     };
-    check_length("pieces of a copy", u32::MAX.into(), number)?;
-    let slot_units = units("memory of slots", arena.slots.len())?;
+    check_number("pieces of a copy", number, 1..=u32::MAX.into())?;
+    let slot_units = units("units of 256 bytes of all slots", arena.slots.len())?;
     let (mode, checkpoints) = match direction {
         CopyDirection::Save => (CopyStateParams::SAVE, arena.number_of_checkpoints),
         CopyDirection::Restore => (CopyStateParams::RESTORE, arena.number_of_checkpoints),
@@ -218,10 +221,10 @@ pub fn copy_state<B: Backend>(
     };
     let checkpoint_units = match checkpoints {
         0 => 0,
-        _ => units("bytes of a checkpoint", arena.checkpoint_bytes)?,
+        _ => units("units of 256 bytes of a checkpoint", arena.checkpoint_bytes)?,
     };
     if checkpoints == 0 && direction != CopyDirection::Slot {
-        check_length("checkpoints", 0, 1)?;
+        check_number("number of checkpoints", 0, 1..=u32::MAX.into())?;
     }
     let operation = CopyState {
         pieces: pieces.ptr(),

@@ -4,8 +4,8 @@ use kernels_gpu::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
-use super::check_length;
 use super::state_copy::{CheckpointArguments, CheckpointRows};
+use super::{check_length, check_number};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
@@ -27,9 +27,8 @@ impl<B: Backend> SwaRing<'_, B> {
     /// Rows of all slots, which an index of 32 bits counts.
     pub(super) fn rows(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
-        let most = i32::MAX as u64;
-        let fits = u32::try_from(rows).ok().filter(|&rows| u64::from(rows) <= most);
-        fits.ok_or(DeviceError::Length { what: "ring rows", found: most, needed: rows })
+        check_number("ring rows", rows, 0..=i32::MAX as u64)?;
+        Ok(rows as u32)
     }
 }
 
@@ -52,7 +51,7 @@ impl<B: Backend> GatherQueries<'_, B> {
     /// Refuses queries whose places in the step 32 bits do not count.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         let end = u64::from(self.first) + u64::from(self.count);
-        check_length("places of a step", u32::MAX.into(), end)
+        check_number("first + count of queries", end, 0..=u32::MAX.into())
     }
 }
 
@@ -73,6 +72,7 @@ pub struct WindowAppend<'a, B: Backend> {
 /// Queues `append_swa`: each row of `kv` is quantised into the ring row that `row` names.
 ///
 /// # Errors
+/// [`DeviceError::Argument`] for a ring of more than `i32::MAX` rows;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn append_swa<B: Backend>(
     stream: &Stream<B>,

@@ -68,15 +68,6 @@ pub struct AttentionHeads<'i, B: Backend> {
     pub lse: Option<&'i Buffer<B, f32>>,
 }
 
-/// What queries attend to besides their windows.
-enum AttendTo<'i, B: Backend> {
-    Nothing,
-    /// Those of lists of so many.
-    Listed(&'i Buffer<B, i32>, u32),
-    /// All that a query sees.
-    All,
-}
-
 impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// Queues attention of queries `first..end` of the step to their sliding windows.
     ///
@@ -96,7 +87,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
         queries: Range<u32>,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, &AttendTo::Nothing, heads)
+        self.attend_to(queries, None, heads)
     }
 }
 
@@ -119,7 +110,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         rows: u32,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, &AttendTo::Listed(selected, rows), heads)
+        self.attend_to(queries, Some((Attended::List(selected), rows)), heads)
     }
 }
 
@@ -136,16 +127,17 @@ impl<B: Backend> UpdatedLayer<'_, B, Hca> {
         queries: Range<u32>,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, &AttendTo::All, heads)
+        self.attend_to(queries, Some((Attended::All, self.access.most_entries()?)), heads)
     }
 }
 
 impl<B: Backend, K> UpdatedLayer<'_, B, K> {
-    /// Queues attention, and before the layer's first of a long chunk the quantisation of the step's own rows.
+    /// Queues attention to windows and, if there are some, to entries, at most so many of a query; before the layer's first of a long chunk
+    /// also the quantisation of the step's own rows.
     fn attend_to(
         &self,
         queries: Range<u32>,
-        which: &AttendTo<'_, B>,
+        which: Option<(Attended<'_, B>, u32)>,
         heads: &AttentionHeads<'_, B>,
     ) -> Result<(), KvError> {
         self.check_window()?;
@@ -158,17 +150,14 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let is_in_ring = *self.tracker.progress == LayerProgress::Finished;
         let own =
             OwnRows { data: &access.own.data, scale: &access.own.scale, rows: access.shape.tokens };
+        let keys = which.as_ref().map_or(AttendedKeys::Window, |(which, _)| which.keys());
         let (entries, table);
         let attended = match which {
-            AttendTo::Nothing => None,
-            AttendTo::Listed(..) | AttendTo::All => {
+            None => None,
+            Some((which, rows)) => {
                 let config = &access.core.config;
                 (entries, table) = (access.pools.entries(config)?, access.core.memory.table());
                 let (entries, table) = (&entries, &table);
-                let (which, rows) = match which {
-                    AttendTo::Listed(selected, rows) => (Attended::List(selected), *rows),
-                    _ => (Attended::All, access.most_entries()?),
-                };
                 let parts = access.compressed().parts.as_ref();
                 Some(AttendedEntries { entries, table, which, rows, parts })
             }
@@ -191,7 +180,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             // One word for all forms.
             faults: access.fault_word::<Attend>(AttendKernel {
                 format: ring.format,
-                form: AttendForm::Whole(which.keys()),
+                form: AttendForm::Whole(keys),
             }),
         };
         // Two launches, or none.
@@ -223,16 +212,6 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             return Err(KvError::WindowOverwritten { tokens, limit });
         }
         Ok(())
-    }
-}
-
-impl<B: Backend> AttendTo<'_, B> {
-    fn keys(&self) -> AttendedKeys {
-        match self {
-            Self::Nothing => AttendedKeys::Window,
-            Self::Listed(..) => AttendedKeys::List,
-            Self::All => AttendedKeys::All,
-        }
     }
 }
 

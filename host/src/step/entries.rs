@@ -83,7 +83,8 @@ mod sealed {
 impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     /// Queues the gather of the entries that each query's row of `selected` names (`[queries, rows]`
     /// i32 entry indices, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is
-    /// none).
+    /// none). `rows` is the length of a list. An index that a query does not see gives a row of zeros, and is reported by
+    /// [`crate::KvCacheManager::check_faults`].
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::Device`] if a tensor is too short, if an output would replace rows of the layer's
@@ -108,7 +109,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
-    /// BF16) and their number into `lengths` (`[queries]`). Rows past the length keep what they held.
+    /// BF16) and their number into `lengths` (`[queries]` i32). Rows past the length keep what they held. A query that sees
+    /// more than `rows` entries gets the first `rows`, and is reported by [`crate::KvCacheManager::check_faults`].
     ///
     /// # Errors
     /// As [`Self::gather_entries`].

@@ -81,8 +81,9 @@ impl<'a, B: Backend> Layers<'a, B> {
     }
 
     /// One array of the step's StepMeta, i32, for kernels of the embedder: `[tokens]`, padded to a multiple of
-    /// four, at the same address in every step of a bucket; of the table's sections `[new blocks]`, padded in
-    /// the same way, and empty in a capture.
+    /// four, at the same address in every step of a bucket; of the table's sections `[new blocks]`, of [`Section::Copies`]
+    /// `[copies, 4]`, padded in the same way, and empty in a capture. [`Section::CheckpointRow`] is empty in a step that
+    /// cannot save.
     #[must_use]
     pub fn section(&self, section: Section) -> View<B, i32> {
         self.memory.sections.get(section).clone()

@@ -62,10 +62,7 @@ impl<'a, B: Backend> Step<'a, B> {
     /// were. Waits for nothing: the device may still run the step.
     ///
     /// # Errors
-    /// [`CommitRefused`], which holds the step, unchanged: [`KvError::LayerUnfinished`];
-    /// [`KvError::CommitMismatch`] unless every request of the step is named once;
-    /// [`KvError::NotInStep`]; [`KvError::AcceptedTooMany`]; [`KvError::NotRollbackable`];
-    /// [`KvError::TokenCount`].
+    /// [`CommitRefused`], which holds the step, unchanged: [`KvError::LayerUnfinished`]; as [`crate::ledger::Ledger::commit_step`].
     pub fn commit(mut self, accepted: &[Accepted<'_>]) -> Result<(), CommitRefused<'a, B>> {
         match self.try_commit(accepted) {
             Ok(()) => {
