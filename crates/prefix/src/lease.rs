@@ -100,11 +100,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
 
     /// Ends all leases whose time is before `now`; how many.
     pub fn expire(&mut self, now: Duration, mut freed: impl FnMut(Freed<B, C>)) -> usize {
-        let mut ended = 0;
-        while let Some((key, _)) = self.leases.iter().find(|(_, lease)| lease.until < now) {
-            ended += usize::from(self.end(key, &mut freed));
-        }
-        ended
+        let over = self.leases.iter().filter(|(_, lease)| lease.until < now);
+        let over: Vec<_> = over.map(|(key, _)| key).collect();
+        over.iter().filter(|&&key| self.end(key, &mut freed)).count()
     }
 
     fn end(&mut self, key: LeaseKey, freed: &mut impl FnMut(Freed<B, C>)) -> bool {

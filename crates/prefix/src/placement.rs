@@ -6,11 +6,11 @@ use crate::policy::Origin;
 /// are multiples of the tokens of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Tokens of a block.
+    /// Tokens of a block; with 0 there are no checkpoints.
     pub block_tokens: u32,
     /// Whether one is taken where the prompt leaves what is in the tree.
     pub junctions: bool,
-    /// One at each multiple of so many tokens; a multiple of `block_tokens`, or `None`.
+    /// One at each multiple of so many tokens; a multiple of `block_tokens`, or `None`, as 0 is.
     pub interval: Option<u32>,
 }
 
@@ -27,7 +27,8 @@ impl Placement {
     /// The checkpoints of a prompt of `tokens` tokens, of which `matched` tokens are in the tree.
     #[must_use]
     pub fn checkpoints(self, tokens: u32, matched: u32) -> Checkpoints {
-        let end = tokens.saturating_sub(1) / self.block_tokens * self.block_tokens;
+        let blocks = tokens.saturating_sub(1).checked_div(self.block_tokens).unwrap_or(0);
+        let end = blocks * self.block_tokens;
         let junction = (self.junctions && matched > 0).then_some(matched);
         Checkpoints { placement: self, end, junction }
     }
@@ -43,8 +44,9 @@ impl Checkpoints {
     /// The first one behind `tokens` tokens: how many tokens it covers, and why it is there.
     #[must_use]
     pub fn after(&self, tokens: u32) -> Option<(u32, Origin)> {
-        let behind = |at: &u32| (tokens + 1..=self.end).contains(at);
-        let interval = self.placement.interval.map(|every| (tokens / every + 1) * every);
+        let behind = |&at: &u32| tokens < at && at <= self.end;
+        let next = |every| tokens.checked_div(every)?.checked_add(1)?.checked_mul(every);
+        let interval = self.placement.interval.and_then(next);
         let interval = interval.filter(behind).map(|at| (at, Origin::Interval));
         let junction = self.junction.filter(behind).map(|at| (at, Origin::Junction));
         let end = Some(self.end).filter(behind).map(|at| (at, Origin::Prompt));
@@ -76,6 +78,12 @@ mod tests {
         assert_eq!(all(placement, 128, 0, 0), []);
         assert_eq!(all(placement, 129, 0, 0), [(128, Prompt)]);
         assert_eq!(all(placement, 0, 0, 0), []);
+        // At both ends of what the numbers can be.
+        let last = u32::MAX / 128 * 128;
+        assert_eq!(all(placement, u32::MAX, 0, u32::MAX - 200), [(last, Prompt)]);
+        assert_eq!(all(placement, u32::MAX, 0, u32::MAX), []);
+        assert_eq!(all(Placement { interval: Some(0), ..placement }, 500, 0, 0), [(384, Prompt)]);
+        assert_eq!(all(Placement { block_tokens: 0, ..placement }, 500, 0, 0), []);
         let end = Placement { junctions: false, interval: None, ..placement };
         assert_eq!(all(end, 5000, 3072, 0), [(4992, Prompt)]);
     }

@@ -69,9 +69,9 @@ pub struct ScoredLru {
 impl Policy for ScoredLru {
     fn rank(&self, usage: &Usage) -> i64 {
         let quarter = (self.capacity / 4) as i64;
-        let bonus = i64::from(usage.hits.min(3)) * quarter;
-        let malus = if self.is_expendable(usage) { 5 * quarter } else { 0 };
-        usage.last_use as i64 + bonus - malus
+        let bonus = quarter.saturating_mul(usage.hits.min(3).into());
+        let malus = if self.is_expendable(usage) { quarter.saturating_mul(5) } else { 0 };
+        (usage.last_use as i64).saturating_add(bonus).saturating_sub(malus)
     }
 
     fn is_expendable(&self, usage: &Usage) -> bool {

@@ -7,6 +7,7 @@ use dsv4_kv_model::text::Text;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
+use crate::fields::shortened;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 
@@ -37,7 +38,8 @@ impl App {
         if name == self.model {
             return Ok(());
         }
-        let text = format!("the model `{name}` does not exist; this server has `{}`", self.model);
+        let given = shortened(&Value::from(name));
+        let text = format!("the model {given} does not exist; this server has `{}`", self.model);
         let error = ApiError::new(StatusCode::NOT_FOUND, text);
         Err(ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error })
     }

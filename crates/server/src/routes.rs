@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -37,8 +38,9 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 
 async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(name) = name.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
     app.check_model(&name)?;
     Ok(Json(app.description()))
 }

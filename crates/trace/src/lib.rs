@@ -52,17 +52,17 @@ impl Arrival {
     /// Tokens the cache holds when the request ends: the last one generated is never fed back.
     #[must_use]
     pub fn cached_tokens(&self) -> u32 {
-        self.input + self.output - 1
+        self.input.saturating_add(self.output).saturating_sub(1)
     }
 
     /// The same request in a load `factor` times smaller that arrives `speed` times faster: both
-    /// lengths and the time are divided by `factor`, so that as many requests run at once.
+    /// lengths and the time are divided by `factor`, so that as many requests run at once. No length becomes less than 1.
     ///
     /// # Errors
     /// [`TooLong`] if its lengths together then pass [`u32::MAX`]; only a `factor` below 1 can do that.
     pub fn shrunk(self, factor: f64, speed: f64) -> Result<Self, TooLong> {
         // Saturates, as the sum then does not.
-        let length = |tokens: u32| (f64::from(tokens) / factor).ceil() as u32;
+        let length = |tokens: u32| ((f64::from(tokens) / factor).ceil() as u32).max(1);
         let (input, output) = (length(self.input), length(self.output));
         if input.checked_add(output).is_none() {
             return Err(TooLong { input: self.input, output: self.output, factor });

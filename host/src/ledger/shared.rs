@@ -79,21 +79,31 @@ pub(super) struct Sharing {
 /// Blocks that nobody has any more since they were last asked for; of a cache that is poisoned.
 #[derive(Debug)]
 pub(super) struct Unowned {
-    pub blocks: Vec<BlockId>,
-    poison: bool,
+    /// Each once.
+    blocks: Vec<BlockId>,
+    /// By block: whether it is in `blocks`. Empty unless the cache is poisoned.
+    is_listed: Vec<bool>,
 }
 
 impl Unowned {
     /// None.
     pub fn new(config: &CacheConfig) -> Self {
-        let room = if config.poison { config.num_blocks } else { 0 };
-        Self { blocks: Vec::with_capacity(room as usize), poison: config.poison }
+        let room = if config.poison { config.num_blocks as usize } else { 0 };
+        Self { blocks: Vec::with_capacity(room), is_listed: vec![false; room] }
     }
 
     pub fn add(&mut self, block: BlockId) {
-        if self.poison {
+        let is_listed = self.is_listed.get_mut(block.0 as usize);
+        if is_listed.is_some_and(|is_listed| !std::mem::replace(is_listed, true)) {
             self.blocks.push(block);
         }
+    }
+
+    /// The next of them, which is none of them any more.
+    pub fn pop(&mut self) -> Option<BlockId> {
+        let block = self.blocks.pop()?;
+        self.is_listed[block.0 as usize] = false;
+        Some(block)
     }
 }
 

@@ -64,7 +64,8 @@ impl<B: Backend> Target<'_, B> {
     /// [`TransferError::OtherKind`] for that of a prefix, [`TransferError::OtherRoom`], [`TransferError::Cache`],
     /// [`TransferError::Unreachable`]. The room is free again, and the source was told.
     /// [`TransferError::AskedBefore`] for a payload that was loaded before: an answer that comes late would be taken for one to
-    /// the second question. The room is free again.
+    /// the second question. The room is free again. [`MoveError::ForeignRoom`] hands room of another cache back, and
+    /// the source was told.
     pub fn load(
         &mut self,
         verified: &Verified,
@@ -78,8 +79,7 @@ impl<B: Backend> Target<'_, B> {
             return Err(self.refuse((room, source), error, control));
         }
         if verified.is_asked() && !made(Mistake::AsksAgain) {
-            self.give_back(room);
-            return Err(TransferError::AskedBefore { source_of: source });
+            return Err(self.give_back(room, TransferError::AskedBefore { source_of: source }));
         }
         let loaded = match verified.parts::<B>() {
             Ok(parts) => cache.load_from(stream, port, room, parts.as_parts()),
@@ -107,7 +107,7 @@ impl<B: Backend> Target<'_, B> {
     /// # Errors
     /// [`TransferError::NotHeld`]; [`TransferError::NotAnswered`] when the source's time has ended, and
     /// [`TransferError::Unreachable`]: the source may have given the request up then, so that it is computed again. The room
-    /// is free again, and the source was told.
+    /// is free again, and the source was told. [`MoveError::ForeignRoom`] hands the room of another cache's claim back.
     pub fn settle(
         &mut self,
         now: Duration,
@@ -136,9 +136,12 @@ impl<B: Backend> Target<'_, B> {
 
     /// Nobody waits for the request any more: its room is free, and the source was told. If the source has said yes
     /// meanwhile, it has given the request up too.
-    pub fn give_up(&mut self, claim: Claim, control: &mut impl Control) {
-        self.give_back(claim.loaded);
+    ///
+    /// # Errors
+    /// The room, if the claim is another cache's. The source was told.
+    pub fn give_up(&mut self, claim: Claim, control: &mut impl Control) -> Result<(), Reserved> {
         give_up(control, claim.source);
+        self.cache.give_back(claim.loaded)
     }
 
     fn refuse(
@@ -147,14 +150,16 @@ impl<B: Backend> Target<'_, B> {
         error: TransferError,
         control: &mut impl Control,
     ) -> TransferError {
-        self.give_back(room);
         give_up(control, source);
-        error
+        self.give_back(room, error)
     }
 
-    fn give_back(&mut self, room: impl Into<Reserved>) {
-        // Room of another cache is not this one's to free.
-        let _ = self.cache.give_back(room);
+    /// Frees the room; the error, or if the room is another cache's, the one that hands it back.
+    fn give_back(&mut self, room: impl Into<Reserved>, error: TransferError) -> TransferError {
+        match self.cache.give_back(room) {
+            Ok(()) => error,
+            Err(room) => MoveError::ForeignRoom(room).into(),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dsv4_kv::transfer::{MoveError, Positions, Reserved};
 use dsv4_kv_tests::fed::{Padding, Part};
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
@@ -40,6 +41,7 @@ impl Control for Hand {
 struct Came {
     world: World,
     sender: Sender<Loopback>,
+    fabric: Fabric,
     verified: Verified,
     hand: Hand,
 }
@@ -48,11 +50,16 @@ impl Came {
     fn new() -> Self {
         let (mut world, fabric) = (World::new(), Fabric::default());
         let mut sender = Sender::new(Loopback::new(&fabric), MOST);
-        let offer = world.offer(&mut sender, 2);
-        let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
+        let verified = Self::verify(&mut world, &mut sender, &fabric);
+        Self { world, sender, fabric, verified, hand: Hand::default() }
+    }
+
+    /// A request that is offered, comes and is verified.
+    fn verify(world: &mut World, sender: &mut Sender<Loopback>, fabric: &Fabric) -> Verified {
+        let offer = world.offer(sender, 2);
+        let mut receiver = Receiver::new(Loopback::new(fabric), deadlines(), 1 << 30);
         receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
-        let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
-        Self { world, sender, verified, hand: Hand::default() }
+        receiver.poll(Duration::ZERO).remove(0).1.unwrap()
     }
 
     fn load(&mut self, until: Duration) -> Claim {
@@ -62,6 +69,10 @@ impl Came {
     fn try_load(&mut self, until: Duration) -> Result<Claim, TransferError> {
         let at = self.verified.manifest().at;
         let room = self.world.target.fed.manager.reserve(at).unwrap();
+        self.load_into(room, until)
+    }
+
+    fn load_into(&mut self, room: Reserved, until: Duration) -> Result<Claim, TransferError> {
         let site = &mut self.world.target;
         let stream = site.fed.stream.clone();
         let mut target =
@@ -158,6 +169,36 @@ pub fn a_payload_is_asked_for_once() {
     assert!(matches!(claimed, Ok(Claimed::Admitted(_))), "{claimed:?}");
 }
 
+/// Room and claims of another cache are handed back, whatever else is wrong: that cache alone can free them.
+pub fn room_of_another_cache_is_handed_back() {
+    let handed_back = |error| match error {
+        TransferError::Cache(MoveError::ForeignRoom(room)) => room,
+        other => panic!("{other}"),
+    };
+    let mut came = Came::new();
+    let mut other = Came::new();
+    let at = came.verified.manifest().at;
+    let short = Positions { trunk: at.trunk - 1, draft: at.draft - 1 };
+    let frees = |other: &mut Came, room| {
+        assert_eq!(other.world.target.fed.manager.ledger().live_requests(), 1);
+        other.world.target.fed.manager.give_back(room).unwrap();
+        assert!(other.is_free());
+    };
+    for at in [at, short] {
+        let room = other.world.target.fed.manager.reserve(at).unwrap();
+        let room = handed_back(came.load_into(room, SECOND).unwrap_err());
+        frees(&mut other, room);
+    }
+    for answer in [Some(false), None, Some(true)] {
+        other.verified = Came::verify(&mut other.world, &mut other.sender, &other.fabric);
+        let claim = other.load(SECOND);
+        came.hand.answer = answer;
+        let room = handed_back(came.settle(SECOND, claim).unwrap_err());
+        frees(&mut other, room);
+    }
+    assert!(came.is_free());
+}
+
 /// Whoever gives up tells the source: the target's client, and the target that is told no. Without it the source holds what
 /// nobody wants.
 pub fn sources_are_told() {
@@ -170,14 +211,14 @@ pub fn sources_are_told() {
         let stream = site.fed.stream.clone();
         let mut target =
             Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
-        target.give_up(claim, &mut came.hand);
+        target.give_up(claim, &mut came.hand).unwrap();
         assert!(came.is_free() && came.hand.given_up.len() == told);
         for source in std::mem::take(&mut came.hand.given_up) {
             assert!(came.sender.give_up(source));
         }
         assert_eq!(came.sender.offers(), 1 - told);
         // Room for another position: refused before the source is asked.
-        let at = dsv4_kv::transfer::Positions { trunk: 136, draft: 136 };
+        let at = Positions { trunk: 136, draft: 136 };
         let room = came.world.target.fed.manager.reserve(at).unwrap();
         let site = &mut came.world.target;
         let mut target =

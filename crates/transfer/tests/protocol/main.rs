@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 46] = [
+    let tests: [(&str, fn()); 47] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -54,6 +54,7 @@ fn main() {
         ("claims::a_silent_source", claims::a_silent_source_holds_nobody),
         ("claims::a_late_yes", claims::a_late_yes_is_nobodys),
         ("claims::asked_once", claims::a_payload_is_asked_for_once),
+        ("claims::room_of_another_cache", claims::room_of_another_cache_is_handed_back),
         ("claims::sources_are_told", claims::sources_are_told),
         ("leases::own_drafts", leases::a_draft_is_its_senders),
         ("leases::a_sender_has_a_limit", leases::a_sender_has_a_limit),
