@@ -8,6 +8,7 @@ use crate::cache_memory::CacheMemory;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Device, DeviceError, Stream};
 use crate::error::{KvError, Refusal};
+use crate::ids::LedgerId;
 use crate::ledger::Ledger;
 use crate::poison;
 use crate::schema::Schema;
@@ -18,16 +19,19 @@ pub(crate) struct Core<B: Backend> {
     pub config: CacheConfig,
     pub schema: Schema,
     pub memory: CacheMemory<B>,
+    /// The ledger's id, which is the cache's.
+    pub id: LedgerId,
     ledger: RwLock<Ledger>,
 }
 
 impl<B: Backend> Core<B> {
     /// Allocates what all steps share.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
-        let ledger = RwLock::new(Ledger::new(&config)?);
+        let ledger = Ledger::new(&config)?;
         let schema = Schema::new(&config);
         let memory = CacheMemory::new(&device, &schema, &config)?;
-        Ok(Self { device, config, schema, memory, ledger })
+        let (id, ledger) = (ledger.id(), RwLock::new(ledger));
+        Ok(Self { device, config, schema, memory, id, ledger })
     }
 
     /// The ledger, to change it: only where the cache, or one of its layer groups, is borrowed mutably. Another thread

@@ -125,8 +125,7 @@ pub enum KvError {
     /// The checkpoint was saved in another cache.
     #[error("the checkpoint was saved in another cache; use it in that one")]
     ForeignCheckpoint,
-    /// A request cannot be saved at a position: no block ends there, it has not come so far, or it has gone so far
-    /// beyond that rows were overwritten.
+    /// A position that a request cannot be saved at.
     #[error(
         "{request} cannot be saved at {boundary}: that must be a multiple of 128, at most {committed} (its final tokens), \
          and at least {} ({written} tokens were written, and rows more than {limit} behind are overwritten)",
@@ -400,6 +399,9 @@ pub enum KvError {
         /// Heads that the workspace was made for.
         workspace: u32,
     },
+    /// A workspace in which a step of another cache has selected.
+    #[error("the indexer's workspace belongs to another cache; make one for each cache")]
+    ForeignWorkspace,
     /// The layer does not exist.
     #[error("layer {layer} does not exist; the model has {layers}")]
     NoSuchLayer {

@@ -105,6 +105,8 @@ fn library(deps: &Path) -> PathBuf {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             name.starts_with("libdsv4_kv-") && name.ends_with(".rlib")
         })
+        // One that a build which was interrupted has left is empty.
+        .filter(|path| fs::metadata(path).is_ok_and(|data| data.len() > 0))
         .max_by_key(|path| built(path).unwrap_or(SystemTime::UNIX_EPOCH))
         .expect("the library, which this test is linked with")
 }

@@ -455,5 +455,9 @@ mod tests {
             Err(TooLong { input: half.input, output: 1, factor: 0.5 })
         );
         assert_eq!(half.shrunk(1.0, 1.0), Ok(half));
+        for factor in [f64::INFINITY, f64::NAN, -1.0] {
+            let least = half.shrunk(factor, 1.0).expect("short");
+            assert_eq!((least.input, least.output, least.cached_tokens()), (1, 1, 1));
+        }
     }
 }

@@ -19,7 +19,7 @@ use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
 
 /// Which queries pick how many entries, and where the lists go.
 pub struct Selection<'i, B: Backend> {
-    /// Memory for projections and scores.
+    /// Memory for projections and scores, of this cache.
     pub workspace: &'i IndexerWorkspace<B>,
     /// The queries, by their tokens' places in the step.
     pub queries: Range<u32>,
@@ -76,7 +76,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// if those are no more than `k`. [`Self::gather_entries`] takes the lists.
     ///
     /// # Errors
-    /// [`KvError::IndexerHeads`]; as [`Self::select_projected`].
+    /// [`KvError::IndexerHeads`], [`KvError::ForeignWorkspace`]; as [`Self::select_projected`].
     pub fn select(
         &self,
         indexer: &CsaIndexer<B>,
@@ -118,7 +118,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// As [`Self::select`], from projections that the caller has made.
     ///
     /// # Errors
-    /// [`KvError::NoSuchQueries`]; [`KvError::Config`] if the workspace is for shorter requests than
+    /// [`KvError::NoSuchQueries`]; [`KvError::ForeignWorkspace`]; [`KvError::Config`] if the workspace is for shorter requests than
     /// the cache; [`KvError::Device`] if a tensor is too short, `k` is above 2048, or a launch failed.
     pub fn select_projected(
         &self,
@@ -155,6 +155,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         }
         let whole = Part { first: queries.start, offset: 0, count };
         rows("selected entries", selected, whole, *k)?;
+        workspace.belong_to(self.access.core.id)?;
         for offset in (0..count).step_by(workspace.size().queries as usize) {
             let count = workspace.size().queries.min(count - offset);
             let part = Part { first: queries.start + offset, offset, count };

@@ -1,5 +1,7 @@
 //! The memory that the indexers of a model share, and its size before it is allocated.
 
+use std::sync::OnceLock;
+
 use kernels_gpu::indexer::TILE;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
@@ -9,6 +11,7 @@ use serde::Serialize;
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
+use crate::ids::LedgerId;
 use crate::ops::{IndexQueries, maxima_len};
 
 /// What a workspace shall hold, and in how much memory.
@@ -96,7 +99,10 @@ impl Specs {
     }
 }
 
-/// Memory of the indexers of one model: projections, queries and scores of as many queries as fit.
+/// Memory of the indexers of one cache, for all of its layers: projections, queries and scores of as many queries as fit.
+///
+/// It belongs to the first cache whose step selects with it. Steps of one cache run one behind the other on the device, in whichever
+/// streams; those of two caches may not, and would overwrite each other's scores.
 pub struct IndexerWorkspace<B: Backend> {
     pub(super) heads: u32,
     pub(super) columns: u32,
@@ -108,6 +114,7 @@ pub struct IndexerWorkspace<B: Backend> {
     pub(super) scores: Buffer<B, f32>,
     pub(super) maxima: Buffer<B, f32>,
     memory: Vec<Memory<B>>,
+    cache: OnceLock<LedgerId>,
 }
 
 impl<B: Backend> IndexerWorkspace<B> {
@@ -135,6 +142,7 @@ impl<B: Backend> IndexerWorkspace<B> {
             scores: allocator.allocate(specs.scores)?,
             maxima: allocator.allocate(specs.maxima)?,
             memory: allocator.memory(),
+            cache: OnceLock::new(),
         })
     }
 
@@ -142,6 +150,12 @@ impl<B: Backend> IndexerWorkspace<B> {
     #[must_use]
     pub fn size(&self) -> WorkspaceSize {
         self.size
+    }
+
+    /// Makes it `cache`'s, unless it is another's.
+    pub(super) fn belong_to(&self, cache: LedgerId) -> Result<(), KvError> {
+        let owner = *self.cache.get_or_init(|| cache);
+        if owner == cache { Ok(()) } else { Err(KvError::ForeignWorkspace) }
     }
 
     /// Where queries go.

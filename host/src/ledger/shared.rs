@@ -197,3 +197,28 @@ impl Sharer {
         (blocks <= self.reference.blocks()).then_some((&self.reference, blocks, origin))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::config::ModelConfig;
+
+    use super::Unowned;
+    use crate::config::CacheConfig;
+    use crate::ids::BlockId;
+
+    /// A ledger that nobody asks lists no block twice, and one that is not poisoned none.
+    #[test]
+    fn a_block_without_an_owner_is_listed_once() {
+        let tiny = ModelConfig::preset("tiny").expect("a preset");
+        let poisoned = CacheConfig { num_blocks: 2, poison: true, ..CacheConfig::smallest(tiny) };
+        let plain = CacheConfig { poison: false, ..poisoned.clone() };
+        for (config, listed) in [(poisoned, [BlockId(0), BlockId(1)].as_slice()), (plain, &[])] {
+            let mut unowned = Unowned::new(&config);
+            for _ in 0..2 {
+                [1, 0, 1, 0, 1].map(BlockId).into_iter().for_each(|block| unowned.add(block));
+                let found: Vec<_> = std::iter::from_fn(|| unowned.pop()).collect();
+                assert_eq!(found, listed);
+            }
+        }
+    }
+}

@@ -6,7 +6,8 @@
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_prefix::{
-    Foreign, Limits, Lru, Origin, Placement, Policy, PrefixTree, ReuseStats, RootKey, ScoredLru,
+    Foreign, Limits, Lru, Origin, Placement, Policy, PrefixTree, Reference, ReuseStats, RootKey,
+    ScoredLru,
 };
 use dsv4_kv_trace::{HASH_TOKENS, Prompt};
 use indicatif::ProgressBar;
@@ -104,17 +105,27 @@ impl<P: Policy> Pool<P> {
         blocks: &[[u32; BLOCK]],
         origin: Origin,
     ) -> Result<u64, Foreign> {
-        let before = self.used();
         let mut at = self.tree.refer_to_match(root, blocks);
-        let new = &blocks[at.blocks() as usize..];
-        self.tree.extend(&mut at, new, |_| (), drop)?;
-        // One that is there already is the same.
-        if self.tree.attach(&at, at.blocks(), origin, origin).is_err() {
-            self.tree.touch_at(&at)?;
-        }
-        let kept = self.used() - before;
+        let kept = self.keep_on(&mut at, blocks, origin)?;
         self.tree.release(at, drop)?;
         Ok(kept)
+    }
+
+    /// The same of blocks of which `at` is at the end of some, and then of all.
+    fn keep_on(
+        &mut self,
+        at: &mut Reference,
+        blocks: &[[u32; BLOCK]],
+        origin: Origin,
+    ) -> Result<u64, Foreign> {
+        let before = self.used();
+        let new = &blocks[at.blocks() as usize..];
+        self.tree.extend(at, new, |_| (), drop)?;
+        // One that is there already is the same.
+        if self.tree.attach(at, at.blocks(), origin, origin).is_err() {
+            self.tree.touch_at(at)?;
+        }
+        Ok(self.used() - before)
     }
 
     /// Evicts what does not fit.
@@ -168,6 +179,8 @@ fn run<'p, P: Policy>(
         }
         let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (mut at, mut done) = (adopted.reference, adopted.reused);
+        // Where host memory is with this prompt, so that it does not begin anew at each checkpoint.
+        let mut at_host = None;
         while let Some((end, origin)) = checkpoints.after(done) {
             let end_block = (end / BLOCK_TOKENS) as usize;
             let new = &blocks[(done / BLOCK_TOKENS) as usize..end_block];
@@ -175,9 +188,14 @@ fn run<'p, P: Policy>(
             // One that is there already is the same, and was offered to host memory before.
             let attached = device.tree.attach(&at, at.blocks(), origin, origin).is_ok();
             if let Some(host) = host.as_mut().filter(|_| attached) {
-                simulated.traffic[0] += host.keep(&root, &blocks[..end_block], origin)?;
+                let blocks = &blocks[..end_block];
+                let at = at_host.get_or_insert_with(|| host.tree.refer_to_match(&root, blocks));
+                simulated.traffic[0] += host.keep_on(at, blocks, origin)?;
             }
             done = end;
+        }
+        if let (Some(host), Some(at)) = (&mut host, at_host) {
+            host.tree.release(at, drop)?;
         }
         device.tree.release(at, drop)?;
         device.evict();
@@ -255,7 +273,9 @@ mod tests {
         let prompts: Vec<_> = [0, 100, 0].map(|first| prompt(4097, first..first + 9)).into();
         let stats = |sizes| simulate(CASES[0], sizes, &prompts, &hidden()).unwrap().stats;
         let one = stats(sizes(32 * 10 + 80));
-        assert_eq!((one.reused, one.evicted), (0, 4096));
+        // Of what was evicted some may be forgotten, where two hashes fall into one place, and count as new.
+        assert_eq!((one.reused, one.evicted_blocks), (0, 2 * 32));
+        assert!(one.evicted > 0, "{one:?}");
         let both = stats(sizes(2 * (32 * 10 + 80)));
         assert_eq!((both.reused, both.evicted), (4096, 0));
     }
@@ -278,6 +298,10 @@ mod tests {
             assert_eq!(traffic, expected, "{case:?}");
         }
         assert_eq!(with(one)[0].from_host, 0);
-        assert_eq!(with(0)[0], Simulated { traffic: [0; 2], ..with(one)[0] });
+        // The same, but for what is remembered of what was evicted: hashes differ from tree to tree.
+        let [none, small] = [0, one].map(|host| with(host)[0]);
+        let forgotten = |stats| ReuseStats { evicted: 0, diverged: 0, ..stats };
+        assert_eq!(forgotten(none.stats), forgotten(small.stats));
+        assert_eq!((none.from_host, none.traffic), (0, [0; 2]));
     }
 }

@@ -227,13 +227,26 @@ fn a_restart_is_noticed() {
             drop(publisher);
             // What happens meanwhile nobody is told.
             (0..5).for_each(|_| cache.operation());
-            publisher = Publisher::start(&mut cache.tree, again).unwrap();
+            publisher = start_again(&mut cache, &again);
             assert!(publisher.stats().next_sequence > next, "its numbers go on");
             subscriber = rejoin(subscriber, &publisher).await;
             settle(&mut cache, &mut publisher, &mut subscriber).await;
             assert_eq!(subscriber.index, cache.dump());
         }
     });
+}
+
+/// A publisher where one was. Meanwhile the system may have given its port to a client of another test: until that one has gone.
+fn start_again(cache: &mut Cache, options: &PublisherOptions) -> Publisher {
+    let begun = Instant::now();
+    loop {
+        match Publisher::start(&mut cache.tree, options.clone()) {
+            Err(PublishError::Bind { .. }) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            started => return started.unwrap(),
+        }
+    }
 }
 
 /// The same subscriber, with what it knows, over new connections.

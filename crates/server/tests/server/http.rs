@@ -173,6 +173,7 @@ fn what_is_wrong_is_refused_in_openais_shape() {
         (("POST", "/v1/completions", "[]".into()), 400, Value::Null, Value::Null),
         (("GET", "/v1/completions", String::new()), 405, Value::Null, Value::Null),
         (("GET", "/v1/models/other", String::new()), 404, json!("model"), json!("model_not_found")),
+        (("GET", "/v1/models/%ff", String::new()), 400, Value::Null, Value::Null),
         (("POST", "/v1/chat/completions", "{}".into()), 404, Value::Null, Value::Null),
     ];
     for ((method, path, body), status, param, code) in cases {

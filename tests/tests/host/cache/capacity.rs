@@ -150,7 +150,9 @@ fn admitted(config: &CacheConfig, tokens: u32) -> u32 {
 fn a_mix_fits_exactly_when_it_is_admitted() {
     let mix = prop::collection::vec((0..LONGEST, 0..4u32), 0..5);
     let fitting = Cell::new(0);
-    let mut runner = TestRunner::new(ProptestConfig::with_cases(CASES));
+    let source_file = Some(file!());
+    let mut runner =
+        TestRunner::new(ProptestConfig { source_file, ..ProptestConfig::with_cases(CASES) });
     let result = runner.run(&(config(), mix), |(config, mix)| {
         let fits = Capacity::new(&config).fits(&mix);
         prop_assert_eq!(fits, admits(&config, &mix));

@@ -55,16 +55,28 @@ impl Cache {
     }
 }
 
-/// Updates the layer and selects for all queries; the launches of the selection.
+fn workspace(device: &NullDevice) -> IndexerWorkspace<Null> {
+    let model = ModelConfig::preset("tiny").unwrap();
+    let limits = WorkspaceLimits { context: CONTEXT, queries: TOKENS, bytes: u64::MAX };
+    IndexerWorkspace::new(device, &model, limits).unwrap()
+}
+
+/// Updates the layer and selects for all queries, in a workspace of its own; the launches of the selection.
 fn select(layers: &mut Layers<'_, Null>) -> Result<u64, KvError> {
+    let workspace = workspace(layers.stream().device());
+    select_in(layers, &workspace)
+}
+
+/// The same in a workspace.
+fn select_in(
+    layers: &mut Layers<'_, Null>,
+    workspace: &IndexerWorkspace<Null>,
+) -> Result<u64, KvError> {
     let device = layers.stream().device().clone();
     let floats = device.allocate::<f32>("projections", 1 << 20)?;
     let compressor =
         || CompressorInputs { kv: &floats, gate: &floats, ape: &floats, norm: &floats };
     let kv = device.allocate("rows", 1 << 20)?;
-    let model = ModelConfig::preset("tiny").unwrap();
-    let limits = WorkspaceLimits { context: CONTEXT, queries: TOKENS, bytes: u64::MAX };
-    let workspace = &IndexerWorkspace::new(&device, &model, limits)?;
     let (queries, weights) = (&floats, &floats);
     let selected = &device.allocate("lists", 1 << 20)?;
     let inputs = CsaInputs { kv: &kv, main: compressor(), index: compressor() };
@@ -101,6 +113,24 @@ fn a_short_step_takes_one_launch_for_scores_and_lists() {
         let taken = Cache::new(500).launches(Launches::Bucket(&bucket)).unwrap();
         assert_eq!(taken, want, "for {context} tokens");
     }
+}
+
+/// Steps of two caches may run at the same time, and would overwrite each other's scores.
+#[test]
+fn a_workspace_is_of_one_cache() {
+    let (mut one, mut other) = (Cache::new(0), Cache::new(0));
+    let workspace = workspace(one.cache.device());
+    let select = |Cache { cache, stream, id, .. }: &mut Cache| {
+        let parts = [StepRequest { id: *id, start: 0, tokens: TOKENS }];
+        let mut step = cache.begin_step(stream, Launches::Eager, &parts).unwrap();
+        select_in(&mut step, &workspace)
+    };
+    assert_eq!(select(&mut one).unwrap(), ONE);
+    let refused = select(&mut other).unwrap_err();
+    assert!(matches!(refused, KvError::ForeignWorkspace), "{refused}");
+    one.cache.release(one.id).unwrap();
+    one.id = one.cache.admit().unwrap();
+    assert_eq!(select(&mut one).unwrap(), ONE);
 }
 
 /// What a graph for short contexts has captured would cut the list of a longer request, which it does not get.
