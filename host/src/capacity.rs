@@ -98,7 +98,7 @@ impl CacheConfig {
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
     pub fn for_memory(model: ModelConfig, memory: u64, max_requests: u32) -> Result<Self, KvError> {
-        Self { max_requests, ..Self::smallest(model) }.with_memory(memory)
+        Self { max_requests, ..Self::new(model) }.with_memory(memory)
     }
 
     /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
@@ -110,7 +110,7 @@ impl CacheConfig {
     /// use dsv4_kv::{CacheConfig, Capacity};
     ///
     /// let flash = ModelConfig::preset("flash").expect("a preset");
-    /// let longest = CacheConfig { max_context: 1 << 20, ..CacheConfig::smallest(flash) };
+    /// let longest = CacheConfig { max_context: 1 << 20, ..CacheConfig::new(flash) };
     /// let config = CacheConfig { max_requests: 32, ..longest }.with_memory(40 << 30)?;
     /// let capacity = Capacity::new(&config);
     /// assert!(capacity.bytes() <= 40 << 30);

@@ -80,7 +80,7 @@ impl CacheConfig {
     /// A configuration for `model` with the formats it was trained for: one request, one block, contexts of up to the model's,
     /// steps of up to 8,192 tokens, and neither drafts nor checkpoints. Set the rest by `..`.
     #[must_use]
-    pub fn smallest(model: ModelConfig) -> Self {
+    pub fn new(model: ModelConfig) -> Self {
         let max_context = model.max_context.min(MAX_CONTEXT);
         Self {
             model,

@@ -28,9 +28,9 @@ pub enum KvError {
         /// Greatest value allowed.
         most: u64,
     },
-    /// The checkpoint lacks a tensor, or has it in another shape or type.
+    /// A tensor of the model's files that is missing, or of another shape or type.
     #[error(transparent)]
-    Checkpoint(Box<CheckpointError>),
+    ModelFile(Box<CheckpointError>),
     /// A weight in NVFP4 that no product takes.
     #[error(transparent)]
     Linear(#[from] LinearError),
@@ -322,7 +322,7 @@ pub enum KvError {
     },
     /// Token ids that are not those of the accepted tokens.
     #[error(
-        "{request}: {told} token ids for {accepted} accepted tokens; give one for each, or none"
+        "{request}: {given} token ids for {accepted} accepted tokens; give one for each, or none"
     )]
     TokenCount {
         /// The request.
@@ -330,7 +330,7 @@ pub enum KvError {
         /// Tokens accepted.
         accepted: u32,
         /// Token ids given.
-        told: usize,
+        given: usize,
     },
     /// A layer that the step left out, or left before its append.
     #[error("layer {} is {progress}; a step that is committed has finished every layer of its group", layer.0)]
@@ -495,6 +495,6 @@ fn sum(parts: &[(u32, u64)]) -> u64 {
 
 impl From<CheckpointError> for KvError {
     fn from(error: CheckpointError) -> Self {
-        Self::Checkpoint(Box::new(error))
+        Self::ModelFile(Box::new(error))
     }
 }

@@ -9,7 +9,7 @@
 //! # use dsv4_kv::kv_layout::config::ModelConfig;
 //! # use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, Ledger, Prompt, StepRequest};
 //! use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
-//! # let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+//! # let smallest = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
 //! # let smallest = CacheConfig { num_checkpoints: 4, num_blocks: 16, max_context: 1024, ..smallest };
 //! let config = CacheConfig { event_capacity: 1024, ..smallest };
 //! let mut ledger = Ledger::new(&config)?;

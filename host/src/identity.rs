@@ -42,7 +42,7 @@ mod tests {
     /// What changes the bytes of the same tokens, and what does not.
     #[test]
     fn other_bytes_have_another_identity() {
-        let of = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+        let of = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
         let same = CacheConfig { num_blocks: 9, max_requests: 3, max_draft: 2, ..of.clone() };
         assert_eq!(same.identity(), of.identity());
         let mut all: Vec<_> = [

@@ -66,7 +66,7 @@
 //! # let entries = device.allocate("entries", 5 * u64::from(k) * 512)?;
 //! # let limits = WorkspaceLimits { context: 512, queries: 5, bytes: u64::MAX };
 //! # let workspace = IndexerWorkspace::new(&device, &model, limits)?;
-//! let smallest = CacheConfig::smallest(model);
+//! let smallest = CacheConfig::new(model);
 //! let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, ..smallest };
 //! let mut cache = KvCacheManager::new(device, config)?;
 //! let id = cache.admit()?;

@@ -161,7 +161,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
     /// # let device = EmuDevice::new(EmuOptions::default());
     /// # let stream = device.stream()?;
-    /// # let smallest = CacheConfig::smallest(model);
+    /// # let smallest = CacheConfig::new(model);
     /// # let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, max_requests: 2, ..smallest };
     /// # let mut cache = KvCacheManager::new(device.clone(), config)?;
     /// // A graph for decode steps of up to two requests: one token of each, in tensors whose addresses stay.

@@ -5,7 +5,7 @@
 //! # use dsv4_kv::kv_layout::config::ModelConfig;
 //! # use dsv4_kv::metrics::CacheMetrics;
 //! # use dsv4_kv::{CacheConfig, KvCacheManager, KvError};
-//! # let config = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+//! # let config = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
 //! # let mut cache = KvCacheManager::new(EmuDevice::new(EmuOptions::default()), config)?;
 //! // Once, after the program has installed its recorder:
 //! let metrics = CacheMetrics::new(&[]);

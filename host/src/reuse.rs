@@ -5,7 +5,7 @@
 //! ```
 //! # use dsv4_kv::kv_layout::config::ModelConfig;
 //! # use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, Ledger, Prompt, StepRequest};
-//! # let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+//! # let smallest = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
 //! # let smallest = CacheConfig { max_requests: 2, max_context: 1024, ..smallest };
 //! let config = CacheConfig { num_checkpoints: 4, num_blocks: 16, ..smallest };
 //! let mut ledger = Ledger::new(&config)?;

@@ -188,7 +188,7 @@ mod tests {
 
     fn schema(model: &str, max_draft: u32) -> Schema {
         let model = ModelConfig::preset(model).expect("a preset");
-        Schema::new(&CacheConfig { max_draft, ..CacheConfig::smallest(model) })
+        Schema::new(&CacheConfig { max_draft, ..CacheConfig::new(model) })
     }
 
     /// The windows of all layers, and four halves of both compressors of a CSA layer, however many drafts there are.

@@ -21,7 +21,7 @@ impl<B: Backend> Compressor<B> {
     /// The compressor of this kind in layer `layer` of a checkpoint.
     ///
     /// # Errors
-    /// [`KvError::Checkpoint`] for a tensor that is missing, or of another shape or type, as where the layer
+    /// [`KvError::ModelFile`] for a tensor that is missing, or of another shape or type, as where the layer
     /// has no such compressor; [`KvError::Device`].
     pub fn of_layer(
         stream: &Stream<B>,

@@ -61,7 +61,7 @@ struct Load {
 
 impl Load {
     fn new(seed: u64) -> Self {
-        let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+        let smallest = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
         let config = CacheConfig {
             max_requests: 4,
             num_blocks: 40,
@@ -177,7 +177,7 @@ fn events_tell_what_is_there() {
 
 #[test]
 fn a_cache_that_shares_nothing_has_no_events() {
-    let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+    let smallest = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
     for num_checkpoints in [0, 1] {
         let event_capacity = 8 * (1 - num_checkpoints);
         let config = CacheConfig { num_checkpoints, event_capacity, ..smallest.clone() };

@@ -38,7 +38,7 @@ pub fn config(layers: &[LayerKind], formats: Formats, max_requests: u32) -> Cach
         max_context: 640,
         max_step_tokens: STEP_TOKENS,
         // The last layer of the preset is a draft layer.
-        ..CacheConfig::smallest(ModelConfig {
+        ..CacheConfig::new(ModelConfig {
             mtp_layers: if layers == tiny.layers { tiny.mtp_layers } else { 0 },
             layers: layers.to_vec(),
             ..tiny

@@ -30,7 +30,7 @@ pub fn run<B: Backend>(
 ) -> Result<(), KvError> {
     let tiny = ModelConfig::preset("tiny").expect("a preset");
     let model = ModelConfig { layers: vec![LayerKind::Swa; 2], mtp_layers: 0, ..tiny };
-    let config = CacheConfig { max_step_tokens: 64, ..CacheConfig::smallest(model) };
+    let config = CacheConfig { max_step_tokens: 64, ..CacheConfig::new(model) };
     let mut cache = KvCacheManager::new(device.clone(), config)?;
     let id = cache.admit()?;
     let tokens = TOKENS as u32;

@@ -60,7 +60,7 @@ pub fn config(seed: u64) -> CacheConfig {
         num_blocks: random.random_range(1..=40),
         max_context: random.random_range(1..=1500),
         max_step_tokens: random.random_range(1..=500),
-        ..CacheConfig::smallest(model)
+        ..CacheConfig::new(model)
     }
 }
 

@@ -323,7 +323,7 @@ fn every_mistake_is_found_and_shrunk() {
                 num_blocks: 6,
                 max_context: 400,
                 max_step_tokens: 300,
-                ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+                ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
             };
             let new = || Broken::new(&config, mistake);
             let failure = stress(seed, 20_000, Manners::Any, &config, new)

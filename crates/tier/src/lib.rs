@@ -22,7 +22,7 @@
 //! # fn cache(device: &Device<Emulator>) -> Result<KvCacheManager<Emulator>, KvError> {
 //! #     let tiny = ModelConfig::preset("tiny").expect("a preset");
 //! #     let model = ModelConfig { layers: vec![LayerKind::Hca], mtp_layers: 0, ..tiny };
-//! #     let smallest = CacheConfig::smallest(model);
+//! #     let smallest = CacheConfig::new(model);
 //! #     let (num_blocks, host_bytes) = (16, 8 << 20);
 //! #     let pools = CacheConfig { num_blocks, host_bytes, num_checkpoints: 4, ..smallest };
 //! #     let steps = CacheConfig { max_context: 512, max_step_tokens: 300, ..pools };

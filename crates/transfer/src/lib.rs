@@ -42,7 +42,7 @@
 //!
 //! # let layers = vec![LayerKind::Swa; 2];
 //! # let model = ModelConfig { layers, mtp_layers: 0, ..ModelConfig::preset("tiny").expect("a preset") };
-//! # let smallest = CacheConfig::smallest(model);
+//! # let smallest = CacheConfig::new(model);
 //! # let config = |max_draft| CacheConfig { max_draft, max_context: 512, max_step_tokens: 64, ..smallest.clone() };
 //! # let device = EmuDevice::new(EmuOptions::default());
 //! # let (stream, kv) = (device.stream()?, device.allocate("rows", 5 * 512)?);

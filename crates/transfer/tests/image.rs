@@ -18,14 +18,14 @@ const ROW: usize = 40;
 const DIGEST: usize = 32;
 
 fn config() -> CacheConfig {
-    CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+    CacheConfig::new(ModelConfig::preset("tiny").unwrap())
 }
 
 /// Of a model with an HCA layer and a draft layer: its checkpoints are small.
 fn two_layers() -> CacheConfig {
     let model = config().model;
     let layers = vec![LayerKind::Hca, LayerKind::Swa];
-    CacheConfig::smallest(ModelConfig { layers, mtp_layers: 1, ..model })
+    CacheConfig::new(ModelConfig { layers, mtp_layers: 1, ..model })
 }
 
 /// An image of random bytes.
@@ -260,7 +260,7 @@ fn refusals_name_what_is_wrong() {
     let near = Expected { max_context: 5, ..sample.expected() };
     let refused = Image::decode(&sample.bytes(), &near).unwrap_err();
     assert_eq!(refused, ImageError::TooLong { at: at(6, 5), limit: 5 });
-    let trunk = CacheConfig::smallest(ModelConfig { mtp_layers: 0, ..config().model });
+    let trunk = CacheConfig::new(ModelConfig { mtp_layers: 0, ..config().model });
     let layout = PartLayout::new(&trunk);
     let expected = Expected { layout: &layout, ..sample.expected() };
     let refused = Image::decode(&sample.bytes(), &expected).unwrap_err();
@@ -320,7 +320,7 @@ fn a_fingerprint_is_of_what_makes_other_bytes() {
     let read = ModelConfig::from_json(include_str!("../../../tests/configs/flash.json")).unwrap();
     let preset = ModelConfig::preset("flash").unwrap();
     assert_ne!(read.name, preset.name);
-    let [read, preset] = [read, preset].map(CacheConfig::smallest);
+    let [read, preset] = [read, preset].map(CacheConfig::new);
     assert_eq!(Fingerprint::new(&read, b"w", b"", b""), Fingerprint::new(&preset, b"w", b"", b""));
     let other = CacheConfig { index_format: IndexFormat::Fp8, ..config() };
     assert_ne!(Fingerprint::new(&other, b"w", b"s", b"a").shape, own.shape);

@@ -135,7 +135,7 @@ impl<B: Backend> Rank<B> {
             num_blocks: 16,
             max_context: 512,
             max_step_tokens: max_step_tokens(),
-            ..CacheConfig::smallest(model)
+            ..CacheConfig::new(model)
         };
         let stream = device.stream()?;
         let count = u64::from(heads.end - heads.start);

@@ -32,7 +32,7 @@ impl IndexerWeights {
     /// BF16 holds exactly.
     ///
     /// # Errors
-    /// [`KvError::Checkpoint`] for a tensor that is missing, of another shape or type, or not exact in BF16;
+    /// [`KvError::ModelFile`] for a tensor that is missing, of another shape or type, or not exact in BF16;
     /// [`KvError::Linear`] for one in NVFP4 that no product takes.
     pub fn of_layer(checkpoint: &Checkpoint, layer: u32) -> Result<Self, KvError> {
         let model = &checkpoint.config().cache;

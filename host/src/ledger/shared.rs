@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_block_without_an_owner_is_listed_once() {
         let tiny = ModelConfig::preset("tiny").expect("a preset");
-        let poisoned = CacheConfig { num_blocks: 2, poison: true, ..CacheConfig::smallest(tiny) };
+        let poisoned = CacheConfig { num_blocks: 2, poison: true, ..CacheConfig::new(tiny) };
         let plain = CacheConfig { poison: false, ..poisoned.clone() };
         for (config, listed) in [(poisoned, [BlockId(0), BlockId(1)].as_slice()), (plain, &[])] {
             let mut unowned = Unowned::new(&config);

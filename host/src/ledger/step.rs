@@ -250,7 +250,7 @@ fn commit_refusal(
         return KvError::NotRollbackable { request, accepted, written, limit };
     }
     if !tokens.is_empty() && tokens.len() != accepted as usize {
-        return KvError::TokenCount { request, accepted, told: tokens.len() };
+        return KvError::TokenCount { request, accepted, given: tokens.len() };
     }
     KvError::DuplicateRequest { request }
 }

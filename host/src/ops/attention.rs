@@ -13,7 +13,7 @@ use kv_layout::main_row::MainFormat;
 use super::attention_exchange::spread_clusters;
 use super::attention_form::{SpreadLaunch, form_of, halves_of_channels, work_items};
 use super::{
-    AttentionExchange, AttentionParts, BlockTable, Entries, GatherQueries, SwaRing, check_argument,
+    AttentionExchange, AttentionParts, BlockTable, Entries, StepQueries, SwaRing, check_argument,
     check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
@@ -77,7 +77,7 @@ pub enum QueryForm {
 /// Attention of queries, and where its results go.
 pub struct Attention<'a, B: Backend> {
     /// Which tokens of the step are the queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// `[queries, heads, 512]` BF16.
     pub query: &'a View<B, bf16>,
     /// What has been done to `query`.

@@ -6,7 +6,7 @@ use kernels_gpu::params::{GatherEntriesParams, ValidLensParams};
 use kv_layout::geometry::BLOCK_TOKENS;
 use kv_layout::main_row::MainFormat;
 
-use super::GatherQueries;
+use super::StepQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
 
@@ -59,7 +59,7 @@ pub struct BlockTable<'a, B: Backend> {
 /// Compressed entries of queries, and where they go.
 pub struct EntryGather<'a, B: Backend> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// The blocks of their requests.
     pub table: &'a BlockTable<'a, B>,
     /// The layer's entries.
@@ -144,7 +144,7 @@ pub fn gather_all<B: Backend>(
 /// How many entries queries see.
 pub struct EntryCounts<'a, B: Backend> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// Tokens of an entry.
     pub ratio: NonZeroU32,
     /// `[queries]` entries that each sees; 0 for padding.
@@ -160,7 +160,7 @@ pub fn valid_lens<B: Backend>(
     counts: &EntryCounts<'_, B>,
 ) -> Result<(), DeviceError> {
     let EntryCounts { queries, ratio, lengths } = *counts;
-    let GatherQueries { position, slot, first, count, .. } = *queries;
+    let StepQueries { position, slot, first, count, .. } = *queries;
     if count == 0 {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
 use super::indexer::{MOST_SELECTED, SHORT, tiles_per_block};
-use super::{BlockTable, GatherQueries, IndexKeys, IndexQueries, check_argument};
+use super::{BlockTable, IndexKeys, IndexQueries, StepQueries, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::keys::WARPS;
@@ -33,7 +33,7 @@ pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> 
 /// Keys to score, and lists to make of the scores.
 pub struct ScoreSelection<'a, B: Backend> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// The queries as scores take them.
     pub from: &'a IndexQueries<'a, B>,
     /// The blocks of their requests.

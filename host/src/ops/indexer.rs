@@ -8,7 +8,7 @@ use kernels_gpu::params::{
 use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
-use super::{BlockTable, GatherQueries, IndexKeys, check_argument};
+use super::{BlockTable, IndexKeys, StepQueries, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{
     IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, ScoreMaxima, TopkSelectLong,
@@ -72,7 +72,7 @@ fn group_log2(columns: u32) -> u32 {
 /// Projected queries on their way into the form that scores take.
 pub struct QueryQuantisation<'a, B: Backend> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// `[queries, heads * 128]` f32.
     pub projected: &'a View<B, f32>,
     /// `[queries, heads]` f32.
@@ -121,7 +121,7 @@ pub fn index_query<B: Backend>(
 /// Scores to make of keys.
 pub struct KeyScores<'a, B: Backend> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// The queries as scores take them.
     pub from: &'a IndexQueries<'a, B>,
     /// The blocks of their requests.
@@ -208,7 +208,7 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
 /// The entries with the largest scores, on their way into lists.
 pub struct EntrySelection<'a, B: Backend> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// A row of scores for each.
     pub from: &'a Scores<'a, B>,
     /// Entries of a list, at most 2048.

@@ -21,6 +21,7 @@ mod index_list;
 mod indexer;
 mod poison;
 mod poison_keys;
+mod queries;
 mod query_product;
 mod state;
 mod state_copy;
@@ -50,6 +51,7 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
+pub use queries::StepQueries;
 pub use query_product::{QueryProduct, bf16_index_query, nvfp4_index_query};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
 pub use state_copy::{
@@ -57,9 +59,7 @@ pub use state_copy::{
     SlotCopy, StateArena, StateCopies, copy_state,
 };
 pub(crate) use state_copy::{JOB, UNIT};
-pub use swa::{
-    GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa,
-};
+pub use swa::{SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa};
 
 use std::ops::RangeInclusive;
 

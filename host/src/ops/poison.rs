@@ -3,7 +3,7 @@
 use kernels_gpu::params::FindPoisonParams;
 use kv_layout::geometry::WINDOW;
 
-use super::GatherQueries;
+use super::StepQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoison;
@@ -31,7 +31,7 @@ impl<B: Backend> GatheredRows<'_, B> {
 /// A gathered tile to look at.
 pub struct PoisonSearch<'a, B: Backend> {
     /// Who gathered.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// In which layer.
     pub layer: LayerId,
     /// `[queries, rows, 512]` BF16.
@@ -53,7 +53,7 @@ pub fn find_poison<B: Backend>(
     search: &PoisonSearch<'_, B>,
 ) -> Result<(), DeviceError> {
     let PoisonSearch { queries, layer, tile, rows: ref kind, found } = *search;
-    let GatherQueries { position, slot, first, count, .. } = *queries;
+    let StepQueries { position, slot, first, count, .. } = *queries;
     let rows = kind.rows();
     if count == 0 || rows == 0 {
         return Ok(());

@@ -3,7 +3,7 @@
 use kernels_gpu::params::FindPoisonedKeysParams;
 
 use super::poison::capacity;
-use super::{BlockTable, GatherQueries, IndexKeys};
+use super::{BlockTable, IndexKeys, StepQueries};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoisonedKeys;
@@ -21,7 +21,7 @@ pub struct Scored {
 /// Scored keys to look at.
 pub struct PoisonedKeySearch<'a, B: Backend> {
     /// Whose scores.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// In which layer.
     pub layer: LayerId,
     /// The blocks of their requests.
@@ -47,7 +47,7 @@ pub fn find_poisoned_keys<B: Backend>(
 ) -> Result<(), DeviceError> {
     let PoisonedKeySearch { queries, layer, table, keys, scored, found } = *search;
     let num_blocks = keys.num_blocks;
-    let GatherQueries { position, slot, first, count, .. } = *queries;
+    let StepQueries { position, slot, first, count, .. } = *queries;
     let Scored { skip, columns } = scored;
     if count == 0 || columns <= skip {
         return Ok(());

@@ -8,13 +8,13 @@ use kv_layout::geometry::INDEX_DIM;
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use kv_layout::linear::LinearTile;
 
-use super::{GatherQueries, IndexQueries, check_argument};
+use super::{IndexQueries, StepQueries, check_argument};
 use crate::device::{Backend, DeviceError, Stream, View, bf16};
 
 /// Activations on their way to queries in the form that scores take, by a weight `W`.
 pub struct QueryProduct<'a, B: Backend, W> {
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// `[queries, inner]` BF16: the normed latent.
     pub latent: &'a View<B, bf16>,
     /// `[heads * 128, inner]`.

@@ -5,7 +5,7 @@ use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::state_copy::{CheckpointArguments, CheckpointRows};
-use super::{check_length, check_number};
+use super::{StepQueries, check_length, check_number};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
@@ -29,29 +29,6 @@ impl<B: Backend> SwaRing<'_, B> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
         check_number("ring rows", rows, 0..=i32::MAX as u64)?;
         Ok(rows as u32)
-    }
-}
-
-/// Queries of gathers, scores, lists or attention: a range of a step's tokens. `step` is `first + count` at least; an element is that of the
-/// token's place in the step.
-pub struct GatherQueries<'a, B: Backend> {
-    /// `[step]` i32 position of each token.
-    pub position: &'a View<B, i32>,
-    /// `[step]` i32 slot of each token's request; -1 = padding.
-    pub slot: &'a View<B, i32>,
-    /// `[step]` i32 tokens of the same request that precede it in the step.
-    pub index: &'a View<B, i32>,
-    /// Place in the step of the first query.
-    pub first: u32,
-    /// How many queries there are.
-    pub count: u32,
-}
-
-impl<B: Backend> GatherQueries<'_, B> {
-    /// Refuses queries whose places in the step 32 bits do not count.
-    pub(super) fn check(&self) -> Result<(), DeviceError> {
-        let end = u64::from(self.first) + u64::from(self.count);
-        check_number("first + count of queries", end, 0..=u32::MAX.into())
     }
 }
 
@@ -131,7 +108,7 @@ pub struct WindowGather<'a, B: Backend> {
     /// `[step, 512]` BF16, the step's own rows.
     pub kv: &'a View<B, bf16>,
     /// The queries.
-    pub queries: &'a GatherQueries<'a, B>,
+    pub queries: &'a StepQueries<'a, B>,
     /// The ring.
     pub ring: &'a SwaRing<'a, B>,
     /// `[queries, 128, 512]` BF16.
@@ -152,7 +129,7 @@ pub fn gather_swa<B: Backend>(
     gather: &WindowGather<'_, B>,
 ) -> Result<(), DeviceError> {
     let WindowGather { kv, queries, ring, tile, lengths, faults } = *gather;
-    let GatherQueries { position, slot, index, first, count } = *queries;
+    let StepQueries { position, slot, index, first, count } = *queries;
     if count == 0 {
         return Ok(());
     }

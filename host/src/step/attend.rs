@@ -28,7 +28,7 @@ use crate::ops::{
 /// # let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
 /// # let device = EmuDevice::new(EmuOptions::default());
 /// # let stream = device.stream()?;
-/// # let smallest = CacheConfig::smallest(model);
+/// # let smallest = CacheConfig::new(model);
 /// # let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, ..smallest };
 /// # let mut cache = KvCacheManager::new(device.clone(), config)?;
 /// // Three tokens, four heads: rows of ones, scores that are equal, and a sink that weighs as much as a key.

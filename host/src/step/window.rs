@@ -8,7 +8,7 @@ use super::layer::{Access, Layer, Swa, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
+use crate::ops::{self, GatheredRows, StepQueries, StepTokens};
 
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
@@ -68,19 +68,19 @@ impl<B: Backend> Access<'_, B> {
     }
 
     /// A part of the step's tokens as queries.
-    pub fn queries(&self, queries: Range<u32>) -> Result<GatherQueries<'_, B>, KvError> {
+    pub fn queries(&self, queries: Range<u32>) -> Result<StepQueries<'_, B>, KvError> {
         let StepTokens { position, slot, index, count: tokens, .. } = self.step_tokens();
         let Range { start: first, end } = queries;
         if first > end || end > tokens {
             return Err(KvError::NoSuchQueries { first, end, tokens });
         }
-        Ok(GatherQueries { position, slot, index, first, count: end - first })
+        Ok(StepQueries { position, slot, index, first, count: end - first })
     }
 
     /// In a poisoned cache, queues the search of a gathered tile for rows that nobody wrote.
     pub fn find_poison(
         &self,
-        queries: &GatherQueries<'_, B>,
+        queries: &StepQueries<'_, B>,
         tile: &Buffer<B, bf16>,
         rows: GatheredRows<'_, B>,
     ) -> Result<(), KvError> {

@@ -257,7 +257,7 @@ mod tests {
             max_context: 1024,
             num_checkpoints: 4,
             host_bytes: 64 << 20,
-            ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+            ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
         };
         let mut cache = KvCacheManager::new(NullDevice::null(1 << 34), config).unwrap();
         let tokens: Vec<u32> = (0..=BLOCK as u32).collect();

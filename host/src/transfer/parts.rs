@@ -247,7 +247,7 @@ mod tests {
 
     fn layout(model: &str, max_draft: u32) -> PartLayout {
         let model = ModelConfig::preset(model).expect("a preset");
-        PartLayout::new(&CacheConfig { max_draft, ..CacheConfig::smallest(model) })
+        PartLayout::new(&CacheConfig { max_draft, ..CacheConfig::new(model) })
     }
 
     /// Where a block ends the state is what a checkpoint holds, but the first row of each window, which no query to come needs;

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Stream, bf16};
 use dsv4_kv::ops::{
-    self, BlockTable, Entries, GatherQueries, GatheredRows, IndexKeys, Scored, StatePart, SwaRing,
+    self, BlockTable, Entries, GatheredRows, IndexKeys, Scored, StatePart, StepQueries, SwaRing,
 };
 use dsv4_kv::{LayerId, SlotId};
 use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_state_rows};
@@ -137,7 +137,7 @@ fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let scale = case.buffer(rows.saturating_mul(format.scale_bytes()));
     let tile = case.stream.device().allocate("tile", u64::from(count) * 128 * 512)?;
     let (lengths, faults) = (case.buffer(count.into()), case.buffer(1));
-    let queries = GatherQueries { position: &position, slot: &slot, index: &index, first, count };
+    let queries = StepQueries { position: &position, slot: &slot, index: &index, first, count };
     let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
     let stream = &case.stream;
     ops::gather_swa(
@@ -198,9 +198,9 @@ impl Paged {
         }
     }
 
-    fn queries(&self) -> GatherQueries<'_, Emulator> {
+    fn queries(&self) -> StepQueries<'_, Emulator> {
         let Self { position, slot, first, count, .. } = self;
-        GatherQueries { position, slot, index: slot, first: *first, count: *count }
+        StepQueries { position, slot, index: slot, first: *first, count: *count }
     }
 
     fn table(&self) -> BlockTable<'_, Emulator> {
@@ -331,6 +331,6 @@ fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let end = u64::from(first) + u64::from(count);
     let (position, slot) = (case.indices(end), case.indices(end));
     let lengths = case.buffer(count.into());
-    let queries = GatherQueries { position: &position, slot: &slot, index: &slot, first, count };
+    let queries = StepQueries { position: &position, slot: &slot, index: &slot, first, count };
     ops::valid_lens(&case.stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &lengths })
 }

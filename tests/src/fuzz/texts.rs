@@ -31,7 +31,7 @@ pub fn config(bytes: &[u8]) {
     }
     let json = serde_json::to_string(&model).expect("a model is JSON");
     assert_eq!(serde_json::from_str::<ModelConfig>(&json).expect("and back"), model);
-    let config = CacheConfig { max_context: 4096, ..CacheConfig::smallest(model) };
+    let config = CacheConfig { max_context: 4096, ..CacheConfig::new(model) };
     if config.validate().is_err() {
         return;
     }

@@ -107,7 +107,7 @@ impl<B: Backend> Setup<B> {
             max_context: end,
             max_step_tokens: PREFILL_TOKENS.max(tokens),
             num_checkpoints: requests * checkpoints,
-            ..CacheConfig::smallest(trunk_of(model)?)
+            ..CacheConfig::new(trunk_of(model)?)
         };
         let size = Size {
             tokens,

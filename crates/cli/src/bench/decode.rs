@@ -137,7 +137,7 @@ impl Case {
             num_blocks: 2 * self.requests,
             max_context: 1024,
             max_step_tokens: FILL_REQUESTS as u32 * PROMPT,
-            ..CacheConfig::smallest(ModelConfig::preset("tiny").context("a preset")?)
+            ..CacheConfig::new(ModelConfig::preset("tiny").context("a preset")?)
         };
         let of_request = |prompt| self.request_bytes(&config, prompt);
         let bytes = self.prompts().into_iter().map(of_request).sum();

@@ -8,7 +8,7 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
-use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
+use dsv4_kv::ops::{self, BlockTable, Entries, StepQueries};
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
 use rand::{RngCore, SeedableRng};
@@ -135,7 +135,7 @@ struct Layers<B: Backend> {
 /// One launch of a graph.
 struct Node<'a, B: Backend> {
     index: u64,
-    queries: GatherQueries<'a, B>,
+    queries: StepQueries<'a, B>,
     table: BlockTable<'a, B>,
     entries: Entries<'a, B>,
     tile: Buffer<B, bf16>,
@@ -197,7 +197,7 @@ impl<B: Backend> Layers<B> {
         let record = |index| {
             launch(&Node {
                 index,
-                queries: GatherQueries { position, slot, index: slot, first: 0, count: slots },
+                queries: StepQueries { position, slot, index: slot, first: 0, count: slots },
                 table: BlockTable { table, slots, max_blocks },
                 entries: Entries {
                     data: &part(data, index, self.nodes),

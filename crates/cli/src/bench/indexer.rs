@@ -8,8 +8,8 @@ use dsv4_kv::kv_layout::config::CompressRope;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::ops::{
-    self, BlockTable, EntrySelection, GatherQueries, IndexKeys, IndexQueries, KeyScores,
-    ScoreSelection, Scores, maxima_len,
+    self, BlockTable, EntrySelection, IndexKeys, IndexQueries, KeyScores, ScoreSelection, Scores,
+    StepQueries, maxima_len,
 };
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_oracle::index::KeyFormat;
@@ -134,7 +134,7 @@ pub(super) fn scores<B: Backend>(
             (part(&layers.scores, layer, nodes), part(&layers.maxima, layer, nodes));
         let to = Scores { scores: &all, maxima: &maxima, columns: entries };
         let keys = &IndexKeys { code: &code, scale: &scale, format, rotate: true, num_blocks };
-        let queries = &GatherQueries { position, slot, index: slot, first: 0, count: slots };
+        let queries = &StepQueries { position, slot, index: slot, first: 0, count: slots };
         let table = &BlockTable { table, slots, max_blocks };
         let from = &IndexQueries { query, weight, heads: HEADS };
         let (columns, selected, to) = (entries, &selected, &to);
@@ -257,7 +257,7 @@ impl<B: Backend> Layers<B> {
         let weights = upload(stream, "projected weights", &weights)?;
         let frequencies =
             upload(stream, "frequencies", &compress_frequencies(&CompressRope::RELEASED))?;
-        let of = GatherQueries { position, slot, index: slot, first: 0, count: queries };
+        let of = StepQueries { position, slot, index: slot, first: 0, count: queries };
         let to = IndexQueries { query, weight, heads: HEADS };
         ops::index_query(
             stream,

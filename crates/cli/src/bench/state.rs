@@ -57,7 +57,7 @@ pub(super) fn copy<B: Backend>(
 ) -> Result<Measurement> {
     let model = ModelConfig::preset(model).context("a preset")?;
     let name = model.name.clone();
-    let smallest = CacheConfig { max_step_tokens: 1, ..CacheConfig::smallest(model) };
+    let smallest = CacheConfig { max_step_tokens: 1, ..CacheConfig::new(model) };
     let capacity = Capacity::new(&CacheConfig { num_checkpoints: 1, ..smallest.clone() });
     let (what, one) = match direction {
         CopyDirection::Save => ("save", capacity.checkpoint_bytes),
@@ -101,7 +101,7 @@ pub(super) fn copy<B: Backend>(
 
 /// Digests of a payload of so many blocks.
 fn digests<B: Backend>(device: &Device<B>, model: &str, blocks: u32) -> Result<Measurement> {
-    let config = CacheConfig::smallest(ModelConfig::preset(model).context("a preset")?);
+    let config = CacheConfig::new(ModelConfig::preset(model).context("a preset")?);
     let block = PartLayout::new(&config).block_bytes();
     let bytes = block * u64::from(blocks);
     let (nodes, words) = (nodes_for(bytes), (block / 8) as u32);

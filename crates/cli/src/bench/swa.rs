@@ -6,7 +6,7 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW, swa_ring_rows};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
-use dsv4_kv::ops::{self, GatherQueries, SwaRing};
+use dsv4_kv::ops::{self, StepQueries, SwaRing};
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -91,7 +91,7 @@ pub(super) fn gather<B: Backend>(
         let Node { index, kv, rings } = node;
         let Layers { stream, position, slot, index_in_step, faults, .. } = &layers;
         let (first, count) = (0, requests);
-        let queries = GatherQueries { position, slot, index: index_in_step, first, count };
+        let queries = StepQueries { position, slot, index: index_in_step, first, count };
         let tile = part(&tiles, *index, nodes);
         ops::gather_swa(
             stream,

@@ -170,7 +170,7 @@ struct Setup<B: Backend> {
 impl<B: Backend> Setup<B> {
     fn new(device: &Device<B>, case: &Case) -> Result<Self> {
         let (requests, context) = case.decode;
-        let smallest = CacheConfig::smallest(trunk_of(&case.model)?);
+        let smallest = CacheConfig::new(trunk_of(&case.model)?);
         // A token more than the prefix, or a step that evicts it, for which a block is missing.
         let max_context = (case.prefix + 1).max(context).max(case.step_tokens);
         let blocks = [requests * context, case.prefix, case.step_tokens - BLOCK_TOKENS];

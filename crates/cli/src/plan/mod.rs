@@ -47,7 +47,7 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
         max_draft: args.max_draft,
         max_suspended: args.suspended,
         max_context,
-        ..CacheConfig::smallest(model)
+        ..CacheConfig::new(model)
     };
     let indexer = config
         .validate()

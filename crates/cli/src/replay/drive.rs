@@ -377,8 +377,7 @@ mod tests {
         };
         let load = [request(2, 1), request(40, 1), request(40, 1), request(3, 5)];
         let model = ModelConfig::preset("tiny").expect("a preset");
-        let config =
-            CacheConfig { num_blocks: 15, max_requests: 4, ..CacheConfig::smallest(model) };
+        let config = CacheConfig { num_blocks: 15, max_requests: 4, ..CacheConfig::new(model) };
         let config = CacheConfig { num_checkpoints: 8, max_context: 1024, ..config };
         let cache = Bookkeeping::new(&config).expect("a valid configuration");
         let limits = Limits { slots: 4, blocks: 15, context: 1024, step_tokens: 8192 };

@@ -228,7 +228,7 @@ mod tests {
         num_checkpoints: u32,
     ) -> Full<Emulator> {
         let model = ModelConfig::preset("tiny").expect("a preset");
-        let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::smallest(model) };
+        let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::new(model) };
         let config = CacheConfig { max_requests: 2, max_context: 1024, num_checkpoints, ..config };
         let memory = 1 << 27;
         let indexer = WorkspaceSize::new(

@@ -77,7 +77,7 @@ mod tests {
     /// A step of a long prompt's chunk, and of a token at position 5.
     fn step() -> [StepRequest; 2] {
         let model = ModelConfig::preset("tiny").expect("a preset");
-        let config = dsv4_kv::CacheConfig::smallest(model);
+        let config = dsv4_kv::CacheConfig::new(model);
         let config = dsv4_kv::CacheConfig { max_requests: 2, ..config };
         let mut ledger = Ledger::new(&config).expect("a valid configuration");
         let mut request =

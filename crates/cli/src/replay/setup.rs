@@ -220,7 +220,7 @@ fn smallest_cache(
     load: &[Request],
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
-    let smallest = CacheConfig::smallest(model);
+    let smallest = CacheConfig::new(model);
     // No step has more tokens than the load.
     let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
     let all = u32::try_from(tokens.sum::<u64>()).unwrap_or(u32::MAX);

@@ -340,7 +340,7 @@ mod tests {
 
     fn verifier() -> Verifier {
         let tiny = ModelConfig::preset("tiny").expect("a preset");
-        Verifier::new(&CacheConfig::smallest(tiny), Source::new(11, 3))
+        Verifier::new(&CacheConfig::new(tiny), Source::new(11, 3))
     }
 
     /// A correct ring after all of `history`, made with the reference's own functions.

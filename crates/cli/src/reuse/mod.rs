@@ -31,7 +31,7 @@ pub fn run(args: &ReuseArgs) -> Result<Outcome> {
     let reader = TraceReader::open(&args.trace).map_err(InputError::from)?;
     let prompts = reader.read_prompts(limit).map_err(InputError::from)?;
     let name = model.name.clone();
-    let config = CacheConfig { num_checkpoints: 1, ..CacheConfig::smallest(model) };
+    let config = CacheConfig { num_checkpoints: 1, ..CacheConfig::new(model) };
     let Capacity { block_bytes, checkpoint_bytes, .. } = Capacity::new(&config);
     let pools = args.pool.iter().map(|pool| pool.as_u64());
     let cases: Vec<_> = pools.flat_map(|pool| CASES.map(|case| (pool, case))).collect();

@@ -43,7 +43,7 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
         shrink: 1.0,
         time_scale: args.time_scale,
     })?;
-    let smallest = CacheConfig::smallest(models::resolve(&args.model)?);
+    let smallest = CacheConfig::new(models::resolve(&args.model)?);
     let smallest = CacheConfig {
         max_suspended: SUSPENDED,
         max_step_tokens: args.token_budget,

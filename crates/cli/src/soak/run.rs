@@ -186,7 +186,7 @@ mod tests {
     fn config(load: &[Request]) -> CacheConfig {
         let model = ModelConfig::preset("tiny").expect("a preset");
         let max_context = crate::replay::setup::longest(load);
-        let config = CacheConfig { max_context, max_requests: 16, ..CacheConfig::smallest(model) };
+        let config = CacheConfig { max_context, max_requests: 16, ..CacheConfig::new(model) };
         let num_blocks = config.max_blocks_per_request() * 4 / 3;
         let config = CacheConfig { max_suspended: SUSPENDED, ..config };
         CacheConfig { num_blocks, num_checkpoints: 100, ..config }

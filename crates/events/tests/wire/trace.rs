@@ -53,7 +53,7 @@ impl Replayed {
             max_step_tokens: STEP,
             num_checkpoints: 10_000,
             event_capacity: 20_000,
-            ..CacheConfig::smallest(model)
+            ..CacheConfig::new(model)
         };
         let ledger = Ledger::new(&config).unwrap();
         let step_meta = vec![0; ledger.largest_layout().elements()];

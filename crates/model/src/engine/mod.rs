@@ -106,7 +106,7 @@ impl<B: Backend> Engine<B> {
             host_bytes: limits.host_bytes,
             event_capacity: limits.event_capacity,
             attention_split: limits.attention_split,
-            ..CacheConfig::smallest(trunk(&model.config.cache))
+            ..CacheConfig::new(trunk(&model.config.cache))
         };
         let cache = KvCacheManager::new(device.clone(), config)?;
         let stream = device.stream()?;

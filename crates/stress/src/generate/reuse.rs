@@ -25,7 +25,7 @@ pub fn reuse_config(seed: u64) -> CacheConfig {
         checkpoint_interval: *[0, 128, 256].choose(&mut random).expect("not empty"),
         max_suspended: random.random_range(0..=3),
         lease_bytes: if random.random() { u64::MAX } else { 1 << 20 },
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"))
+        ..CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"))
     }
 }
 

@@ -245,7 +245,7 @@ impl Model {
         (told != 0 && told != accepted as usize).then_some(KvError::TokenCount {
             request,
             accepted,
-            told,
+            given: told,
         })
     }
 }

@@ -20,7 +20,7 @@ impl Payload {
     /// Of a request of so many tokens.
     pub fn new(tokens: u32) -> Self {
         let model = ModelConfig::preset("flash").expect("a preset");
-        let config = CacheConfig { max_context: tokens, ..CacheConfig::smallest(model) };
+        let config = CacheConfig { max_context: tokens, ..CacheConfig::new(model) };
         let layout = PartLayout::new(&config);
         let draft = if layout.has_draft_layers() { tokens } else { 0 };
         let at = Positions { trunk: tokens, draft };

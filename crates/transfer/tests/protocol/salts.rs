@@ -48,7 +48,7 @@ fn fingerprint(config: &CacheConfig, [salt, adapter]: &Owner) -> Fingerprint {
 /// What decides: so many manifests, each for its owner and for another. How many were taken that should not be, and that
 /// should.
 fn manifests(count: u32) -> (u32, u32) {
-    let config = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+    let config = CacheConfig::new(ModelConfig::preset("tiny").unwrap());
     let (layout, at) = (PartLayout::new(&config), Positions { trunk: 3, draft: 2 });
     let sections: Vec<_> =
         layout.parts(at).into_iter().map(|part| Section { part, digest: 7 }).collect();

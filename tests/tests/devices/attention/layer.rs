@@ -6,7 +6,7 @@ use std::ops::Range;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::ops::{
     self, Attended, AttendedEntries, Attention, AttentionExchange, AttentionParts, BlockTable,
-    Entries, GatherQueries, OwnRows, QueryForm, SwaRing,
+    Entries, OwnRows, QueryForm, StepQueries, SwaRing,
 };
 use dsv4_kv_oracle::attention::{self, Attended as Expected};
 use dsv4_kv_oracle::compressor::visible;
@@ -293,7 +293,7 @@ impl<B: Backend> Layer<B> {
         let exchange = self.exchange(blocks.clusters * count as u32, which);
         let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
         let attention = Attention {
-            queries: &GatherQueries {
+            queries: &StepQueries {
                 position: &position,
                 slot: &slot,
                 index: &index,

@@ -28,7 +28,7 @@ fn random(count: usize, seed: u64) -> Vec<f32> {
 pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let model = ModelConfig::preset("tiny").unwrap();
-    let config = CacheConfig { num_blocks: 8, ..CacheConfig::smallest(model) };
+    let config = CacheConfig { num_blocks: 8, ..CacheConfig::new(model) };
     let cases = [
         (LayerId(1), PoolKind::MainState, 1024, 512),
         (LayerId(1), PoolKind::IndexState, 256, 128),

@@ -73,7 +73,7 @@ fn manager<B: Backend>(
         num_blocks: 16,
         max_context: 1024,
         max_step_tokens: STEP_TOKENS as u32,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     };
     KvCacheManager::new(device.clone(), config).unwrap()
 }
@@ -234,8 +234,7 @@ pub fn a_second_token_of_a_request_is_refused<B: Backend>(device: &Device<B>) {
     for (kind, refused_by) in kinds {
         let tiny = ModelConfig::preset("tiny").unwrap();
         let model = ModelConfig { layers: vec![kind; 2], mtp_layers: 0, ..tiny };
-        let config =
-            CacheConfig { max_requests: 2, max_step_tokens: 2, ..CacheConfig::smallest(model) };
+        let config = CacheConfig { max_requests: 2, max_step_tokens: 2, ..CacheConfig::new(model) };
         let mut manager = KvCacheManager::new(device.clone(), config).unwrap();
         let id = manager.admit().unwrap();
         let index = StepLayout::new(1, 0).range(Section::Index).start as u64;

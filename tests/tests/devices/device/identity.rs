@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Staged};
-use dsv4_kv::ops::{self, GatherQueries};
+use dsv4_kv::ops::{self, StepQueries};
 
 use crate::inputs::{download, upload};
 
@@ -41,8 +41,7 @@ pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B
     is_foreign(update, "pinned memory", pair);
     let selected = other.allocate::<i32>("lengths", 4).unwrap();
     let index = upload(&own, &[0; 4]);
-    let queries =
-        GatherQueries { position: &index, slot: &index, index: &index, first: 0, count: 4 };
+    let queries = StepQueries { position: &index, slot: &index, index: &index, first: 0, count: 4 };
     let launch = ops::valid_lens(
         &stream,
         &ops::EntryCounts { queries: &queries, ratio: 4.try_into().unwrap(), lengths: &selected },

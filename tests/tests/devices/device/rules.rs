@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
-use dsv4_kv::ops::{self, GatherQueries};
+use dsv4_kv::ops::{self, StepQueries};
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use kv_layout::main_row::MainFormat;
 
@@ -105,7 +105,7 @@ pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let half = |at| words.slice(at, 4).unwrap();
     let (position, slot) = (half(0), upload(&stream, &[0; 4]));
     let queries =
-        GatherQueries { position: &position, slot: &slot, index: &slot, first: 0, count: 4 };
+        StepQueries { position: &position, slot: &slot, index: &slot, first: 0, count: 4 };
     let ratio = 4.try_into().unwrap();
     let error =
         ops::valid_lens(&stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &half(3) })

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
-use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
+use dsv4_kv::ops::{self, BlockTable, Entries, StepQueries};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
@@ -278,10 +278,10 @@ impl<B: Backend> Step<B> {
         Self { position: upload(stream, &position), slot: upload(stream, &slot) }
     }
 
-    pub fn queries(&self, first: usize, count: usize) -> GatherQueries<'_, B> {
+    pub fn queries(&self, first: usize, count: usize) -> StepQueries<'_, B> {
         let Self { position, slot } = self;
         // Which of a request's tokens a query is does not matter to entries.
         let index = slot;
-        GatherQueries { position, slot, index, first: first as u32, count: count as u32 }
+        StepQueries { position, slot, index, first: first as u32, count: count as u32 }
     }
 }

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{
-    self, EntrySelection, GatherQueries, IndexQueries, KeyScores, Scores, maxima_len,
+    self, EntrySelection, IndexQueries, KeyScores, Scores, StepQueries, maxima_len,
 };
 use kv_layout::index_row::IndexFormat;
 
@@ -31,7 +31,7 @@ fn selected<B: Backend>(
     let weight = &all.weight.slice(at, len).unwrap();
     let quantised = &IndexQueries { query, weight, heads: case.heads };
     let queries = step.queries();
-    let queries = &GatherQueries { first: queries.first + from, count, ..queries };
+    let queries = &StepQueries { first: queries.first + from, count, ..queries };
     let columns = case.columns;
     let scores = &upload(stream, &vec![CANARY; (count * columns) as usize]);
     let maxima = &upload(stream, &vec![CANARY; count as usize * maxima_len(columns) as usize]);

@@ -1,7 +1,7 @@
 //! Weights of the indexer and of the compressors out of a checkpoint: exact, and padded with zeros.
 
 use dsv4_kv::device::{Backend, Device, Stream};
-use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryProduct};
+use dsv4_kv::ops::{self, IndexQueries, QueryProduct, StepQueries};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv::{Compressor, CsaIndexer, KvError, QueryWeight};
 use dsv4_kv_checkpoint::CheckpointError;
@@ -78,7 +78,7 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     let products: Vec<f32> = head.chunks(HIDDEN).map(product).collect();
     assert_eq!(download(&stream, &output), products, "sums of integers are exact");
     let error = CsaIndexer::of_layer(&stream, &checkpoint, 2).err().expect("an HCA layer");
-    let missing = matches!(&error, KvError::Checkpoint(error)
+    let missing = matches!(&error, KvError::ModelFile(error)
         if matches!(&**error, CheckpointError::Missing { name } if name.starts_with("layers.2.")));
     assert!(missing, "{error}");
 }
@@ -139,7 +139,7 @@ fn queries<B: Backend>(stream: &Stream<B>, weight: &Nvfp4Linear<B>) -> Vec<u8> {
     let (slot, position) = (upload(stream, &[0, 1, 2]), upload(stream, &[5, 700, 81]));
     let query = upload(stream, &vec![0_u8; 3 * IndexFormat::MAX_QUERY_BYTES as usize]);
     let product = QueryProduct {
-        queries: &GatherQueries {
+        queries: &StepQueries {
             position: &position,
             slot: &slot,
             index: &slot,
@@ -188,7 +188,7 @@ pub fn compressors_are_loaded<B: Backend>(device: &Device<B>) {
     }
     let wrong = Compressor::of_layer(&stream, &checkpoint, 2, CompressorKind::CsaMain);
     let error = wrong.err().expect("an HCA layer");
-    let shape = matches!(&error, KvError::Checkpoint(error)
+    let shape = matches!(&error, KvError::ModelFile(error)
         if matches!(&**error, CheckpointError::Shape { expected, .. } if expected == &[4, 1024]));
     assert!(shape, "{error}");
 }

@@ -2,7 +2,7 @@
 //! scores.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::ops::{self, GatherQueries, IndexQueries};
+use dsv4_kv::ops::{self, IndexQueries, StepQueries};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::KeyFormat;
@@ -123,7 +123,7 @@ pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let (slot, position): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
     let (slot, position) = (upload(&stream, &slot), upload(&stream, &position));
     let queries =
-        GatherQueries { position: &position, slot: &slot, index: &slot, first: 1, count: 3 };
+        StepQueries { position: &position, slot: &slot, index: &slot, first: 1, count: 3 };
     // BF16 values, so that the oracle sees the same.
     let projected = keys(3 * HEADS, &mut random);
     let values: Vec<f32> =
@@ -201,13 +201,8 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
     let heads = [groups([0, 2, 1, 3]), groups([0, 4, 1, 0]), half, vec![0.0; CHANNELS]];
     let values: Vec<f32> = heads.iter().flatten().map(|&x| x as f32).collect();
     let position = upload(&stream, &[0]);
-    let queries = GatherQueries {
-        position: &position,
-        slot: &position,
-        index: &position,
-        first: 0,
-        count: 1,
-    };
+    let queries =
+        StepQueries { position: &position, slot: &position, index: &position, first: 0, count: 1 };
     let query_out = upload(&stream, &vec![0x77_u8; IndexFormat::MAX_QUERY_BYTES as usize]);
     let weight_out = upload(&stream, &[CANARY; HEADS]);
     let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };

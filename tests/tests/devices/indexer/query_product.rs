@@ -2,7 +2,7 @@
 //! product and then `index_query`.
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
-use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryProduct, QueryQuantisation};
+use dsv4_kv::ops::{self, IndexQueries, QueryProduct, QueryQuantisation, StepQueries};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
@@ -66,13 +66,13 @@ impl<B: Backend> Case<B> {
     /// What `launch` makes of the queries: their bytes, and the bits of the weights.
     fn made(
         &self,
-        launch: impl FnOnce(&GatherQueries<'_, B>, &IndexQueries<'_, B>) -> Result<(), DeviceError>,
+        launch: impl FnOnce(&StepQueries<'_, B>, &IndexQueries<'_, B>) -> Result<(), DeviceError>,
     ) -> (Vec<u8>, Vec<u32>) {
         let Self { stream, tokens, heads, position, slot, .. } = self;
         let bytes = tokens * IndexFormat::MAX_QUERY_BYTES + 16;
         let query = &upload(stream, &vec![0x77_u8; bytes as usize]);
         let weight = &upload(stream, &vec![CANARY; (tokens * heads + 1) as usize]);
-        let queries = GatherQueries { position, slot, index: slot, first: 1, count: *tokens };
+        let queries = StepQueries { position, slot, index: slot, first: 1, count: *tokens };
         launch(&queries, &IndexQueries { query, weight, heads: *heads }).unwrap();
         let bits = |weight: f32| weight.to_bits();
         (download(stream, query), download(stream, weight).into_iter().map(bits).collect())
@@ -164,7 +164,7 @@ pub fn wrong_weights_are_refused<B: Backend>(device: &Device<B>) {
     let buffer = device.allocate("queries", 2 * 16384).unwrap();
     let run = |heads: u32, latent: &Buffer<B, bf16>| {
         let product = QueryProduct {
-            queries: &GatherQueries { position, slot, index: slot, first: 0, count: 2 },
+            queries: &StepQueries { position, slot, index: slot, first: 0, count: 2 },
             latent,
             weight,
             projected_weight,

@@ -1,7 +1,7 @@
 //! The indexer's kernels: queries, and scores over keys of every format.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
-use dsv4_kv::ops::{self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len};
+use dsv4_kv::ops::{self, BlockTable, IndexKeys, IndexQueries, Scores, StepQueries, maxima_len};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::EncodedKey;
 use dsv4_kv_oracle::indexer::{Score, score};
@@ -48,9 +48,9 @@ pub struct Step<B: Backend> {
 }
 
 impl<B: Backend> Step<B> {
-    pub fn queries(&self) -> GatherQueries<'_, B> {
+    pub fn queries(&self) -> StepQueries<'_, B> {
         let Self { position, slot, first, count, .. } = self;
-        GatherQueries { position, slot, index: slot, first: *first, count: *count }
+        StepQueries { position, slot, index: slot, first: *first, count: *count }
     }
 
     pub fn quantised(&self) -> IndexQueries<'_, B> {

@@ -53,7 +53,7 @@ fn check<B: Backend>(device: &Device<B>, skip_launches: &dyn Fn(bool)) {
         num_blocks: requests * BLOCKS,
         max_context: MAX_CONTEXT,
         max_step_tokens: STEP,
-        ..CacheConfig::smallest(ModelConfig {
+        ..CacheConfig::new(ModelConfig {
             layers: LAYERS.into(),
             mtp_layers: 0,
             ..ModelConfig::preset("tiny").unwrap()

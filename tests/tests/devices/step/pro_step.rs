@@ -42,7 +42,7 @@ impl<B: Backend> Side<B> {
             num_blocks: size.bucket * most.div_ceil(128),
             max_context: most,
             max_step_tokens: PROMPT,
-            ..CacheConfig::smallest(ModelConfig::preset("pro").unwrap())
+            ..CacheConfig::new(ModelConfig::preset("pro").unwrap())
         };
         let manager = KvCacheManager::new(stream.device().clone(), config).unwrap();
         let out = Gathered::of_layers(&manager, stream, size.bucket, most);

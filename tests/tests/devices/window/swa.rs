@@ -4,7 +4,7 @@ use dsv4_kv::SlotId;
 use dsv4_kv::device::{
     Backend, Buffer, CudaDevice, Device, DeviceError, EmuDevice, Memory, Stream,
 };
-use dsv4_kv::ops::{self, GatherQueries, SwaRing};
+use dsv4_kv::ops::{self, StepQueries, SwaRing};
 use dsv4_kv::step_meta::{self, Chunk, NONE, Section, StepLayout};
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
 use dsv4_kv_oracle::swa;
@@ -137,7 +137,7 @@ impl<B: Backend> Step<B> {
         stream.fill(&tile, CANARY).unwrap();
         stream.fill(&lengths, CANARY).unwrap();
         let [position, slot, index] = &self.sections;
-        let queries = GatherQueries { position, slot, index, first, count };
+        let queries = StepQueries { position, slot, index, first, count };
         let (ring, faults) = (rings.view(), &rings.faults);
         ops::gather_swa(
             stream,

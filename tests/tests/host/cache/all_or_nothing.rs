@@ -36,7 +36,7 @@ fn cache(free: u32, blocks: u32) -> (KvCacheManager<Emulator>, Vec<StepRequest>)
         max_draft: 8,
         max_context: 128 * 400,
         max_step_tokens: 128 * 400,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     };
     let mut cache = KvCacheManager::new(device, config).unwrap();
     let ids: Vec<RequestId> = (0..=REQUESTS).map(|_| cache.admit().unwrap()).collect();
@@ -114,7 +114,7 @@ fn a_cache_is_made_whole_or_not_at_all() {
         max_context: 256,
         num_checkpoints: 1,
         poison: true,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     };
     let mut refused = std::collections::BTreeSet::new();
     let mut memory = 0;

@@ -12,7 +12,7 @@ use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId
 fn cache() -> (KvCacheManager<Null>, Stream<Null>, RequestId) {
     let tiny = ModelConfig::preset("tiny").unwrap();
     let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
-    let config = CacheConfig { max_draft: 2, ..CacheConfig::smallest(model) };
+    let config = CacheConfig { max_draft: 2, ..CacheConfig::new(model) };
     let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config).unwrap();
     let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());
     (cache, stream, id)

@@ -170,7 +170,7 @@ fn no_count_overflows() {
     let config = CacheConfig {
         max_requests: CacheConfig::MAX_REQUESTS,
         num_blocks: CacheConfig::MAX_BLOCKS,
-        ..CacheConfig::smallest(model)
+        ..CacheConfig::new(model)
     };
     let capacity = Capacity::new(&config);
     assert!(!capacity.fits(&[(1 << 30, u32::MAX); 1000]), "2^65 blocks");
@@ -262,7 +262,7 @@ fn bytes_per_token_are_those_published() {
     ] {
         for (name, published) in [("flash", flash), ("pro", pro)] {
             let model = ModelConfig::preset(name).unwrap();
-            let config = CacheConfig { main_format, index_format, ..CacheConfig::smallest(model) };
+            let config = CacheConfig { main_format, index_format, ..CacheConfig::new(model) };
             let bytes = Capacity::new(&config).bytes_per_token;
             assert_eq!(bytes.round(), published, "{name} {config:?}");
         }
@@ -271,7 +271,7 @@ fn bytes_per_token_are_those_published() {
 
 #[test]
 fn plenty_of_memory_is_limited_by_ids_alone() {
-    let config = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+    let config = CacheConfig::new(ModelConfig::preset("tiny").unwrap());
     let plan = |tokens| capacity::most_requests(config.clone(), 1 << 50, tokens).unwrap();
     assert_eq!(plan(3).max_requests, CacheConfig::MAX_REQUESTS);
     assert_eq!(plan(128).max_requests, CacheConfig::MAX_REQUESTS);
@@ -288,7 +288,7 @@ fn a_model_without_entries_needs_no_memory_for_blocks() {
     let with_slots = |max_requests| CacheConfig {
         max_requests,
         max_context: 640,
-        ..CacheConfig::smallest(model.clone())
+        ..CacheConfig::new(model.clone())
     };
     let working = |slots| Capacity::new(&with_slots(slots)).working_bytes;
     let plan = |memory| capacity::most_requests(with_slots(1), memory, 640);
@@ -304,7 +304,7 @@ fn a_model_without_entries_needs_no_memory_for_blocks() {
 fn a_length_out_of_range_is_named() {
     let config = || CacheConfig {
         max_context: 5000,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     };
     for tokens in [0, 5001] {
         let error = capacity::most_requests(config(), 1 << 30, tokens).unwrap_err();
@@ -322,7 +322,7 @@ fn a_cache_takes_the_planned_bytes() {
         [(0, 0, 0), (5, 0, 0), (3, 2, 0), (5, 1, 4 << 20)]
     {
         let memory = 64 << 20;
-        let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+        let smallest = CacheConfig::new(ModelConfig::preset("tiny").unwrap());
         let config = CacheConfig {
             max_draft: 3,
             num_checkpoints,
@@ -348,7 +348,7 @@ fn a_cache_takes_the_planned_bytes() {
 /// A host tier that holds nothing, or has nothing to hold, is refused with what it needs at least.
 #[test]
 fn a_host_tier_that_is_too_small_is_named() {
-    let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+    let smallest = CacheConfig::new(ModelConfig::preset("tiny").unwrap());
     let with = |num_checkpoints, host_bytes| CacheConfig {
         num_checkpoints,
         host_bytes,

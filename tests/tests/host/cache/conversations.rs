@@ -16,7 +16,7 @@ fn config(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) -> CacheCon
         max_step_tokens: 8192,
         num_checkpoints,
         keep_outputs,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     }
 }
 

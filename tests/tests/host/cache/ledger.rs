@@ -276,7 +276,7 @@ fn commit_takes_what_was_written_and_no_more() {
     let error = refuse(&[Accepted::count(other, 0)]);
     assert!(matches!(error, KvError::NotInStep { request, .. } if request == other), "{error}");
     let error = refuse(&[Accepted { id, accepted: 2, tokens: &[7] }]);
-    assert!(matches!(error, KvError::TokenCount { accepted: 2, told: 1, .. }), "{error}");
+    assert!(matches!(error, KvError::TokenCount { accepted: 2, given: 1, .. }), "{error}");
     assert!(matches!(ledger.release(id), Err(KvError::RequestInStep { .. })));
 
     let told = Accepted { id, accepted: 2, tokens: &[7, 8] };

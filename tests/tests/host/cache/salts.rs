@@ -79,7 +79,7 @@ fn pairs(count: usize) {
         max_step_tokens: 512,
         num_checkpoints: 600,
         checkpoint_interval: 128,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     };
     let ledger = Ledger::new(&config).unwrap();
     let (array, prompts) = (vec![0; ledger.largest_layout().elements()], prompts(&mut random, 64));

@@ -35,7 +35,7 @@ impl Cache {
             num_blocks: 1024,
             max_context: CONTEXT,
             max_step_tokens: 65_536,
-            ..CacheConfig::smallest(model)
+            ..CacheConfig::new(model)
         };
         let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config).unwrap();
         let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());

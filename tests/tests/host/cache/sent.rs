@@ -22,7 +22,7 @@ fn cache() -> (KvCacheManager<Null>, Vec<RequestId>) {
         max_draft: 4,
         max_context: 65_536,
         max_step_tokens: STEP_TOKENS,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     };
     let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config).unwrap();
     let ids = (0..REQUESTS).map(|_| cache.admit().unwrap()).collect();

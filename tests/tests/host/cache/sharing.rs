@@ -24,7 +24,7 @@ fn config(num_blocks: u32, num_checkpoints: u32, checkpoint_interval: u32) -> Ca
         num_checkpoints,
         checkpoint_interval,
         lease_bytes: u64::MAX,
-        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
     }
 }
 

@@ -111,8 +111,7 @@ fn threads_look_for_a_gpu_at_once() {
 #[test]
 fn who_looks_at_the_ledger_stops_nobody_from_looking() {
     let model = ModelConfig::preset("tiny").unwrap();
-    let config =
-        CacheConfig { num_checkpoints: 2, host_bytes: 1 << 20, ..CacheConfig::smallest(model) };
+    let config = CacheConfig { num_checkpoints: 2, host_bytes: 1 << 20, ..CacheConfig::new(model) };
     let device = EmuDevice::new(EmuOptions { memory: 1 << 28, seed: 1 });
     let mut cache = KvCacheManager::new(device, config).unwrap();
     let stream = cache.device().stream().unwrap();

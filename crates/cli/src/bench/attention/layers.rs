@@ -7,7 +7,7 @@ use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat, ROPE_OFFSET, UE8M0_GROUPS};
 use dsv4_kv::ops::{
     self, Attended, AttendedEntries, Attention, AttentionExchange, AttentionParts, BlockTable,
-    Entries, GatherQueries, OwnRows, SwaRing,
+    Entries, OwnRows, StepQueries, SwaRing,
 };
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
@@ -155,7 +155,7 @@ impl<B: Backend> Layers<B> {
         let attended = AttendedEntries { entries: &entries, table: &table, which, rows, parts };
         let (ring_data, ring_scale) = (&ring[0], &ring[1]);
         let attention = Attention {
-            queries: &GatherQueries { position, slot, index, first: 0, count: case.tokens() },
+            queries: &StepQueries { position, slot, index, first: 0, count: case.tokens() },
             query: &query,
             form: case.form,
             heads: case.heads,

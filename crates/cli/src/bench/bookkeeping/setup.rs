@@ -21,6 +21,6 @@ pub fn config(requests: u32) -> Result<CacheConfig, KvError> {
         num_blocks: requests * 128,
         max_context: 131_072,
         max_step_tokens: 8192,
-        ..CacheConfig::smallest(model)
+        ..CacheConfig::new(model)
     })
 }

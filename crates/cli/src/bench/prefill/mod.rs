@@ -145,7 +145,7 @@ fn measure_layers<B: Backend>(
         num_blocks: REQUESTS as u32 * end.div_ceil(BLOCK_TOKENS),
         max_context: end,
         max_step_tokens: PREFILL_TOKENS.max(tokens),
-        ..CacheConfig::smallest(ModelConfig { layers, ..model.clone() })
+        ..CacheConfig::new(ModelConfig { layers, ..model.clone() })
     };
     let size = Size {
         tokens,

@@ -78,7 +78,7 @@ impl Case {
             max_context: self.max_context.max(self.context),
             max_step_tokens: PREFILL_TOKENS.max(self.requests),
             attention_split: self.attention_split.into(),
-            ..CacheConfig::smallest(trunk_of(&self.model)?)
+            ..CacheConfig::new(trunk_of(&self.model)?)
         })
     }
 }

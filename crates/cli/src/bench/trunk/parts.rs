@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use dsv4_kv::device::Backend;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryQuantisation};
+use dsv4_kv::ops::{self, IndexQueries, QueryQuantisation, StepQueries};
 use dsv4_kv::step::{AttentionHeads, CsaInputs, HcaInputs, UpdatedLayer};
 use dsv4_kv::step_meta::Section;
 use dsv4_kv::{KvError, LayerId, Layers};
@@ -164,7 +164,7 @@ fn quantise<B: Backend>(tensors: &Tensors<B>, layers: &Layers<'_, B>) -> Result<
     let [position, slot, index] =
         [Section::Position, Section::Slot, Section::Index].map(|which| layers.section(which));
     let (position, slot, index) = (&position, &slot, &index);
-    let queries = GatherQueries { position, slot, index, first: 0, count: tensors.tokens };
+    let queries = StepQueries { position, slot, index, first: 0, count: tensors.tokens };
     let projected = tensors.projected();
     let to =
         IndexQueries { query: &tensors.query, weight: &tensors.query_weight, heads: tensors.heads };

@@ -1,0 +1,27 @@
+//! Queries: which of a step's tokens are asked for.
+
+use super::check_number;
+use crate::device::{Backend, DeviceError, View};
+
+/// Queries of gathers, scores, lists or attention: tokens `first..first + count` of a step, by their places in it. `step` is `first + count` at
+/// least.
+pub struct StepQueries<'a, B: Backend> {
+    /// `[step]` i32 position of each token.
+    pub position: &'a View<B, i32>,
+    /// `[step]` i32 slot of each token's request; -1 = padding.
+    pub slot: &'a View<B, i32>,
+    /// `[step]` i32 tokens of the same request that precede it in the step.
+    pub index: &'a View<B, i32>,
+    /// Place in the step of the first query.
+    pub first: u32,
+    /// How many queries there are.
+    pub count: u32,
+}
+
+impl<B: Backend> StepQueries<'_, B> {
+    /// Refuses queries whose places in the step 32 bits do not count.
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        let end = u64::from(self.first) + u64::from(self.count);
+        check_number("first + count of queries", end, 0..=u32::MAX.into())
+    }
+}
