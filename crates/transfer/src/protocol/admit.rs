@@ -64,8 +64,7 @@ impl<B: Backend> Target<'_, B> {
     /// [`TransferError::OtherKind`] for that of a prefix, [`TransferError::OtherRoom`], [`TransferError::Cache`],
     /// [`TransferError::Unreachable`]. The room is free again, and the source was told.
     /// [`TransferError::AskedBefore`] for a payload that was loaded before: an answer that comes late would be taken for one to
-    /// the second question. The room is free again. [`MoveError::ForeignRoom`] hands room of another cache back, and
-    /// the source was told.
+    /// the second question. The room is free again. [`MoveError::ForeignRoom`] hands room of another cache back.
     pub fn load(
         &mut self,
         verified: &Verified,
