@@ -3,6 +3,7 @@
 
 #![expect(dead_code, reason = "what is here is compiled, and that is the test")]
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
@@ -14,8 +15,8 @@ use dsv4_kv::step::{
     AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, QueryForm, Swa, UpdatedLayer,
 };
 use dsv4_kv::{
-    Accepted, Admission, Bucket, CacheConfig, KvCacheManager, KvError, Launches, Layers, Prompt,
-    RequestId, StepRequest, bf16,
+    Accepted, Admission, Bucket, CacheConfig, IndexerWorkspace, KvCacheManager, KvError, Launches,
+    LayerId, Layers, Prompt, RequestId, StepRequest, WorkspaceLimits, bf16,
 };
 
 /// Tensors of a program.
@@ -28,7 +29,6 @@ struct Tensors<'t, B: Backend> {
     main: CompressorInputs<'t, B>,
     index: CompressorInputs<'t, B>,
     activations: Activations<'t, B>,
-    selection: Selection<'t, B>,
 }
 
 #[rustfmt::skip]
@@ -36,42 +36,49 @@ fn a_step(
     directory: &Path,
     (start, tokens, accepted): (u32, u32, u32),
     (k, rows): (u32, u32),
+    (csa_layers, limits): (Vec<LayerId>, WorkspaceLimits),
     tensors: Tensors<'_, dsv4_kv::device::Cuda>,
 ) -> Result<(), KvError> {
-    let Tensors { kv, window, entries, lengths, lists, main, index, activations, selection } = tensors;
+    let Tensors { kv, window, entries, lengths, lists, main, index, activations } = tensors;
 let device = dsv4_kv::open_cuda(CudaOptions::default())?;
 let stream = device.stream()?;
 let checkpoint = Checkpoint::open(directory)?;
-let indexer = CsaIndexer::of_layer(&stream, &checkpoint, 2)?;
 let model = checkpoint.config().cache.clone();
+let mut indexers = HashMap::new();
+for layer in csa_layers {
+    indexers.insert(layer, CsaIndexer::of_layer(&stream, &checkpoint, layer.0)?);
+}
+let workspace = IndexerWorkspace::new(&device, &model, limits)?;
 let mut cache = KvCacheManager::new(device, CacheConfig::for_memory(model, 64 << 30, 256)?)?;
-let id = cache.admit()?;
+let request = cache.admit()?;
 
-let requests = [StepRequest { id, start, tokens }];
+let requests = [StepRequest { id: request, start, tokens }];
 let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
-for (layer, kind) in step.ids() {
+for (id, kind) in step.ids() {
     match kind {
         LayerKind::Swa => {
-            let layer = step.swa(layer)?.update(&kv)?;
+            let layer = step.swa(id)?.update(&kv)?;
             layer.gather_window(0..tokens, &window, &lengths)?;
             layer.append()?;
         }
         LayerKind::Csa => {
-            let layer = step.csa(layer)?.update(&CsaInputs { kv: &kv, main, index })?;
+            let layer = step.csa(id)?.update(&CsaInputs { kv: &kv, main, index })?;
             layer.gather_window(0..tokens, &window, &lengths)?;
-            layer.select(&indexer, &activations, &selection)?;
+            let selection = Selection { workspace: &workspace, queries: 0..tokens, k, selected: &lists };
+            layer.select(&indexers[&id], &activations, &selection)?;
             layer.gather_entries(0..tokens, &lists, k, &entries)?;
             layer.append()?;
         }
         LayerKind::Hca => {
-            let layer = step.hca(layer)?.update(&HcaInputs { kv: &kv, main })?;
+            let layer = step.hca(id)?.update(&HcaInputs { kv: &kv, main })?;
             layer.gather_window(0..tokens, &window, &lengths)?;
             layer.gather_all(0..tokens, rows, &entries, &lengths)?;
             layer.append()?;
         }
     }
 }
-step.commit(&[Accepted::count(id, accepted)])?;
+step.commit(&[Accepted::count(request, accepted)])?;
+cache.check_faults(&stream)?;
     Ok(())
 }
 

@@ -249,7 +249,7 @@ fn a_step_that_cannot_be_is_refused_whole() {
     assert!(matches!(error, KvError::TooManyRequests { requests: 4, limit: 3, .. }), "{error}");
     let error = refuse(&[good, part(0, 1200)]);
     assert!(matches!(error, KvError::OutOfBlocks { needed: 12, free: 10 }), "{error}");
-    assert!(error.to_string().contains("2 short"), "{error}");
+    assert!(error.to_string().contains("12 new blocks and 10 are free"), "{error}");
 }
 
 /// A commit that is refused leaves the step open, and changes nothing.
