@@ -140,8 +140,8 @@ impl BlockPool {
         self.free.iter().rev().map(Block::id)
     }
 
-    /// Returns a block to the pool, which takes any for its own: blocks of two pools must not be mixed. A ledger has one pool, and
-    /// nothing else reaches its blocks.
+    /// Returns a block to the pool, which takes any for its own: blocks of two pools must not be mixed. A ledger has
+    /// one pool, and nothing else reaches its blocks.
     pub fn give_back(&mut self, block: Block) {
         debug_assert!(self.free.len() < self.total as usize, "a block of another pool");
         self.free.push(block);

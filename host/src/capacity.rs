@@ -101,9 +101,10 @@ impl CacheConfig {
         Self { max_requests, ..Self::new(model) }.with_memory(memory)
     }
 
-    /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
-    /// steps need. Not counted: an indexer's workspace ([`crate::WorkspaceSize`]), memory through which requests move
-    /// ([`crate::transfer::port_bytes`]), and what the driver adds to an allocation, up to 2 MiB for each of [`Capacity::buffers`].
+    /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what steps need. Not
+    /// counted: an indexer's workspace ([`crate::WorkspaceSize`]), memory through which requests move
+    /// ([`crate::transfer::port_bytes`]), and what the driver adds to an allocation, up to 2 MiB for each of
+    /// [`Capacity::buffers`].
     ///
     /// ```
     /// use dsv4_kv::kv_layout::config::ModelConfig;

@@ -112,8 +112,8 @@ impl CacheConfig {
         }
     }
 
-    /// Checks every setting but [`Self::host_bytes`], whose range depends on the bytes of the model's blocks: that is checked when
-    /// a cache is made.
+    /// Checks every setting but [`Self::host_bytes`], whose range depends on the bytes of the model's blocks: that is
+    /// checked when a cache is made.
     ///
     /// # Errors
     /// [`KvError::Config`] names the first setting out of range, its value and the range.

@@ -1,9 +1,10 @@
 //! Events: which blocks a cache has got and lost since somebody last asked, for a router that sends a prompt where its
 //! prefix is.
 //!
-//! A cache with [`CacheConfig::event_capacity`](crate::CacheConfig::event_capacity) logs each block that enters its prefix
-//! tree, that is, whose 128 token ids a commit has given, or that came with a prefix, and each that leaves it. Nothing that a step does allocates for
-//! the log, or fails by it. [`EventSource`] is how it is read, of a [`Ledger`] or of a [`KvCacheManager`]:
+//! A cache with [`CacheConfig::event_capacity`](crate::CacheConfig::event_capacity) logs each block that enters its
+//! prefix tree, that is, whose 128 token ids a commit has given, or that came with a prefix, and each that leaves it.
+//! Nothing that a step does allocates for the log, or fails by it. [`EventSource`] is how it is read, of a [`Ledger`]
+//! or of a [`KvCacheManager`]:
 //!
 //! ```
 //! # use dsv4_kv::kv_layout::config::ModelConfig;

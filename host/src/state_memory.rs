@@ -15,7 +15,8 @@ pub(crate) fn checkpoint_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
     u64::from(config.num_checkpoints).saturating_mul(state_layout::checkpoint_bytes(schema))
 }
 
-/// The pieces of checkpoints, none without any, then those of slots, then those of blocks. Places of pools change no number of pieces.
+/// The pieces of checkpoints, none without any, then those of slots, then those of blocks. Places of pools change no
+/// number of pieces.
 fn pieces(
     config: &CacheConfig,
     schema: &Schema,

@@ -17,8 +17,8 @@ const DYNAMO: &str = "ai-dynamo-runtime==1.6.1";
 
 /// The wheel with Dynamo's frontend.
 const FRONTEND: &str = "ai-dynamo==1.6.1";
-/// What the frontend imports. It is installed without what it asks for, of which `aisimulate` is not on PyPI itself; nothing that is
-/// used here imports that.
+/// What the frontend imports. It is installed without what it asks for, of which `aisimulate` is not on PyPI itself;
+/// nothing that is used here imports that.
 const FRONTEND_IMPORTS: [&str; 10] = [
     "aiohttp<4.0",
     "certifi",
@@ -32,9 +32,9 @@ const FRONTEND_IMPORTS: [&str; 10] = [
     "zstandard>=0.23.0,<1.0",
 ];
 
-/// Installs the wheels into target/ if they are not there, runs the tests, one at a time since they have deadlines, and measures
-/// how fast a payload comes. Where a wheel cannot be installed its tests are ignored, with the reason. The worker of Dynamo, which
-/// takes long to build, is tested instead if that is asked for.
+/// Installs the wheels into target/ if they are not there, runs the tests, one at a time since they have deadlines,
+/// and measures how fast a payload comes. Where a wheel cannot be installed its tests are ignored, with the reason.
+/// The worker of Dynamo, which takes long to build, is tested instead if that is asked for.
 ///
 /// # Errors
 /// A test failed, or the measurement: it is printed above.

@@ -55,8 +55,8 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// The GPU that the driver gives this number, or `None` for the CPU. With [`Self::Auto`] a note on the error stream says why there
-    /// is no GPU.
+    /// The GPU that the driver gives this number, or `None` for the CPU. With [`Self::Auto`] a note on the error
+    /// stream says why there is no GPU.
     pub fn gpu(self, ordinal: u32) -> Result<Option<CudaDevice>, InputError> {
         let open = || dsv4_kv::open_cuda(CudaOptions { ordinal, ..CudaOptions::default() });
         match self {

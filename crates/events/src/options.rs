@@ -15,8 +15,9 @@ pub struct PublisherOptions {
     pub topic: String,
     /// The last element of each message: which of several caches of a worker this is.
     pub data_parallel_rank: u32,
-    /// The number of the first message; `None`: the microseconds since 1970. A publisher that begins below a number that
-    /// an earlier one of the same worker has used is not listened to by routers, which take its messages for old ones. 2^62 at most.
+    /// The number of the first message; `None`: the microseconds since 1970. A publisher that begins below a number
+    /// that an earlier one of the same worker has used is not listened to by routers, which take its messages for old
+    /// ones. 2^62 at most.
     pub first_sequence: Option<u64>,
     /// Batches that go round between the step and the publisher's thread, each of the cache's event capacity: 1 to 64.
     pub batches: usize,

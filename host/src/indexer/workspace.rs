@@ -101,8 +101,8 @@ impl Specs {
 
 /// Memory of the indexers of one cache, for all of its layers: projections, queries and scores of as many queries as fit.
 ///
-/// It belongs to the first cache whose step selects with it. Steps of one cache run one behind the other on the device, in whichever
-/// streams; those of two caches may not, and would overwrite each other's scores.
+/// It belongs to the first cache whose step selects with it. Steps of one cache run one behind the other on the
+/// device, in whichever streams; those of two caches may not, and would overwrite each other's scores.
 pub struct IndexerWorkspace<B: Backend> {
     pub(super) heads: u32,
     pub(super) columns: u32,

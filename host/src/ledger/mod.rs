@@ -59,8 +59,8 @@ pub(crate) use tier::{Arrival, Departure};
 use wanted::Saves;
 pub(crate) use wanted::{largest_layout, may_save};
 
-/// Who holds what. Serialised, for reports and comparisons, it is slots, blocks and checkpoints: which requests have them, and which are free;
-/// not the prefix tree.
+/// Who holds what. Serialised, for reports and comparisons, it is slots, blocks and checkpoints: which requests have
+/// them, and which are free; not the prefix tree.
 #[derive(Debug, Serialize)]
 pub struct Ledger {
     blocks: BlockPool,

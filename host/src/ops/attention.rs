@@ -44,12 +44,13 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// Which.
     pub which: Attended<'a, B>,
-    /// Workspace for keys that are split into parts (split-KV); also where all queries are spread, whose parts lie in the exchange, so that none
-    /// is refused by its batch. If one query needs more than it holds, the call is refused; if all queries together do,
-    /// the call becomes several launches.
+    /// Workspace for keys that are split into parts (split-KV); also where all queries are spread, whose parts lie in
+    /// the exchange, so that none is refused by its batch. If one query needs more than it holds, the call is
+    /// refused; if all queries together do, the call becomes several launches.
     pub parts: Option<&'a AttentionParts<B>>,
-    /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see. Elements of -1 among the first `min(rows, entries
-    /// that the query sees)` of a list are keys without weight when keys are split: so a query's bits depend on `rows` where its list is shorter.
+    /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see. Elements of -1
+    /// among the first `min(rows, entries that the query sees)` of a list are keys without weight when keys are
+    /// split: so a query's bits depend on `rows` where its list is shorter.
     pub rows: u32,
 }
 
@@ -87,8 +88,8 @@ pub struct Attention<'a, B: Backend> {
     /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
     /// query's bits depend on the launch.
     pub split: KeySplit,
-    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few work items (a query, a part of its keys, and up to 64 heads) has
-    /// more blocks for each. That changes no bit.
+    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few work items (a query, a part of its
+    /// keys, and up to 64 heads) has more blocks for each. That changes no bit.
     ///
     /// - With `exchange`, and queries that are [`QueryForm::Rotated`], a work item of up to 1,152 keys, or half of one where keys are split, is spread
     ///   over eight blocks, if nine tenths of the multiprocessors are enough for all, and `exchange` has as many clusters.
@@ -97,8 +98,8 @@ pub struct Attention<'a, B: Backend> {
     ///
     /// Work items are counted as the launch has room for them: padding too, and parts of the longest request that `rows` allows.
     pub multiprocessors: u32,
-    /// Workspace of work items that are spread over eight blocks. Without it, or where it has fewer clusters than the launch has work items, none
-    /// is spread.
+    /// Workspace of work items that are spread over eight blocks. Without it, or where it has fewer clusters than the
+    /// launch has work items, none is spread.
     pub exchange: Option<&'a AttentionExchange<B>>,
     /// `[heads]` f32: each head's sink.
     pub sinks: &'a View<B, f32>,
@@ -118,8 +119,9 @@ pub struct Attention<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned back
-/// by the query's position. The outputs of padding, whose slot is negative, stay untouched. No queries are nothing, whatever the rest is.
+/// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned
+/// back by the query's position. The outputs of padding, whose slot is negative, stay untouched. No queries are
+/// nothing, whatever the rest is.
 ///
 /// Each of these adds 1 to `faults`:
 /// - a listed entry, not -1, that the query does not see, or an entry whose block is missing; it is left out of the softmax;

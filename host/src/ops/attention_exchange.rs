@@ -14,9 +14,9 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
     multiprocessors / 10 * 9 / SPREAD_BLOCKS
 }
 
-/// Memory in which the blocks over which a query is spread leave for each other what they have of it: 294 KiB a cluster, which has 64
-/// heads of a query and all of their keys or a share; one allocation. Launches that use it must run one after the other, as those of one
-/// stream do: two at a time would read each other's.
+/// Memory in which the blocks over which a query is spread leave for each other what they have of it: 294 KiB a
+/// cluster, which has 64 heads of a query and all of their keys or a share; one allocation. Launches that use it must
+/// run one after the other, as those of one stream do: two at a time would read each other's.
 pub struct AttentionExchange<B: Backend> {
     /// `[clusters, 18, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and two sums of each thread's.
     pub(crate) weights: Buffer<B, u32>,

@@ -26,8 +26,9 @@ pub struct SpreadLaunch {
 }
 
 impl SpreadLaunch {
-    /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are split between `split`
-    /// blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster may.
+    /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are
+    /// split between `split` blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster
+    /// may.
     pub fn of(
         (keys, split): (AttendedKeys, u32),
         [queries, parts, groups]: [u32; 3],

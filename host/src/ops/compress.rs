@@ -25,7 +25,8 @@ pub struct StepTokens<'a, B: Backend> {
     pub count: u32,
 }
 
-/// A work list: rows of the step's tokens that close a window (the last of the 4 or 128 tokens of an entry), or end a run, then -1.
+/// A work list: rows of the step's tokens that close a window (the last of the 4 or 128 tokens of an entry), or end a
+/// run, then -1.
 pub struct WorkList<'a, B: Backend> {
     /// `[capacity]` i32.
     pub records: &'a Buffer<B, i32>,

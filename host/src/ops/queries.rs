@@ -3,8 +3,8 @@
 use super::check_number;
 use crate::device::{Backend, DeviceError, View};
 
-/// Queries of gathers, scores, lists or attention: tokens `first..first + count` of a step, by their places in it. `step` is `first + count` at
-/// least.
+/// Queries of gathers, scores, lists or attention: tokens `first..first + count` of a step, by their places in it.
+/// `step` is `first + count` at least.
 pub struct StepQueries<'a, B: Backend> {
     /// `[step]` i32 position of each token.
     pub position: &'a View<B, i32>,

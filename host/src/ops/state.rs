@@ -1,5 +1,5 @@
-//! Whole state rows, as in the original design: copied into another slot, or overwritten with one word. No step launches these; forks and resumed
-//! requests have [`super::copy_state`].
+//! Whole state rows, as in the original design: copied into another slot, or overwritten with one word. No step
+//! launches these; forks and resumed requests have [`super::copy_state`].
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_previous_rows, csa_state_rows};

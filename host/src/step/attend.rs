@@ -132,8 +132,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Hca> {
 }
 
 impl<B: Backend, K> UpdatedLayer<'_, B, K> {
-    /// Queues attention to windows and, if there are some, to entries, at most so many of a query; before the layer's first of a long chunk
-    /// also the quantisation of the step's own rows.
+    /// Queues attention to windows and, if there are some, to entries, at most so many of a query; before the layer's
+    /// first of a long chunk also the quantisation of the step's own rows.
     fn attend_to(
         &self,
         queries: Range<u32>,

@@ -78,8 +78,9 @@ pub struct GenerateArgs {
     #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
     pub attention: AttentionChoice,
 
-    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks takes less time for
-    /// up to 66 queries of 64 heads in a step, fewer in long contexts, and one-block for more. Results differ in their last bits.
+    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks
+    /// takes less time for up to 66 queries of 64 heads in a step, fewer in long contexts, and one-block for more.
+    /// Results differ in their last bits.
     #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
     pub attention_split: SplitChoice,
 

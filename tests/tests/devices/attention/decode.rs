@@ -145,8 +145,9 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
             })
             .collect();
         for round in 0..5 {
-            // Each split in turn, with halves of channels, without, and spread over eight blocks or twice as many. The first two batches have three queries with
-            // their padding: with one block each, the last cluster's second block has nothing to do.
+            // Each split in turn, with halves of channels, without, and spread over eight blocks or twice as many.
+            // The first two batches have three queries with their padding: with one block each, the last cluster's
+            // second block has nothing to do.
             let split = splits[round % splits.len()];
             let of_split = [Blocks::halves, Blocks::whole, Blocks::spread][round.min(2)];
             layer.blocks = if round < 4 { of_split(split) } else { Blocks::spread_halves(split) };

@@ -13,8 +13,8 @@ use super::layer::{Layer, Query, Shape, Which, Written};
 /// The layers of [`random_layers_have_the_same_bits`].
 const LAYERS: u64 = 400;
 
-/// Lists and all entries, up to two parts; rows with NaN, infinities and any scales; tables and lists with any numbers; scores and sinks of any size;
-/// results that round to 0.
+/// Lists and all entries, up to two parts; rows with NaN, infinities and any scales; tables and lists with any
+/// numbers; scores and sinks of any size; results that round to 0.
 pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
     for seed in 0..LAYERS {
         let random = &mut StdRng::seed_from_u64(seed);

@@ -408,8 +408,8 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole, compared with `f64` by
-    /// the bound of the contract; the fault count.
+    /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole,
+    /// compared with `f64` by the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
         let faults = which.blocks_to_check().into_iter().map(|blocks| {
             let written = self.attend_in(blocks, queries, which, heads).unwrap();

@@ -50,9 +50,9 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
     }
 }
 
-/// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile than a list may
-/// have to be spread over one cluster, and over two; one part, and several, of as many tiles as are spread and of fewer; numbers of heads
-/// that are no multiple of anything.
+/// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile
+/// than a list may have to be spread over one cluster, and over two; one part, and several, of as many tiles as are
+/// spread and of fewer; numbers of heads that are no multiple of anything.
 pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const MOST: usize = SPREAD_TILES as usize * TILE - WINDOW as usize;
     both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
@@ -100,7 +100,8 @@ pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Scores so large that weights are not relative to 0, of some heads and tiles or of all, in one cluster and in two, one part and several.
+/// Scores so large that weights are not relative to 0, of some heads and tiles or of all, in one cluster and in two,
+/// one part and several.
 pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
     /// Weights are relative to 0 while scores are within 24 powers of two.
     const FAR: f32 = 24.0 * core::f32::consts::LN_2;

@@ -125,7 +125,8 @@ pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A tree that has some of what comes keeps that, takes the rest, and tells routers of it; when requests of both have gone, nothing is lost.
+/// A tree that has some of what comes keeps that, takes the rest, and tells routers of it; when requests of both have
+/// gone, nothing is lost.
 pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     let [a, b] = [411, 412].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let first = Told::parting(&a, &a, TOKENS, TOKENS);
@@ -167,8 +168,9 @@ pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     target.fed.manager.ledger().audit().unwrap();
 }
 
-/// Prompts that part from each other, of three owners, in two caches that are too small for all of them: their prefixes go from one
-/// to the other and back, are evicted, and come again, and each prompt has every byte that it has alone.
+/// Prompts that part from each other, of three owners, in two caches that are too small for all of them: their
+/// prefixes go from one to the other and back, are evicted, and come again, and each prompt has every byte that it
+/// has alone.
 pub fn prefixes_go_back_and_forth<B: Backend>(device: &Device<B>) {
     let stories = [431, 432, 433].map(|seed| Story::random(&tiny(), 300, seed));
     let mut random = StdRng::seed_from_u64(434);
