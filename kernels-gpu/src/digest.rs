@@ -1,8 +1,8 @@
 //! Digests of sections of a payload: XXH3 with 128 bits, as the host computes it.
 //!
-//! A block of threads has one section. In blocks of 1,024 bytes all products are independent, and the scrambles behind them
-//! are a chain. So most warps sum the products of a tile of blocks, a thread for each word of a stripe, while the last warp takes
-//! the sums of the tile before through the chain, a lane for each accumulator.
+//! A block of threads has one section. In blocks of 1,024 bytes all products are independent, and the scrambles
+//! behind them are a chain. So most warps sum the products of a tile of blocks, a thread for each word of a stripe,
+//! while the last warp takes the sums of the tile before through the chain, a lane for each accumulator.
 
 use crate::args::DigestSections;
 use crate::params::DigestParams;

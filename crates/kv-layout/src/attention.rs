@@ -45,8 +45,8 @@ pub enum AttendedKeys {
 #[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "config", serde(rename_all = "kebab-case"))]
 pub enum KeySplit {
-    /// Two, a cluster, which add up what they have: least time for up to 66 work items in a launch (queries, parts of the keys of each, and 64
-    /// heads), as an H100 runs so many clusters at a time.
+    /// Two, a cluster, which add up what they have: least time for up to 66 work items in a launch (queries, parts of
+    /// the keys of each, and 64 heads), as an H100 runs so many clusters at a time.
     #[default]
     TwoBlocks,
     /// One: a query takes longer, and twice as many run at a time. Less time for more queries: large batches, drafts, and
@@ -75,8 +75,9 @@ impl AttendedKeys {
         }
     }
 
-    /// Parts into which a query's `keys` keys are cut, each of a work item of its own; the block that is last with its heads, or its channels if they
-    /// are spread, adds them up. Windows and lists, which a model limits, are one part.
+    /// Parts into which a query's `keys` keys are cut, each of a work item of its own; the block that is last with
+    /// its heads, or its channels if they are spread, adds them up. Windows and lists, which a model limits, are one
+    /// part.
     #[must_use]
     pub const fn parts(self, keys: u32) -> u32 {
         let parts = match self {
@@ -102,16 +103,16 @@ pub enum ManyEntries {
     All,
 }
 
-/// Which keys a kernel of attention takes, and how blocks share them. The results are the same; where queries are few, it takes less time to
-/// spread them, and less code takes less time.
+/// Which keys a kernel of attention takes, and how blocks share them. The results are the same; where queries are
+/// few, it takes less time to spread them, and less code takes less time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendForm {
     /// Each part of a query's keys has [`AttendedKeys::blocks`] blocks, or one.
     Whole(AttendedKeys),
     /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
     Spread(AttendedKeys),
-    /// Each part of a query's keys, or each of the two halves that [`KeySplit::TwoBlocks`] makes of it, is spread over [`SPREAD_BLOCKS`]
-    /// blocks, and has at most [`SPREAD_TILES`] tiles.
+    /// Each part of a query's keys, or each of the two halves that [`KeySplit::TwoBlocks`] makes of it, is spread
+    /// over [`SPREAD_BLOCKS`] blocks, and has at most [`SPREAD_TILES`] tiles.
     SpreadParts(ManyEntries),
 }
 
@@ -158,8 +159,9 @@ impl AttendKernel {
         }
     }
 
-    /// f32 values that a cluster stores for each head, from which the last one computes the softmax's denominator. Not spread: 1, the log2 of the cluster's
-    /// denominator. Spread: 2 for each of its eight blocks, that and an unused one, or, of half a part, base and sum of weights.
+    /// f32 values that a cluster stores for each head, from which the last one computes the softmax's denominator.
+    /// Not spread: 1, the log2 of the cluster's denominator. Spread: 2 for each of its eight blocks, that and an
+    /// unused one, or, of half a part, base and sum of weights.
     #[must_use]
     pub const fn denominators(self) -> u32 {
         if self.is_spread() { 2 * SPREAD_BLOCKS } else { 1 }

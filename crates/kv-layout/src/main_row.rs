@@ -8,8 +8,9 @@
 //! | data | 576 B | 448 E4M3 (channels 0..448), then 64 BF16 (channels 448..512) |
 //! | scale | 8 B or 4 B | [`MainFormat::Ue8m0`]: 7 UE8M0 + 1 zero byte; [`MainFormat::F32`]: one f32 |
 //!
-//! 584 B a row is what the released model was trained for, 580 B is the original design's
-//! (docs/specification.md, section 17). Two planes keep every data row 64-byte aligned. Offsets are 64-bit: a layer passes 2^31 bytes at 3.7 M rows.
+//! 584 B a row is what the released model was trained for, 580 B is the original design's (docs/specification.md,
+//! section 17). Two planes keep every data row 64-byte aligned. Offsets are 64-bit: a layer passes 2^31 bytes at 3.7
+//! M rows.
 
 use crate::geometry::{HEAD_DIM, NOPE_DIM, ROPE_DIM};
 

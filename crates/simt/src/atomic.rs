@@ -38,8 +38,8 @@ impl DeviceAtomicU32 {
         imp::atomic::global_add(self.word, value)
     }
 
-    /// Adds modulo 2^32; the old value. It orders as [`Self::add`] with a [`fence_device`] before it and another behind, and takes
-    /// less time (`atom.acq_rel.gpu.global.add.u32`).
+    /// Adds modulo 2^32; the old value. It orders as [`Self::add`] with a [`fence_device`] before it and another
+    /// behind, and takes less time (`atom.acq_rel.gpu.global.add.u32`).
     #[inline(always)]
     pub fn add_in_order(self, value: u32) -> u32 {
         imp::atomic::global_add_in_order(self.word, value)

@@ -50,8 +50,8 @@ pub unsafe fn cluster_arrive_release() {
     unsafe { imp::cluster::cluster_arrive_release() }
 }
 
-/// Waits until every thread of the cluster has called [`cluster_arrive`] or [`cluster_arrive_release`]: no block may return earlier, as
-/// others may still read its shared memory (`barrier.cluster.wait`, aligned).
+/// Waits until every thread of the cluster has called [`cluster_arrive`] or [`cluster_arrive_release`]: no block may
+/// return earlier, as others may still read its shared memory (`barrier.cluster.wait`, aligned).
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call, the lanes of a warp from the same place in the source

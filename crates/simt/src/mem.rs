@@ -166,8 +166,9 @@ impl<T: Element> Global<T> {
     }
 }
 
-/// Several views, one of which holds an element. A thread that knows which one passes the element's place, 64 bits, to other threads, for
-/// instance through shared memory. On the device the place is the address, so that the others do not choose between pointers.
+/// Several views, one of which holds an element. A thread that knows which one passes the element's place, 64 bits,
+/// to other threads, for instance through shared memory. On the device the place is the address, so that the others
+/// do not choose between pointers.
 #[derive(Clone, Copy, Debug)]
 pub struct Views<T: Element, const N: usize>(pub [Global<T>; N]);
 
@@ -221,7 +222,8 @@ impl<T: Element> GlobalMut<T> {
         GlobalMut(self.0.cast())
     }
 
-    /// The same view in a register from here on, as by [`crate::thread::hold_u32`]: its address is not computed again. No instruction.
+    /// The same view in a register from here on, as by [`crate::thread::hold_u32`]: its address is not computed
+    /// again. No instruction.
     #[inline(always)]
     #[must_use]
     pub fn held(self) -> Self {

@@ -129,9 +129,9 @@ impl Finder<'_> {
         unsafe { self.keys.locate::<W>(self.source, listed) }
     }
 
-    /// Called with each tile when it is weighed: then the third warpgroup has read where the rows of this tile and of those
-    /// before it lie, as it does so before it arrives at `unpacked`. After every second one it tells where rows lie that are three
-    /// and four tiles further, in the place of this tile's and of the one's before it.
+    /// Called with each tile when it is weighed: then the third warpgroup has read where the rows of this tile and of
+    /// those before it lie, as it does so before it arrives at `unpacked`. After every second one it tells where rows
+    /// lie that are three and four tiles further, in the place of this tile's and of the one's before it.
     ///
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.

@@ -102,9 +102,9 @@ impl Split {
     }
 }
 
-/// Which channels of the values a block multiplies by weights: all, or half of them. Where there are few queries, two clusters have
-/// the same keys of a query and half of the channels each; both multiply all channels of keys by queries. So each channel's
-/// sum is the same, bit by bit.
+/// Which channels of the values a block multiplies by weights: all, or half of them. Where there are few queries, two
+/// clusters have the same keys of a query and half of the channels each; both multiply all channels of keys by
+/// queries. So each channel's sum is the same, bit by bit.
 #[derive(Clone, Copy)]
 pub struct Channels {
     /// 1 or 2.
@@ -223,8 +223,8 @@ impl Listed {
         Self { entry: thread::hold_u32(self.entry.cast_unsigned()).cast_signed(), ..self }
     }
 
-    /// The same, once it has been loaded. `ptxas` would move a copy between registers to where the next load begins, and wait
-    /// there; it does not move a shuffle.
+    /// The same, once it has been loaded. `ptxas` would move a copy between registers to where the next load begins,
+    /// and wait there; it does not move a shuffle.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
@@ -251,9 +251,11 @@ impl Located {
 /// The keys of a query, oldest window row first, then entries in the order of its list.
 #[derive(Clone, Copy)]
 pub struct Keys {
-    /// Whether the query is valid: no padding, its slot exists, its position is not negative, and it fits the step's own rows.
+    /// Whether the query is valid: no padding, its slot exists, its position is not negative, and it fits the step's
+    /// own rows.
     pub is_live: bool,
-    /// Whether the query counts as a fault: neither valid nor padding, or it sees more entries than the launch may attend to.
+    /// Whether the query counts as a fault: neither valid nor padding, or it sees more entries than the launch may
+    /// attend to.
     pub is_refused: bool,
     pub position: u32,
     /// Window rows, at most 128.
@@ -358,7 +360,8 @@ impl Keys {
         Self { first_tile, tiles: end - first_tile, ..self }
     }
 
-    /// The keys of share `share` of `shares`, as [`Self::of_part`], of so few tiles that their product with `shares` is a u32: less code.
+    /// The keys of share `share` of `shares`, as [`Self::of_part`], of so few tiles that their product with `shares`
+    /// is a u32: less code.
     #[inline(always)]
     pub const fn of_share(self, share: u32, shares: u32) -> Self {
         let [first, end] = [self.tiles * share / shares, self.tiles * (share + 1) / shares];
@@ -413,7 +416,8 @@ impl Keys {
         Located { listed, block, is_known }
     }
 
-    /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For [`Source::places`].
+    /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For
+    /// [`Source::places`].
     #[inline(always)]
     pub fn row<W: KeySet>(self, source: Source<'_>, located: Located) -> [u32; 2] {
         let args = source.0;

@@ -106,8 +106,8 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
 /// `fence_shared`: a product reads all rows of its operands.
 pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 
-/// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait, if queries are raw; else
-/// the block's barrier in `merge::write` orders them.
+/// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait, if queries are
+/// raw; else the block's barrier in `merge::write` orders them.
 pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * GROUP);
 
 /// The multiplying warpgroups have written what they have of a part, and then know whether it is the last.
@@ -119,15 +119,16 @@ pub(super) const fn found(pair: u32) -> NamedBarrier {
     NamedBarrier::new(12 + pair % 2, 2 * GROUP)
 }
 
-/// The keys of a tile, and which of them count, are in shared memory. The third warpgroup arrives, the first waits. The first
-/// may then write weights and factors in the place of those two tiles before: the third has waited for [`multiplied`].
+/// The keys of a tile, and which of them count, are in shared memory. The third warpgroup arrives, the first waits.
+/// The first may then write weights and factors in the place of those two tiles before: the third has waited for
+/// [`multiplied`].
 #[inline(always)]
 pub(super) const fn unpacked(tile: u32) -> NamedBarrier {
     NamedBarrier::new(2 + tile % 2, 2 * GROUP)
 }
 
-/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. It orders the tile's
-/// keys for the second too: the first has waited for [`unpacked`] and has called `fence_shared`.
+/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. It orders
+/// the tile's keys for the second too: the first has waited for [`unpacked`] and has called `fence_shared`.
 #[inline(always)]
 pub(super) const fn weighed(tile: u32) -> NamedBarrier {
     NamedBarrier::new(4 + tile % 2, 2 * GROUP)

@@ -20,8 +20,8 @@ const STRIDE: u32 = HEAD_DIM + 8;
 /// Words of a block's sums, which take the place of its keys and of the first weights.
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
-/// Loads early what [`write`] needs late: returns the sink of the thread's head, times log2 e, in each of the first 64 threads; stores the cosines
-/// and sines of the rotary angles in `small`.
+/// Loads early what [`write`] needs late: returns the sink of the thread's head, times log2 e, in each of the first
+/// 64 threads; stores the cosines and sines of the rotary angles in `small`.
 ///
 /// # Safety
 /// As [`write`], in the first warpgroup; a barrier follows.
@@ -42,8 +42,8 @@ pub unsafe fn load_early(args: &Attend, keys: Keys, small: Small, at: Place) -> 
     }
 }
 
-/// Stores a thread's sums of values for [`write`], once all products of the block are done: each thread has waited for its own.
-/// They overwrite keys and weights.
+/// Stores a thread's sums of values for [`write`], once all products of the block are done: each thread has waited
+/// for its own. They overwrite keys and weights.
 ///
 /// # Safety
 /// All threads of a multiplying warpgroup call it together, or [`store_none`], before [`write`]; the others call [`wait`].
@@ -66,8 +66,8 @@ pub unsafe fn store_none() {
     unsafe { barrier() }
 }
 
-/// Merges the blocks' parts and writes the heads. The first warpgroup has put what the heads' weights are relative to and their
-/// sums into `small`, where the queries were until [`store`].
+/// Merges the blocks' parts and writes the heads. The first warpgroup has put what the heads' weights are relative to
+/// and their sums into `small`, where the queries were until [`store`].
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
@@ -218,8 +218,8 @@ unsafe fn share<W: KeySet>(args: &Attend, keys: Keys, small: Small, (sink, at): 
     }
 }
 
-/// Adds up the block's share of the heads, `N` quarters of their channels, turns rotary channels back, and writes them, a head a
-/// warp.
+/// Adds up the block's share of the heads, `N` quarters of their channels, turns rotary channels back, and writes
+/// them, a head a warp.
 ///
 /// # Safety
 /// As [`write`], with the shares in `small`.

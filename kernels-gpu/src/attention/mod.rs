@@ -1,23 +1,26 @@
 //! Attention over the rows of the cache where they lie: window, list and sink in one softmax.
 //! See docs/specification.md, section 13.
 //!
-//! A *work item* is a query, a part of its keys, and up to 64 of its heads. How many blocks share one, and by which kernel, is in
-//! docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone: not on what else is in the step.
+//! A *work item* is a query, a part of its keys, and up to 64 of its heads. How many blocks share one, and by which
+//! kernel, is in docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone:
+//! not on what else is in the step.
 //!
-//! Names here, and those of papers: *scores* are `S = Q K^T`, *weights* `P`, *values* `V`, and the sums of values the accumulator `O`; the *base*, which weights
-//! are relative to, is the running maximum `m`, raised only where it has to be; the sum of weights is `l`, and the *factor* of a raised base the
-//! rescaling of `O`.
+//! Names here, and those of papers: *scores* are `S = Q K^T`, *weights* `P`, *values* `V`, and the sums of values the
+//! accumulator `O`; the *base*, which weights are relative to, is the running maximum `m`, raised only where it has
+//! to be; the sum of weights is `l`, and the *factor* of a raised base the rescaling of `O`.
 //!
-//! The kernels here ([`attend`]) have a cluster of two blocks for a work item with entries, and one block for a window. The keys, 64 a tile, are split
-//! between the two by their number alone. Each block runs through its tiles by online softmax; then each adds up both blocks' results for
-//! half of the heads, in the order of the blocks. With one-block split ([`kv_layout::attention::KeySplit`]) a work item has one block, which
-//! runs through all tiles; then the blocks of a cluster have different work items.
+//! The kernels here ([`attend`]) have a cluster of two blocks for a work item with entries, and one block for a
+//! window. The keys, 64 a tile, are split between the two by their number alone. Each block runs through its tiles by
+//! online softmax; then each adds up both blocks' results for half of the heads, in the order of the blocks. With
+//! one-block split ([`kv_layout::attention::KeySplit`]) a work item has one block, which runs through all tiles; then
+//! the blocks of a cluster have different work items.
 //!
-//! Very many keys have several parts (split-KV, as in Flash-Decoding). Each work item stores its partial result and log-sum-exp in global memory, and
-//! the block that is last with its heads adds up the parts, in their order.
+//! Very many keys have several parts (split-KV, as in Flash-Decoding). Each work item stores its partial result and
+//! log-sum-exp in global memory, and the block that is last with its heads adds up the parts, in their order.
 //!
-//! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights; each accumulates half of the
-//! channels of the values (`keys::Channels`). With fewer still, [`spread`] has eight blocks for a work item.
+//! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights;
+//! each accumulates half of the channels of the values (`keys::Channels`). With fewer still, [`spread`] has eight
+//! blocks for a work item.
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
 //! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles
@@ -57,8 +60,8 @@ use softmax::{KeyMask, Softmax, first_row, rescale};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
-/// Registers of a thread of the first, second and third warpgroup. For rows with F32 scales, which take more to unpack, the first
-/// leaves some to the third.
+/// Registers of a thread of the first, second and third warpgroup. For rows with F32 scales, which take more to
+/// unpack, the first leaves some to the third.
 const SCORER: u32 = 216;
 const SCORER_F32: u32 = 208;
 const MULTIPLIER: u32 = 160;
@@ -68,8 +71,8 @@ const UNPACKER_F32: u32 = 136;
 const AT_START: u32 = 65_536 / BLOCK / 8 * 8;
 const _: () = assert!(can_be_set(SCORER, UNPACKER) && can_be_set(SCORER_F32, UNPACKER_F32));
 
-/// Whether `setmaxnreg` can deal these out: no more than the block started with, to the first warpgroup more than at the start and to
-/// the others fewer, or as many. In the other direction it is an illegal instruction.
+/// Whether `setmaxnreg` can deal these out: no more than the block started with, to the first warpgroup more than at
+/// the start and to the others fewer, or as many. In the other direction it is an illegal instruction.
 const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
     (scorer + MULTIPLIER + unpacker) * GROUP <= BLOCK * AT_START
         && scorer >= AT_START
@@ -93,9 +96,9 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         return;
     }
     let first_head = thread::block_idx_y() * HEADS;
-    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that share its keys, which
-    // are the cluster where there is a barrier of the cluster: with one-block split there is none, and a block reads its own memory. What
-    // branches on the warpgroup has the same barriers in the same order.
+    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that
+    // share its keys, which are the cluster where there is a barrier of the cluster: with one-block split there is
+    // none, and a block reads its own memory. What branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let keys = Keys::of::<W>(&args, query, Token::load(&args, query));
         let is_first = split.rank == 0
@@ -222,8 +225,8 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let mask = KeyMask::load(small, 0);
             softmax.weigh_first(scores.wait::<0>(), mask, small);
-            // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second warpgroup by the
-            // barrier.
+            // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second
+            // warpgroup by the barrier.
             fence_shared();
             weighed(0).arrive();
             let mut tile = 0;
@@ -256,8 +259,8 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
     (values, softmax)
 }
 
-/// The same without values, in a block that has half of their channels: the second warpgroup has all of those. What the scores
-/// have read is handed on as soon as they have come.
+/// The same without values, in a block that has half of their channels: the second warpgroup has all of those. What
+/// the scores have read is handed on as soon as they have come.
 ///
 /// # Safety
 /// As [`score_tiles`].
@@ -294,8 +297,8 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
     softmax
 }
 
-/// Runs through the block's tiles, as they are weighed: the sums of values of half of the channels, from panel `PANEL` on. Finds
-/// the rows of keys meanwhile, and counts the refused entries if `reports_refused`.
+/// Runs through the block's tiles, as they are weighed: the sums of values of half of the channels, from panel
+/// `PANEL` on. Finds the rows of keys meanwhile, and counts the refused entries if `reports_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
@@ -383,8 +386,8 @@ unsafe fn unpack_half<F: KeyFormat>(
     let row = (thread::thread_idx_x() - THREADS) / 4;
     // SAFETY: by this function's own contract.
     unsafe {
-        // Waits for the loads. Who waits for one waits for all that were issued since, which share its scoreboard: so the next
-        // begin behind it.
+        // Waits for the loads. Who waits for one waits for all that were issued since, which share its scoreboard: so
+        // the next begin behind it.
         let is_nan = raw.has_nan::<F>();
         let next = RawKeys::load::<F>(next);
         if tile >= 2 {

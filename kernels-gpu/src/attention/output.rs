@@ -29,8 +29,8 @@ pub unsafe fn store_head<const N: usize>(
 ) {
     let channel = at.first_channel() + 4 * thread::lane_id();
     let to = (at.heads.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
-    // Of the last quarter half of the lanes have rotary channels. The others' are not turned by an angle of 0: an infinity would make its
-    // neighbour NaN.
+    // Of the last quarter half of the lanes have rotary channels. The others' are not turned by an angle of 0: an
+    // infinity would make its neighbour NaN.
     let has_rotary = N == QUARTERS || at.channels.has_rotary();
     let is_rotary = has_rotary && channel + CHANNELS * (N as u32 - 1) >= NOPE_DIM;
     unroll::<N>(|n| {

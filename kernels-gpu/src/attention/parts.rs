@@ -75,15 +75,16 @@ pub unsafe fn finish<W: KeySet>(args: &Attend, small: Small, at: Place) {
     }
 }
 
-/// Counts that the block has stored its part, at counter `counter`; whether all `blocks` have that count there. The counter is 0 again then.
+/// Counts that the block has stored its part, at counter `counter`; whether all `blocks` have that count there. The
+/// counter is 0 again then.
 ///
 /// # Safety
 /// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts; `counter` is one of
 /// `arrivals`, at which `blocks` blocks arrive in a launch, and 0 before it.
 #[inline(always)]
 pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
-    // SAFETY: by this function's own contract; the arrival is ordered behind what the block has stored, and what others stored before
-    // theirs before what follows.
+    // SAFETY: by this function's own contract; the arrival is ordered behind what the block has stored, and what
+    // others stored before theirs before what follows.
     unsafe {
         let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
         let is_last = arrivals.add_in_order(1) == blocks - 1;
@@ -97,8 +98,8 @@ pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
 /// Parts whose loads are under way together.
 pub const AT_ONCE: usize = 2;
 
-/// The results of two heads over all parts, four channels of each 128 a lane; their log-sum-exps are written if they are asked
-/// for.
+/// The results of two heads over all parts, four channels of each 128 a lane; their log-sum-exps are written if they
+/// are asked for.
 ///
 /// # Safety
 /// All parts are left; all lanes of the warp call it together.

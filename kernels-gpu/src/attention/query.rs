@@ -26,9 +26,10 @@ const SIXTEENS: u32 = HEAD_DIM / 8;
 
 /// Brings the heads' queries into shared memory; heads past the last are zero.
 ///
-/// Queries that are ready are copied by the first warpgroup, with [`COPIES_ALL`]; its copies are its threads' last group, and still
-/// under way. The second warpgroup, with [`COPIES_NONE`], has the first rows to find, and arrives at [`QUERIES_COPIED`] at once.
-/// Both norm and rotate raw queries, a part each, and the second arrives when it has written its own.
+/// Queries that are ready are copied by the first warpgroup, with [`COPIES_ALL`]; its copies are its threads' last
+/// group, and still under way. The second warpgroup, with [`COPIES_NONE`], has the first rows to find, and arrives at
+/// [`QUERIES_COPIED`] at once. Both norm and rotate raw queries, a part each, and the second arrives when it has
+/// written its own.
 ///
 /// Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`, both before queries
 /// are normed and rotated, if they are raw.
@@ -85,8 +86,8 @@ unsafe fn start_copies(args: &Attend, at: Place) {
     unsafe { copy_ready::<GROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
 }
 
-/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on, to a matrix of 64 rows in shared memory;
-/// its other rows are zeroed.
+/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on, to a matrix of
+/// 64 rows in shared memory; its other rows are zeroed.
 ///
 /// # Safety
 /// The rows exist; the block's first `THREADS` threads call it once; the matrix lies in `memory`.

@@ -50,8 +50,8 @@ impl Source<'_> {
         Row { planes, row, is_there: plane != NONE }
     }
 
-    /// Where the row lies that the words of [`super::keys::Keys::row`] name, of data and of scales, and whether it is a key's; of no key
-    /// in the ring.
+    /// Where the row lies that the words of [`super::keys::Keys::row`] name, of data and of scales, and whether it is
+    /// a key's; of no key in the ring.
     #[inline(always)]
     pub fn places<F: RowFormat>(self, words: [u32; 2]) -> ([u32; 4], bool) {
         let (plane, row) = plane_and_row(words);

@@ -15,22 +15,25 @@ use crate::unroll::{array_from_fn, unroll};
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
-/// How far scores, times log2 e, may be from the base, which weights are relative to. A head's base is 0 if the largest score of its first tile lies
-/// within this of 0, else that score; it is raised to a later tile's largest score only if that exceeds it by more. So no weight exceeds 2^24, and
-/// few tiles need their largest score; the relative precision of sums does not depend on the base.
+/// How far scores, times log2 e, may be from the base, which weights are relative to. A head's base is 0 if the
+/// largest score of its first tile lies within this of 0, else that score; it is raised to a later tile's largest
+/// score only if that exceeds it by more. So no weight exceeds 2^24, and few tiles need their largest score; the
+/// relative precision of sums does not depend on the base.
 const SLACK: f32 = 24.0;
 
 /// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
 /// rounding hides none.
 const SMALL_SUM: f32 = (1_u32 << (SLACK as u32 - 1)) as f32;
 
-/// If a thread's 16 weights of a head add up to no less than this, one of them is at least 2^-[`SLACK`]: a sixteenth of it is twice that.
+/// If a thread's 16 weights of a head add up to no less than this, one of them is at least 2^-[`SLACK`]: a sixteenth
+/// of it is twice that.
 const NEAR_SUM: f32 = 1.0 / (1_u32 << (SLACK as u32 - 5)) as f32;
 
 /// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// What weights are relative to: 0 or a score times log2 e. None is more than [`SLACK`] above it; -infinity before the first.
+    /// What weights are relative to: 0 or a score times log2 e. None is more than [`SLACK`] above it; -infinity
+    /// before the first.
     base: [f32; 2],
     /// Sums of the thread's weights.
     sum: [f32; 2],
@@ -49,11 +52,11 @@ impl Softmax {
         Self { base: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Writes the weights of the keys of tile `tile` from their products with the queries. Returns, of each head, the factor by which its earlier sums
-    /// of values must be multiplied, since its base may have been raised.
+    /// Writes the weights of the keys of tile `tile` from their products with the queries. Returns, of each head, the
+    /// factor by which its earlier sums of values must be multiplied, since its base may have been raised.
     ///
-    /// Weights are first written relative to the bases so far. Only if one may be above 2^[`SLACK`] are the bases raised, and the
-    /// weights written again: a thread's sum of weights costs less than the maximum of four threads.
+    /// Weights are first written relative to the bases so far. Only if one may be above 2^[`SLACK`] are the bases
+    /// raised, and the weights written again: a thread's sum of weights costs less than the maximum of four threads.
     ///
     /// # Safety
     /// All threads of the warpgroup call it together; `mask` is the tile's; nobody reads the weights before a barrier.
@@ -191,7 +194,8 @@ pub unsafe fn are_near(sum: [f32; 2]) -> bool {
     }
 }
 
-/// The largest of a thread's products of its head `i` with a tile's keys, over the head's four threads: as a score, times log2 e.
+/// The largest of a thread's products of its head `i` with a tile's keys, over the head's four threads: as a score,
+/// times log2 e.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -229,8 +233,8 @@ pub unsafe fn store_weights<const N: usize>(
     sum
 }
 
-/// A thread's weights of a tile, relative to its heads' bases: pairs of keys' weights of each head, of eight keys at a time; and their sum of
-/// each head.
+/// A thread's weights of a tile, relative to its heads' bases: pairs of keys' weights of each head, of eight keys at
+/// a time; and their sum of each head.
 #[inline(always)]
 pub fn weights(products: Fragments, base: [f32; 2]) -> ([[u32; 2]; 8], [f32; 2]) {
     let base = base.map(finite);
@@ -245,8 +249,8 @@ pub fn weights(products: Fragments, base: [f32; 2]) -> ([[u32; 2]; 8], [f32; 2])
     (pairs, sum)
 }
 
-/// What a head's sums of values are multiplied by to be its result, and log2 of the softmax's denominator: from the sink, times log2 e,
-/// and what each sum is relative to, and its weights' sum.
+/// What a head's sums of values are multiplied by to be its result, and log2 of the softmax's denominator: from the
+/// sink, times log2 e, and what each sum is relative to, and its weights' sum.
 #[inline(always)]
 pub fn shares<const N: usize>(sink: f32, bases: [f32; N], sums: [f32; N]) -> ([f32; N], f32) {
     let most = bases.iter().fold(sink, |most, &base| max(most, base));

@@ -23,7 +23,8 @@ pub trait KeyFormat: RowFormat {
     /// Whether codes that are not NaN unpack to finite BF16 with any plain scales.
     const IS_FINITE: bool;
 
-    /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of four follow.
+    /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of
+    /// four follow.
     fn scales_of_panel(scales: StoredScales, panel: u32) -> StoredScales;
 
     /// The scales of the row whose scales begin at `plane`.
@@ -57,7 +58,8 @@ pub trait KeyFormat: RowFormat {
 /// A BF16 NaN in both halves.
 const NAN: u32 = 0x7FC0_7FC0;
 
-/// The scale byte of 2^7, up to which one multiplication is enough: 120 more is the factor's exponent, of which 254 is the largest.
+/// The scale byte of 2^7, up to which one multiplication is enough: 120 more is the factor's exponent, of which 254
+/// is the largest.
 const LARGEST: u32 = 134;
 
 impl KeyFormat for Ue8m0Row {

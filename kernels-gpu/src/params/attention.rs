@@ -38,7 +38,8 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
-        /// Clusters of a part: 1, or 2, each of which has half of the channels of the same keys' values, or, if it is spread, half of the keys.
+        /// Clusters of a part: 1, or 2, each of which has half of the channels of the same keys' values, or, if it is
+        /// spread, half of the keys.
         halves,
     }
 }

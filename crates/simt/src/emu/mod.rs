@@ -6,11 +6,11 @@
 //! that a body which depends on the order fails in some run. The result depends on the seed only, except
 //! where blocks communicate through global memory.
 //!
-//! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access
-//! out of bounds or misaligned, a read of unwritten shared memory, a race on shared memory, a
-//! panic. Not detected are races on global memory, an allocation that the host frees while
-//! a launch uses it, a missing [`fence_shared`](crate::warpgroup::fence_shared), and warps that stay away from a
-//! product of their warpgroup: it is computed warp by warp. A body that needs more than 64 KiB of stack ends the process at a guard page.
+//! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access out of bounds or
+//! misaligned, a read of unwritten shared memory, a race on shared memory, a panic. Not detected are races on global
+//! memory, an allocation that the host frees while a launch uses it, a missing
+//! [`fence_shared`](crate::warpgroup::fence_shared), and warps that stay away from a product of their warpgroup: it
+//! is computed warp by warp. A body that needs more than 64 KiB of stack ends the process at a guard page.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! The shares of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up, in their order.
+//! The shares of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up,
+//! in their order.
 
 use simt::thread;
 
@@ -20,8 +21,8 @@ fn ends_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     block * u64::from(2 * HEADS)
 }
 
-/// The element of the sums where those of the thread start, of cluster `cluster` of the query: as threads have them, so that each reads
-/// what it has written.
+/// The element of the sums where those of the thread start, of cluster `cluster` of the query: as threads have them,
+/// so that each reads what it has written.
 #[inline(always)]
 fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     /// Words of a warpgroup's half of a block's channels.
@@ -31,7 +32,8 @@ fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     block * u64::from(2 * HALF) + u64::from(HALF * group + 4 * thread)
 }
 
-/// Stores for the blocks that have the same channels of the query's other keys, of a head: log2 of the softmax's denominator of the part.
+/// Stores for the blocks that have the same channels of the query's other keys, of a head: log2 of the softmax's
+/// denominator of the part.
 ///
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters.
@@ -55,7 +57,8 @@ pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32
     }
 }
 
-/// Stores what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are stored; nothing if they are not.
+/// Stores what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are stored;
+/// nothing if they are not.
 ///
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters, behind [`store_lse`] or [`store_end`] of all heads; nobody reads

@@ -28,8 +28,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// That of the block's cluster, which is number `cluster` of those with the same heads. Held: its addresses would be computed for each
-    /// tile.
+    /// That of the block's cluster, which is number `cluster` of those with the same heads. Held: its addresses would
+    /// be computed for each tile.
     #[inline(always)]
     pub fn of(args: &Attend, cluster: u32) -> Self {
         let groups = args.params.heads.div_ceil(HEADS);

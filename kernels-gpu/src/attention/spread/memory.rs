@@ -47,7 +47,8 @@ const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
 
-/// Where a key's row lies, `[tiles, 64, 4]`; in the end of both sums what they are relative to, then their weights' sums, `[2, 2, 64]`.
+/// Where a key's row lies, `[tiles, 64, 4]`; in the end of both sums what they are relative to, then their weights'
+/// sums, `[2, 2, 64]`.
 pub type Found = Shared<u32, { (TILES * TILE * 4) as usize }>;
 /// Which keys are missing, a bit each: `[tiles, 2]`.
 pub type Missing = Shared<u32, { (TILES * TILE / 32) as usize }>;
@@ -110,7 +111,8 @@ impl Arrays {
         self.panels(tile % 2 * MATRIX)
     }
 
-    /// The block's channels of the values of tile `tile`. Those of the first [`FREE`] tiles come where the second tile of keys is.
+    /// The block's channels of the values of tile `tile`. Those of the first [`FREE`] tiles come where the second
+    /// tile of keys is.
     #[inline(always)]
     pub fn values(self, tile: u32) -> Panels<WORDS> {
         self.panels((tile + FREE) % PLACES * PANEL)
@@ -120,7 +122,8 @@ impl Arrays {
 /// First word of what the multiplying warpgroups tell each other in the end, where values were.
 pub const ENDS: u32 = 0;
 
-/// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups arrive, the others wait.
+/// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups
+/// arrive, the others wait.
 pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK);
 /// The first of three tiles of keys is not read any more. The first warpgroup arrives, the unpacking ones wait.
 pub const FIRST_SCORED: NamedBarrier = NamedBarrier::new(5, 3 * GROUP);

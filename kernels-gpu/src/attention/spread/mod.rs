@@ -1,19 +1,22 @@
-//! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`], bit by bit, in less
-//! time and less code.
+//! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`],
+//! bit by bit, in less time and less code.
 //!
-//! A cluster has 64 heads of a query, and all of their keys or a share. First its blocks multiply queries by keys, each those of its own
-//! tiles, and leave the weights, relative to 0, in global memory for all. Then each block has 64 channels of the values of all keys,
-//! multiplies them by all weights, and writes its channels of all heads.
+//! A cluster has 64 heads of a query, and all of their keys or a share. First its blocks multiply queries by keys,
+//! each those of its own tiles, and leave the weights, relative to 0, in global memory for all. Then each block has
+//! 64 channels of the values of all keys, multiplies them by all weights, and writes its channels of all heads.
 //!
-//! Where scores are too far from 0 for that, which is seldom, blocks tell each other the tiles' largest scores. By them each knows what the
-//! tiles' weights are relative to, in the order of the tiles, and stores its weights once more.
+//! Where scores are too far from 0 for that, which is seldom, blocks tell each other the tiles' largest scores. By
+//! them each knows what the tiles' weights are relative to, in the order of the tiles, and stores its weights once
+//! more.
 //!
-//! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and parts. A cluster that has
-//! a part computes both sums, one in each of two warpgroups; where there are enough clusters, each of two has the keys of one sum. What
-//! several clusters have is added up, of each 64 channels, by the block that is last to leave its own.
+//! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and
+//! parts. A cluster that has a part computes both sums, one in each of two warpgroups; where there are enough
+//! clusters, each of two has the keys of one sum. What several clusters have is added up, of each 64 channels, by the
+//! block that is last to leave its own.
 //!
-//! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which takes as long as
-//! much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps wherever it can be.
+//! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which
+//! takes as long as much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps
+//! wherever it can be.
 
 mod combine;
 mod exchange;
@@ -57,8 +60,8 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
     let (part, half) = if halves == 2 { (piece / 2, piece % 2) } else { (piece, 0) };
     let first = thread::block_idx_y() * HEADS;
-    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what branches on the
-    // warpgroup has the same barriers in the same order.
+    // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what
+    // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let (arrays, source) = (Arrays::new(), Source(&args));
         // Copies begin before anything waits for a load; of padding too.

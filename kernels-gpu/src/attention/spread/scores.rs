@@ -17,13 +17,15 @@ use crate::unroll::{array_from_fn, unroll};
 /// The scores of a warpgroup's tiles: of its last one, and of the one before.
 pub type Scores = [Fragments; 2];
 
-/// Whether warpgroup `group` scores the block's third tile too. The first has the first tile and the third, the second the second.
+/// Whether warpgroup `group` scores the block's third tile too. The first has the first tile and the third, the
+/// second the second.
 #[inline(always)]
 const fn has_third<W: KeySet>(task: Task, group: u32) -> bool {
     may_score_three::<W>() && group == 0 && task.own > 2
 }
 
-/// The scores of the warpgroup's tiles, and what `meanwhile` returns. Leaves their weights relative to 0, and tells all blocks whether some may not stay so.
+/// The scores of the warpgroup's tiles, and what `meanwhile` returns. Leaves their weights relative to 0, and tells
+/// all blocks whether some may not stay so.
 ///
 /// # Safety
 /// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
@@ -103,7 +105,8 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
     })
 }
 
-/// Tells all blocks of the cluster the largest scores of the thread's heads of tile `tile`: each of the four threads of a head two blocks.
+/// Tells all blocks of the cluster the largest scores of the thread's heads of tile `tile`: each of the four threads
+/// of a head two blocks.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -160,8 +163,8 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     [0, 1].map(|i| softmax::raised(base[i], most[i]))
 }
 
-/// Stores the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the tiles: for scores
-/// that are far from 0, or rise so far. First all blocks tell each other the largest scores.
+/// Stores the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the
+/// tiles: for scores that are far from 0, or rise so far. First all blocks tell each other the largest scores.
 ///
 /// # Safety
 /// Nobody reads weights before a barrier of the cluster; all threads of the multiplying warpgroups of all its blocks call it, those of

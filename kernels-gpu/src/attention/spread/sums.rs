@@ -83,8 +83,8 @@ pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u3
     }
 }
 
-/// The sum of tiles `tile..end`, whose weights are all relative to 0. Two tiles' products are in flight together, and the loads of the next
-/// two tiles' weights under way.
+/// The sum of tiles `tile..end`, whose weights are all relative to 0. Two tiles' products are in flight together, and
+/// the loads of the next two tiles' weights under way.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -196,8 +196,8 @@ unsafe fn raise(sum: Sum, base: [f32; 2]) -> Sum {
     Sum { values, base, total: [sum.total[0] * x, sum.total[1] * y] }
 }
 
-/// Adds up the two sums, and the parts if there are several and the block is last, and writes the block's channels of the heads, and the
-/// log-sum-exps if they are asked for.
+/// Adds up the two sums, and the parts if there are several and the block is last, and writes the block's channels of
+/// the heads, and the log-sum-exps if they are asked for.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together.
@@ -264,7 +264,8 @@ unsafe fn store_ends(arrays: Arrays, sum: Sum, group: u32) {
     }
 }
 
-/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp, for the other parts or if it is asked for.
+/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp, for the other parts or if it
+/// is asked for.
 ///
 /// # Safety
 /// As [`write`], behind [`store_ends`] and a barrier.

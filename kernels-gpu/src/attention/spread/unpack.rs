@@ -146,8 +146,8 @@ fn words_in<const N: usize>((panel, key): (Rows<N>, u32)) -> [u32; 2] {
     [panel.word(two, key), panel.word(two + 1, key)]
 }
 
-/// Writes 16 channels as BF16 to `to`, by the first of the scales. `PLAIN` where [`KeyFormat::is_plain`] is true and no code is NaN; else
-/// anything is written then. Otherwise zeros if not `is_there`.
+/// Writes 16 channels as BF16 to `to`, by the first of the scales. `PLAIN` where [`KeyFormat::is_plain`] is true and
+/// no code is NaN; else anything is written then. Otherwise zeros if not `is_there`.
 ///
 /// # Safety
 /// The words are the thread's; nobody reads them without a barrier between.
@@ -168,7 +168,8 @@ unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool>(
     }
 }
 
-/// Starts copies of the lane's 16 rotary channels of key `key` of tile `tile` into row `key` of `panel`; writes zeros if there is no such key.
+/// Starts copies of the lane's 16 rotary channels of key `key` of tile `tile` into row `key` of `panel`; writes zeros
+/// if there is no such key.
 ///
 /// # Safety
 /// As [`row_of`]; no thread reads the row of the panel before the copies' group is waited for and a barrier.
@@ -196,9 +197,9 @@ unsafe fn copy_rotary<const N: usize>(
     }
 }
 
-/// Unpacks the rows of the keys that the block scores, four lanes a row: all threads those of the first two tiles, and the unpacking
-/// warpgroups those of the third, once the first is not read any more. If the block scores one tile, half of it has four panels of each row,
-/// and half the others.
+/// Unpacks the rows of the keys that the block scores, four lanes a row: all threads those of the first two tiles,
+/// and the unpacking warpgroups those of the third, once the first is not read any more. If the block scores one
+/// tile, half of it has four panels of each row, and half the others.
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the block call it, and have arrived at a barrier of the cluster; the multiplying
@@ -244,8 +245,8 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
 /// Codes of four panels of a row: 16 of each.
 type FourPanels = [[u32; 4]; 4];
 
-/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`: of panels `4 * first..4 * end`, so `[0, 1]` is
-/// half of them, `[1, 2]` the other half, and `[0, 2]` all.
+/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`: of panels `4 * first..4 * end`, so
+/// `[0, 1]` is half of them, `[1, 2]` the other half, and `[0, 2]` all.
 ///
 /// # Safety
 /// As [`unpack`]; nobody reads the row of `to` any more.
@@ -342,8 +343,9 @@ const fn of_panel([a, b, c, d]: FourPanels, i: u32) -> [u32; 4] {
     }
 }
 
-/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free, and the angles by which rotary ones
-/// are turned back; passes the barriers of the cluster that the multiplying warpgroups pass meanwhile.
+/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free, and the angles by
+/// which rotary ones are turned back; passes the barriers of the cluster that the multiplying warpgroups pass
+/// meanwhile.
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
@@ -458,8 +460,8 @@ unsafe fn unpack_all<F: KeyFormat, W: KeySet>(
     }
 }
 
-/// Starts the loads of the lane's 16 channels of the block's panel of a stage's rows `key`, and of their scales; past the last tile its row
-/// again, or nothing.
+/// Starts the loads of the lane's 16 channels of the block's panel of a stage's rows `key`, and of their scales; past
+/// the last tile its row again, or nothing.
 ///
 /// # Safety
 /// As [`unpack_values`].

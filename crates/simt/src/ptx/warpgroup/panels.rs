@@ -148,7 +148,8 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     meanwhile: impl FnOnce() -> T,
 ) -> (Fragments, T) {
     let mut d = sum;
-    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the product.
+    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the
+    // product.
     unsafe {
         asm_of_four_steps!(d, [
             "{{ .reg .pred yes; setp.eq.b32 yes, 0, 0;",
@@ -178,7 +179,8 @@ pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
     meanwhile: impl FnOnce() -> T,
 ) -> (Fragments, T) {
     let mut d = sum;
-    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the products.
+    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below, and has all registers of the
+    // products.
     unsafe {
         asm_of_four_steps!(d, [
             "{{ .reg .pred yes; setp.eq.b32 yes, 0, 0;",
