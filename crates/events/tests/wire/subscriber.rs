@@ -1,9 +1,9 @@
 //! A subscriber over real sockets, as a router is one: it asks for what it missed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 use crate::index::{Event, Index, Message};
@@ -22,13 +22,25 @@ pub struct Subscriber {
     pub replayed: u64,
 }
 
+/// Connects, again where the publisher disconnects everybody meanwhile, since somebody does not read: so routers do.
+async fn connect<S: Socket>(endpoint: &str) -> S {
+    let begun = Instant::now();
+    loop {
+        let mut socket = S::new();
+        match socket.connect(endpoint).await {
+            Ok(()) => return socket,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
 impl Subscriber {
     /// Connects, and asks for everything.
     pub async fn join(endpoint: &str, replay_endpoint: &str) -> Self {
-        let (mut subscription, mut replay) = (SubSocket::new(), DealerSocket::new());
-        subscription.connect(endpoint).await.expect("connects");
+        let mut subscription: SubSocket = connect(endpoint).await;
         subscription.subscribe("topic").await.expect("subscribes");
-        replay.connect(replay_endpoint).await.expect("connects");
+        let replay = connect(replay_endpoint).await;
         let index = Index::default();
         let mut joined = Self { subscription, replay, next: 0, index, is_lost: true, replayed: 0 };
         joined.catch_up().await;
