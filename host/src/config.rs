@@ -132,7 +132,7 @@ impl CacheConfig {
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
         range("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
         if !self.checkpoint_interval.is_multiple_of(BLOCK_TOKENS) {
-            let setting = "checkpoint_interval, which is a multiple of 128,";
+            let setting = "checkpoint_interval (a multiple of 128)";
             let (value, most) =
                 (self.checkpoint_interval.into(), u32::MAX / BLOCK_TOKENS * BLOCK_TOKENS);
             return Err(KvError::Config { setting, value, least: 0, most: most.into() });

@@ -155,6 +155,7 @@ mod tier;
 pub mod trace;
 pub mod transfer;
 mod transfers;
+mod unit_list;
 mod weights;
 
 pub use bucket::Bucket;

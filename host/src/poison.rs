@@ -14,6 +14,7 @@ use crate::ledger::Ledger;
 pub use crate::poison_read::{PoisonRead, PoisonedRow};
 use crate::pool_kind::PoolUnit;
 use crate::schema::Pool;
+use crate::unit_list::UnitList;
 
 /// What every byte of poisoned memory is: NaN as E4M3, BF16, UE8M0 and f32.
 pub const POISON: u8 = 0xFF;
@@ -30,41 +31,14 @@ pub(crate) const WORDS: u64 = 1 + CAPACITY * RECORD as u64;
 /// block once, however often it changed hands.
 #[derive(Debug, Default)]
 pub(crate) struct Freed {
-    slots: FreedUnits,
-    blocks: FreedUnits,
-}
-
-#[derive(Debug, Default)]
-struct FreedUnits {
-    units: Vec<u32>,
-    /// By unit: whether it is in `units`.
-    listed: Vec<bool>,
-}
-
-impl FreedUnits {
-    fn new(units: u32) -> Self {
-        let room = units as usize;
-        Self { units: Vec::with_capacity(room), listed: vec![false; room] }
-    }
-
-    fn add(&mut self, unit: u32) {
-        if let Some(listed) = self.listed.get_mut(unit as usize).filter(|listed| !**listed) {
-            *listed = true;
-            self.units.push(unit);
-        }
-    }
-
-    fn clear(&mut self) {
-        for unit in self.units.drain(..) {
-            self.listed[unit as usize] = false;
-        }
-    }
+    slots: UnitList,
+    blocks: UnitList,
 }
 
 impl Freed {
     /// Nothing freed, of so many slots and blocks. With none of either nothing is ever listed.
     pub fn new(slots: u32, blocks: u32) -> Self {
-        Self { slots: FreedUnits::new(slots), blocks: FreedUnits::new(blocks) }
+        Self { slots: UnitList::new(slots), blocks: UnitList::new(blocks) }
     }
 
     /// The slot has no owner any more.
@@ -83,7 +57,7 @@ impl Freed {
         stream: &Stream<B>,
         pools: impl Iterator<Item = (&'p Pool, &'p Buffer<B, u8>)>,
     ) -> Result<(), KvError> {
-        if self.slots.units.is_empty() && self.blocks.units.is_empty() {
+        if self.slots.units().is_empty() && self.blocks.units().is_empty() {
             return Ok(());
         }
         for (pool, buffer) in pools {
@@ -91,7 +65,7 @@ impl Freed {
                 PoolUnit::Slot => (&self.slots, pool.unit_bytes()),
                 PoolUnit::Block => (&self.blocks, pool.unit_bytes()),
             };
-            for &unit in &freed.units {
+            for &unit in freed.units() {
                 let unit = buffer.slice(u64::from(unit) * bytes, bytes);
                 stream.fill(&unit.expect("the pool has every unit"), POISON)?;
             }

@@ -10,7 +10,7 @@ pub struct Placement {
     pub block_tokens: u32,
     /// Whether one is taken where the prompt leaves what is in the tree.
     pub junctions: bool,
-    /// One at each multiple of so many tokens; a multiple of `block_tokens`, or `None`, as 0 is.
+    /// One at each multiple of so many tokens; a multiple of `block_tokens`. `None` and 0: at none.
     pub interval: Option<u32>,
 }
 

@@ -101,8 +101,9 @@ impl Specs {
 
 /// Memory of the indexers of one cache, for all of its layers: projections, queries and scores of as many queries as fit.
 ///
-/// It belongs to the first cache whose step selects with it. Steps of one cache run one behind the other on the
-/// device, in whichever streams; those of two caches may not, and would overwrite each other's scores.
+/// It belongs to the first cache whose step selects with it, also if a launch of that call fails. Steps of one cache run
+/// one after another on the device, in whichever streams. Those of two caches may overlap, and would overwrite each
+/// other's scores.
 pub struct IndexerWorkspace<B: Backend> {
     pub(super) heads: u32,
     pub(super) columns: u32,

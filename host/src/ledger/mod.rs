@@ -50,11 +50,12 @@ use crate::limits::StepLimits;
 use crate::pool_kind::PoolUnit;
 use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
+use crate::unit_list::UnitList;
 pub(crate) use fork::Fork;
 use open_step::{Growth, OpenStep};
 pub(crate) use shared::Sharer;
+use shared::Sharing;
 pub use shared::{Admission, Prompt};
-use shared::{Sharing, Unowned};
 pub(crate) use tier::{Arrival, Departure};
 use wanted::Saves;
 pub(crate) use wanted::{largest_layout, may_save};
@@ -90,7 +91,8 @@ pub struct Ledger {
     #[serde(skip)]
     sharing: Option<Box<Sharing>>,
     #[serde(skip)]
-    unowned: Unowned,
+    /// Blocks that were freed since they were last asked for; none unless the cache is poisoned.
+    unowned: UnitList,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
     /// What the cache is configured for.
@@ -128,7 +130,7 @@ impl Ledger {
             growing: Vec::with_capacity(config.max_requests as usize),
             saves: Saves::new(config),
             sharing: Sharing::new(config, has_entries),
-            unowned: Unowned::new(config),
+            unowned: UnitList::new(if config.poison { config.num_blocks } else { 0 }),
             limits: StepLimits::of_cache(config),
             rollback_tokens: config.step_tokens_with_rollback(),
         })
@@ -299,10 +301,10 @@ fn give_up(
     held: impl Iterator<Item = Held>,
     shares: &mut BlockShares,
     blocks: &mut BlockPool,
-    unowned: &mut Unowned,
+    unowned: &mut UnitList,
 ) {
     for block in held.filter_map(|held| shares.give_up(held)) {
-        unowned.add(block.id());
+        unowned.add(block.id().0);
         blocks.give_back(block);
     }
 }

@@ -9,9 +9,10 @@ use super::offers::Offers;
 use crate::block::{BLOCK, Block, BlockPool};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
-use crate::ids::{BlockId, RequestId, SlotId};
+use crate::ids::{RequestId, SlotId};
 use crate::schema::Schema;
 use crate::state_layout;
+use crate::unit_list::UnitList;
 
 /// Evicted blocks that are remembered, to tell why tokens were not reused.
 const REMEMBERED: u32 = 1 << 16;
@@ -76,37 +77,6 @@ pub(super) struct Sharing {
     pub most_told: usize,
 }
 
-/// Blocks that nobody has any more since they were last asked for; of a cache that is poisoned.
-#[derive(Debug)]
-pub(super) struct Unowned {
-    /// Each once.
-    blocks: Vec<BlockId>,
-    /// By block: whether it is in `blocks`. Empty unless the cache is poisoned.
-    is_listed: Vec<bool>,
-}
-
-impl Unowned {
-    /// None.
-    pub fn new(config: &CacheConfig) -> Self {
-        let room = if config.poison { config.num_blocks as usize } else { 0 };
-        Self { blocks: Vec::with_capacity(room), is_listed: vec![false; room] }
-    }
-
-    pub fn add(&mut self, block: BlockId) {
-        let is_listed = self.is_listed.get_mut(block.0 as usize);
-        if is_listed.is_some_and(|is_listed| !std::mem::replace(is_listed, true)) {
-            self.blocks.push(block);
-        }
-    }
-
-    /// The next of them, which is none of them any more.
-    pub fn pop(&mut self) -> Option<BlockId> {
-        let block = self.blocks.pop()?;
-        self.is_listed[block.0 as usize] = false;
-        Some(block)
-    }
-}
-
 /// A request that shares.
 #[derive(Debug)]
 pub(crate) struct Sharer {
@@ -126,14 +96,15 @@ pub(crate) struct Sharer {
 pub(super) struct Pools<'l> {
     pub blocks: &'l mut BlockPool,
     pub checkpoints: &'l mut CheckpointPool,
-    pub unowned: &'l mut Unowned,
+    /// Freed blocks that the manager has still to poison.
+    pub unowned: &'l mut UnitList,
 }
 
 impl Pools<'_> {
     pub fn take_back(&mut self, freed: FreedUnit) {
         match freed {
             Freed::Block(block) => {
-                self.unowned.add(block.id());
+                self.unowned.add(block.id().0);
                 self.blocks.give_back(block);
             }
             Freed::Checkpoint(checkpoint) => self.checkpoints.give_back(checkpoint),
@@ -195,30 +166,5 @@ impl Sharer {
         let origin = planned.map_or(other, |(_, origin)| origin);
         let blocks = boundary / BLOCK_TOKENS;
         (blocks <= self.reference.blocks()).then_some((&self.reference, blocks, origin))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kv_layout::config::ModelConfig;
-
-    use super::Unowned;
-    use crate::config::CacheConfig;
-    use crate::ids::BlockId;
-
-    /// A ledger that nobody asks lists no block twice, and one that is not poisoned none.
-    #[test]
-    fn a_block_without_an_owner_is_listed_once() {
-        let tiny = ModelConfig::preset("tiny").expect("a preset");
-        let poisoned = CacheConfig { num_blocks: 2, poison: true, ..CacheConfig::new(tiny) };
-        let plain = CacheConfig { poison: false, ..poisoned.clone() };
-        for (config, listed) in [(poisoned, [BlockId(0), BlockId(1)].as_slice()), (plain, &[])] {
-            let mut unowned = Unowned::new(&config);
-            for _ in 0..2 {
-                [1, 0, 1, 0, 1].map(BlockId).into_iter().for_each(|block| unowned.add(block));
-                let found: Vec<_> = std::iter::from_fn(|| unowned.pop()).collect();
-                assert_eq!(found, listed);
-            }
-        }
     }
 }

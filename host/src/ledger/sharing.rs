@@ -74,7 +74,7 @@ impl Ledger {
 
     /// The blocks that nobody has any more since the last call; none unless the cache is poisoned.
     pub(crate) fn take_unowned(&mut self) -> impl Iterator<Item = BlockId> {
-        std::iter::from_fn(|| self.unowned.pop())
+        std::iter::from_fn(|| self.unowned.pop().map(BlockId))
     }
 
     /// Of a step that was committed: the blocks that it closed become the tree's.

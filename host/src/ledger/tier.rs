@@ -240,7 +240,7 @@ impl Ledger {
 
 fn give_back(pools: &mut Pools<'_>, blocks: impl Iterator<Item = Block>) {
     for block in blocks {
-        pools.unowned.add(block.id());
+        pools.unowned.add(block.id().0);
         pools.blocks.give_back(block);
     }
 }

@@ -109,7 +109,7 @@ impl Ledger {
         let Room { slot, blocks, .. } = room;
         // In reverse, so that the one taken last is the one taken next.
         for block in blocks.into_iter().rev() {
-            self.unowned.add(block.id());
+            self.unowned.add(block.id().0);
             self.blocks.give_back(block);
         }
         self.requests.unreserve(slot);

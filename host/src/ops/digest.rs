@@ -4,7 +4,7 @@ use kernels_gpu::launch::DigestSections;
 use kernels_gpu::params::DigestParams;
 use kv_layout::xxh3;
 
-use super::check_number;
+use super::check_most;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 
 /// 32-bit words of the record of a section.
@@ -46,7 +46,7 @@ pub fn digest_sections<B: Backend>(
         return Ok(());
     }
     let words = payload.len() / 8;
-    check_number("words of a payload", words, 0..=u32::MAX.into())?;
+    check_most("words of a payload", words, u32::MAX)?;
     let operation = DigestSections {
         payload: payload.ptr(),
         sections: sections.ptr(),

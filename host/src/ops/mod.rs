@@ -61,33 +61,46 @@ pub use state_copy::{
 pub(crate) use state_copy::{JOB, UNIT};
 pub use swa::{SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa};
 
-use std::ops::RangeInclusive;
-
 use crate::device::DeviceError;
 use crate::device::shape::check_length;
 
-/// Refuses a number outside of `allowed`, which begins with 0 or 1.
-fn check_number(
-    what: &'static str,
-    value: u64,
-    allowed: RangeInclusive<u64>,
-) -> Result<(), DeviceError> {
-    if allowed.contains(&value) {
-        return Ok(());
-    }
-    Err(DeviceError::Argument { what, value, multiple: 1, most: *allowed.end() })
+/// Refuses a number above `most`.
+fn check_most(what: &'static str, value: u64, most: u32) -> Result<(), DeviceError> {
+    if value == 0 { Ok(()) } else { check_argument(what, value, 1, most) }
 }
 
 /// Refuses a number that is 0, above `most`, or no multiple of `multiple`.
 fn check_argument(
     what: &'static str,
-    value: u32,
+    value: impl Into<u64>,
     multiple: u32,
     most: u32,
 ) -> Result<(), DeviceError> {
+    let [multiple, most] = [multiple, most].map(u64::from);
+    let value = value.into();
     if value == 0 || value > most || !value.is_multiple_of(multiple) {
-        let [value, multiple, most] = [value, multiple, most].map(u64::from);
         return Err(DeviceError::Argument { what, value, multiple, most });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_argument, check_most};
+
+    #[test]
+    fn a_number_out_of_range_is_named_with_its_range() {
+        let says =
+            |checked: Result<(), crate::device::DeviceError>| checked.unwrap_err().to_string();
+        let beyond = u64::from(u32::MAX) + 1;
+        assert!((0..=7).all(|value| check_most("rows", value, 7).is_ok()));
+        assert_eq!(says(check_most("rows", 8, 7)), "rows is 8; it must be from 1 to 7");
+        assert!(check_most("rows", beyond, u32::MAX).is_err());
+        assert!(check_argument("rows", 6_u32, 3, 7).is_ok());
+        let of_three = "it must be a multiple of 3 from 3 to 7";
+        for value in [0, 4, 9, beyond] {
+            let expected = format!("rows is {value}; {of_three}");
+            assert_eq!(says(check_argument("rows", value, 3, 7)), expected);
+        }
+    }
 }

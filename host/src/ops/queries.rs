@@ -1,6 +1,6 @@
 //! Queries: which of a step's tokens are asked for.
 
-use super::check_number;
+use super::check_most;
 use crate::device::{Backend, DeviceError, View};
 
 /// Queries of gathers, scores, lists or attention: tokens `first..first + count` of a step, by their places in it.
@@ -22,6 +22,6 @@ impl<B: Backend> StepQueries<'_, B> {
     /// Refuses queries whose places in the step 32 bits do not count.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         let end = u64::from(self.first) + u64::from(self.count);
-        check_number("first + count of queries", end, 0..=u32::MAX.into())
+        check_most("first + count of queries", end, u32::MAX)
     }
 }

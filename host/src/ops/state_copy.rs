@@ -3,7 +3,7 @@
 use kernels_gpu::launch::CopyState;
 use kernels_gpu::params::CopyStateParams;
 
-use super::{check_length, check_number};
+use super::{check_argument, check_length, check_most};
 use crate::device::{
     ARENA_ALIGN, Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, Stream, View,
 };
@@ -80,11 +80,7 @@ impl<B: Backend> CheckpointRows<'_, B> {
             let end = place.saturating_add(bytes);
             check_length("bytes of a checkpoint", self.checkpoint_bytes, end)?;
         }
-        check_number(
-            "units of 256 bytes of a checkpoint",
-            self.checkpoint_bytes / UNIT,
-            0..=u32::MAX.into(),
-        )?;
+        check_most("units of 256 bytes of a checkpoint", self.checkpoint_bytes / UNIT, u32::MAX)?;
         Ok(CheckpointArguments {
             row: self.row.ptr(),
             checkpoints: self.checkpoints.ptr_mut(),
@@ -209,10 +205,10 @@ pub fn copy_state<B: Backend>(
     }
     let units = |what, bytes: u64| {
         let units = bytes / UNIT;
-        check_number(what, units, 1..=u32::MAX.into())?;
+        check_argument(what, units, 1, u32::MAX)?;
         Ok::<_, DeviceError>(units as u32)
     };
-    check_number("pieces of a copy", number, 1..=u32::MAX.into())?;
+    check_argument("pieces of a copy", number, 1, u32::MAX)?;
     let slot_units = units("units of 256 bytes of all slots", arena.slots.len())?;
     let (mode, checkpoints) = match direction {
         CopyDirection::Save => (CopyStateParams::SAVE, arena.number_of_checkpoints),
@@ -224,7 +220,7 @@ pub fn copy_state<B: Backend>(
         _ => units("units of 256 bytes of a checkpoint", arena.checkpoint_bytes)?,
     };
     if checkpoints == 0 && direction != CopyDirection::Slot {
-        check_number("number of checkpoints", 0, 1..=u32::MAX.into())?;
+        check_argument("number of checkpoints", checkpoints, 1, u32::MAX)?;
     }
     let operation = CopyState {
         pieces: pieces.ptr(),

@@ -5,7 +5,7 @@ use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::state_copy::{CheckpointArguments, CheckpointRows};
-use super::{StepQueries, check_length, check_number};
+use super::{StepQueries, check_length, check_most};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
@@ -27,7 +27,7 @@ impl<B: Backend> SwaRing<'_, B> {
     /// Rows of all slots, which an index of 32 bits counts.
     pub(super) fn rows(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
-        check_number("ring rows", rows, 0..=i32::MAX as u64)?;
+        check_most("ring rows", rows, i32::MAX as u32)?;
         Ok(rows as u32)
     }
 }

@@ -111,7 +111,7 @@ impl<P: Policy> Pool<P> {
         Ok(kept)
     }
 
-    /// The same of blocks of which `at` is at the end of some, and then of all.
+    /// As [`Self::keep`], from `at` on, which refers to the first of the blocks: it is moved to the last.
     fn keep_on(
         &mut self,
         at: &mut Reference,
@@ -179,8 +179,8 @@ fn run<'p, P: Policy>(
         }
         let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (mut at, mut done) = (adopted.reference, adopted.reused);
-        // Where host memory is with this prompt, so that it does not begin anew at each checkpoint.
-        let mut at_host = None;
+        // The prompt in host memory. It goes on from checkpoint to checkpoint: from the root each time would be quadratic.
+        let mut host_at = None;
         while let Some((end, origin)) = checkpoints.after(done) {
             let end_block = (end / BLOCK_TOKENS) as usize;
             let new = &blocks[(done / BLOCK_TOKENS) as usize..end_block];
@@ -189,12 +189,12 @@ fn run<'p, P: Policy>(
             let attached = device.tree.attach(&at, at.blocks(), origin, origin).is_ok();
             if let Some(host) = host.as_mut().filter(|_| attached) {
                 let blocks = &blocks[..end_block];
-                let at = at_host.get_or_insert_with(|| host.tree.refer_to_match(&root, blocks));
+                let at = host_at.get_or_insert_with(|| host.tree.refer_to_match(&root, blocks));
                 simulated.traffic[0] += host.keep_on(at, blocks, origin)?;
             }
             done = end;
         }
-        if let (Some(host), Some(at)) = (&mut host, at_host) {
+        if let (Some(host), Some(at)) = (&mut host, host_at) {
             host.tree.release(at, drop)?;
         }
         device.tree.release(at, drop)?;

@@ -236,7 +236,7 @@ fn a_restart_is_noticed() {
     });
 }
 
-/// A publisher where one was. Meanwhile the system may have given its port to a client of another test: until that one has gone.
+/// Starts a publisher at the endpoints of one before it. Tries again while a client of another test has its port.
 fn start_again(cache: &mut Cache, options: &PublisherOptions) -> Publisher {
     let begun = Instant::now();
     loop {

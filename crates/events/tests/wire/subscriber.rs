@@ -22,7 +22,7 @@ pub struct Subscriber {
     pub replayed: u64,
 }
 
-/// Connects, again where the publisher disconnects everybody meanwhile, since somebody does not read: so routers do.
+/// Connects. Tries again, as routers do: a publisher disconnects everybody when one subscriber does not read.
 async fn connect<S: Socket>(endpoint: &str) -> S {
     let begun = Instant::now();
     loop {

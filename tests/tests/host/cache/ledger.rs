@@ -354,6 +354,7 @@ fn settings_out_of_range_are_named() {
         assert!(matches!(error, KvError::Config { setting, .. } if setting == name), "{error}");
     };
     check(|config| config.max_draft = 128, "max_draft");
+    check(|config| config.checkpoint_interval = 133, "checkpoint_interval (a multiple of 128)");
     check(|config| config.max_requests = 0, "max_requests");
     check(|config| config.num_blocks = 0, "num_blocks");
     check(|config| config.max_context = 2_000_000, "max_context");
