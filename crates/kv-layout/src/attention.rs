@@ -26,6 +26,9 @@ pub const SPREAD_TILES: u32 = 18;
 /// Most tiles of a query's keys for [`AttendForm::Spread`]: a window and 640 entries.
 pub const SHORT_SPREAD_TILES: u32 = 12;
 
+/// Most queries that a block of [`AttendForm::Consecutive`] takes.
+pub const MOST_CONSECUTIVE: u32 = 32;
+
 /// What a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendedKeys {
@@ -111,6 +114,9 @@ pub enum AttendForm {
     Whole(AttendedKeys),
     /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
     Spread(AttendedKeys),
+    /// Windows alone: a block takes several queries, one after another, and keeps the rows that consecutive queries of
+    /// a request share.
+    Consecutive,
     /// Each part of a query's keys, or each of the two halves that [`KeySplit::TwoBlocks`] makes of it, is spread
     /// over [`SPREAD_BLOCKS`] blocks, and has at most [`SPREAD_TILES`] tiles.
     SpreadParts(ManyEntries),
@@ -131,6 +137,7 @@ impl AttendKernel {
     pub const fn keys(self) -> AttendedKeys {
         match self.form {
             AttendForm::Whole(keys) | AttendForm::Spread(keys) => keys,
+            AttendForm::Consecutive => AttendedKeys::Window,
             AttendForm::SpreadParts(ManyEntries::List) => AttendedKeys::List,
             AttendForm::SpreadParts(ManyEntries::All) => AttendedKeys::All,
         }
@@ -139,7 +146,13 @@ impl AttendKernel {
     /// Whether queries, or parts of their keys, are spread over [`SPREAD_BLOCKS`] blocks.
     #[must_use]
     pub const fn is_spread(self) -> bool {
-        !matches!(self.form, AttendForm::Whole(_))
+        matches!(self.form, AttendForm::Spread(_) | AttendForm::SpreadParts(_))
+    }
+
+    /// Whether a block takes several queries.
+    #[must_use]
+    pub const fn is_consecutive(self) -> bool {
+        matches!(self.form, AttendForm::Consecutive)
     }
 
     /// Blocks of a cluster.
@@ -154,7 +167,7 @@ impl AttendKernel {
     pub const fn shares(self, parts: u32, halves: u32) -> u32 {
         match self.form {
             AttendForm::Whole(_) => parts,
-            AttendForm::Spread(_) => 1,
+            AttendForm::Spread(_) | AttendForm::Consecutive => 1,
             AttendForm::SpreadParts(_) => parts.saturating_mul(halves),
         }
     }

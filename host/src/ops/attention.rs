@@ -6,12 +6,14 @@ use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::attention::{AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
+use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
 use super::attention_exchange::spread_clusters;
-use super::attention_form::{SpreadLaunch, form_of, halves_of_channels, work_items};
+use super::attention_form::{
+    SpreadLaunch, consecutive_queries, form_of, halves_of_channels, work_items,
+};
 use super::{
     AttentionExchange, AttentionParts, BlockTable, Entries, StepQueries, SwaRing, check_argument,
     check_length,
@@ -93,6 +95,8 @@ pub struct Attention<'a, B: Backend> {
     ///
     /// - With `exchange`, and queries that are [`QueryForm::Rotated`], a work item of up to 1,152 keys, or half of one where keys are split, is spread
     ///   over eight blocks, if nine tenths of the multiprocessors are enough for all, and `exchange` has as many clusters.
+    /// - Windows of queries with own rows, [`QueryForm::Rotated`], that are more than multiprocessors: a block takes several
+    ///   consecutive ones, and loads the rows once that they share.
     /// - Else a work item has twice as many blocks, each with half of the channels of its values, if there are at most an eighth as many as
     ///   multiprocessors.
     ///
@@ -200,9 +204,15 @@ impl Plan {
 
 impl<B: Backend> Attention<'_, B> {
     fn plan(&self) -> Result<Plan, DeviceError> {
-        let params = self.params()?;
+        let mut params = self.params()?;
         let spread = self.spread(&params);
-        let form = form_of(self.keys(), spread, params.parts, params.entry_rows);
+        let form = match self.consecutive(&params) {
+            Some(queries) => {
+                params.queries = queries;
+                AttendForm::Consecutive
+            }
+            None => form_of(self.keys(), spread, params.parts, params.entry_rows),
+        };
         let kernel = AttendKernel { format: self.ring.format, form };
         Ok(Plan { params, spread, kernel, at_once: self.at_once(&params, spread)? })
     }
@@ -308,6 +318,15 @@ impl<B: Backend> Attention<'_, B> {
         SpreadLaunch::of((keys, split), work_items(params), params.entry_rows, limit)
     }
 
+    /// Queries that a block takes one after another, if it takes several: of windows of which most are those of consecutive
+    /// queries, since the step's own rows are not in the ring.
+    fn consecutive(&self, params: &AttendParams) -> Option<u32> {
+        let is_chunk = self.entries.is_none() && params.own_rows > 0;
+        let [queries, _, groups] = work_items(params);
+        let is_possible = is_chunk && self.form == QueryForm::Rotated;
+        is_possible.then(|| consecutive_queries([queries, groups], self.multiprocessors)).flatten()
+    }
+
     /// Of a launch of all queries.
     fn params(&self) -> Result<AttendParams, DeviceError> {
         let Self { queries, ring, heads, .. } = *self;
@@ -338,6 +357,7 @@ impl<B: Backend> Attention<'_, B> {
             num_blocks: 0,
             split: self.split.blocks(self.keys()),
             halves: 1,
+            queries: 1,
         };
         self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))
     }

@@ -3,8 +3,8 @@
 use kernels_gpu::attention::HEADS;
 use kernels_gpu::params::AttendParams;
 use kv_layout::attention::{
-    AttendForm, AttendedKeys, ManyEntries, SHORT_SPREAD_TILES, SPREAD_BLOCKS, SPREAD_TILES,
-    TILE_KEYS,
+    AttendForm, AttendedKeys, MOST_CONSECUTIVE, ManyEntries, SHORT_SPREAD_TILES, SPREAD_BLOCKS,
+    SPREAD_TILES, TILE_KEYS,
 };
 use kv_layout::geometry::WINDOW;
 
@@ -67,6 +67,14 @@ pub fn form_of(
         AttendedKeys::All if !is_short => AttendForm::SpreadParts(ManyEntries::All),
         _ => AttendForm::Spread(keys),
     }
+}
+
+/// Queries that a block takes one after another in a launch of windows of so many queries and 64 heads, if there are more of both than
+/// multiprocessors.
+pub fn consecutive_queries([queries, groups]: [u32; 2], multiprocessors: u32) -> Option<u32> {
+    let blocks = (multiprocessors / groups).max(1);
+    let of_block = queries.div_ceil(blocks).min(MOST_CONSECUTIVE);
+    (multiprocessors > 0 && of_block > 1).then_some(of_block)
 }
 
 /// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
@@ -134,6 +142,17 @@ mod tests {
         assert_eq!(form_of(List, two, 1, 512), SpreadParts(ManyEntries::List));
         assert_eq!(form_of(Window, one, 1, 0), Spread(Window));
         assert_eq!(form_of(List, None, 1, 1), Whole(List));
+    }
+
+    #[test]
+    fn many_windows_are_consecutive() {
+        let of = |queries, groups| consecutive_queries([queries, groups], MULTIPROCESSORS);
+        assert_eq!([of(1, 1), of(132, 1), of(66, 2)], [None; 3]);
+        assert_eq!([of(133, 1), of(67, 2), of(264, 1)], [Some(2); 3]);
+        assert_eq!([of(265, 1), of(2048, 1), of(2048, 2)], [Some(3), Some(16), Some(32)]);
+        assert_eq!([of(u32::MAX, 1), of(u32::MAX, 2)], [Some(MOST_CONSECUTIVE); 2]);
+        let few = |multiprocessors| consecutive_queries([3, 2], multiprocessors);
+        assert_eq!([few(0), few(1), few(u32::MAX)], [None, Some(3), None]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use simt::cluster::block_rank;
+use simt::shared::Shared;
 use simt::{thread, warp};
 
 use super::memory::{HEADS, TILE};
@@ -248,7 +249,8 @@ impl Located {
     }
 }
 
-/// The keys of a query, oldest window row first, then entries in the order of its list.
+/// The keys of a query: window rows, the row of position `p` as key `p % 128`, then entries in the order of its list. So all window rows
+/// but one of consecutive queries are the same keys.
 #[derive(Clone, Copy)]
 pub struct Keys {
     /// Whether the query is valid: no padding, its slot exists, its position is not negative, and it fits the step's
@@ -260,11 +262,11 @@ pub struct Keys {
     pub position: u32,
     /// Window rows, at most 128.
     window: u32,
-    /// Leading window rows that lie in the ring; the others are the step's own.
-    in_ring: u32,
-    /// First row of the slot's ring, which row of it the oldest key is, and its rows.
+    /// Newest window rows that are the step's own; the others lie in the ring.
+    own: u32,
+    /// First row of the slot's ring, the query's own row of it, and its rows.
     ring_start: u64,
-    oldest: u32,
+    newest: u32,
     ring_rows: u32,
     /// The step's row of the query.
     token: u32,
@@ -309,6 +311,35 @@ impl Token {
     }
 }
 
+impl Token {
+    /// Puts it into shared memory, as number `i` of such.
+    ///
+    /// # Safety
+    /// Nobody reads that before a barrier.
+    #[inline(always)]
+    pub unsafe fn store<const N: usize>(self, memory: Shared<u32, N>, i: u32) {
+        let words = [self.slot.cast_unsigned(), self.position, self.index, 0];
+        // SAFETY: by this function's own contract.
+        unsafe { memory.store_u32x4(4 * i, words) }
+    }
+
+    /// What [`Self::store`] put there, of query `query`.
+    ///
+    /// # Safety
+    /// It was put there, and a barrier has passed.
+    #[inline(always)]
+    pub unsafe fn stored<const N: usize>(
+        args: &Attend,
+        query: u32,
+        memory: Shared<u32, N>,
+        i: u32,
+    ) -> Self {
+        // SAFETY: by this function's own contract.
+        let [slot, position, index, _] = unsafe { memory.load_u32x4(4 * i) };
+        Self { token: args.params.first + query, slot: slot.cast_signed(), position, index }
+    }
+}
+
 impl Keys {
     /// Those of query `query`, of which the step says `token`.
     #[inline(always)]
@@ -332,9 +363,9 @@ impl Keys {
             is_refused: slot >= 0 && (!is_live || sees_too_many),
             position,
             window,
-            in_ring: window - window.min(own),
+            own,
             ring_start: slot_row(params.ring),
-            oldest: next.wrapping_sub(window) % fault_injection::ring_rows(params.ring),
+            newest: position % fault_injection::ring_rows(params.ring),
             ring_rows: params.ring,
             token,
             entries,
@@ -344,6 +375,15 @@ impl Keys {
             first_tile: 0,
             tiles: (window + entries).div_ceil(TILE),
         }
+    }
+
+    /// Whether its window is that of `before`, the query before it in the launch, but for one row, its own: it is the next
+    /// of the same request.
+    #[inline(always)]
+    pub const fn follow(self, before: Self) -> bool {
+        self.ring_start == before.ring_start
+            && self.position == before.position.wrapping_add(1)
+            && (self.own == before.own + 1 || self.own == 0 && before.own == 0)
     }
 
     /// Parts of its keys.
@@ -416,6 +456,14 @@ impl Keys {
         Located { listed, block, is_known }
     }
 
+    /// Where the row of key `key` of the window lies, as [`Self::row`].
+    #[inline(always)]
+    pub fn window_row(self, args: &Attend, key: u32) -> [u32; 2] {
+        let listed = Listed { key, entry: -1 };
+        let located = Located { listed, block: u32::MAX, is_known: false };
+        self.row::<Window>(Source(args), located)
+    }
+
     /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For
     /// [`Source::places`].
     #[inline(always)]
@@ -423,14 +471,13 @@ impl Keys {
         let args = source.0;
         let Located { listed: Listed { key, entry }, block, is_known } = located;
         let words = |row: u64, plane: u32| [row as u32, (row >> 32) as u32 | plane << 30];
-        if key < self.in_ring {
-            let unwrapped = self.oldest + key;
-            let row =
-                if unwrapped < self.ring_rows { unwrapped } else { unwrapped - self.ring_rows };
-            return words(self.ring_start + u64::from(row), RING);
-        }
         if key < self.window {
-            return words(u64::from(self.token + 1 + key - self.window), OWN);
+            let age = self.position.wrapping_sub(key) % WINDOW;
+            if age < self.own {
+                return words(u64::from(self.token - age), OWN);
+            }
+            let wrapped = if age <= self.newest { 0 } else { self.ring_rows };
+            return words(self.ring_start + u64::from(self.newest + wrapped - age), RING);
         }
         // A block of -1 is larger than any number of blocks.
         if !W::HAS_ENTRIES || !is_known || block >= args.params.num_blocks {

@@ -62,6 +62,8 @@ pub(super) struct Small {
 
 impl Small {
     const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM + FOUND as u32);
+    /// Where `found` lies.
+    pub(super) const FOUND_AT: u32 = SMALL + Self::BYTES - 4 * FOUND as u32;
 
     /// # Safety
     /// The block has [`SHARED_BYTES`] and uses them for nothing else.
@@ -73,7 +75,7 @@ impl Small {
                 mask: Shared::at(SMALL),
                 factor: Shared::at(SMALL + 4 * 2 * EIGHTS),
                 rotation: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS)),
-                found: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM)),
+                found: Shared::at(Self::FOUND_AT),
                 base: Shared::at(4 * QUERIES),
                 sum: Shared::at(4 * (QUERIES + HEADS)),
                 share: Shared::at(4 * (QUERIES + 2 * HEADS)),

@@ -20,12 +20,14 @@
 //!
 //! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights;
 //! each accumulates half of the channels of the values (`keys::Channels`). With fewer still, [`spread`] has eight
-//! blocks for a work item.
+//! blocks for a work item. In chunks of prompts, windows have [`consecutive`]: a block takes several queries, and keeps
+//! the rows that they share.
 //!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
 //! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles
 //! meanwhile, whose rows the second finds. Named barriers hand tiles over.
 
+pub mod consecutive;
 mod find;
 mod keys;
 mod memory;
@@ -224,7 +226,7 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let mask = KeyMask::load(small, 0);
-            softmax.weigh_first(scores.wait::<0>(), mask, small);
+            softmax.weigh_first(mask.apply(scores.wait::<0>()), small);
             // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second
             // warpgroup by the barrier.
             fence_shared();
@@ -246,7 +248,7 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
                 }
                 let mask = KeyMask::load(small, tile + 1);
                 let scores = scores.wait::<0>();
-                let factor = softmax.weigh(scores, mask, small, tile + 1);
+                let factor = softmax.weigh(mask.apply(scores), small, tile + 1);
                 fence_shared();
                 weighed(tile + 1).arrive();
                 values = rescale(values, factor);
@@ -284,10 +286,11 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
                 multiplied(tile, 0).arrive();
                 multiplied(tile, 1).arrive();
             }
+            let scores = mask.apply(scores);
             if tile == 0 {
-                softmax.weigh_first(scores, mask, small);
+                softmax.weigh_first(scores, small);
             } else {
-                softmax.weigh(scores, mask, small, tile);
+                softmax.weigh(scores, small, tile);
             }
             fence_shared();
             weighed(tile).arrive();

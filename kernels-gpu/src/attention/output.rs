@@ -3,8 +3,9 @@
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::thread;
 
-use super::keys::Place;
+use super::keys::{Heads, Place};
 use super::memory::Small;
+use super::softmax::first_row;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;
@@ -94,4 +95,22 @@ pub unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
     }
     // SAFETY: pairs below 32, by this function's own contract.
     unsafe { small.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
+}
+
+/// The sinks of the thread's heads, which are needed in the end; 0 past the last.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table.
+#[inline(always)]
+pub unsafe fn load_sinks(args: &Attend, heads: Heads) -> [f32; 2] {
+    let (row, count) = (first_row(), heads.count(args));
+    let load = |row: u32| {
+        if row < count {
+            // SAFETY: by this function's own contract.
+            unsafe { args.sinks.load(u64::from(heads.first + row)) }
+        } else {
+            0.0
+        }
+    };
+    [load(row), load(row + 8)].map(thread::hold_f32)
 }

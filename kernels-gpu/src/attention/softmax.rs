@@ -7,7 +7,7 @@ use simt::shared::Shared;
 use simt::warpgroup::{Fragments, Rows, TallFragments};
 use simt::{thread, warp};
 
-use super::memory::{EIGHTS, HEADS, Small, WORDS, weights_of};
+use super::memory::{EIGHTS, HEADS, Small, TILE, WORDS, weights_of};
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -52,25 +52,18 @@ impl Softmax {
         Self { base: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Writes the weights of the keys of tile `tile` from their products with the queries. Returns, of each head, the
+    /// Writes the weights of the keys of tile `tile` from their products with the queries, -infinity of keys that do not count. Returns, of each head, the
     /// factor by which its earlier sums of values must be multiplied, since its base may have been raised.
     ///
     /// Weights are first written relative to the bases so far. Only if one may be above 2^[`SLACK`] are the bases
     /// raised, and the weights written again: a thread's sum of weights costs less than the maximum of four threads.
     ///
     /// # Safety
-    /// All threads of the warpgroup call it together; `mask` is the tile's; nobody reads the weights before a barrier.
+    /// All threads of the warpgroup call it together; nobody reads the weights before a barrier.
     #[inline(always)]
-    pub unsafe fn weigh(
-        &mut self,
-        products: Fragments,
-        mask: KeyMask,
-        small: Small,
-        tile: u32,
-    ) -> [f32; 2] {
+    pub unsafe fn weigh(&mut self, products: Fragments, small: Small, tile: u32) -> [f32; 2] {
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
-            let products = mask.apply(products);
             let weights = weights_of(tile);
             let sum = self.store_weights(products, weights);
             let fits = |i: usize| sum[i] <= SMALL_SUM && self.base[i] > f32::NEG_INFINITY;
@@ -93,10 +86,9 @@ impl Softmax {
     /// # Safety
     /// As [`Self::weigh`].
     #[inline(always)]
-    pub unsafe fn weigh_first(&mut self, products: Fragments, mask: KeyMask, small: Small) {
+    pub unsafe fn weigh_first(&mut self, products: Fragments, small: Small) {
         // SAFETY: as in `weigh`.
         unsafe {
-            let products = mask.apply(products);
             self.raise(products);
             self.sum = self.store_weights(products, weights_of(0));
             publish_factor(small, 0, [1.0; 2]);
@@ -130,6 +122,20 @@ impl Softmax {
         unsafe { store_weights(products, self.base, (Shared::at(0), weights)) }
     }
 
+    /// What the weights of the thread's heads are relative to, and their sums over all keys of the block.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    pub unsafe fn ends(self) -> ([f32; 2], [f32; 2]) {
+        // SAFETY: by this function's own contract.
+        let sum = self.sum.map(|sum| unsafe {
+            let sum = sum + warp::shuffle_xor_f32(sum, 1);
+            sum + warp::shuffle_xor_f32(sum, 2)
+        });
+        (self.base, sum)
+    }
+
     /// Stores each head's base and sum of weights over all keys of the block in `small`.
     ///
     /// # Safety
@@ -139,14 +145,11 @@ impl Softmax {
         let row = first_row();
         // SAFETY: as in `weigh`.
         unsafe {
-            let sum = self.sum.map(|sum| {
-                let sum = sum + warp::shuffle_xor_f32(sum, 1);
-                sum + warp::shuffle_xor_f32(sum, 2)
-            });
+            let (base, sum) = self.ends();
             if thread::lane_id().is_multiple_of(4) {
                 unroll::<2>(|i| {
                     small.sum.store(row + 8 * i as u32, sum[i]);
-                    small.base.store(row + 8 * i as u32, self.base[i]);
+                    small.base.store(row + 8 * i as u32, base[i]);
                 });
             }
         }
@@ -310,7 +313,7 @@ impl KeyMask {
 
     /// -infinity where a key does not count. Most tiles have no such key.
     #[inline(always)]
-    fn apply(self, products: Fragments) -> Fragments {
+    pub fn apply(self, products: Fragments) -> Fragments {
         if self.all == ALL {
             return products;
         }
@@ -324,6 +327,22 @@ impl KeyMask {
             [masked(a, 0), masked(b, 4), masked(c, 0), masked(d, 4)]
         })
     }
+}
+
+/// -infinity of keys from `count` on. Most tiles have no such key.
+#[inline(always)]
+pub fn first_keys(products: Fragments, count: u32) -> Fragments {
+    if count >= TILE {
+        return products;
+    }
+    let pair = 2 * (thread::lane_id() % 4);
+    array_from_fn(|n| {
+        let masked = |product: f32, key: u32| {
+            if 8 * n as u32 + pair + key < count { product } else { f32::NEG_INFINITY }
+        };
+        let [a, b, c, d] = products[n];
+        [masked(a, 0), masked(b, 1), masked(c, 0), masked(d, 1)]
+    })
 }
 
 /// `base`, or 0 where there is none.

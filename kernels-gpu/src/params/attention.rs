@@ -41,5 +41,7 @@ parameters! {
         /// Clusters of a part: 1, or 2, each of which has half of the channels of the same keys' values, or, if it is
         /// spread, half of the keys.
         halves,
+        /// Queries that a block takes one after another, 1 to 32, if the kernel is for consecutive ones.
+        queries,
     }
 }

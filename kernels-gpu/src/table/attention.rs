@@ -62,7 +62,7 @@ macro_rules! attention_rows {
             )
             { block: if f.is_spread() { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
               shared: if f.is_spread() { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
-              grid: [if f.is_spread() { p.tokens.saturating_mul(f.shares(p.parts, p.halves)).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
+              grid: [if f.is_consecutive() { p.tokens.div_ceil(p.queries.clamp(1, MOST_CONSECUTIVE)) } else if f.is_spread() { p.tokens.saturating_mul(f.shares(p.parts, p.halves)).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
             bodies {
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::Window) }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,
@@ -76,6 +76,10 @@ macro_rules! attention_rows {
                     attend_list_f32: attention::attend::<row::F32Row, attention::List>,
                 [AttendKernel { format: MainFormat::F32, form: AttendForm::Whole(AttendedKeys::All) }] =>
                     attend_all_f32: attention::attend::<row::F32Row, attention::All>,
+                [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Consecutive }] =>
+                    attend_consecutive_ue8m0: attention::consecutive::attend::<row::Ue8m0Row>,
+                [AttendKernel { format: MainFormat::F32, form: AttendForm::Consecutive }] =>
+                    attend_consecutive_f32: attention::consecutive::attend::<row::F32Row>,
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::Window) }] =>
                     attend_spread_window_ue8m0: attention::spread::attend::<row::Ue8m0Row, attention::Short<attention::Window>>,
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Spread(AttendedKeys::List) }] =>

@@ -1,6 +1,8 @@
 //! What dimensions and grids of the kernel table are written with.
 
-pub use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, ManyEntries};
+pub use kv_layout::attention::{
+    AttendForm, AttendKernel, AttendedKeys, MOST_CONSECUTIVE, ManyEntries,
+};
 pub use kv_layout::geometry::{
     BLOCK_TOKENS, CSA_RATIO, CsaCompressor, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, WINDOW,
     csa_state_rows,

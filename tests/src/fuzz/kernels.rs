@@ -168,7 +168,8 @@ impl Scalars for Attend {
         let heads = c.one_of(&[1, 3, 64, 65]);
         let has_entries = kernel.keys() != AttendedKeys::Window;
         let of_entries = |value: u32| if has_entries { value } else { 0 };
-        let (first, tokens) = (c.range(0, 2), c.range(0, 1));
+        let most_tokens = if kernel.is_consecutive() { 4 } else { 1 };
+        let (first, tokens) = (c.range(0, 2), c.range(0, most_tokens));
         // As many as its keys have, or more, whose clusters have nothing to do; and the most keys of a spread kernel.
         let parts = c.one_of(&[1, 2, 3]);
         let most = if let AttendForm::SpreadParts(_) = kernel.form { 1024 } else { 640 };
@@ -190,6 +191,7 @@ impl Scalars for Attend {
             num_blocks: of_entries(c.range(0, 3)),
             split: c.one_of(&[1, kernel.keys().blocks()]),
             halves: c.one_of(&[1, 2]),
+            queries: c.range(0, 3),
         }
     }
 }

@@ -96,6 +96,12 @@ suite! {
         raw_queries_and_own_rows_have_parts,
         parts_without_memory_are_refused,
     }
+    attention::consecutive {
+        a_chunk_has_the_same_bits,
+        other_queries_have_the_same_bits,
+        every_key_of_a_follower_can_dominate,
+        random_steps_have_the_same_bits,
+    }
     attention::spread {
         spread_queries_have_the_same_bits,
         far_scores_have_the_same_bits,

@@ -31,6 +31,7 @@ use simt::{copy, thread, warp};
 
 use super::keys::{Heads, KeySet, Keys, Token};
 use super::memory::HEADS;
+use super::output::load_sinks;
 use super::query::copy_ready;
 use super::rows::Source;
 use super::unpack::KeyFormat;
@@ -112,7 +113,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         UNPACKED.sync();
         wait_for_cluster();
         let (scores, (exchange, sinks)) = scores::multiply::<W, _>(task, arrays, group, || {
-            (Exchange::of(&args, cluster), sums::load_sinks(&args, heads))
+            (Exchange::of(&args, cluster), load_sinks(&args, heads))
         });
         cluster_arrive_release();
         wait_for_cluster();

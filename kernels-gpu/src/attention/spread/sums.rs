@@ -5,7 +5,7 @@ use simt::math::approx::ex2;
 use simt::warpgroup::{Fragments, Panels, bf16_m64n64k64, bf16_m64n64k64_twice, fence_shared};
 use simt::{thread, warp};
 
-use super::super::keys::{Heads, KeySet};
+use super::super::keys::KeySet;
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
 use super::super::softmax::{first_row, shares};
@@ -31,24 +31,6 @@ pub unsafe fn store_turns(args: &Attend, position: u32, arrays: Arrays) {
         // SAFETY: by this function's own contract.
         unsafe { arrays.rotation.store_u32x2(2 * pair, turn(args, position, pair)) }
     }
-}
-
-/// The sinks of the thread's heads, which are needed in the end; 0 past the last.
-///
-/// # Safety
-/// Pointers and shapes as in the kernel table.
-#[inline(always)]
-pub unsafe fn load_sinks(args: &Attend, heads: Heads) -> [f32; 2] {
-    let (row, count) = (first_row(), heads.count(args));
-    let load = |row: u32| {
-        if row < count {
-            // SAFETY: by this function's own contract.
-            unsafe { args.sinks.load(u64::from(heads.first + row)) }
-        } else {
-            0.0
-        }
-    };
-    [load(row), load(row + 8)].map(thread::hold_f32)
 }
 
 /// One of the two sums of a query, of the block's channels and the thread's heads.

@@ -23,6 +23,11 @@ impl Blocks {
         Self { split, multiprocessors: u32::MAX, clusters: 0 }
     }
 
+    /// One for several queries of a chunk, as with so many multiprocessors; for other queries, and few, as [`Self::whole`].
+    pub const fn consecutive(multiprocessors: u32) -> Self {
+        Self { split: KeySplit::TwoBlocks, multiprocessors, clusters: 0 }
+    }
+
     /// Eight for each part of a query's keys; those of [`Self::halves`] where that is not possible.
     pub const fn spread(split: KeySplit) -> Self {
         Self { clusters: 1, ..Self::halves(split) }

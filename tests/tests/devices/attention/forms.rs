@@ -53,7 +53,7 @@ pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
 }
 
 /// Names the first result that differs, and counts them.
-fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
+pub fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
     let differing = (0..whole.0.len()).filter(|&at| got.0[at] != whole.0[at]);
     if let Some(at) = differing.clone().next() {
         let (count, got, whole) = (differing.count(), got.0[at], whole.0[at]);
@@ -64,9 +64,9 @@ fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
 }
 
 /// The bits of the results and log-sum-exps, one of all NaN, and the count of faults.
-type Comparable = (Vec<u16>, Vec<u32>, u32);
+pub type Comparable = (Vec<u16>, Vec<u32>, u32);
 
-fn comparable(written: Written) -> Comparable {
+pub fn comparable(written: Written) -> Comparable {
     let Written { mut out, mut lse, faults } = written;
     out.iter_mut().filter(|bits| **bits & 0x7FFF > 0x7F80).for_each(|bits| *bits = 0x7FFF);
     let is_nan = |bits: &&mut u32| **bits & 0x7FFF_FFFF > 0x7F80_0000;
@@ -75,9 +75,10 @@ fn comparable(written: Written) -> Comparable {
 }
 
 /// No row, a few, or all: NaN codes and scales, any scales, any bytes, infinite rotary channels; or all rows of another size.
-fn spoil_rows<B: Backend>(layer: &mut Layer<B>, random: &mut StdRng) {
+pub fn spoil_rows<B: Backend>(layer: &mut Layer<B>, random: &mut StdRng) {
     let oracle = crate::inputs::oracle(layer.shape.format);
-    let mut rows: Vec<_> = layer.window.iter_mut().chain(&mut layer.entries).collect();
+    let Layer { window, own, entries, .. } = layer;
+    let mut rows: Vec<_> = window.iter_mut().chain(own).chain(entries).collect();
     if random.random_range(0..3) == 0 {
         let size = random.random_range(-40..30);
         for row in rows {

@@ -81,18 +81,18 @@ impl Which {
         }
     }
 
-    /// Each of these splits, queries spread over eight blocks, channels of values in halves, and whole, each at least once.
-    pub const fn blocks_to_check(self) -> [Blocks; 3] {
-        let one = match self {
-            Self::Nothing => KeySplit::TwoBlocks,
-            Self::List | Self::All(_) => KeySplit::OneBlock,
-        };
+    /// Each of these splits, spread queries, channels in halves, whole, and several windows a block, each at least once.
+    pub fn blocks_to_check(self) -> Vec<Blocks> {
         let two = KeySplit::TwoBlocks;
+        let one = if self == Self::Nothing { two } else { KeySplit::OneBlock };
+        let windows = (self == Self::Nothing).then_some(Blocks::consecutive(1));
         [Blocks::halves(two), Blocks::whole(one), Blocks::spread(two)]
+            .into_iter()
+            .chain(windows)
+            .collect()
     }
 
-    /// Entries with which, behind a whole window, each block has three tiles, of which the third takes the first one's
-    /// place.
+    /// Entries with which, behind a whole window, each block has three tiles: the third takes the first one's place.
     pub const fn entries_of_three_tiles(self) -> usize {
         3 * self.blocks() * TILE - WINDOW as usize
     }

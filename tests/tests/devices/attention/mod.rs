@@ -1,6 +1,7 @@
 //! Attention over the rows of the cache.
 
 mod blocks;
+pub mod consecutive;
 pub mod decode;
 pub mod forms;
 mod layer;

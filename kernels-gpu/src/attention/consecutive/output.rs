@@ -1,0 +1,121 @@
+//! The heads' results from registers: rotary channels turned back, rounded to BF16.
+
+use kv_layout::geometry::HEAD_DIM;
+use simt::math::mul_add;
+use simt::warpgroup::TallFragments;
+use simt::{thread, warp};
+
+use super::super::keys::Heads;
+use super::super::output::turned_back;
+use super::super::softmax::{Softmax, first_row, shares};
+use super::memory::Arrays;
+use crate::args::Attend;
+use crate::convert::bf16x2_from_f32;
+use crate::unroll::{array_from_fn, unroll};
+
+/// Fragments of eight channels of a panel.
+const EIGHTS: usize = 8;
+
+/// Leaves what the sums of each head are multiplied by, and writes log-sum-exps if they are asked for.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the first warpgroup call it together, and a barrier follows.
+#[inline(always)]
+pub unsafe fn store_shares(
+    args: &Attend,
+    heads: Heads,
+    arrays: Arrays,
+    (softmax, sinks): (Softmax, [f32; 2]),
+) {
+    // SAFETY: by this function's own contract; words by one thread each.
+    unsafe {
+        let (base, sum) = softmax.ends();
+        unroll::<2>(|i| {
+            let row = first_row() + 8 * i as u32;
+            let sink = sinks[i] * core::f32::consts::LOG2_E;
+            let ([share], lse) = shares(sink, [base[i]], [sum[i]]);
+            if thread::lane_id().is_multiple_of(4) {
+                arrays.shares.store(row, share);
+                if args.params.lse_heads > 0 && row < heads.count(args) {
+                    let to = heads.row(args) + u64::from(row);
+                    args.lse.store(to, lse * core::f32::consts::LN_2);
+                }
+            }
+        });
+    }
+}
+
+/// Writes 256 channels of the thread's heads, from panel `panel` on, 0 or 4. Those of the last of all panels are turned back, by angles whose
+/// cosine and sine `turn` has, a pair a lane.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the warpgroup call it together.
+#[inline(always)]
+pub unsafe fn write(
+    args: &Attend,
+    heads: Heads,
+    (values, shares): (TallFragments, [f32; 2]),
+    (panel, turn): (u32, [f32; 2]),
+) {
+    unroll::<4>(|i| {
+        let pairs = array_from_fn(|n| {
+            let n = EIGHTS * i + n;
+            let four = values[n / 16][n % 16];
+            // From 0 on, as in the other forms: -0 is 0.
+            array_from_fn(|j| [0, 1].map(|k| mul_add(four[2 * j + k], shares[j], 0.0)))
+        });
+        // SAFETY: by this function's own contract; the condition is the same in all lanes.
+        unsafe {
+            let is_rotary = i == 3 && warp::all(panel > 0);
+            let pairs = if is_rotary { turned(pairs, turn) } else { pairs };
+            write_panel(args, heads, (panel + i as u32, pairs));
+        }
+    });
+}
+
+/// Pairs of a thread's two heads, of each eight channels of a panel.
+type Pairs = [[[f32; 2]; 2]; EIGHTS];
+
+/// The same, turned back.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn turned(pairs: Pairs, turn: [f32; 2]) -> Pairs {
+    array_from_fn(|n| {
+        let lane = 4 * n as u32 + thread::lane_id() % 4;
+        // SAFETY: by this function's own contract.
+        let turn = unsafe { turn.map(|of| warp::shuffle_idx_f32(of, lane)) };
+        pairs[n].map(|pair| turned_back(pair, turn))
+    })
+}
+
+/// Writes a panel of the thread's heads. Two lanes exchange pairs, so that four write 32 bytes of a head.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn write_panel(args: &Attend, heads: Heads, (panel, pairs): (u32, Pairs)) {
+    let (row, count) = (first_row(), heads.count(args));
+    let (half, odd) = (thread::lane_id() % 4 / 2, thread::lane_id() % 2);
+    let to = (heads.row(args) + u64::from(row)) * u64::from(HEAD_DIM);
+    let to = to + u64::from(64 * panel + 8 * odd + 4 * half);
+    // SAFETY: by this function's own contract; eight bytes of a head once.
+    unsafe {
+        unroll::<{ EIGHTS / 2 }>(|n| {
+            unroll::<2>(|i| {
+                let [even, next] = [0, 1].map(|j| {
+                    let [a, b] = pairs[2 * n + j][i];
+                    bf16x2_from_f32(a, b)
+                });
+                // The even lane has the first eight of 16 channels, the odd one the others.
+                let theirs = warp::shuffle_xor_u32(if odd == 1 { even } else { next }, 1);
+                let words = if odd == 1 { [theirs, next] } else { [even, theirs] };
+                if row + 8 * (i as u32) < count {
+                    let at = u64::from(16 * n as u32 + 8 * HEAD_DIM * i as u32);
+                    args.out.store_u32x2(to + at, words);
+                }
+            });
+        });
+    }
+}

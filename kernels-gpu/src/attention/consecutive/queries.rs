@@ -1,0 +1,133 @@
+//! The queries of a block, one after another, and what each of them shares with the one before.
+
+use kv_layout::attention::MOST_CONSECUTIVE;
+use kv_layout::geometry::WINDOW;
+use simt::{thread, warp};
+
+use super::super::keys::{Heads, Keys, Token, Window};
+use super::super::memory::{HEADS, TILE};
+use super::memory::Arrays;
+use super::row::own_key;
+use crate::args::Attend;
+
+/// The block's queries.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
+    pub args: &'a Attend,
+    arrays: Arrays,
+    /// The block's first, and how many.
+    first: u32,
+    pub count: u32,
+}
+
+/// A query of the block.
+#[derive(Clone, Copy)]
+pub struct Query {
+    pub heads: Heads,
+    pub position: u32,
+    /// Whether it is valid.
+    pub is_live: bool,
+    /// Whether its keys are those of the query before but for one, its own: both are valid.
+    pub follows: bool,
+    /// Whether it counts as a fault.
+    pub is_refused: bool,
+    /// Where its own row lies, as [`Keys::row`] says it.
+    pub row: [u32; 2],
+}
+
+/// Bits of what is known of a query.
+const LIVE: u32 = 1;
+const FOLLOWS: u32 = 2;
+const REFUSED: u32 = 4;
+
+impl Query {
+    /// Keys of its window.
+    #[inline(always)]
+    pub fn window(self) -> u32 {
+        self.position.wrapping_add(1).min(WINDOW)
+    }
+
+    /// Whether they are two tiles.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    pub unsafe fn has_two_tiles(self) -> bool {
+        // SAFETY: by this function's own contract. By a vote, so that the compiler sees that all lanes go one way.
+        unsafe { warp::all(self.window() > TILE) }
+    }
+}
+
+impl<'a> Queries<'a> {
+    /// Finds out what is to be known of each; it is in shared memory when this returns.
+    ///
+    /// # Safety
+    /// Pointers and shapes as in the kernel table; all threads of the block call it.
+    #[inline(always)]
+    pub unsafe fn of_block(args: &'a Attend, arrays: Arrays) -> Self {
+        let most = args.params.queries.clamp(1, MOST_CONSECUTIVE);
+        let own = thread::thread_idx_x();
+        // SAFETY: by this function's own contract; words by one thread each.
+        unsafe {
+            // The same in all lanes, which the compiler sees by this.
+            let first = warp::shuffle_idx_u32(thread::block_idx_x() * most, 0);
+            let count = (args.params.tokens - first).min(most);
+            if own < count {
+                let query = first + own;
+                let token = Token::load(args, query);
+                let before = Token::load(args, query - own.min(1));
+                let keys = Keys::of::<Window>(args, query, token);
+                let before = Keys::of::<Window>(args, query - own.min(1), before);
+                let follows = own > 0 && before.is_live && keys.follow(before);
+                let flag = |is: bool, bit: u32| if is { bit } else { 0 };
+                let flags = flag(keys.is_live, LIVE)
+                    | flag(follows, FOLLOWS)
+                    | flag(keys.is_refused, REFUSED);
+                let [low, high] = keys.window_row(args, own_key(keys.position));
+                arrays.known.store_u32x4(4 * own, [flags, keys.position, low, high]);
+                token.store(arrays.tokens, own);
+            }
+            thread::sync_threads();
+            Self { args, arrays, first, count }
+        }
+    }
+
+    /// Query `i` of them.
+    ///
+    /// # Safety
+    /// There is one; all lanes of the warp call it together.
+    #[inline(always)]
+    pub unsafe fn get(self, i: u32) -> Query {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let [flags, position, low, high] = self.arrays.known.load_u32x4(4 * i);
+            let flags = warp::shuffle_idx_u32(flags, 0);
+            Query {
+                heads: self.heads(i),
+                position,
+                is_live: flags & LIVE != 0,
+                follows: flags & FOLLOWS != 0,
+                is_refused: flags & REFUSED != 0,
+                row: [low, high],
+            }
+        }
+    }
+
+    /// The block's heads of query `i`.
+    #[inline(always)]
+    pub fn heads(self, i: u32) -> Heads {
+        Heads { query: self.first + i, first: thread::block_idx_y() * HEADS, part: 0, parts: 1 }
+    }
+
+    /// The keys of query `i`.
+    ///
+    /// # Safety
+    /// There is one.
+    #[inline(always)]
+    pub unsafe fn keys(self, i: u32) -> Keys {
+        let query = self.first + i;
+        // SAFETY: by this function's own contract.
+        let token = unsafe { Token::stored(self.args, query, self.arrays.tokens, i) };
+        Keys::of::<Window>(self.args, query, token)
+    }
+}

@@ -1,0 +1,117 @@
+//! Windows of several queries that a block takes one after another: the same bits as one query a block.
+
+use dsv4_kv::device::{Backend, Device, bf16};
+use kv_layout::attention::{KeySplit, MOST_CONSECUTIVE};
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use super::blocks::Blocks;
+use super::decode::{SHAPE, query};
+use super::forms::{assert_same, comparable, spoil_rows};
+use super::layer::{Layer, Query, Shape, Which, random_rows};
+
+/// Consecutive tokens of a request, whose own rows the ring does not hold yet, from token `index` of the step's on.
+fn run(slot: i32, position: u32, index: i32, tokens: u32) -> impl Iterator<Item = Query> {
+    let of_token = move |i: u32| Query { index: index + i as i32, ..query(slot, position + i) };
+    (0..tokens).map(of_token)
+}
+
+/// Results, log-sum-exps and faults of these queries are those of one query a block, for all of these numbers of multiprocessors.
+fn same_bits<B: Backend>(
+    layer: &mut Layer<B>,
+    queries: &[Query],
+    heads: &[Vec<u16>],
+    (multiprocessors, what): (&[u32], &str),
+) {
+    let mut attend = |blocks| {
+        layer.blocks = blocks;
+        comparable(layer.attend(queries, Which::Nothing, heads))
+    };
+    let whole = attend(Blocks::whole(KeySplit::TwoBlocks));
+    for &multiprocessors in multiprocessors {
+        let what = format!("{what}: {multiprocessors} multiprocessors");
+        assert_same(&attend(Blocks::consecutive(multiprocessors)), &whole, &what);
+    }
+}
+
+fn with_own_rows<B: Backend>(device: &Device<B>, shape: Shape, tokens: usize) -> Layer<B> {
+    let mut layer = Layer::random(device, shape, 60);
+    layer.own = random_rows(&mut StdRng::seed_from_u64(61), shape.format, 1 + tokens, -3..2);
+    layer
+}
+
+/// Windows that grow past a tile and past their end, more queries than a block takes, and blocks that take few.
+pub fn a_chunk_has_the_same_bits<B: Backend>(device: &Device<B>) {
+    for (format, heads, position, tokens) in [
+        (MainFormat::Ue8m0, 64, 112, MOST_CONSECUTIVE + 3),
+        (MainFormat::Ue8m0, 3, 0, 4),
+        (MainFormat::F32, 65, 60, 7),
+        (MainFormat::Ue8m0, 17, 250, 9),
+    ] {
+        let shape = Shape { format, heads, slots: 2, ..SHAPE };
+        let mut layer = with_own_rows(device, shape, tokens as usize);
+        let queries: Vec<Query> = run(1, position, 0, tokens).collect();
+        let heads = layer.random_heads(queries.len(), 62);
+        let what = format!("{format:?} from {position}");
+        same_bits(&mut layer, &queries, &heads, (&[1, 2, 3], &what));
+    }
+}
+
+/// Queries that do not follow: another request, padding, a slot that does not exist, a position or a number that is not the
+/// next, own rows before the step's first.
+pub fn other_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    let padding = || std::iter::once(query(-1, 0));
+    let nobody = || std::iter::once(query(7, 20));
+    let queries: Vec<Query> = run(0, 126, 0, 3)
+        .chain(run(1, 62, 0, 3))
+        .chain(run(1, 66, 3, 2))
+        .chain(padding())
+        .chain(run(1, 68, 5, 1))
+        .chain(run(1, 69, 5, 1))
+        .chain(nobody())
+        .chain(run(0, 129, 3, 1))
+        .chain(run(2, 5, 40, 1))
+        .chain(run(2, 6, 0, 2))
+        .chain(padding())
+        .collect();
+    let mut layer = with_own_rows(device, Shape { heads: 5, ..SHAPE }, queries.len());
+    let heads = layer.random_heads(queries.len(), 63);
+    same_bits(&mut layer, &queries, &heads, (&[1, 3, 5], "mixed"));
+    layer.blocks = Blocks::consecutive(1);
+    assert_eq!(layer.attend(&queries, Which::Nothing, &heads).faults, 2);
+}
+
+/// Each key of a query that follows others dominates in turn.
+pub fn every_key_of_a_follower_can_dominate<B: Backend>(device: &Device<B>) {
+    let mut layer = Layer::even(device, Shape { slots: 1, ..SHAPE }, 64);
+    layer.own = random_rows(&mut StdRng::seed_from_u64(65), layer.shape.format, 7, 0..1);
+    layer.sinks.fill(-30.0);
+    let queries: Vec<Query> = run(0, 124, 0, 6).collect();
+    layer.check_needles(&queries, Which::Nothing);
+}
+
+/// Steps of random requests; rows with NaN, infinities and any scales; scores of any size.
+pub fn random_steps_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const STEPS: u64 = 40;
+    for seed in 0..STEPS {
+        let random = &mut StdRng::seed_from_u64(seed);
+        let format = *MainFormat::ALL.choose(random).unwrap();
+        let heads = *[1, 2, 17].choose(random).unwrap();
+        let mut queries = Vec::new();
+        for slot in 0..3 {
+            let (position, tokens) = (random.random_range(0..300), random.random_range(0..5));
+            queries.extend(run(slot, position, 0, tokens));
+        }
+        queries.extend(run(-1, 0, 0, 1));
+        let mut layer = with_own_rows(device, Shape { format, heads, ..SHAPE }, queries.len());
+        spoil_rows(&mut layer, random);
+        let mut heads = layer.random_heads(queries.len(), seed + 1);
+        let scale = 2_f32.powi(*[0, 0, 2, 5, -20, 20].choose(random).unwrap());
+        heads.iter_mut().flatten().for_each(|bits| {
+            *bits = bf16::from_f32(bf16::from_bits(*bits).to_f32() * scale).to_bits();
+        });
+        same_bits(&mut layer, &queries, &heads, (&[1, 4], &format!("step {seed}")));
+    }
+}
