@@ -100,6 +100,7 @@ suite! {
         a_chunk_has_the_same_bits,
         other_queries_have_the_same_bits,
         every_key_of_a_follower_can_dominate,
+        results_near_zero_have_the_same_bits,
         random_steps_have_the_same_bits,
     }
     attention::spread {
@@ -438,6 +439,12 @@ suite! {
     large:
     attention::needles {
         every_key_of_many_can_dominate,
+    }
+    attention::consecutive {
+        many_random_steps_have_the_same_bits,
+    }
+    attention::steps {
+        a_long_chunk_has_the_bits_of_short_ones,
     }
     router::batches {
         every_shape_has_the_same_bits_in_every_batch,

@@ -27,7 +27,7 @@ use super::{AT_START, HALF, start_values};
 use crate::args::Attend;
 use crate::fault;
 use crate::math::cos_sin;
-use memory::{Arrays, LOADED, MULTIPLIED, OVERWRITABLE, READY, SHARED, WEIGHED};
+use memory::{Arrays, LOADED, MULTIPLIED, READY, SHARED, WEIGHED};
 pub use memory::{BLOCK, SHARED_BYTES};
 use queries::{Queries, Query};
 use row::{WarpRow, own_key};
@@ -205,9 +205,9 @@ unsafe fn multiply<F: KeyFormat>(queries: Queries<'_>, arrays: Arrays, panel: u3
                 let low = start_values((1, 0), panel, InFlight::idle(values));
                 values = start_values((1, 1), panel, low).wait::<0>();
             }
+            // Behind this both warpgroups have multiplied, and the keys may change.
             SHARED.sync();
             let shares = [0, 8].map(|i| arrays.shares.load(row + i));
-            OVERWRITABLE.sync();
             if let Some(own) = own {
                 own.store(own_key(query.position + 1));
             }

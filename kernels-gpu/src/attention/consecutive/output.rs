@@ -1,7 +1,6 @@
 //! The heads' results from registers: rotary channels turned back, rounded to BF16.
 
 use kv_layout::geometry::HEAD_DIM;
-use simt::math::mul_add;
 use simt::warpgroup::TallFragments;
 use simt::{thread, warp};
 
@@ -61,8 +60,8 @@ pub unsafe fn write(
         let pairs = array_from_fn(|n| {
             let n = EIGHTS * i + n;
             let four = values[n / 16][n % 16];
-            // From 0 on, as in the other forms: -0 is 0.
-            array_from_fn(|j| [0, 1].map(|k| mul_add(four[2 * j + k], shares[j], 0.0)))
+            // From 0 on, as in the other forms, and rounded twice: a product that rounds to -0 gives 0.
+            array_from_fn(|j| [0, 1].map(|k| 0.0 + shares[j] * four[2 * j + k]))
         });
         // SAFETY: by this function's own contract; the condition is the same in all lanes.
         unsafe {

@@ -5,7 +5,7 @@ use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::step::{AttentionHeads, QueryForm};
-use dsv4_kv::{Bucket, KvError, LayerId, RequestId};
+use dsv4_kv::{Bucket, KvError, LayerId, RequestId, ops};
 use kv_layout::attention::KeySplit;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -105,6 +105,26 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     world.replay(&batch, decode, &graphs);
     assert_eq!(world.repeated, LAYERS.len() * (10 + 8), "of both stories");
     world.fed.manager.check_faults(&world.fed.stream).unwrap();
+}
+
+/// A chunk of more queries than multiprocessors, of whose windows a block takes several, and the same story in two chunks.
+pub fn a_long_chunk_has_the_bits_of_short_ones<B: Backend>(device: &Device<B>) {
+    const TOKENS: usize = 200;
+    const FIRST: usize = 90;
+    assert!(
+        TOKENS > ops::MULTIPROCESSORS as usize && TOKENS - FIRST < ops::MULTIPROCESSORS as usize
+    );
+    let stories = [even_story(TOKENS, 47)];
+    for formats in FORMATS {
+        let mut world = World::new(device, formats, &stories, (2, 0));
+        let [whole, cut] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
+        for (id, range) in [(whole, 0..TOKENS), (cut, 0..FIRST), (cut, FIRST..TOKENS)] {
+            let batch = Batch::new().add(id, &stories, 0, range);
+            world.step(&batch, Padding::None, from_ref(&batch.all()));
+        }
+        assert_eq!(world.repeated, LAYERS.len() * TOKENS);
+        world.fed.manager.check_faults(&world.fed.stream).unwrap();
+    }
 }
 
 /// A cache for contexts so long that queries may have several parts has memory for them, in graphs too; short requests get
