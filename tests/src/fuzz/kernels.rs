@@ -166,12 +166,10 @@ impl Scalars for Attend {
 
     fn choose(c: &mut Choices<'_>, kernel: AttendKernel) -> AttendParams {
         let heads = c.one_of(&[1, 3, 64, 65]);
-        let has_entries = kernel.keys() != AttendedKeys::Window;
-        let of_entries = |value: u32| if has_entries { value } else { 0 };
-        let most_tokens = if kernel.is_consecutive() { 4 } else { 1 };
-        let (first, tokens) = (c.range(0, 2), c.range(0, most_tokens));
+        let of_entries = |value: u32| if kernel.keys() == AttendedKeys::Window { 0 } else { value };
+        let first = c.range(0, 2);
+        let tokens = c.range(0, 1 + 3 * u32::from(kernel.is_consecutive()));
         // As many as its keys have, or more, whose clusters have nothing to do; and the most keys of a spread kernel.
-        let parts = c.one_of(&[1, 2, 3]);
         let most = if let AttendForm::SpreadParts(_) = kernel.form { 1024 } else { 640 };
         AttendParams {
             first,
@@ -180,7 +178,7 @@ impl Scalars for Attend {
             heads,
             lse_heads: c.one_of(&[0, heads]),
             raw_queries: c.one_of(&[0, 1]),
-            parts: if kernel.keys() == AttendedKeys::All { parts } else { 1 },
+            parts: if kernel.keys() == AttendedKeys::All { c.one_of(&[1, 2, 3]) } else { 1 },
             ring: c.range(128, 140),
             slots: c.range(0, 2),
             own_rows: c.one_of(&[0, first + tokens]),
