@@ -118,8 +118,8 @@ impl Channels {
     /// All of them.
     pub const ALL: Self = Self { halves: 1, half: 0 };
 
-    /// The channels of a cluster, or of a block where keys are not split, and its number among those that there were if each
-    /// had all channels: which query and part it has.
+    /// The channels of a cluster, or of a block where keys are not split, and its number among those that there were
+    /// if each had all channels: which query and part it has.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
         if args.params.halves == 2 {
@@ -242,15 +242,16 @@ impl Located {
     /// No key.
     pub const NONE: Self = Self { listed: Listed::NONE, block: u32::MAX, is_known: false };
 
-    /// The same, whose load begins here: the compiler would move it to where the block is needed first, behind other waits.
+    /// The same, whose load begins here: the compiler would move it to where the block is needed first, behind other
+    /// waits.
     #[inline(always)]
     pub fn held(self) -> Self {
         Self { block: thread::hold_u32(self.block), ..self }
     }
 }
 
-/// The keys of a query: window rows, the row of position `p` as key `p % 128`, then entries in the order of its list. So all window rows
-/// but one of consecutive queries are the same keys.
+/// The keys of a query: window rows, the row of position `p` as key `p % 128`, then entries in the order of its list.
+/// So all window rows but one of consecutive queries are the same keys.
 #[derive(Clone, Copy)]
 pub struct Keys {
     /// Whether the query is valid: no padding, its slot exists, its position is not negative, and it fits the step's
@@ -377,8 +378,8 @@ impl Keys {
         }
     }
 
-    /// Whether its window is that of `before`, the query before it in the launch, but for one row, its own: it is the next
-    /// of the same request.
+    /// Whether its window is that of `before`, the query before it in the launch, but for one row, its own: it is the
+    /// next of the same request.
     #[inline(always)]
     pub const fn follow(self, before: Self) -> bool {
         self.ring_start == before.ring_start

@@ -55,8 +55,9 @@ pub const READY: NamedBarrier = NamedBarrier::new(1, GROUP);
 pub const LOADED: NamedBarrier = NamedBarrier::new(2, BLOCK);
 /// The weights of a tile are there, with those of the second the factors. The first warpgroup arrives, the others wait.
 pub const WEIGHED: [NamedBarrier; 2] = [NamedBarrier::new(3, BLOCK), NamedBarrier::new(4, BLOCK)];
-/// What sums are multiplied by is there, and neither of those who wait reads keys any more. The first warpgroup arrives, the others
-/// wait, each behind its last product.
+/// What sums are multiplied by is there, and neither of those who wait reads keys any more. The first warpgroup
+/// arrives, the others wait, each behind its last product.
 pub const SHARED: NamedBarrier = NamedBarrier::new(6, BLOCK);
-/// Weights and keys are not read any more, nor what belongs to them. The second and third warpgroup arrive, the first waits.
+/// Weights and keys are not read any more, nor what belongs to them. The second and third warpgroup arrive, the first
+/// waits.
 pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(5, BLOCK);

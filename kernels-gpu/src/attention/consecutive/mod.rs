@@ -1,12 +1,12 @@
 //! Windows of many queries, of which a block takes several one after another: the same results as by
 //! [`super::attend`], bit by bit.
 //!
-//! Consecutive queries of a request have the same window rows but one, each as the same key ([`Keys`]). So they stay in shared
+//! Consecutive queries of a request have the same window rows but one, each as the same key. So they stay in shared
 //! memory as BF16, and one row is replaced between two queries: a chunk of a prompt loads and unpacks a row for
 //! each query instead of 128. Where the next query is another request's, all rows are loaded again.
 //!
-//! The first warpgroup multiplies a query by its keys and computes the weights; the other two multiply these by half of the channels
-//! each, and write their results while the first goes on to the next query.
+//! The first warpgroup multiplies a query by its keys and computes the weights; the other two multiply these by half
+//! of the channels each, and write their results while the first goes on to the next query.
 
 mod memory;
 mod output;
@@ -40,8 +40,9 @@ const _: () = assert!(SCORER + 2 * MULTIPLIER <= 3 * AT_START);
 /// Attention of 64 heads of some queries, normed and rotated, to their windows.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens / queries, heads / 64)`, rounded up, with 384
-/// threads a block call it. `queries` is 1 to [`MOST_CONSECUTIVE`](kv_layout::attention::MOST_CONSECUTIVE), or counts as the next of those.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens / queries, heads / 64)`,
+/// rounded up, with 384 threads a block call it. `queries` is 1 to
+/// [`MOST_CONSECUTIVE`](kv_layout::attention::MOST_CONSECUTIVE), or counts as the next of those.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat>(args: Attend) {
     // SAFETY: all threads of the block; by this function's own contract. What branches on a query is the same in all
@@ -68,8 +69,8 @@ pub unsafe fn attend<F: KeyFormat>(args: Attend) {
 #[inline(always)]
 unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
     let args = queries.args;
-    // SAFETY: by this function's own contract; words of shared memory are written before a barrier that their readers come
-    // after.
+    // SAFETY: by this function's own contract; words of shared memory are written before a barrier that their readers
+    // come after.
     unsafe {
         start_copies(queries, 0);
         let sinks = load_sinks(args, queries.heads(0));
@@ -113,8 +114,8 @@ unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
 /// Starts copies of the heads of query `i`, if there is one, each by the warp that has their scores.
 ///
 /// # Safety
-/// All threads of the first warpgroup call it; pointers and shapes as in the kernel table; the warp's earlier copies and products have
-/// been waited for.
+/// All threads of the first warpgroup call it; pointers and shapes as in the kernel table; the warp's earlier copies
+/// and products have been waited for.
 #[inline(always)]
 unsafe fn start_copies(queries: Queries<'_>, i: u32) {
     if i < queries.count {
@@ -164,8 +165,8 @@ unsafe fn weigh(query: Query, small: Small) -> Softmax {
     }
 }
 
-/// Runs through the block's queries: loads keys where they are other ones, multiplies weights by half of their channels, from panel `panel`
-/// on, and writes these.
+/// Runs through the block's queries: loads keys where they are other ones, multiplies weights by half of their
+/// channels, from panel `panel` on, and writes these.
 ///
 /// # Safety
 /// As [`attend`], in the second and third warpgroup; the first calls [`score`].

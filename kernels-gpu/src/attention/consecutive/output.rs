@@ -18,7 +18,8 @@ const EIGHTS: usize = 8;
 /// Leaves what the sums of each head are multiplied by, and writes log-sum-exps if they are asked for.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of the first warpgroup call it together, and a barrier follows.
+/// Pointers and shapes as in the kernel table; all threads of the first warpgroup call it together, and a barrier
+/// follows.
 #[inline(always)]
 pub unsafe fn store_shares(
     args: &Attend,
@@ -44,8 +45,8 @@ pub unsafe fn store_shares(
     }
 }
 
-/// Writes 256 channels of the thread's heads, from panel `panel` on, 0 or 4. Those of the last of all panels are turned back, by angles whose
-/// cosine and sine `turn` has, a pair a lane.
+/// Writes 256 channels of the thread's heads, from panel `panel` on, 0 or 4. Those of the last of all panels are
+/// turned back, by angles whose cosine and sine `turn` has, a pair a lane.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the warpgroup call it together.

@@ -107,8 +107,8 @@ impl UnpackedRow {
 /// Loads all keys of a query, four lanes a row.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of the second and third warpgroup call it; nobody reads keys without a barrier
-/// between.
+/// Pointers and shapes as in the kernel table; all threads of the second and third warpgroup call it; nobody reads
+/// keys without a barrier between.
 #[inline(always)]
 pub unsafe fn load_all<F: KeyFormat>(source: Source<'_>, keys: Keys) {
     let row = (thread::thread_idx_x() - GROUP) / 4;
@@ -127,8 +127,8 @@ pub const fn own_key(position: u32) -> u32 {
     position % WINDOW
 }
 
-/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on: each warp of the first
-/// warpgroup those of the 16 heads whose scores it has; heads past the last are zero.
+/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on: each warp of
+/// the first warpgroup those of the 16 heads whose scores it has; heads past the last are zero.
 ///
 /// # Safety
 /// The rows exist; the warp reads the last query no more.
