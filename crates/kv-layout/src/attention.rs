@@ -114,8 +114,8 @@ pub enum AttendForm {
     Whole(AttendedKeys),
     /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
     Spread(AttendedKeys),
-    /// Windows alone: a block takes several queries, one after another, and keeps the rows that consecutive queries of
-    /// a request share.
+    /// Windows alone, of queries that are normed and rotated: a block takes several, one after another, and keeps the
+    /// rows that consecutive queries of a request share.
     Consecutive,
     /// Each part of a query's keys, or each of the two halves that [`KeySplit::TwoBlocks`] makes of it, is spread
     /// over [`SPREAD_BLOCKS`] blocks, and has at most [`SPREAD_TILES`] tiles.

@@ -28,6 +28,11 @@ impl Blocks {
         Self { split: KeySplit::TwoBlocks, multiprocessors, clusters: 0 }
     }
 
+    /// [`Self::consecutive`], of which `own` rows are a condition.
+    pub fn of_own_rows<T>(own: &[T]) -> Option<Self> {
+        (!own.is_empty()).then_some(Self::consecutive(1))
+    }
+
     /// Eight for each part of a query's keys; those of [`Self::halves`] where that is not possible.
     pub const fn spread(split: KeySplit) -> Self {
         Self { clusters: 1, ..Self::halves(split) }

@@ -81,15 +81,11 @@ impl Which {
         }
     }
 
-    /// Each of these splits, spread queries, channels in halves, whole, and several windows a block, each at least once.
-    pub fn blocks_to_check(self) -> Vec<Blocks> {
+    /// Each of these splits, queries spread over eight blocks, channels in halves, and whole, each at least once.
+    pub fn blocks_to_check(self) -> [Blocks; 3] {
         let two = KeySplit::TwoBlocks;
         let one = if self == Self::Nothing { two } else { KeySplit::OneBlock };
-        let windows = (self == Self::Nothing).then_some(Blocks::consecutive(1));
         [Blocks::halves(two), Blocks::whole(one), Blocks::spread(two)]
-            .into_iter()
-            .chain(windows)
-            .collect()
     }
 
     /// Entries with which, behind a whole window, each block has three tiles: the third takes the first one's place.
@@ -378,7 +374,8 @@ impl<B: Backend> Layer<B> {
             let needle = |head: usize| &keys[needles[head % needles.len()]];
             let mut heads = vec![vec![0; CHANNELS]; at * per_query];
             heads.extend((0..per_query).map(|head| along(needle(head))));
-            for blocks in which.blocks_to_check() {
+            for blocks in which.blocks_to_check().into_iter().chain(Blocks::of_own_rows(&self.own))
+            {
                 let written = self.attend_in(blocks, queries, which, &heads).unwrap();
                 self.check_query((at, &queries[at]), which, &heads, &written);
                 for head in 0..per_query {
@@ -411,7 +408,8 @@ impl<B: Backend> Layer<B> {
     /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole,
     /// compared with `f64` by the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
-        let faults = which.blocks_to_check().into_iter().map(|blocks| {
+        let forms = which.blocks_to_check().into_iter().chain(Blocks::of_own_rows(&self.own));
+        let faults = forms.map(|blocks| {
             let written = self.attend_in(blocks, queries, which, heads).unwrap();
             for query in queries.iter().enumerate() {
                 self.check_query(query, which, heads, &written);

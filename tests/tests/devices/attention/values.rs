@@ -26,11 +26,10 @@ pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
         let queries = [listed(0, 100), listed(1, 17)];
         let mut heads = layer.random_heads(2, 13);
         let in_both = |layer: &mut Layer<B>, heads: &[Vec<u16>]| {
-            let attend = |blocks| {
+            Which::List.blocks_to_check().map(|blocks| {
                 layer.blocks = blocks;
                 layer.attend(&queries, Which::List, heads)
-            };
-            Which::List.blocks_to_check().into_iter().map(attend).collect::<Vec<_>>()
+            })
         };
         let clean = in_both(&mut layer, &heads);
         // All rows of the other request, all entries that are not listed, and the window rows that no query sees.
