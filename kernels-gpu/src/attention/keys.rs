@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use simt::cluster::block_rank;
+use simt::shared::Shared;
 use simt::{thread, warp};
 
 use super::memory::{HEADS, TILE};
@@ -309,6 +310,35 @@ impl Token {
                 index: args.token_index.load(u64::from(token)).cast_unsigned(),
             }
         }
+    }
+}
+
+impl Token {
+    /// Puts it into shared memory, as number `i` of such.
+    ///
+    /// # Safety
+    /// Nobody reads that before a barrier.
+    #[inline(always)]
+    pub unsafe fn store<const N: usize>(self, memory: Shared<u32, N>, i: u32) {
+        let words = [self.slot.cast_unsigned(), self.position, self.index, 0];
+        // SAFETY: by this function's own contract.
+        unsafe { memory.store_u32x4(4 * i, words) }
+    }
+
+    /// What [`Self::store`] put there, of query `query`.
+    ///
+    /// # Safety
+    /// It was put there, and a barrier has passed.
+    #[inline(always)]
+    pub unsafe fn stored<const N: usize>(
+        args: &Attend,
+        query: u32,
+        memory: Shared<u32, N>,
+        i: u32,
+    ) -> Self {
+        // SAFETY: by this function's own contract.
+        let [slot, position, index, _] = unsafe { memory.load_u32x4(4 * i) };
+        Self { token: args.params.first + query, slot: slot.cast_signed(), position, index }
     }
 }
 

@@ -10,7 +10,9 @@ use super::super::memory::{GROUP, HEADS, Small};
 /// Threads of a block.
 pub const BLOCK: u32 = 3 * GROUP;
 
-/// What is known of each query of the block, `[32, 4]`: flags, position, and where its own row lies.
+/// What the step says of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] puts it.
+pub type Tokens = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
+/// What is known of each, `[32, 4]`: flags, position, and where its own row lies.
 pub type Known = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
 /// `[64]` what a head's sums of values are multiplied by.
 pub type Shares = Shared<f32, { HEADS as usize }>;
@@ -19,6 +21,7 @@ pub type Shares = Shared<f32, { HEADS as usize }>;
 #[derive(Clone, Copy)]
 pub struct Arrays {
     pub small: Small,
+    pub tokens: Tokens,
     pub known: Known,
     pub shares: Shares,
 }
@@ -28,16 +31,23 @@ impl Arrays {
     /// As [`Small::new`].
     #[inline(always)]
     pub unsafe fn new() -> Self {
-        const KNOWN: u32 = Small::FOUND_AT;
+        const TOKENS: u32 = Small::FOUND_AT;
+        const KNOWN: u32 = TOKENS + Tokens::BYTES;
         const SHARES: u32 = KNOWN + Known::BYTES;
-        // SAFETY: by this function's own contract. The last two lie where other kernels say where rows lie.
+        // SAFETY: by this function's own contract. The last three lie where other kernels say where rows lie.
         unsafe {
-            Self { small: Small::new(), known: Shared::at(KNOWN), shares: Shared::at(SHARES) }
+            Self {
+                small: Small::new(),
+                tokens: Shared::at(TOKENS),
+                known: Shared::at(KNOWN),
+                shares: Shared::at(SHARES),
+            }
         }
     }
 }
 
-const _: () = assert!(Known::BYTES + Shares::BYTES <= SHARED_BYTES - Small::FOUND_AT);
+const _: () =
+    assert!(Tokens::BYTES + Known::BYTES + Shares::BYTES <= SHARED_BYTES - Small::FOUND_AT);
 
 /// The queries are copied and the keys there. All threads of the first warpgroup wait, each behind `wait_for_groups`
 /// and `fence_shared`.

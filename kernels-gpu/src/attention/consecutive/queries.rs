@@ -74,10 +74,10 @@ impl<'a> Queries<'a> {
             let count = (args.params.tokens - first).min(most);
             if own < count {
                 let query = first + own;
-                let [before, query] = [query - own.min(1), query];
-                let [of_before, token] = [before, query].map(|query| Token::load(args, query));
-                let before = Keys::of::<Window>(args, before, of_before);
+                let token = Token::load(args, query);
+                let before = Token::load(args, query - own.min(1));
                 let keys = Keys::of::<Window>(args, query, token);
+                let before = Keys::of::<Window>(args, query - own.min(1), before);
                 let follows = own > 0 && before.is_live && keys.follow(before);
                 let flag = |is: bool, bit: u32| if is { bit } else { 0 };
                 let flags = flag(keys.is_live, LIVE)
@@ -85,6 +85,7 @@ impl<'a> Queries<'a> {
                     | flag(keys.is_refused, REFUSED);
                 let [low, high] = keys.window_row(args, own_key(keys.position));
                 arrays.known.store_u32x4(4 * own, [flags, keys.position, low, high]);
+                token.store(arrays.tokens, own);
             }
             thread::sync_threads();
             Self { args, arrays, first, count }
@@ -118,8 +119,7 @@ impl<'a> Queries<'a> {
         Heads { query: self.first + i, first: thread::block_idx_y() * HEADS, part: 0, parts: 1 }
     }
 
-    /// The keys of query `i`, of which what the step says is loaded again: few queries of a block need more than
-    /// [`Self::get`] tells.
+    /// The keys of query `i`.
     ///
     /// # Safety
     /// There is one.
@@ -127,7 +127,7 @@ impl<'a> Queries<'a> {
     pub unsafe fn keys(self, i: u32) -> Keys {
         let query = self.first + i;
         // SAFETY: by this function's own contract.
-        let token = unsafe { Token::load(self.args, query) };
+        let token = unsafe { Token::stored(self.args, query, self.arrays.tokens, i) };
         Keys::of::<Window>(self.args, query, token)
     }
 }

@@ -23,6 +23,7 @@ const CODED: u32 = NOPE_DIM / CHANNELS;
 pub struct WarpRow {
     pieces: [[u32; 4]; 2],
     scales: StoredScales,
+    is_there: bool,
 }
 
 impl WarpRow {
@@ -44,11 +45,15 @@ impl WarpRow {
         unsafe {
             let load =
                 |piece: u32| at.planes.data.load_u32x4_in_order(from + u64::from(byte(piece)));
-            Self { pieces: [load(0), load(1)], scales: F::load_scales(at.planes.scale, at.row) }
+            Self {
+                pieces: [load(0), load(1)],
+                scales: F::load_scales(at.planes.scale, at.row),
+                is_there: at.is_there,
+            }
         }
     }
 
-    /// The lane's channels as BF16.
+    /// The lane's channels as BF16; zeros if there is no row.
     ///
     /// # Safety
     /// All lanes of the warp call it together, with one row.
@@ -58,14 +63,16 @@ impl WarpRow {
         let is_coded = lane < CODED;
         let [codes, _] = self.pieces;
         // SAFETY: by this function's own contract.
-        let has_nan = unsafe { warp::any(is_coded && F::has_nan(&[codes])) };
+        let has_nan = unsafe { warp::any(is_coded && self.is_there && F::has_nan(&[codes])) };
         let scales = F::scales_of_panel(self.scales, panel());
-        let unpacked = if !has_nan && F::is_plain(self.scales) {
+        let unpacked = if self.is_there && !has_nan && F::is_plain(self.scales) {
             F::unpack::<true>(codes, scales, 0, false)
         } else {
-            F::unpack::<false>(codes, scales, 0, has_nan)
+            let values = F::unpack::<false>(codes, scales, 0, has_nan);
+            if self.is_there { values } else { [[0; 4]; 2] }
         };
-        UnpackedRow(array_from_fn(|i| if is_coded { unpacked[i] } else { self.pieces[i] }))
+        let is_raw = !is_coded && self.is_there;
+        UnpackedRow(array_from_fn(|i| if is_raw { self.pieces[i] } else { unpacked[i] }))
     }
 }
 
