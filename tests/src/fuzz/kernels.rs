@@ -452,8 +452,8 @@ fn is_unused(kernel: &str, argument: &str) -> bool {
     match argument {
         "exchange" => !of("spread"),
         "part_sums" | "part_lse" | "arrivals" => !of("attend_all") && !of("spread_parts"),
-        "table" | "entry_data" | "entry_scale" => of("window"),
-        "selected" => of("window") || of("all"),
+        "table" | "entry_data" | "entry_scale" => of("window") || of("consecutive"),
+        "selected" => ["window", "consecutive", "all"].into_iter().any(of),
         _ => false,
     }
 }

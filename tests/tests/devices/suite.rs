@@ -101,6 +101,7 @@ suite! {
         other_queries_have_the_same_bits,
         every_key_of_a_follower_can_dominate,
         results_near_zero_have_the_same_bits,
+        the_new_row_may_be_nan_or_wide,
         random_steps_have_the_same_bits,
     }
     attention::spread {

@@ -107,6 +107,25 @@ pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
     same_bits(&mut layer, &queries, &heads, (&[1], "near zero"));
 }
 
+/// A NaN code, or a scale that takes two multiplications, in the row by which a query's keys differ from those before, in any
+/// lane's channels.
+pub fn the_new_row_may_be_nan_or_wide<B: Backend>(device: &Device<B>) {
+    const WIDE: u8 = 140;
+    for channel in [0, 200, 447] {
+        let mut layer = with_own_rows(device, Shape { slots: 1, heads: 2, ..SHAPE }, 4);
+        // Of the second query, and of the third.
+        layer.own[2].scale[channel / 64] = WIDE;
+        layer.own[3].data[channel] = 0x7F;
+        let queries: Vec<Query> = run(0, 140, 0, 4).collect();
+        let heads = layer.random_heads(queries.len(), 66);
+        same_bits(&mut layer, &queries, &heads, (&[1], &format!("channel {channel}")));
+        let out = layer.attend(&queries, Which::Nothing, &heads).out;
+        let is_nan = |bits: &u16| bits & 0x7FFF > 0x7F80;
+        let (before, after) = out.split_at(out.len() / 2);
+        assert!(!before.iter().any(is_nan) && after.iter().all(is_nan), "channel {channel}");
+    }
+}
+
 /// Each key of a query that follows others dominates in turn.
 pub fn every_key_of_a_follower_can_dominate<B: Backend>(device: &Device<B>) {
     let mut layer = Layer::even(device, Shape { slots: 1, ..SHAPE }, 64);
