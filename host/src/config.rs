@@ -58,8 +58,9 @@ pub struct CacheConfig {
     /// Requests that can be suspended at once, each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
-    /// Among how many thread blocks attention in place splits the keys of 64 heads of a query, in layers with entries. For
-    /// steps of few queries two are faster, for those of many one. Results differ in their last bits.
+    /// Thread blocks that share the keys of a work item of attention (a query, a part of its keys, up to 64 heads), in layers
+    /// with entries: the two of a cluster, or one. Not FlashMLA's `num_splits`, which is the number of parts here and
+    /// follows from the number of keys. Two are faster for few queries in a step, one for many. Results differ in their last bits.
     #[serde(default)]
     pub attention_split: KeySplit,
     /// Whether memory that nobody owns is filled with NaN, and gathered rows and scored keys that come

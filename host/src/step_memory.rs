@@ -30,7 +30,7 @@ struct Specs {
     step_meta: BufferSpec<i32>,
     /// The step's own window rows: data, scales, places.
     own: BufferSpec<u8>,
-    /// What the blocks of attention tell each other.
+    /// Workspace of spread attention.
     exchange: BufferSpec<u32>,
     compressed: Option<CompressedSpecs>,
 }
@@ -104,7 +104,7 @@ impl Specs {
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
             own: BufferSpec::new("rows of the step", own_bytes(config)),
-            exchange: BufferSpec::new("weights of attention", exchange_elements(SPREAD_CLUSTERS)),
+            exchange: BufferSpec::new("exchange of attention", exchange_elements(SPREAD_CLUSTERS)),
             compressed: (group == LayerGroup::Trunk).then_some(compressed),
         }
     }
@@ -152,7 +152,7 @@ pub(crate) struct StepMemory<B: Backend> {
     /// Of the last step that was sent, or of the bucket that is captured.
     pub sections: Sections<B>,
     pub own: OwnPlanes<B>,
-    /// Where the blocks of attention tell each other a query's weights.
+    /// Workspace of spread attention: softmax weights, partial outputs, denominators, arrival counters.
     pub exchange: AttentionExchange<B>,
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.

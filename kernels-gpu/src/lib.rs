@@ -13,7 +13,7 @@
 //! | [`flush`] | entries and indexer keys into their blocks |
 //! | [`state_copy`] | the state of requests: to a checkpoint, back, and to another slot |
 //! | [`digest`] | digests of sections of a payload |
-//! | [`decode`] | all that a layer does for one token per request, in one launch |
+//! | [`decode`] | all cache writes of a layer in a decode step, in one launch |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`attention`] | attention over the rows of the cache where they lie |
 //! | [`indexer`] | projections, queries, scores and the largest of them |

@@ -142,7 +142,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         let Selection { workspace, queries, k, selected } = selection;
-        self.keep_rows("select", [("selected", selected.span())])?;
+        self.check_outputs("select", [("selected", selected.span())])?;
         let count = self.access.queries(queries.clone())?.count;
         let needed = columns(self.access.core.config.max_context);
         if workspace.columns < needed {

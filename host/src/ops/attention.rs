@@ -44,11 +44,11 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub entries: &'a Entries<'a, B>,
     /// The blocks of the queries' requests.
     pub table: &'a BlockTable<'a, B>,
-    /// Which.
+    /// Whether queries attend to a list of them, or to all that they see.
     pub which: Attended<'a, B>,
-    /// Workspace for keys that are split into parts (split-KV); also where all queries are spread, whose parts lie in
-    /// the exchange, so that none is refused by its batch. If one query needs more than it holds, the call is
-    /// refused; if all queries together do, the call becomes several launches.
+    /// Workspace for the partial outputs of keys in several parts (split-KV); needed whenever a query can have several. If one query needs
+    /// more clusters than it has, the call is refused; if all queries together do, the call becomes several launches. Spread launches keep their
+    /// parts in `exchange`, but are checked alike, so that a query is not refused by its batch.
     pub parts: Option<&'a AttentionParts<B>>,
     /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see. Elements of -1
     /// among the first `min(rows, entries that the query sees)` of a list are keys without weight when keys are
@@ -62,7 +62,7 @@ pub struct OwnRows<'a, B: Backend> {
     pub data: &'a View<B, u8>,
     /// `[step, 8]` UE8M0 or `[step]` f32, as bytes.
     pub scale: &'a View<B, u8>,
-    /// Rows.
+    /// Rows of the planes; at least `queries.first + queries.count`.
     pub rows: u32,
 }
 
@@ -90,17 +90,18 @@ pub struct Attention<'a, B: Backend> {
     /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
     /// query's bits depend on the launch.
     pub split: KeySplit,
-    /// Multiprocessors of the GPU, about ([`MULTIPROCESSORS`]). A launch with few work items (a query, a part of its
-    /// keys, and up to 64 heads) has more blocks for each. That changes no bit.
+    /// Multiprocessors that the launch is sized for ([`MULTIPROCESSORS`]). They decide how many blocks a work item (a query, a part of its
+    /// keys, up to 64 heads) has, and change no bit. The first of these that applies:
     ///
-    /// - With `exchange`, and queries that are [`QueryForm::Rotated`], a work item of up to 1,152 keys, or half of one where keys are split, is spread
-    ///   over eight blocks, if nine tenths of the multiprocessors are enough for all, and `exchange` has as many clusters.
-    /// - Windows of queries with own rows, [`QueryForm::Rotated`], that are more than multiprocessors: a block takes several
-    ///   consecutive ones, and loads the rows once that they share.
-    /// - Else a work item has twice as many blocks, each with half of the channels of its values, if there are at most an eighth as many as
-    ///   multiprocessors.
+    /// - Spread over clusters of eight blocks: with `exchange`, and queries that are [`QueryForm::Rotated`], where a part has at most 1,152
+    ///   keys, or twice that if keys are split and two clusters have half each; the clusters are at most `multiprocessors / 10 * 9 / 8`, and at
+    ///   most those of `exchange`.
+    /// - Consecutive: with `own`, without entries, [`QueryForm::Rotated`], more queries than `multiprocessors / ceil(heads / 64)`. A block takes
+    ///   up to 32 consecutive queries, and loads the rows once that they share.
+    /// - At most `multiprocessors / 8` work items: two clusters, or two blocks, for each, with half of the channels of the values.
+    /// - Else the blocks of `split`.
     ///
-    /// Work items are counted as the launch has room for them: padding too, and parts of the longest request that `rows` allows.
+    /// Work items are counted for the capacity of the launch: padding too, and the parts of a query with `rows` entries.
     pub multiprocessors: u32,
     /// Workspace of work items that are spread over eight blocks. Without it, or where it has fewer clusters than the
     /// launch has work items, none is spread.
@@ -109,7 +110,7 @@ pub struct Attention<'a, B: Backend> {
     pub sinks: &'a View<B, f32>,
     /// `[32]` f32: the layer's rotary frequencies, radians per token.
     pub frequencies: &'a View<B, f32>,
-    /// The window.
+    /// The layer's sliding-window ring.
     pub ring: &'a SwaRing<'a, B>,
     /// The step's own rows, if the ring does not hold them yet.
     pub own: Option<OwnRows<'a, B>>,
@@ -232,8 +233,7 @@ impl<B: Backend> Attention<'_, B> {
         if params.parts == 1 {
             return Ok(params.tokens);
         }
-        // Spread queries have memory of their own, which is enough for all. They are refused like others all the same, so that
-        // a query is not refused by its batch.
+        // Spread queries keep their parts in the exchange, but are checked alike, so that a query is not refused by its batch.
         let of_query = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
         let there = self.parts().map_or(0, AttentionParts::clusters);
         check_length("clusters that have memory for parts of a query", there, of_query)?;
@@ -272,14 +272,14 @@ impl<B: Backend> Attention<'_, B> {
         let no_results = out.slice(0, 0).expect("every buffer has an empty part");
         let no_floats = no_results.cast::<f32>().or_else(|_| no_counts.cast())?;
         let no_exchange = no_floats.cast::<u32>()?;
-        let shares = if plan.spread.is_some() {
+        let workspace = if plan.spread.is_some() {
             self.exchange.map(|of| (&of.sums, &of.denominators, &of.arrivals))
         } else {
             let parts = self.parts().filter(|_| params.parts > 1);
             parts.map(|of| (&of.sums, &of.lse, &of.arrivals))
         };
         let (part_sums, part_lse, arrivals) =
-            shares.unwrap_or((&no_floats, &no_floats, &no_counts));
+            workspace.unwrap_or((&no_floats, &no_floats, &no_counts));
         Ok(Attend {
             query: query.ptr(),
             sinks: sinks.ptr(),

@@ -1,4 +1,4 @@
-//! Memory of queries that are spread over clusters of eight blocks.
+//! Workspace of queries that are spread over clusters of eight blocks.
 
 use kernels_gpu::attention::HEADS;
 use kernels_gpu::attention::spread::CLUSTER_WORDS;
@@ -14,17 +14,19 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
     multiprocessors / 10 * 9 / SPREAD_BLOCKS
 }
 
-/// Memory in which the blocks over which a query is spread leave for each other what they have of it: 294 KiB a
-/// cluster, which has 64 heads of a query and all of their keys or a share; one allocation. Launches that use it must
-/// run one after the other, as those of one stream do: two at a time would read each other's.
+/// Workspace of launches that are spread over clusters of eight blocks: what the blocks of a cluster, and the clusters of a query,
+/// compute for each other. 294 KiB a cluster, which has up to 64 heads of a query and all of its keys, a part, or half of one; one
+/// allocation. Launches that use it must run one after the other, as those of one stream do: two at a time would read each other's.
 pub struct AttentionExchange<B: Backend> {
-    /// `[clusters, 18, 2304]` u32: of each tile of keys the weights, `[64, 64]` BF16, and two sums of each thread's.
+    /// `[clusters, 18, 2304]` u32: for each tile of keys the softmax weights, 64 heads by 64 keys, BF16, in the order of `wgmma`'s A
+    /// fragments (2,048 words), then two f32 sums of weights of each of 128 threads.
     pub(crate) weights: Buffer<B, u32>,
-    /// `[clusters, 8, 64, 64]` f32: what heads get of the cluster's keys, 64 channels a block.
+    /// `[clusters, 8, 4096]` f32: partial outputs, 64 heads by 64 channels a block, in the order of the threads' fragments.
     pub(crate) sums: Buffer<B, f32>,
-    /// `[clusters, 8, 2, 64]` f32: a copy for each block of what the denominators of its heads follow from.
+    /// `[clusters, 8, 2, 64]` f32, a copy a block: of a part log2 of the softmax's denominator, and an unused value; of half a part the
+    /// base and the sum of weights.
     pub(crate) denominators: Buffer<B, f32>,
-    /// `[clusters, 8]` u32: shares of a query's keys that are done, by block of a cluster; 0 between launches.
+    /// `[clusters, 8]` u32: clusters of a query that have stored their partial output, for each block's 64 channels; 0 between launches.
     pub(crate) arrivals: Buffer<B, u32>,
 }
 
@@ -51,7 +53,7 @@ impl<B: Backend> AttentionExchange<B> {
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     pub fn new(device: &Device<B>, clusters: u32) -> Result<Self, DeviceError> {
-        Self::of(&device.allocate("weights of attention", exchange_elements(clusters))?)
+        Self::of(&device.allocate("exchange of attention", exchange_elements(clusters))?)
     }
 
     /// The parts of `all`, for as many clusters as it is enough for.

@@ -8,7 +8,7 @@ use kv_layout::attention::{
 };
 use kv_layout::geometry::WINDOW;
 
-/// Queries of a launch, parts of the keys of each, and 64 heads: its work items.
+/// `[queries, parts of a query's keys, groups of 64 heads]` of a launch; the product is its number of work items.
 pub const fn work_items(params: &AttendParams) -> [u32; 3] {
     [params.tokens, params.parts, params.heads.div_ceil(HEADS)]
 }
@@ -69,16 +69,16 @@ pub fn form_of(
     }
 }
 
-/// Queries that a block takes one after another in a launch of windows of so many queries and 64 heads, if there are more of both than
-/// multiprocessors.
+/// Queries that a block of the consecutive form takes one after another, 2 to [`MOST_CONSECUTIVE`]; `None` if the launch has no more queries
+/// than `multiprocessors / groups`, or than 1, or there are no multiprocessors. `groups` is not 0.
 pub fn consecutive_queries([queries, groups]: [u32; 2], multiprocessors: u32) -> Option<u32> {
     let blocks = (multiprocessors / groups).max(1);
     let of_block = queries.div_ceil(blocks).min(MOST_CONSECUTIVE);
     (multiprocessors > 0 && of_block > 1).then_some(of_block)
 }
 
-/// Clusters that have the same keys of a query, and as large a part of the channels of its values each, in a launch of so many
-/// queries, parts of each and 64 heads.
+/// Clusters (blocks, where a work item has one) among which the channels of the values of a work item are divided: 2 if there are at most
+/// `multiprocessors / 8` work items, else 1.
 pub const fn halves_of_channels([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
     /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
     /// these end: with twice as many a decode step takes longer, though attention takes less time

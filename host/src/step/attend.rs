@@ -95,9 +95,10 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// Queues attention of queries `first..end` of the step to their sliding windows and to the entries that each query's
     /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none): one softmax over both.
     ///
-    /// A list has its entries first, as the lists of `select` have: of each as many elements are read as its query sees
-    /// entries. What lies behind is not read, an entry that stands there behind a gap neither. A list that is shorter than that, and padded with
-    /// -1, has other bits with other `rows`: `rows` must not depend on the batch then.
+    /// Of each list the first `min(rows, entries that the query sees)` elements are read; later ones are ignored. Lists of `select` fit:
+    /// entries first, then -1. A -1 among the elements that are read is a key without weight. The number of elements that are read decides how keys
+    /// are divided among blocks, so a list that is padded with -1 can have other last bits with another `rows`: choose `rows` independently of
+    /// the batch.
     ///
     /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
     ///
@@ -177,17 +178,17 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             entries: attended,
             out: heads.out,
             lse: heads.lse,
-            // One word for all forms.
+            // All forms count in the word of `Whole`.
             faults: access.fault_word::<Attend>(AttendKernel {
                 format: ring.format,
                 form: AttendForm::Whole(keys),
             }),
         };
-        // Two launches, or none.
+        // The call is checked before any launch is queued: a refused one queues nothing.
         if !is_in_ring {
             let out = heads.out.span();
             let lse = heads.lse.map_or(out, |lse| lse.span());
-            self.keep_rows("attend", [("out", out), ("lse", lse)])?;
+            self.check_outputs("attend", [("out", out), ("lse", lse)])?;
             self.quantise_once(&attention)?;
         }
         Ok(ops::attend(access.stream, &attention)?)

@@ -4,7 +4,7 @@ use kernels_gpu::fault_injection;
 
 use super::layers::Layers;
 use super::open_step::Step;
-use super::shape::{StepShape, Whole};
+use super::shape::{BegunStep, StepShape};
 use crate::bucket::Bucket;
 use crate::core::Core;
 use crate::device::{Backend, Stream};
@@ -68,9 +68,9 @@ impl<'a, B: Backend> Group<'a, B> {
         let span = trace::step(group, requests, core.config.step_tokens_with_rollback());
         let begun = span.in_scope(|| begin(core, memory, group, stream, launches, requests));
         match begun {
-            Ok(whole) => {
-                trace::begun(&span, whole.1);
-                Ok(Step::new(Layers::new(core, memory, group, stream, whole, span)))
+            Ok(begun) => {
+                trace::begun(&span, begun.plan);
+                Ok(Step::new(Layers::new(core, memory, group, stream, begun, span)))
             }
             Err(error) => {
                 span.in_scope(|| trace::refused(&error));
@@ -89,7 +89,7 @@ fn begin<B: Backend>(
     stream: &Stream<B>,
     launches: Launches<'_>,
     requests: &[StepRequest],
-) -> Result<Whole, KvError> {
+) -> Result<BegunStep, KvError> {
     core.check_stream(stream)?;
     let bucket = match launches {
         Launches::Eager => None,
@@ -109,7 +109,7 @@ fn begin<B: Backend>(
     // Nothing can fail from here on.
     ledger.enter_step(group, requests);
     memory.freed.clear();
-    Ok((shape, plan, bucket))
+    Ok(BegunStep { shape, plan, bucket })
 }
 
 /// Checks the step, and queues StepMeta and what has to be poisoned before it.

@@ -89,7 +89,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         Ok(())
     }
 
-    /// Entries and keys into their blocks.
+    /// Queues quantisation and store of the entries and indexer keys that closed.
     fn flush(&mut self) -> Result<(), KvError> {
         let access = &self.access;
         let (config, scratch) = (&access.core.config, access.compressed());

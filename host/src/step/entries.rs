@@ -103,7 +103,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
             (access.core.memory.table(), access.fault_word::<GatherKv>(entries.format));
         let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
-        self.keep_rows("gather_kv", [("tile", tile.span())])?;
+        self.check_outputs("gather_kv", [("tile", tile.span())])?;
         ops::gather_kv(access.stream, &gather, selected)?;
         access.find_poison(queries, tile, GatheredRows::List(selected, rows))
     }
@@ -128,7 +128,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
             (access.core.memory.table(), access.fault_word::<GatherAll>(entries.format));
         let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
-        self.keep_rows("gather_all", [("tile", tile.span()), ("lengths", lengths.span())])?;
+        self.check_outputs("gather_all", [("tile", tile.span()), ("lengths", lengths.span())])?;
         ops::gather_all(access.stream, &gather, lengths)?;
         access.find_poison(queries, tile, GatheredRows::All(lengths, rows))
     }
@@ -144,7 +144,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     ) -> Result<(), KvError> {
         let access = &self.access;
         let queries = access.queries(queries)?;
-        self.keep_rows("valid_lens", [("lengths", lengths.span())])?;
+        self.check_outputs("valid_lens", [("lengths", lengths.span())])?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
         Ok(ops::valid_lens(access.stream, &counts)?)
     }

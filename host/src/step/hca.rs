@@ -55,7 +55,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         self.tracker.queued(ops::decode_hca(access.stream, &decode))
     }
 
-    /// The step's tokens into the running sums; what windows pooled that close, into scratch memory.
+    /// Queues the addition of the step's tokens to the running sums; what closing windows pooled goes to scratch memory.
     fn compress(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let scratch = access.compressed();
@@ -70,7 +70,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         self.tracker.queued(ops::compress_hca(access.stream, &windows))
     }
 
-    /// Entries into their blocks.
+    /// Queues quantisation and store of the entries that closed.
     fn flush(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let scratch = access.compressed();

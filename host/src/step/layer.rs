@@ -141,8 +141,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         self.access.stream
     }
 
-    /// Refuses outputs of `kernel` in the memory of the step's rows, while these are still to be appended.
-    pub(crate) fn keep_rows<const N: usize>(
+    /// Refuses outputs of `kernel` that overlap the step's `kv`, while that is still to be appended.
+    pub(crate) fn check_outputs<const N: usize>(
         &self,
         kernel: &'static str,
         outputs: [(&'static str, Span); N],

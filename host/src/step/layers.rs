@@ -4,7 +4,7 @@ use kv_layout::geometry::LayerKind;
 use std::ops::Range;
 
 use super::layer::{Csa, Hca, Layer, Swa};
-use super::shape::{StepShape, Whole};
+use super::shape::{BegunStep, StepShape};
 use super::tracker::Tracker;
 use crate::bucket::Bucket;
 use crate::core::Core;
@@ -41,10 +41,11 @@ impl<'a, B: Backend> Layers<'a, B> {
         memory: &'a mut StepMemory<B>,
         group: LayerGroup,
         stream: &Stream<B>,
-        (shape, plan, bucket): Whole,
+        begun: BegunStep,
         span: Span,
     ) -> Self {
         memory.progress.fill(LayerProgress::NotStarted);
+        let BegunStep { shape, plan, bucket } = begun;
         let (ids, stream) = (core.config.group_layers(group), stream.clone());
         Self { core, memory, group, ids, stream, shape, plan, bucket, touched: false, span }
     }

@@ -110,7 +110,7 @@ impl<B: Backend> Drop for Step<'_, B> {
 pub struct CommitRefused<'a, B: Backend>(Box<(Step<'a, B>, KvError)>);
 
 impl<'a, B: Backend> CommitRefused<'a, B> {
-    /// Why.
+    /// Why the commit was refused.
     #[must_use]
     pub fn error(&self) -> &KvError {
         &self.0.1

@@ -3,7 +3,7 @@
 use super::begin::Group;
 use super::capture::CapturedStep;
 use super::layers::Layers;
-use super::shape::StepShape;
+use super::shape::{BegunStep, StepShape};
 use crate::bucket::Bucket;
 use crate::device::{Backend, Memory, Stream};
 use crate::error::KvError;
@@ -33,8 +33,9 @@ impl<B: Backend> Group<'_, B> {
         let saves = may_save(*group, &core.config).then_some(0);
         let plan = StepPlan { saves, ..StepPlan::default() };
         memory.lay_out(plan.layout_in(Some(bucket)));
-        let whole = (StepShape::of_bucket(bucket, &core.config), plan, Some(*bucket));
-        let mut layers = Layers::new(core, memory, *group, stream, whole, Span::none());
+        let shape = StepShape::of_bucket(bucket, &core.config);
+        let begun = BegunStep { shape, plan, bucket: Some(*bucket) };
+        let mut layers = Layers::new(core, memory, *group, stream, begun, Span::none());
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();
         Ok(CapturedStep { graph, bucket: *bucket, progress, step_meta })

@@ -19,8 +19,16 @@ pub(crate) struct StepShape {
     pub rollback: u32,
 }
 
-/// What the launches of a step cover, what it takes, and the bucket it runs under.
-pub(crate) type Whole = (StepShape, StepPlan, Option<Bucket>);
+/// A step that has begun, or is captured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BegunStep {
+    /// What its launches cover.
+    pub shape: StepShape,
+    /// What it takes of the cache.
+    pub plan: StepPlan,
+    /// The bucket that it runs under.
+    pub bucket: Option<Bucket>,
+}
 
 impl StepShape {
     pub fn of_bucket(bucket: &Bucket, config: &CacheConfig) -> Self {

@@ -3,12 +3,11 @@
 use core::marker::PhantomData;
 
 use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES};
-use kv_layout::geometry::{HEAD_DIM, WINDOW};
-use simt::cluster::block_rank;
+use kv_layout::geometry::WINDOW;
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::memory::{HEADS, TILE};
+use super::memory::TILE;
 use super::rows::{ENTRIES, NONE, OWN, RING, Source};
 use crate::args::Attend;
 use crate::fault_injection;
@@ -62,140 +61,6 @@ impl KeySet for All {
     const HAS_ENTRIES: bool = true;
     const IS_LISTED: bool = false;
     const KEYS: AttendedKeys = AttendedKeys::All;
-}
-
-/// The blocks among which a part's keys are split: all of a cluster, or one.
-#[derive(Clone, Copy)]
-pub struct Split {
-    /// Blocks.
-    pub blocks: u32,
-    /// Which of the cluster's blocks is the first of them.
-    first: u32,
-    /// Which of them this block is.
-    pub rank: u32,
-}
-
-impl Split {
-    /// The launch's, as this block sees it.
-    #[inline(always)]
-    pub fn of<W: KeySet>(args: &Attend) -> Self {
-        if W::BLOCKS == 1 {
-            return Self { blocks: 1, first: 0, rank: 0 };
-        }
-        let rank = block_rank();
-        if args.params.split == 1 {
-            Self { blocks: 1, first: rank, rank: 0 }
-        } else {
-            Self { blocks: W::BLOCKS, first: 0, rank }
-        }
-    }
-
-    /// Which of `tiles` tiles block `rank` has: from the first to before the second.
-    #[inline(always)]
-    pub const fn tiles_of(self, tiles: u32, rank: u32) -> (u32, u32) {
-        (tiles * rank / self.blocks, tiles * (rank + 1) / self.blocks)
-    }
-
-    /// Which of the cluster's blocks block `rank` is.
-    #[inline(always)]
-    pub const fn in_cluster(self, rank: u32) -> u32 {
-        self.first + rank
-    }
-}
-
-/// Which channels of the values a block multiplies by weights: all, or half of them. Where there are few queries, two
-/// clusters have the same keys of a query and half of the channels each; both multiply all channels of keys by
-/// queries. So each channel's sum is the same, bit by bit.
-#[derive(Clone, Copy)]
-pub struct Channels {
-    /// 1 or 2.
-    pub halves: u32,
-    /// Which half, 0 or 1.
-    pub half: u32,
-}
-
-impl Channels {
-    /// All of them.
-    pub const ALL: Self = Self { halves: 1, half: 0 };
-
-    /// The channels of a cluster, or of a block where keys are not split, and its number among those that there were
-    /// if each had all channels: which query and part it has.
-    #[inline(always)]
-    pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
-        if args.params.halves == 2 {
-            (Self { halves: 2, half: cluster % 2 }, cluster / 2)
-        } else {
-            (Self::ALL, cluster)
-        }
-    }
-
-    /// Whether rotary channels, which are last, are among them.
-    #[inline(always)]
-    pub const fn has_rotary(self) -> bool {
-        self.half + 1 == self.halves
-    }
-
-    /// Whether this block reports faults and log-sum-exps: it has the first half of the channels, or all.
-    #[inline(always)]
-    pub const fn is_first(self) -> bool {
-        self.half == 0
-    }
-}
-
-/// 64 heads of a query, and which part of their keys a block has.
-#[derive(Clone, Copy)]
-pub struct Heads {
-    pub query: u32,
-    pub first: u32,
-    pub part: u32,
-    /// Parts of the query's keys.
-    pub parts: u32,
-}
-
-impl Heads {
-    /// The first head's row of the queries' heads.
-    #[inline(always)]
-    pub fn row(self, args: &Attend) -> u64 {
-        let row = u64::from(args.params.skipped) + u64::from(self.query);
-        row * u64::from(args.params.heads) + u64::from(self.first)
-    }
-
-    /// How many there are, 1 to 64, of a group that is one of the query's.
-    #[inline(always)]
-    pub fn count(self, args: &Attend) -> u32 {
-        (args.params.heads - self.first).min(HEADS)
-    }
-
-    /// Their number among those of all queries, 64 at a time.
-    #[inline(always)]
-    pub fn group(self, args: &Attend) -> u64 {
-        let groups = args.params.heads.div_ceil(HEADS);
-        u64::from(self.query) * u64::from(groups) + u64::from(self.first / HEADS)
-    }
-
-    /// Part `part` of these heads among all parts.
-    #[inline(always)]
-    pub fn part(self, args: &Attend, part: u32) -> u64 {
-        self.group(args) * u64::from(args.params.parts) + u64::from(part)
-    }
-}
-
-/// What a block has of its heads.
-#[derive(Clone, Copy)]
-pub struct Place {
-    pub heads: Heads,
-    /// The blocks among which the part's keys are split.
-    pub split: Split,
-    /// Which of the channels of values it has.
-    pub channels: Channels,
-}
-
-impl Place {
-    /// The first channel that the block writes.
-    #[inline(always)]
-    pub const fn first_channel(self) -> u32 {
-        HEAD_DIM / 2 * self.channels.half
-    }
 }
 
 /// A key as far as its entry: what the list says, as it was loaded.
@@ -263,12 +128,14 @@ pub struct Keys {
     pub position: u32,
     /// Window rows, at most 128.
     window: u32,
-    /// The request's tokens of the step up to the query, if their rows lie among the step's own; else 0. Rows that are
-    /// no more tokens older lie there, the others in the ring.
+    /// Tokens of the request in this step up to and including the query, if the step's rows are not in the ring; else 0. The
+    /// row of the token `age` positions before the query is among the step's rows if `age < own`, else in the ring.
     own: u32,
-    /// First row of the slot's ring, the query's own row of it, and its rows.
+    /// First row of the slot's ring.
     ring_start: u64,
+    /// The query's own row within it: `position % ring_rows`.
     newest: u32,
+    /// Rows of it.
     ring_rows: u32,
     /// The step's row of the query.
     token: u32,
@@ -402,11 +269,11 @@ impl Keys {
         Self { first_tile, tiles: end - first_tile, ..self }
     }
 
-    /// The keys of share `share` of `shares`, as [`Self::of_part`], of so few tiles that their product with `shares`
+    /// The keys of piece `piece` of `pieces`, as [`Self::of_part`], of so few tiles that their product with `pieces`
     /// is a u32: less code.
     #[inline(always)]
-    pub const fn of_share(self, share: u32, shares: u32) -> Self {
-        let [first, end] = [self.tiles * share / shares, self.tiles * (share + 1) / shares];
+    pub const fn of_piece(self, piece: u32, pieces: u32) -> Self {
+        let [first, end] = [self.tiles * piece / pieces, self.tiles * (piece + 1) / pieces];
         Self { first_tile: self.first_tile + first, tiles: end - first, ..self }
     }
 

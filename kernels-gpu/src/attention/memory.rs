@@ -1,4 +1,4 @@
-//! The block of a launch: its threads, what lies where in its shared memory, and its barrier.
+//! The block of a launch: its threads, what lies where in its shared memory, and its barriers.
 
 use kv_layout::attention::{AttendedKeys, TILE_KEYS};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
@@ -6,7 +6,7 @@ use simt::shared::Shared;
 use simt::thread::{self, NamedBarrier};
 use simt::warpgroup::{Panels, Rows};
 
-/// Heads of a cluster.
+/// Most heads of a work item.
 pub const HEADS: u32 = 64;
 /// Threads of a warpgroup.
 pub(super) const GROUP: u32 = 128;
@@ -57,7 +57,7 @@ pub(super) struct Small {
     /// `[64]` a head's sum of weights.
     pub sum: Shared<f32, { HEADS as usize }>,
     /// `[64, blocks]` what a head's results of each block are multiplied by.
-    pub share: Shared<f32, { (HEADS * BLOCKS) as usize }>,
+    pub output_scales: Shared<f32, { (HEADS * BLOCKS) as usize }>,
 }
 
 impl Small {
@@ -78,7 +78,7 @@ impl Small {
                 found: Shared::at(Self::FOUND_AT),
                 base: Shared::at(4 * QUERIES),
                 sum: Shared::at(4 * (QUERIES + HEADS)),
-                share: Shared::at(4 * (QUERIES + 2 * HEADS)),
+                output_scales: Shared::at(4 * (QUERIES + 2 * HEADS)),
             }
         }
     }

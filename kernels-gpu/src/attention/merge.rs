@@ -7,11 +7,12 @@ use simt::shared::Shared;
 use simt::thread;
 use simt::warpgroup::TallFragments;
 
-use super::keys::{KeySet, Keys, Place, Split};
+use super::keys::{KeySet, Keys};
 use super::memory::{BLOCKS, GROUP, HEADS, QUERIES, Small, THREADS, barrier};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head, turn};
 use super::parts;
-use super::softmax::{first_row, shares};
+use super::softmax::{first_row, output_scales};
+use super::work_item::{Place, Split};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -79,7 +80,7 @@ pub unsafe fn write<W: KeySet>(args: &Attend, keys: Keys, small: Small, sink: f3
     unsafe {
         let sums = Shared::<f32, SUMS>::at(0);
         split_barrier(at.split);
-        share::<W>(args, keys, small, (sink, at));
+        store_output_scales::<W>(args, keys, small, (sink, at));
         barrier();
         if at.channels.halves == 1 {
             write_heads::<W, QUARTERS>(args, keys, (small, sums), at);
@@ -169,7 +170,12 @@ unsafe fn load<W: KeySet, const N: usize>(memory: Shared<f32, N>, rank: u32, i: 
 /// # Safety
 /// As [`write`], behind [`split_barrier`].
 #[inline(always)]
-unsafe fn share<W: KeySet>(args: &Attend, keys: Keys, small: Small, (sink, at): (f32, Place)) {
+unsafe fn store_output_scales<W: KeySet>(
+    args: &Attend,
+    keys: Keys,
+    small: Small,
+    (sink, at): (f32, Place),
+) {
     let head = thread::thread_idx_x();
     if head >= HEADS {
         return;
@@ -197,9 +203,9 @@ unsafe fn share<W: KeySet>(args: &Attend, keys: Keys, small: Small, (sink, at): 
             let rank = i as u32;
             if has_keys(rank) { load::<W, _>(small.sum, split.in_cluster(rank), head) } else { 0.0 }
         });
-        let (shares, lse) = shares(sink, bases, weights);
+        let (scales, lse) = output_scales(sink, bases, weights);
         unroll::<{ BLOCKS as usize }>(|i| {
-            small.share.store(BLOCKS * head + i as u32, shares[i]);
+            small.output_scales.store(BLOCKS * head + i as u32, scales[i]);
         });
         if is_part && head % split.blocks == split.rank && at.channels.is_first() {
             args.part_lse.store(
@@ -222,7 +228,7 @@ unsafe fn share<W: KeySet>(args: &Attend, keys: Keys, small: Small, (sink, at): 
 /// them, a head a warp.
 ///
 /// # Safety
-/// As [`write`], with the shares in `small`.
+/// As [`write`], with the output scales in `small`.
 #[inline(always)]
 unsafe fn write_heads<W: KeySet, const N: usize>(
     args: &Attend,
@@ -244,7 +250,7 @@ unsafe fn write_heads<W: KeySet, const N: usize>(
                 let rank = i as u32;
                 let (from, to) = split.tiles_of(tiles, rank);
                 if rank < split.blocks && from < to {
-                    let factor = small.share.load(BLOCKS * head + rank);
+                    let factor = small.output_scales.load(BLOCKS * head + rank);
                     let words: [[u32; 4]; N] = array_from_fn(|n| {
                         let at = head * STRIDE + column + CHANNELS * n as u32;
                         if W::BLOCKS > 1 {

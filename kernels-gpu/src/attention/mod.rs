@@ -19,7 +19,7 @@
 //! log-sum-exp in global memory, and the block that is last with its heads adds up the parts, in their order.
 //!
 //! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights;
-//! each accumulates half of the channels of the values (`keys::Channels`). With fewer still, [`spread`] has eight
+//! each accumulates half of the channels of the values (`work_item::Channels`). With fewer still, [`spread`] has eight
 //! blocks for a work item. In chunks of prompts, windows have [`consecutive`]: a block takes several queries, and keeps
 //! the rows that they share.
 //!
@@ -39,6 +39,7 @@ mod rows;
 mod softmax;
 pub mod spread;
 mod unpack;
+mod work_item;
 
 use kv_layout::main_row::MainFormat;
 use simt::warpgroup::{
@@ -51,7 +52,7 @@ use crate::args::Attend;
 use crate::fault;
 use find::{Finder, FirstKeys};
 pub use keys::{All, KeySet, List, Short, Window};
-use keys::{Channels, Heads, Keys, Place, Split, Token};
+use keys::{Keys, Token};
 pub use memory::{BLOCK, HEADS, SHARED_BYTES};
 use memory::{
     EIGHTS, GROUP, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
@@ -61,6 +62,7 @@ use rows::{Row, Source};
 use softmax::{KeyMask, Softmax, first_row, rescale};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
+use work_item::{Channels, Heads, Place, Split};
 
 /// Registers of a thread of the first, second and third warpgroup. For rows with F32 scales, which take more to
 /// unpack, the first leaves some to the third.
@@ -374,7 +376,7 @@ unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32
     }
 }
 
-/// Unpacks the lane's share of a row of half a tile, once its place is free. The loads of its share of the next row begin
+/// Unpacks the lane's channels of a row of half a tile, once its place is free. The loads of those of the next row begin
 /// before.
 ///
 /// # Safety

@@ -3,9 +3,9 @@
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::thread;
 
-use super::keys::{Heads, Place};
 use super::memory::Small;
 use super::softmax::first_row;
+use super::work_item::{Heads, Place};
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;

@@ -7,10 +7,11 @@ use simt::math::approx::{ex2, lg2};
 use simt::math::max;
 use simt::thread;
 
-use super::keys::{Channels, Heads, KeySet, Place, Split};
+use super::keys::KeySet;
 use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
 use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::softmax::finite;
+use super::work_item::{Channels, Heads, Place, Split};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -75,12 +76,12 @@ pub unsafe fn finish<W: KeySet>(args: &Attend, small: Small, at: Place) {
     }
 }
 
-/// Counts that the block has stored its part, at counter `counter`; whether all `blocks` have that count there. The
-/// counter is 0 again then.
+/// Increments counter `counter`, after the block has stored its partial output; whether it is the last of `blocks` to do so, which sets
+/// the counter to 0.
 ///
 /// # Safety
-/// One thread of the block calls it, between two barriers of the threads that leave the part and read all parts; `counter` is one of
-/// `arrivals`, at which `blocks` blocks arrive in a launch, and 0 before it.
+/// One thread of the block calls it. A barrier before orders the block's stores, and one behind the loads of all partial outputs. `counter` is
+/// one of `arrivals`, at which `blocks` blocks arrive in a launch, and 0 before it.
 #[inline(always)]
 pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
     // SAFETY: by this function's own contract; the arrival is ordered behind what the block has stored, and what

@@ -6,11 +6,11 @@ use simt::shared::Shared;
 use simt::warpgroup::{Panels, fence_shared};
 use simt::{copy, thread, warp};
 
-use super::keys::Place;
 use super::memory::{
     GROUP, HEADS, Memory, QUERIES, QUERIES_COPIED, ROTATION, Small, THREADS, panels,
 };
 use super::output::rotation;
+use super::work_item::Place;
 use crate::args::Attend;
 use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
 use crate::math::{rms_scale, rotate};

@@ -255,12 +255,16 @@ pub fn weights(products: Fragments, base: [f32; 2]) -> ([[u32; 2]; 8], [f32; 2])
 /// What a head's sums of values are multiplied by to be its result, and log2 of the softmax's denominator: from the
 /// sink, times log2 e, and what each sum is relative to, and its weights' sum.
 #[inline(always)]
-pub fn shares<const N: usize>(sink: f32, bases: [f32; N], sums: [f32; N]) -> ([f32; N], f32) {
+pub fn output_scales<const N: usize>(
+    sink: f32,
+    bases: [f32; N],
+    sums: [f32; N],
+) -> ([f32; N], f32) {
     let most = bases.iter().fold(sink, |most, &base| max(most, base));
     let factor: [f32; N] = array_from_fn(|i| ex2(bases[i] - finite(most)));
     let mut total = ex2(sink - finite(most));
     unroll::<N>(|i| total += sums[i] * factor[i]);
-    // Without keys and sink there is nothing to share.
+    // Without keys and sink all results are 0.
     let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
     let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
     (array_from_fn(|i| factor[i] * scale), lse)

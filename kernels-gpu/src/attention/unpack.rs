@@ -190,7 +190,7 @@ fn piece_byte(piece: usize) -> u32 {
     NOPE_DIM + 16 * eighth
 }
 
-/// A lane's share of a row, as it is stored: of each of the first seven panels 16 codes, of the last 16 BF16.
+/// A lane's channels of a row, as they are stored: of each of the first seven panels 16 codes, of the last 16 BF16.
 #[derive(Clone, Copy)]
 pub struct RawKeys {
     pieces: [[u32; 4]; PIECES],
@@ -199,7 +199,7 @@ pub struct RawKeys {
 }
 
 impl RawKeys {
-    /// Starts the loads of the lane's share of a row.
+    /// Starts the loads of the lane's channels of a row.
     ///
     /// # Safety
     /// The planes hold the row.
@@ -227,7 +227,7 @@ impl RawKeys {
         F::has_nan(&self.pieces[..CODED])
     }
 
-    /// Writes the lane's share as BF16 into row `row` of the keys of tile `tile`; zeros if there is none.
+    /// Writes the lane's channels as BF16 into row `row` of the keys of tile `tile`; zeros if there is none.
     ///
     /// # Safety
     /// No thread reads the row without a barrier between.
@@ -250,7 +250,7 @@ impl RawKeys {
         }
     }
 
-    /// Writes the lane's share; all NaN if `is_nan`.
+    /// Writes the lane's channels; all NaN if `is_nan`.
     ///
     /// # Safety
     /// As [`Self::unpack`].

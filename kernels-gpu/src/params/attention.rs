@@ -17,7 +17,7 @@ parameters! {
         lse_heads,
         /// 0 if queries are normed and rotated already, else the kernel does both.
         raw_queries,
-        /// Most parts that a query's keys are in; each has a cluster for 64 heads.
+        /// Most parts of a query's keys (split-KV).
         parts,
         /// Rows of one request's ring.
         ring,
@@ -38,8 +38,8 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
-        /// Clusters of a part: 1, or 2, each of which has half of the channels of the same keys' values, or, if it is
-        /// spread, half of the keys.
+        /// Clusters (blocks, where a work item has one) of a part, 1 or 2. Of two each has half of the channels of the values; in
+        /// `attend_spread_parts_*` each has half of the keys.
         halves,
         /// Queries that a block takes one after another, 1 to 32, if the kernel is for consecutive ones.
         queries,

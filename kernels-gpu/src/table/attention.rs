@@ -43,18 +43,18 @@ macro_rules! attention_rows {
                 /// `[skipped + tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
                 /// and the first rows untouched.
                 lse: mut f32 [end(p.skipped, p.tokens), p.lse_heads],
-                /// `[tokens, ceil(heads / 64), shares, 64, 512]` f32, if a query's keys have several shares, which are parts, or halves of parts if each is
-                /// spread and `halves` is 2: the output of each share, not divided by its denominator where it is a half. Heads and channels in an
+                /// `[tokens, ceil(heads / 64), pieces, 64, 512]` f32, if a query's keys have several pieces, which are parts, or halves of parts if each is
+                /// spread and `halves` is 2: the output of each piece, not divided by its denominator where it is a half. Heads and channels in an
                 /// order of the kernel's own.
-                part_sums: mut f32 align 16 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.shares(p.parts, p.halves), attention::HEADS, HEAD_DIM],
-                /// `[tokens, ceil(heads / 64), shares, denominators, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink. If each is
+                part_sums: mut f32 align 16 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.halves), attention::HEADS, HEAD_DIM],
+                /// `[tokens, ceil(heads / 64), pieces, denominators, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink. If each is
                 /// spread, 8 times 2: that and nothing, or of a half what its weights are relative to, and their sum.
-                part_lse: mut f32 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.shares(p.parts, p.halves), f.denominators(), attention::HEADS],
-                /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: shares that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
-                arrivals: mut u32 [p.tokens, several(f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.cluster()],
-                /// `[tokens, shares, ceil(heads / 64), 18, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
+                part_lse: mut f32 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.halves), f.denominators(), attention::HEADS],
+                /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: pieces that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
+                arrivals: mut u32 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.cluster()],
+                /// `[tokens, pieces, ceil(heads / 64), 18, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
                 /// the order of the fragments of A of `wgmma`, then two f32 sums of them for each of 128 threads.
-                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.shares(p.parts, p.halves), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
+                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots past the last, of queries whose position is negative, that do not fit the own rows or that see
                 /// more entries than `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
@@ -62,7 +62,7 @@ macro_rules! attention_rows {
             )
             { block: if f.is_spread() { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
               shared: if f.is_spread() { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
-              grid: [if f.is_consecutive() { p.tokens.div_ceil(p.queries.clamp(1, MOST_CONSECUTIVE)) } else if f.is_spread() { p.tokens.saturating_mul(f.shares(p.parts, p.halves)).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
+              grid: [if f.is_consecutive() { p.tokens.div_ceil(p.queries.clamp(1, MOST_CONSECUTIVE)) } else if f.is_spread() { p.tokens.saturating_mul(f.pieces(p.parts, p.halves)).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
             bodies {
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::Window) }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,

@@ -137,7 +137,7 @@ enum Suite {
     Gather,
     /// Attention over the rows of the cache: decode steps and chunks of prompts.
     Attention,
-    /// One-token decode of a CSA or HCA layer.
+    /// Cache writes of a CSA or HCA layer in a decode step.
     Decode,
     /// The router, from logits and from hidden states.
     Router,

@@ -27,7 +27,7 @@ use super::{AT_START, HALF, start_values};
 use crate::args::Attend;
 use crate::fault;
 use crate::math::cos_sin;
-use memory::{Arrays, LOADED, MULTIPLIED, READY, SHARED, WEIGHED};
+use memory::{Arrays, LOADED, MULTIPLIED, READY, SCALED, WEIGHED};
 pub use memory::{BLOCK, SHARED_BYTES};
 use queries::{Queries, Query};
 use row::{WarpRow, own_key};
@@ -94,8 +94,8 @@ unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
                 fence_shared();
                 WEIGHED[1].arrive();
                 start_copies(queries, i + 1);
-                output::store_shares(args, query.heads, arrays, (softmax, sinks));
-                SHARED.arrive();
+                output::store_output_scales(args, query.heads, arrays, (softmax, sinks));
+                SCALED.arrive();
             } else {
                 let reports = query.heads.first == 0 && is_first_warp && query.is_refused;
                 fault::count(args.faults, thread::lane_id(), u32::from(reports));
@@ -207,15 +207,15 @@ unsafe fn multiply<F: KeyFormat>(queries: Queries<'_>, arrays: Arrays, panel: u3
                 values = start_values((1, 1), panel, low).wait::<0>();
             }
             // Behind this both warpgroups have multiplied, and the keys may change.
-            SHARED.sync();
-            let shares = [0, 8].map(|i| arrays.shares.load(row + i));
+            SCALED.sync();
+            let scales = [0, 8].map(|i| arrays.output_scales.load(row + i));
             if let Some(own) = own {
                 own.store(own_key(query.position + 1));
             }
             MULTIPLIED.arrive();
             // Of the query after the next: it comes while results are written.
             own_row = if has_own { load_own::<F>(queries, i + 1) } else { None };
-            output::write(args, query.heads, (values, shares), (panel, [cos, sin]));
+            output::write(args, query.heads, (values, scales), (panel, [cos, sin]));
         }
     }
 }

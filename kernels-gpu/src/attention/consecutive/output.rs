@@ -4,9 +4,9 @@ use kv_layout::geometry::HEAD_DIM;
 use simt::warpgroup::TallFragments;
 use simt::{thread, warp};
 
-use super::super::keys::Heads;
 use super::super::output::turned_back;
-use super::super::softmax::{Softmax, first_row, shares};
+use super::super::softmax::{Softmax, first_row, output_scales};
+use super::super::work_item::Heads;
 use super::memory::Arrays;
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
@@ -21,7 +21,7 @@ const EIGHTS: usize = 8;
 /// Pointers and shapes as in the kernel table; all threads of the first warpgroup call it together, and a barrier
 /// follows.
 #[inline(always)]
-pub unsafe fn store_shares(
+pub unsafe fn store_output_scales(
     args: &Attend,
     heads: Heads,
     arrays: Arrays,
@@ -33,9 +33,9 @@ pub unsafe fn store_shares(
         unroll::<2>(|i| {
             let row = first_row() + 8 * i as u32;
             let sink = sinks[i] * core::f32::consts::LOG2_E;
-            let ([share], lse) = shares(sink, [base[i]], [sum[i]]);
+            let ([scale], lse) = output_scales(sink, [base[i]], [sum[i]]);
             if thread::lane_id().is_multiple_of(4) {
-                arrays.shares.store(row, share);
+                arrays.output_scales.store(row, scale);
                 if args.params.lse_heads > 0 && row < heads.count(args) {
                     let to = heads.row(args) + u64::from(row);
                     args.lse.store(to, lse * core::f32::consts::LN_2);
@@ -54,7 +54,7 @@ pub unsafe fn store_shares(
 pub unsafe fn write(
     args: &Attend,
     heads: Heads,
-    (values, shares): (TallFragments, [f32; 2]),
+    (values, scales): (TallFragments, [f32; 2]),
     (panel, turn): (u32, [f32; 2]),
 ) {
     unroll::<4>(|i| {
@@ -62,7 +62,7 @@ pub unsafe fn write(
             let n = EIGHTS * i + n;
             let four = values[n / 16][n % 16];
             // From 0 on, as in the other forms, and rounded twice: a product that rounds to -0 gives 0.
-            array_from_fn(|j| [0, 1].map(|k| 0.0 + shares[j] * four[2 * j + k]))
+            array_from_fn(|j| [0, 1].map(|k| 0.0 + scales[j] * four[2 * j + k]))
         });
         // SAFETY: by this function's own contract; the condition is the same in all lanes.
         unsafe {

@@ -4,8 +4,9 @@ use kv_layout::attention::MOST_CONSECUTIVE;
 use kv_layout::geometry::WINDOW;
 use simt::{thread, warp};
 
-use super::super::keys::{Heads, Keys, Token, Window};
+use super::super::keys::{Keys, Token, Window};
 use super::super::memory::{HEADS, TILE};
+use super::super::work_item::Heads;
 use super::memory::Arrays;
 use super::row::own_key;
 use crate::args::Attend;

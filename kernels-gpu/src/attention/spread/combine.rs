@@ -1,11 +1,11 @@
-//! The shares of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up,
+//! The pieces of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up,
 //! in their order.
 
 use simt::thread;
 
 use super::super::memory::HEADS;
 use super::super::parts::{AT_ONCE, PartsSoftmax, arrive};
-use super::super::softmax::{first_row, shares};
+use super::super::softmax::{first_row, output_scales};
 use super::memory::{Arrays, BLOCKS, GROUP, MULTIPLIED};
 use super::task::Task;
 use crate::args::Attend;
@@ -97,7 +97,7 @@ struct Pair {
     /// log2 of the parts' denominators; -infinity of none.
     lse: [[f32; 2]; 2],
     /// Where the two are a part's halves, what their sums are multiplied by.
-    shares: [[f32; 2]; 2],
+    scales: [[f32; 2]; 2],
 }
 
 impl Pair {
@@ -117,7 +117,7 @@ impl Pair {
         if task.halves == 1 {
             let is_there = first + 1 < task.clusters();
             let lse = x.map(|[a, b]| [a, if is_there { b } else { f32::NEG_INFINITY }]);
-            return Self { lse, shares: [[1.0; 2]; 2] };
+            return Self { lse, scales: [[1.0; 2]; 2] };
         }
         let (mut lse, mut of_both) = ([[f32::NEG_INFINITY; 2]; 2], [[0.0; 2]; 2]);
         unroll::<2>(|head| {
@@ -125,9 +125,9 @@ impl Pair {
             let is_part = task.heads.parts > 1;
             let sink =
                 if is_part { f32::NEG_INFINITY } else { sinks[head] * core::f32::consts::LOG2_E };
-            (of_both[head], lse[head][0]) = shares(sink, x[head], totals);
+            (of_both[head], lse[head][0]) = output_scales(sink, x[head], totals);
         });
-        Self { lse, shares: of_both }
+        Self { lse, scales: of_both }
     }
 }
 
@@ -158,12 +158,12 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
                 let from = sums_of(args, task, (first + i as u32).min(clusters - 1));
                 array_from_fn(|n| args.part_sums.load_u32x4(from + u64::from(4 * GROUP * n as u32)))
             });
-            let Pair { lse, shares } = Pair::load(args, task, first, sinks);
+            let Pair { lse, scales } = Pair::load(args, task, first, sinks);
             if task.halves == 2 {
                 let weight: [f32; 2] =
                     array_from_fn(|i| if is_part { softmax[i].weight(lse[i][0]) } else { 1.0 });
-                let both = weighted([[0.0; 4]; 4], shares.map(|of| of[0]), words[0]);
-                let both = weighted(both, shares.map(|of| of[1]), words[1]);
+                let both = weighted([[0.0; 4]; 4], scales.map(|of| of[0]), words[0]);
+                let both = weighted(both, scales.map(|of| of[1]), words[1]);
                 values = weighted(values, weight, both.map(|of| of.map(f32::to_bits)));
                 ends = lse.map(|[lse, _]| (1.0, lse * core::f32::consts::LN_2));
             } else {

@@ -1,7 +1,7 @@
 //! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`],
 //! bit by bit, in less time and less code.
 //!
-//! A cluster has 64 heads of a query, and all of their keys or a share. First its blocks multiply queries by keys,
+//! A cluster has 64 heads of a query, and all of their keys or a piece. First its blocks multiply queries by keys,
 //! each those of its own tiles, and leave the weights, relative to 0, in global memory for all. Then each block has
 //! 64 channels of the values of all keys, multiplies them by all weights, and writes its channels of all heads.
 //!
@@ -29,12 +29,13 @@ mod unpack;
 use simt::cluster::{block_rank, cluster_arrive, cluster_arrive_release};
 use simt::{copy, thread, warp};
 
-use super::keys::{Heads, KeySet, Keys, Token};
+use super::keys::{KeySet, Keys, Token};
 use super::memory::HEADS;
 use super::output::load_sinks;
 use super::query::copy_ready;
 use super::rows::Source;
 use super::unpack::KeyFormat;
+use super::work_item::Heads;
 use crate::args::Attend;
 use crate::fault;
 pub use exchange::CLUSTER_WORDS;
@@ -48,7 +49,7 @@ use task::Task;
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if `halves` is 2, are no more tiles than
-/// that; all threads of a launch of grid `(8 * shares * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a
+/// that; all threads of a launch of grid `(8 * pieces * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a
 /// cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
@@ -82,8 +83,8 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
             copy::wait_for_groups::<0>();
             return;
         }
-        let keys = if parts > 1 { keys.of_share(part, parts) } else { keys };
-        let keys = if is_halved { keys.of_share(half, 2) } else { keys };
+        let keys = if parts > 1 { keys.of_piece(part, parts) } else { keys };
+        let keys = if is_halved { keys.of_piece(half, 2) } else { keys };
         let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
         let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
         let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };
@@ -93,8 +94,8 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
             half,
             rank,
             tiles,
-            first: own,
-            own: end - own,
+            first_tile: own,
+            scored_tiles: end - own,
             second,
             is_far: false,
         };

@@ -21,7 +21,7 @@ pub type Scores = [Fragments; 2];
 /// second the second.
 #[inline(always)]
 const fn has_third<W: KeySet>(task: Task, group: u32) -> bool {
-    may_score_three::<W>() && group == 0 && task.own > 2
+    may_score_three::<W>() && group == 0 && task.scored_tiles > 2
 }
 
 /// The scores of the warpgroup's tiles, and what `meanwhile` returns. Leaves their weights relative to 0, and tells
@@ -43,7 +43,7 @@ pub unsafe fn multiply<W: KeySet, T>(
     let mut is_far = false;
     // SAFETY: by this function's own contract.
     unsafe {
-        if group >= task.own {
+        if group >= task.scored_tiles {
             SCORED.arrive();
             publish_far(arrays, task, is_far);
             return (scores, meanwhile());
@@ -51,7 +51,7 @@ pub unsafe fn multiply<W: KeySet, T>(
         loop {
             let is_last = !has_third::<W>(task, group) || of_block == 2;
             let products = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(of_block));
-            let missing = missing_of(arrays, task.first + of_block);
+            let missing = missing_of(arrays, task.first_tile + of_block);
             // Again for a third tile.
             let (exchange, other) = meanwhile();
             let products = products.wait::<0>();
@@ -61,7 +61,7 @@ pub unsafe fn multiply<W: KeySet, T>(
                 FIRST_SCORED.arrive()
             }
             scores = [mask(products, missing), scores[0]];
-            let tile = task.first + of_block;
+            let tile = task.first_tile + of_block;
             let sum = store_weights(exchange, (scores[0], tile), [0.0; 2]);
             let is_first = tile == 0 || tile == task.second;
             is_far |= !if is_first { are_near(sum) } else { are_small(sum) };
@@ -182,8 +182,8 @@ pub unsafe fn weigh_again<W: KeySet>(
     unsafe {
         loop {
             let (mut scores, mut of_block) = (scores, if has_third { 2 } else { group });
-            while of_block < task.own {
-                let tile = task.first + of_block;
+            while of_block < task.scored_tiles {
+                let tile = task.first_tile + of_block;
                 if is_told {
                     store_weights(exchange, (scores[0], tile), base_of(task, arrays, tile));
                 } else {

@@ -8,7 +8,7 @@ use simt::{thread, warp};
 use super::super::keys::KeySet;
 use super::super::memory::HEADS;
 use super::super::output::{turn, turned_back};
-use super::super::softmax::{first_row, shares};
+use super::super::softmax::{first_row, output_scales};
 use super::combine::{self, Half};
 use super::exchange::{Exchange, Weights};
 use super::memory::{
@@ -194,10 +194,11 @@ pub unsafe fn write<W: KeySet>(
     unsafe {
         store_ends(arrays, sum, group);
         MULTIPLIED.sync();
-        let share = [0, 1].map(|i| share::<W>(args, task, arrays, (group, i, sinks[i as usize])));
+        let scale =
+            [0, 1].map(|i| output_scale::<W>(args, task, arrays, (group, i, sinks[i as usize])));
         let scaled: Fragments = array_from_fn(|n| {
             let [a, b, c, d] = sum.values[n];
-            [(0, a), (0, b), (1, c), (1, d)].map(|(i, value)| share[i] * value)
+            [(0, a), (0, b), (1, c), (1, d)].map(|(i, value)| scale[i] * value)
         });
         let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
         // Each warpgroup adds up half of the channels, and leaves the others.
@@ -222,7 +223,7 @@ pub unsafe fn write<W: KeySet>(
     }
 }
 
-/// Both sums' shares of 32 channels, in their order. From 0 on, as in the other forms: -0 and -0 are 0.
+/// Both sums of 32 channels, in their order. From 0 on, as in the other forms: -0 and -0 are 0.
 #[inline(always)]
 fn added(first: Half, second: Half) -> Half {
     array_from_fn(|n| array_from_fn(|j| 0.0 + first[n][j] + second[n][j]))
@@ -252,7 +253,7 @@ unsafe fn store_ends(arrays: Arrays, sum: Sum, group: u32) {
 /// # Safety
 /// As [`write`], behind [`store_ends`] and a barrier.
 #[inline(always)]
-unsafe fn share<W: KeySet>(
+unsafe fn output_scale<W: KeySet>(
     args: &Attend,
     task: Task,
     arrays: Arrays,
@@ -261,7 +262,7 @@ unsafe fn share<W: KeySet>(
     let row = first_row() + 8 * i;
     let is_part = W::HAS_PARTS && task.heads.parts > 1;
     if may_have_clusters::<W>() && task.halves == 2 {
-        // Shares are known when both halves are.
+        // Scales are known when both halves are.
         if group == 0 && thread::lane_id().is_multiple_of(4) {
             // SAFETY: by this function's own contract.
             unsafe {
@@ -277,7 +278,7 @@ unsafe fn share<W: KeySet>(
     unsafe {
         let bases = [arrays.ends.load(row), arrays.ends.load(HEADS + row)];
         let totals = [arrays.ends.load(2 * HEADS + row), arrays.ends.load(3 * HEADS + row)];
-        let (shares, lse) = shares(sink, bases, totals);
+        let (scales, lse) = output_scales(sink, bases, totals);
         if group == 0 && thread::lane_id().is_multiple_of(4) {
             if is_part {
                 combine::store_lse(args, task, row, lse);
@@ -286,7 +287,7 @@ unsafe fn share<W: KeySet>(
                 args.lse.store(to, lse * core::f32::consts::LN_2);
             }
         }
-        if group == 0 { shares[0] } else { shares[1] }
+        if group == 0 { scales[0] } else { scales[1] }
     }
 }
 

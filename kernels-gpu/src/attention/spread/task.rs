@@ -1,6 +1,6 @@
 //! What a block has of a query, and where that lies.
 
-use super::super::keys::Heads;
+use super::super::work_item::Heads;
 use super::memory::BLOCKS;
 use crate::args::Attend;
 
@@ -17,8 +17,8 @@ pub struct Task {
     /// Tiles of the cluster.
     pub tiles: u32,
     /// The first of those that the block scores, and how many: 0 to 3.
-    pub first: u32,
-    pub own: u32,
+    pub first_tile: u32,
+    pub scored_tiles: u32,
     /// The first tile of the second of the two sums; all tiles if there is one.
     pub second: u32,
     /// Whether weights may be relative to something else than 0; known once all have told.

@@ -212,13 +212,14 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
     arrays: Arrays,
 ) {
     let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
-    let (mut tile, mut fours) = if task.own >= 2 { (half, [0, 2]) } else { (0, [half, half + 1]) };
+    let (mut tile, mut fours) =
+        if task.scored_tiles >= 2 { (half, [0, 2]) } else { (0, [half, half + 1]) };
     // In a loop, so that the third tile is no more code.
     // SAFETY: by this function's own contract.
     unsafe {
         loop {
-            if tile < task.own {
-                let from = (task.first + tile, key);
+            if tile < task.scored_tiles {
+                let from = (task.first_tile + tile, key);
                 unpack_row::<F>(source, from, (arrays.keys(tile), fours), arrays);
             }
             copy::commit_group();
@@ -233,7 +234,7 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
             }
             UNPACKED.arrive();
             wait_for_cluster();
-            if !may_score_three::<W>() || task.own <= 2 {
+            if !may_score_three::<W>() || task.scored_tiles <= 2 {
                 return;
             }
             FIRST_SCORED.sync();
@@ -359,7 +360,7 @@ pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
 ) {
     let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
     // The first stage whose places are free when the block's products are done.
-    let blocked = if task.own < 2 { FREE / STAGE } else { 0 };
+    let blocked = if task.scored_tiles < 2 { FREE / STAGE } else { 0 };
     // SAFETY: by this function's own contract.
     unsafe {
         // Not before the third tile is unpacked: under compute-sanitizer that would wait for the block's other threads.
