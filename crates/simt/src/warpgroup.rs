@@ -170,7 +170,8 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`bf16_m64n64k128`], for both operands; no thread writes them before the product was waited for.
+/// - As [`bf16_m64n64k128`], for both operands. No thread writes B before all four warps have waited for the product, or A before the warp
+///   has whose 16 rows it writes: of A a warp reads its own 16 rows alone.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n64k512<const N: usize>(
@@ -188,7 +189,7 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`start_bf16_m64n64k512`]; but of A a warp reads its own 16 rows alone, so that a warp which has written them itself
+/// - As [`start_bf16_m64n64k512`]; so a warp which has written its own rows of A itself
 ///   needs no barrier: [`crate::warp::sync_warp`] behind its stores, and then [`fence_shared`] in all lanes, are enough.
 #[inline(always)]
 #[track_caller]

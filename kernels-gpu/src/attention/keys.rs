@@ -247,7 +247,7 @@ impl Keys {
     }
 
     /// Whether its window is that of `before`, the query before it in the launch, but for one row, its own: it is the
-    /// next of the same request.
+    /// next of the same request. Both are valid: else `ring_start` names no request.
     #[inline(always)]
     pub const fn follow(self, before: Self) -> bool {
         self.ring_start == before.ring_start

@@ -99,6 +99,7 @@ suite! {
     attention::consecutive {
         a_chunk_has_the_same_bits,
         other_queries_have_the_same_bits,
+        a_query_that_is_not_valid_follows_nobody,
         every_key_of_a_follower_can_dominate,
         results_near_zero_have_the_same_bits,
         the_new_row_may_be_nan_or_wide,
@@ -125,6 +126,7 @@ suite! {
     attention::steps {
         steps_equal_the_oracle,
         a_query_has_the_same_bits_in_every_step,
+        chunks_in_graphs_have_the_same_bits,
         long_contexts_change_no_bit,
         no_number_reaches_another_request,
         bad_calls_are_refused,

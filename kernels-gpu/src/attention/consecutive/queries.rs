@@ -79,7 +79,8 @@ impl<'a> Queries<'a> {
                 let before = Token::load(args, query - own.min(1));
                 let keys = Keys::of::<Window>(args, query, token);
                 let before = Keys::of::<Window>(args, query - own.min(1), before);
-                let follows = own > 0 && before.is_live && keys.follow(before);
+                let are_live = keys.is_live && before.is_live;
+                let follows = own > 0 && are_live && keys.follow(before);
                 let flag = |is: bool, bit: u32| if is { bit } else { 0 };
                 let flags = flag(keys.is_live, LIVE)
                     | flag(follows, FOLLOWS)

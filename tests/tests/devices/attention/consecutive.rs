@@ -90,6 +90,25 @@ pub fn other_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     assert_eq!(layer.attend(&queries, Which::Nothing, &heads).faults, 2);
 }
 
+/// Queries that are not valid and else as if they followed one of slot 0, whose rows nobody may put among the next query's keys.
+pub fn a_query_that_is_not_valid_follows_nobody<B: Backend>(device: &Device<B>) {
+    for (what, position, invalid) in [
+        ("padding", 198, -1),
+        ("a slot past the last", 198, 7),
+        ("a negative position", i32::MAX as u32 - 1, 0),
+    ] {
+        for slot in [0, 1] {
+            let queries: Vec<Query> = run(0, position, 0, 2)
+                .chain(run(invalid, position + 2, 2, 1))
+                .chain(run(slot, 220, 0, 2))
+                .collect();
+            let mut layer = with_own_rows(device, Shape { heads: 2, ..SHAPE }, queries.len());
+            let heads = layer.random_heads(queries.len(), 67);
+            same_bits(&mut layer, &queries, &heads, (&[1], &format!("{what}, then slot {slot}")));
+        }
+    }
+}
+
 /// Results that are so small beside the sink that they round to 0, of negative values: 0, as with one query a block, not -0.
 pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
     /// As a power of e: what weights are multiplied by is subnormal, and what values are multiplied by rounds to 0.

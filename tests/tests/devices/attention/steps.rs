@@ -107,6 +107,40 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     world.fed.manager.check_faults(&world.fed.stream).unwrap();
 }
 
+/// A world in whose layers of windows alone a block takes several queries, where a launch has more than multiprocessors: queries
+/// that are raw are not taken so.
+fn of_consecutive_windows<'s, B: Backend>(
+    device: &Device<B>,
+    formats: Formats,
+    stories: &'s [Story],
+    requests: (u32, u32),
+) -> World<'s, B> {
+    let mut world = World::new(device, formats, stories, requests);
+    world.window_queries = QueryForm::Rotated;
+    world
+}
+
+/// Chunks of two requests in graphs of more queries than multiprocessors, with padding, twice, and the same stories by eager
+/// launches of fewer.
+pub fn chunks_in_graphs_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const BUCKET: u32 = 140;
+    const { assert!(BUCKET > ops::MULTIPROCESSORS) }
+    let stories = [even_story(60, 47), even_story(40, 48)];
+    let mut world = of_consecutive_windows(device, FORMATS[0], &stories, (4, 1));
+    let [a, b, c, d] = [0, 1, 2, 3].map(|_| world.fed.manager.admit().unwrap());
+    for (id, at, range) in [(a, 0, 0..60), (b, 1, 0..40)] {
+        let batch = Batch::new().add(id, &stories, at, range);
+        world.step(&batch, Padding::None, from_ref(&batch.all()));
+    }
+    let bucket = world.fed.bucket(BUCKET, 100);
+    let graphs = world.capture(bucket, BUCKET as usize);
+    let batch = Batch::new().add(d, &stories, 1, 0..23).add(c, &stories, 0, 0..60);
+    world.replay(&batch, bucket, &graphs);
+    world.replay(&Batch::new().add(d, &stories, 1, 23..40), bucket, &graphs);
+    assert_eq!(world.repeated, LAYERS.len() * 100);
+    world.fed.manager.check_faults(&world.fed.stream).unwrap();
+}
+
 /// A chunk of more queries than multiprocessors, of whose windows a block takes several, and the same story in two chunks.
 pub fn a_long_chunk_has_the_bits_of_short_ones<B: Backend>(device: &Device<B>) {
     const TOKENS: usize = 200;
@@ -116,7 +150,7 @@ pub fn a_long_chunk_has_the_bits_of_short_ones<B: Backend>(device: &Device<B>) {
     );
     let stories = [even_story(TOKENS, 47)];
     for formats in FORMATS {
-        let mut world = World::new(device, formats, &stories, (2, 0));
+        let mut world = of_consecutive_windows(device, formats, &stories, (2, 0));
         let [whole, cut] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
         for (id, range) in [(whole, 0..TOKENS), (cut, 0..FIRST), (cut, FIRST..TOKENS)] {
             let batch = Batch::new().add(id, &stories, 0, range);

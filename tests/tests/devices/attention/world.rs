@@ -63,6 +63,8 @@ pub struct World<'s, B: Backend> {
     pub places: Places<B>,
     formats: Formats,
     stored: Vec<Vec<Stored>>,
+    /// What has been done to queries of windows alone before attention gets them.
+    pub window_queries: QueryForm,
     /// Of every query what it got first, in each layer.
     seen: HashMap<(u32, Query), Got>,
     /// How often a query got what it had got before.
@@ -94,10 +96,11 @@ fn table_of(layer: LayerId) -> Table {
     }
 }
 
-/// Whether the queries of a layer are raw.
-fn form_of(layer: LayerId) -> QueryForm {
+/// What has been done to the queries of a layer.
+fn form_of(layer: LayerId, window_queries: QueryForm) -> QueryForm {
     match LAYERS[layer.0 as usize] {
-        LayerKind::Swa | LayerKind::Csa => QueryForm::Raw,
+        LayerKind::Swa => window_queries,
+        LayerKind::Csa => QueryForm::Raw,
         LayerKind::Hca => QueryForm::Rotated,
     }
 }
@@ -170,6 +173,7 @@ impl<B: Backend> Places<B> {
     pub fn attend(
         &self,
         layer: LayerId,
+        window_queries: QueryForm,
         updated: &Updated<'_, B>,
         range: &Range<usize>,
     ) -> Result<(), KvError> {
@@ -179,7 +183,7 @@ impl<B: Backend> Places<B> {
         let heads = AttentionHeads {
             heads: HEADS as u32,
             query: &query,
-            form: form_of(layer),
+            form: form_of(layer, window_queries),
             sinks: &self.sinks,
             out: &out,
             lse: Some(&lse),
@@ -233,6 +237,7 @@ impl<'s, B: Backend> World<'s, B> {
         Self {
             stored: stories.iter().map(|story| story.stored(device, formats)).collect(),
             places: Places::new(&fed.stream),
+            window_queries: QueryForm::Raw,
             seen: HashMap::new(),
             repeated: 0,
             fed,
@@ -250,19 +255,20 @@ impl<'s, B: Backend> World<'s, B> {
 
     /// Runs a step in which queries of `ranges` attend, and checks what they got.
     pub fn step(&mut self, step: &Batch<'_>, padding: Padding, ranges: &[Range<usize>]) {
-        let Self { fed, places, .. } = self;
+        let Self { fed, places, window_queries, .. } = self;
         places.load(&fed.stream, &step.queries);
         fed.run(&step.parts, padding, &step.accepted, &mut |layer, updated| {
-            ranges.iter().try_for_each(|range| places.attend(layer, updated, range))
+            let mut ranges = ranges.iter();
+            ranges.try_for_each(|range| places.attend(layer, *window_queries, updated, range))
         });
         self.check(&step.queries, ranges);
     }
 
     /// Captures a step in which all queries of a bucket of `tokens` tokens attend.
     pub fn capture(&mut self, bucket: Padding, tokens: usize) -> Vec<CapturedStep<B>> {
-        let Self { fed, places, .. } = self;
+        let Self { fed, places, window_queries, .. } = self;
         fed.capture(bucket, &places.memory(), &mut |layer, updated| {
-            places.attend(layer, updated, &(0..tokens))
+            places.attend(layer, *window_queries, updated, &(0..tokens))
         })
     }
 
@@ -337,7 +343,8 @@ impl<'s, B: Backend> World<'s, B> {
 
     fn expected(&self, layer: LayerId, query: Query, head: usize, keys: &[Vec<f64>]) -> Attended {
         let table = table_of(layer);
-        let head_bits = match (form_of(layer), heads_of(layer, query).swap_remove(head)) {
+        let form = form_of(layer, self.window_queries);
+        let head_bits = match (form, heads_of(layer, query).swap_remove(head)) {
             (QueryForm::Rotated, bits) => bits,
             (QueryForm::Raw, bits) => prepared(&bits, table, query.1 as u32),
         };
