@@ -70,7 +70,7 @@ pub struct FirstBlocks<'a> {
 }
 
 impl<'a> FirstBlocks<'a> {
-    /// Tells where the rows of the first four tiles lie, as far as there are so many.
+    /// Stores the row locations of the first four tiles, or of as many as there are, in shared memory.
     ///
     /// # Safety
     /// As [`FirstKeys::start`].
@@ -78,7 +78,7 @@ impl<'a> FirstBlocks<'a> {
     pub unsafe fn publish<W: KeySet>(self, small: Small) -> Finder<'a> {
         let Self { mut finder, listed, located } = self;
         let tiles = finder.end - finder.first;
-        // SAFETY: by this function's own contract; nobody has read what was told before.
+        // SAFETY: by this function's own contract; no thread has read the row locations that these replace.
         unsafe {
             if tiles > 0 {
                 finder.store::<W>(small, 0, located[0]);
@@ -130,8 +130,8 @@ impl Finder<'_> {
     }
 
     /// Called with each tile when it is weighed: then the third warpgroup has read where the rows of this tile and of
-    /// those before it lie, as it does so before it arrives at `unpacked`. After every second one it tells where rows
-    /// lie that are three and four tiles further, in the place of this tile's and of the one's before it.
+    /// those before it lie, as it does so before it arrives at `unpacked`. After every second one it publishes the row
+    /// locations of the tiles three and four further on, in the place of this tile's and of the one's before it.
     ///
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.
@@ -150,10 +150,10 @@ impl Finder<'_> {
         }
     }
 
-    /// Tells where the row of the thread's key of a pair of tiles lies.
+    /// Stores the location of the row of the thread's key of a pair of tiles.
     ///
     /// # Safety
-    /// As [`FirstKeys::start`]; nobody reads what was told in its place.
+    /// As [`FirstKeys::start`]; no thread still reads the row locations that these replace.
     #[inline(always)]
     unsafe fn store<W: KeySet>(&mut self, small: Small, pair: u32, located: Located) {
         let key = thread::thread_idx_x() - GROUP;

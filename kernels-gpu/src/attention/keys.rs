@@ -150,7 +150,7 @@ pub struct Keys {
     pub tiles: u32,
 }
 
-/// What the step says of a query, on its way: loads that nothing waits for yet.
+/// Slot, position and index of a query in the step: loads that nothing waits for yet.
 #[derive(Clone, Copy)]
 pub struct Token {
     /// The step's row of the query.
@@ -210,7 +210,7 @@ impl Token {
 }
 
 impl Keys {
-    /// Those of query `query`, of which the step says `token`.
+    /// Those of query `query`, whose place in the step is `token`.
     #[inline(always)]
     pub fn of<W: KeySet>(args: &Attend, query: u32, token: Token) -> Self {
         let (params, Token { token, slot, position, index }) = (args.params, token);

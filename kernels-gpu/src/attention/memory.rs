@@ -37,7 +37,7 @@ pub const SHARED_BYTES: u32 = SMALL + Small::BYTES;
 
 pub(super) type Memory = Shared<u32, WORDS>;
 
-/// Tiles of which it is known at a time where their rows lie, and words of that.
+/// Tiles whose row locations are in shared memory at a time, and words of those.
 pub(super) const FOUND_TILES: u32 = 4;
 const FOUND: usize = (FOUND_TILES * TILE * 2) as usize;
 
@@ -112,10 +112,10 @@ pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 /// raw; else the block's barrier in `merge::write` orders them.
 pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * GROUP);
 
-/// The multiplying warpgroups have written what they have of a part, and then know whether it is the last.
+/// The multiplying warpgroups have stored their partial outputs of a part, and then whether the block is the last to do so.
 pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * GROUP);
 
-/// It is known where the rows of two tiles lie. The second warpgroup arrives, the third waits.
+/// The row locations of two tiles are in shared memory. The second warpgroup arrives, the third waits.
 #[inline(always)]
 pub(super) const fn found(pair: u32) -> NamedBarrier {
     NamedBarrier::new(12 + pair % 2, 2 * GROUP)

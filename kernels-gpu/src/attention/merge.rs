@@ -1,5 +1,5 @@
-//! The blocks among which keys are split add up what they have, each for its share of the heads, and write it: the heads'
-//! results, or a part of them, which [`super::parts`] adds up.
+//! The blocks among which keys are split add up their partial outputs, each for some of the heads, and write the sums: the heads'
+//! results, or those of a part, which [`super::parts`] adds up.
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::{cluster_arrive, cluster_wait, sync_cluster};

@@ -1,5 +1,5 @@
-//! The parts of a query's keys: what heads get of each lies in global memory, and the block that is last with its share of
-//! the heads adds up the parts, in their order.
+//! The parts of a query's keys (split-KV): each has a partial output and a log-sum-exp in global memory, and the block that is the last to
+//! store those of its heads adds up the parts, in their order.
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::atomic::DeviceAtomicU32;
@@ -36,11 +36,11 @@ pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values:
     });
 }
 
-/// Adds up the parts of the block's share of the heads, all channels of them, if all others have left theirs.
+/// Adds up the parts of the block's share of the heads, all channels of them, if all other blocks have stored theirs.
 ///
 /// # Safety
-/// As [`super::merge::write`], whose threads call it when they have left theirs and nobody reads the block's shared memory
-/// any more.
+/// As [`super::merge::write`], whose threads call it when they have stored their partial outputs and no thread reads the block's shared
+/// memory any more.
 #[inline(always)]
 pub unsafe fn finish<W: KeySet>(args: &Attend, small: Small, at: Place) {
     const WARPS: u32 = THREADS / 32;
@@ -103,7 +103,7 @@ pub const AT_ONCE: usize = 2;
 /// are asked for.
 ///
 /// # Safety
-/// All parts are left; all lanes of the warp call it together.
+/// All parts are stored; all lanes of the warp call it together.
 #[inline(always)]
 unsafe fn add_up(args: &Attend, at: Place, heads: [u32; 2]) -> [[[f32; 4]; QUARTERS]; 2] {
     // SAFETY: by this function's own contract.

@@ -31,7 +31,7 @@ const SIXTEENS: u32 = HEAD_DIM / 8;
 /// [`QUERIES_COPIED`] at once. Both norm and rotate raw queries, a part each, and the second arrives when it has
 /// written its own.
 ///
-/// Calls `meanwhile`, which in some of the threads leaves cosines and sines in `small`, and then `next`, both before queries
+/// Calls `meanwhile`, which in some of the threads stores cosines and sines in `small`, and then `next`, both before queries
 /// are normed and rotated, if they are raw.
 ///
 /// # Safety

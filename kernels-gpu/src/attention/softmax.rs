@@ -270,7 +270,7 @@ pub fn output_scales<const N: usize>(
     (array_from_fn(|i| factor[i] * scale), lse)
 }
 
-/// Tells the second warpgroup what to multiply its sums by before it adds values of tile `tile`.
+/// Stores for the second warpgroup what to multiply its sums by before it adds values of tile `tile`.
 ///
 /// # Safety
 /// As [`Softmax::weigh`], whose last act it is.

@@ -1,4 +1,4 @@
-//! What a block has of a launch: a work item (a query, a part of its keys, up to 64 heads), or some of its keys or channels.
+//! The work of a block: a work item (a query, a part of its keys, up to 64 heads), or some of its keys or channels.
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::cluster::block_rank;
@@ -126,7 +126,7 @@ impl Heads {
     }
 }
 
-/// What a block has of its heads.
+/// The work of a block: heads, keys, channels.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub heads: Heads,

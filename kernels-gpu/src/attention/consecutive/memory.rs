@@ -10,9 +10,9 @@ use super::super::memory::{GROUP, HEADS, Small};
 /// Threads of a block.
 pub const BLOCK: u32 = 3 * GROUP;
 
-/// What the step says of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] puts it.
+/// Slot, position and index of each of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] puts it.
 pub type Tokens = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
-/// What is known of each, `[32, 4]`: flags, position, and where its own row lies.
+/// Of each query, `[32, 4]`: flags, position, and the location of its own row ([`super::queries`]).
 pub type Known = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
 /// `[64]` what a head's sums of values are multiplied by.
 pub type OutputScales = Shared<f32, { HEADS as usize }>;

@@ -36,7 +36,7 @@ pub struct Query {
     pub row: [u32; 2],
 }
 
-/// Bits of what is known of a query.
+/// Flags of a query.
 const LIVE: u32 = 1;
 const FOLLOWS: u32 = 2;
 const REFUSED: u32 = 4;
@@ -60,7 +60,7 @@ impl Query {
 }
 
 impl<'a> Queries<'a> {
-    /// Finds out what is to be known of each; it is in shared memory when this returns.
+    /// Computes flags, positions and row locations of all; they are in shared memory when this returns.
     ///
     /// # Safety
     /// Pointers and shapes as in the kernel table; all threads of the block call it.

@@ -57,8 +57,8 @@ pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32
     }
 }
 
-/// Stores what the thread's heads get of the cluster's keys, and adds up all clusters' if all others are stored;
-/// nothing if they are not.
+/// Stores the thread's partial outputs of the cluster's keys, and adds up those of all clusters if all others are stored;
+/// `None` if they are not.
 ///
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters, behind [`store_lse`] or [`store_end`] of all heads; nobody reads
@@ -91,7 +91,7 @@ pub unsafe fn add_up(
     }
 }
 
-/// What two clusters have of the query, for the thread's two heads: two parts, or the halves of one.
+/// Log-sum-exps and output scales of two clusters, for the thread's two heads: of two parts, or of the halves of one.
 #[derive(Clone, Copy)]
 struct Pair {
     /// log2 of the parts' denominators; -infinity of none.
@@ -134,7 +134,7 @@ impl Pair {
 /// The thread's heads' results over all keys; their log-sum-exps are written if they are asked for.
 ///
 /// # Safety
-/// All clusters' are left.
+/// All clusters' partial outputs are stored.
 #[inline(always)]
 unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
     let clusters = task.clusters();

@@ -45,7 +45,7 @@ impl Exchange {
     /// Stores those of tile `tile`.
     ///
     /// # Safety
-    /// A barrier of the cluster comes before others read them, or others leave them.
+    /// A barrier of the cluster comes before others read them, or others are stored.
     #[inline(always)]
     pub unsafe fn store(self, tile: u32, weights: Weights) {
         let from = TILE_WORDS * tile;
@@ -62,7 +62,7 @@ impl Exchange {
     /// Starts the loads of those of tile `tile`, if it is before tile `end`.
     ///
     /// # Safety
-    /// They are left, and a barrier of the cluster has passed.
+    /// They are stored, and a barrier of the cluster has passed.
     #[inline(always)]
     pub unsafe fn load(self, (tile, end): (u32, u32)) -> Weights {
         if tile >= end {

@@ -119,7 +119,7 @@ impl Arrays {
     }
 }
 
-/// First word of what the multiplying warpgroups tell each other in the end, where values were.
+/// First word of what the multiplying warpgroups exchange in the end, where values were.
 pub const ENDS: u32 = 0;
 
 /// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups
@@ -133,7 +133,7 @@ pub const THIRD_UNPACKED: NamedBarrier = NamedBarrier::new(6, 3 * GROUP);
 pub const SCORED: NamedBarrier = NamedBarrier::new(2, BLOCK);
 /// All values are there. The unpacking warpgroups arrive, the others wait.
 pub const VALUES_UNPACKED: NamedBarrier = NamedBarrier::new(3, BLOCK);
-/// What the multiplying warpgroups tell each other is there.
+/// What the multiplying warpgroups exchange is in shared memory.
 pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(4, 2 * GROUP);
 
 /// Waits for all threads of the cluster, which have arrived at its barrier.

@@ -2,17 +2,16 @@
 //! bit by bit, in less time and less code.
 //!
 //! A cluster has 64 heads of a query, and all of their keys or a piece. First its blocks multiply queries by keys,
-//! each those of its own tiles, and leave the weights, relative to 0, in global memory for all. Then each block has
+//! each those of its own tiles, and store the weights, relative to 0, in global memory for all. Then each block has
 //! 64 channels of the values of all keys, multiplies them by all weights, and writes its channels of all heads.
 //!
-//! Where scores are too far from 0 for that, which is seldom, blocks tell each other the tiles' largest scores. By
-//! them each knows what the tiles' weights are relative to, in the order of the tiles, and stores its weights once
-//! more.
+//! Where scores are too far from 0 for that, which is seldom, blocks exchange the tiles' largest scores. From these each
+//! computes every tile's base (the running maximum), in the order of the tiles, and stores its weights once more.
 //!
 //! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and
 //! parts. A cluster that has a part computes both sums, one in each of two warpgroups; where there are enough
-//! clusters, each of two has the keys of one sum. What several clusters have is added up, of each 64 channels, by the
-//! block that is last to leave its own.
+//! clusters, each of two has the keys of one sum. The partial outputs of several clusters are added up, of each 64 channels,
+//! by the block that is the last to store its own.
 //!
 //! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which
 //! takes as long as much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps

@@ -24,8 +24,8 @@ const fn has_third<W: KeySet>(task: Task, group: u32) -> bool {
     may_score_three::<W>() && group == 0 && task.scored_tiles > 2
 }
 
-/// The scores of the warpgroup's tiles, and what `meanwhile` returns. Leaves their weights relative to 0, and tells
-/// all blocks whether some may not stay so.
+/// The scores of the warpgroup's tiles, and what `meanwhile` returns. Stores their weights relative to 0, and a flag in
+/// all blocks if some may not stay so.
 ///
 /// # Safety
 /// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
@@ -105,8 +105,8 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
     })
 }
 
-/// Tells all blocks of the cluster the largest scores of the thread's heads of tile `tile`: each of the four threads
-/// of a head two blocks.
+/// Stores the largest scores of the thread's heads of tile `tile` in all blocks of the cluster: each of the four threads
+/// of a head in two blocks.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -124,7 +124,7 @@ unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
     });
 }
 
-/// Tells all blocks of the cluster whether the warp has weights that may not stay relative to 0.
+/// Stores in all blocks of the cluster whether the warp has weights that may not stay relative to 0.
 ///
 /// # Safety
 /// As [`multiply`], whose last act it is.
@@ -138,10 +138,10 @@ unsafe fn publish_far(arrays: Arrays, task: Task, is_far: bool) {
     }
 }
 
-/// Whether a warp of the cluster has told so. The same in all its threads.
+/// Whether a warp of the cluster has set that flag. The same in all its threads.
 ///
 /// # Safety
-/// All multiplying warps have told, and a barrier of the cluster has passed; all lanes of the warp call it together.
+/// All multiplying warps have set or cleared theirs, and a barrier of the cluster has passed; all lanes of the warp call it together.
 #[inline(always)]
 pub unsafe fn are_far(arrays: Arrays) -> bool {
     // SAFETY: by this function's own contract; 64 words.
@@ -164,7 +164,7 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
 }
 
 /// Stores the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the
-/// tiles: for scores that are far from 0, or rise so far. First all blocks tell each other the largest scores.
+/// tiles: for scores that are far from 0, or rise so far. First all blocks exchange the largest scores.
 ///
 /// # Safety
 /// Nobody reads weights before a barrier of the cluster; all threads of the multiplying warpgroups of all its blocks call it, those of
@@ -219,10 +219,10 @@ pub unsafe fn pass_barriers() {
     }
 }
 
-/// What the weights of tile `tile` are relative to.
+/// The base of tile `tile`: what its weights are relative to.
 ///
 /// # Safety
-/// All largest scores are told, and a barrier of the cluster has passed.
+/// All largest scores are stored, and a barrier of the cluster has passed.
 #[inline(always)]
 unsafe fn base_of(task: Task, arrays: Arrays, tile: u32) -> [f32; 2] {
     let mut base = [f32::NEG_INFINITY; 2];

@@ -45,7 +45,7 @@ pub struct Sum {
 /// Multiplies weights by values: warpgroup 0 those of the first sum's tiles, warpgroup 1 those of the second's.
 ///
 /// # Safety
-/// Weights and their sums are left, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
+/// Weights and their sums are stored, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
 /// and those of the unpacking ones have arrived or arrive at [`VALUES_UNPACKED`].
 #[inline(always)]
 pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u32) -> Sum {
@@ -201,7 +201,7 @@ pub unsafe fn write<W: KeySet>(
             [(0, a), (0, b), (1, c), (1, d)].map(|(i, value)| scale[i] * value)
         });
         let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
-        // Each warpgroup adds up half of the channels, and leaves the others.
+        // Each warpgroup adds up half of the channels, and stores the others for the other one.
         let (own, others) = if group == 0 { (low, high) } else { (high, low) };
         let place = ENDS + 4 * (thread::thread_idx_x() % GROUP);
         let half = |group: u32| place + 4 * (4 * GROUP) * group;
@@ -229,7 +229,7 @@ fn added(first: Half, second: Half) -> Half {
     array_from_fn(|n| array_from_fn(|j| 0.0 + first[n][j] + second[n][j]))
 }
 
-/// Tells both warpgroups a sum's bases and sums of weights.
+/// Stores a sum's bases and sums of weights for both warpgroups.
 ///
 /// # Safety
 /// As [`write`].

@@ -1,10 +1,10 @@
-//! What a block has of a query, and where that lies.
+//! The work of a block: heads, keys and channels of a query, and where its partial output lies.
 
 use super::super::work_item::Heads;
 use super::memory::BLOCKS;
 use crate::args::Attend;
 
-/// What a block has of a query.
+/// The work of a block.
 #[derive(Clone, Copy)]
 pub struct Task {
     /// The cluster's heads, and which part of their keys it has, or has half of.
@@ -21,7 +21,7 @@ pub struct Task {
     pub scored_tiles: u32,
     /// The first tile of the second of the two sums; all tiles if there is one.
     pub second: u32,
-    /// Whether weights may be relative to something else than 0; known once all have told.
+    /// Whether weights may be relative to something else than 0; known once all warps' flags are stored.
     pub is_far: bool,
 }
 
