@@ -6,6 +6,7 @@ use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId};
 use crate::manager::KvCacheManager;
+use crate::ops::{AttentionExchange, AttentionParts};
 use crate::pool_kind::PoolKind;
 use crate::step::Layers;
 
@@ -37,5 +38,39 @@ impl<B: Backend> Layers<'_, B> {
     /// Marks every layer that was not started as finished, as if its kernels had run.
     pub fn skip_kernels(&mut self) {
         self.mark_finished();
+    }
+}
+
+impl<B: Backend> AttentionParts<B> {
+    /// Partial outputs and denominators of parts, to be overwritten between launches.
+    #[must_use]
+    pub fn partial_outputs(&self) -> [&Buffer<B, f32>; 2] {
+        [&self.sums, &self.lse]
+    }
+
+    /// Counters of parts, which are 0 between launches.
+    #[must_use]
+    pub fn counters(&self) -> &Buffer<B, u32> {
+        &self.arrivals
+    }
+}
+
+impl<B: Backend> AttentionExchange<B> {
+    /// Partial outputs and denominators of clusters, to be overwritten between launches.
+    #[must_use]
+    pub fn partial_outputs(&self) -> [&Buffer<B, f32>; 2] {
+        [&self.sums, &self.denominators]
+    }
+
+    /// Softmax weights of tiles, to be overwritten between launches.
+    #[must_use]
+    pub fn softmax_weights(&self) -> &Buffer<B, u32> {
+        &self.weights
+    }
+
+    /// Counters of clusters, which are 0 between launches.
+    #[must_use]
+    pub fn counters(&self) -> &Buffer<B, u32> {
+        &self.arrivals
     }
 }

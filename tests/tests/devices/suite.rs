@@ -112,6 +112,9 @@ suite! {
         results_near_zero_have_the_same_bits,
         a_nan_in_either_half_is_not_hidden,
     }
+    attention::mixed {
+        queries_that_are_not_valid_change_no_bit,
+    }
     attention::queries {
         raw_queries_are_normed_and_rotated,
         no_number_reaches_another_head,
@@ -426,6 +429,9 @@ suite! {
     }
     attention::forms {
         random_layers_have_the_same_bits,
+    }
+    attention::mixed {
+        many_queries_that_are_not_valid_change_no_bit,
     }
     attention::steps {
         ten_thousand_batches_have_the_same_bits,

@@ -62,6 +62,8 @@ pub struct Thread {
     pub left: Cell<bool>,
     /// Whether it has passed a barrier of the cluster: all blocks have started.
     pub met: Cell<bool>,
+    /// Whether it has written to another block's shared memory since it last released.
+    pub wrote_peer: Cell<bool>,
     /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
     /// Products of warpgroups that it has started.
@@ -81,6 +83,7 @@ impl Thread {
             operand: Cell::new(0),
             left: Cell::new(false),
             met: Cell::new(false),
+            wrote_peer: Cell::new(false),
             copies: RefCell::default(),
             products: RefCell::default(),
             multiplies: Cell::new(false),
@@ -179,6 +182,7 @@ impl Block {
             thread.stop.set(Stop::Ready);
             thread.left.set(false);
             thread.met.set(false);
+            thread.wrote_peer.set(false);
             thread.copies.take();
             thread.products.take();
             thread.multiplies.set(false);

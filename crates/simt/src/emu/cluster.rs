@@ -23,7 +23,10 @@ pub unsafe fn sync_cluster() {
 #[track_caller]
 fn meet() {
     wait(Operation::SyncCluster, 0, 0);
-    current(|block| block.thread().met.set(true));
+    current(|block| {
+        block.thread().wrote_peer.set(false);
+        block.thread().met.set(true);
+    });
 }
 
 /// Whether the running thread has arrived at the cluster's barrier and not yet waited.
@@ -31,10 +34,16 @@ fn has_left() -> bool {
     current(|block| block.thread().left.get())
 }
 
-/// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault.
+/// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault, and an earlier write to it
+/// that no barrier has released. Writes to the own block's memory and to global memory are not followed so.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
     assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
+    let wrote = current(|block| block.thread().wrote_peer.replace(false));
+    assert!(
+        !wrote,
+        "cluster_arrive, which releases nothing, after a write to another block's shared memory"
+    );
     wait(Operation::ClusterArrive, 0, 0);
     current(|block| block.thread().left.set(true));
 }
@@ -42,6 +51,7 @@ pub unsafe fn cluster_arrive() {
 /// As [`cluster_arrive`]: the barrier orders all that was written before the wait.
 #[track_caller]
 pub unsafe fn cluster_arrive_release() {
+    current(|block| block.thread().wrote_peer.set(false));
     // SAFETY: the caller's duty is this callee's.
     unsafe { cluster_arrive() }
 }
@@ -86,6 +96,7 @@ pub unsafe fn store(address: u32, rank: u32, word: u32) {
     }
     let met = current(|block| block.thread().met.get());
     assert!(met, "a write to another block's shared memory before a barrier of the cluster");
+    current(|block| block.thread().wrote_peer.set(true));
     access(rank, location, |memory, thread| {
         memory.write(address, word, AccessKind::Write, thread, location)
     });

@@ -106,6 +106,16 @@ fn a_write_into_another_block_is_checked() {
         cluster_wait();
     };
     assert!(matches!(fault(2, late), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: the arrival releases nothing, so that the other block may not see the word.
+    let unreleased = || unsafe {
+        sync_cluster();
+        words().store_to(1 - block_rank(), thread_idx_x(), 2);
+        cluster_arrive();
+        cluster_wait();
+        _ = words().load(thread_idx_x());
+    };
+    let FaultKind::Panic { message, .. } = fault(2, unreleased) else { panic!("no fault") };
+    assert!(message.contains("releases nothing"), "{message}");
     // SAFETY: wrong on purpose: the other block may not have started.
     let early = || unsafe {
         words().store_to(1 - block_rank(), thread_idx_x(), 2);

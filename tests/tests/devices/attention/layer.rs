@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, AttentionExchange, AttentionParts, BlockTable,
-    Entries, OwnRows, QueryForm, StepQueries, SwaRing,
+    self, Attended, AttendedEntries, Attention, BlockTable, Entries, OwnRows, QueryForm,
+    StepQueries, SwaRing,
 };
 use dsv4_kv_oracle::attention::{self, Attended as Expected};
 use dsv4_kv_oracle::compressor::visible;
@@ -21,6 +21,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::blocks::Blocks;
+use super::workspace::Workspace;
 use crate::inputs::{
     CANARY, CANARY_BF16, CANARY_F32, download, download_bits, oracle, upload, upload_bf16,
 };
@@ -284,9 +285,8 @@ impl<B: Backend> Layer<B> {
         };
         let table = &BlockTable { table: &table, slots: shape.slots, max_blocks: shape.blocks };
         let (entries, rows) = (&entries, queries.first().map_or(0, |of| of.list.len() as u32));
-        let parts = self.parts(count as u32, which);
-        let parts = parts.as_ref();
-        let exchange = self.exchange(blocks.clusters * count as u32, which);
+        let workspace = self.workspace(blocks, count as u32, which);
+        let parts = workspace.parts.as_ref();
         let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
         let attention = Attention {
             queries: &StepQueries {
@@ -301,7 +301,7 @@ impl<B: Backend> Layer<B> {
             heads: shape.heads,
             split: blocks.split,
             multiprocessors: blocks.multiprocessors,
-            exchange: exchange.as_ref(),
+            exchange: workspace.exchange.as_ref(),
             sinks: &upload(stream, &self.sinks),
             frequencies: &upload(stream, &Table::Compress.frequencies()),
             ring: &SwaRing {
@@ -326,6 +326,7 @@ impl<B: Backend> Layer<B> {
             faults: &faults,
         };
         ops::check_attend(stream, &attention).and_then(|()| ops::attend(stream, &attention))?;
+        workspace.assert_ready(stream);
         Ok(Written {
             out: download_bits(stream, &out),
             lse: download(stream, &lse.view().cast::<u32>().unwrap()),
@@ -333,16 +334,13 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// Memory for the parts of so many queries' keys.
-    fn parts(&self, queries: u32, which: Which) -> Option<AttentionParts<B>> {
-        let clusters = self.at_once.unwrap_or(queries) * self.clusters_of_a_query(which);
-        matches!(which, Which::All(_)).then(|| AttentionParts::new(&self.device, clusters).unwrap())
-    }
-
-    /// Memory of so many spread queries, of each part of their keys a cluster's, if there are some.
-    fn exchange(&self, queries: u32, which: Which) -> Option<AttentionExchange<B>> {
-        let clusters = queries * self.clusters_of_a_query(which);
-        (clusters > 0).then(|| AttentionExchange::new(&self.device, clusters).unwrap())
+    /// That of so many queries: for the parts of their keys, and for clusters over which each part is spread.
+    fn workspace(&self, blocks: Blocks, queries: u32, which: Which) -> Workspace<B> {
+        let of_a_query = self.clusters_of_a_query(which);
+        let parts = self.at_once.unwrap_or(queries) * of_a_query;
+        let parts = matches!(which, Which::All(_)).then_some(parts);
+        let spread = blocks.clusters * queries * of_a_query;
+        Workspace::new(&self.device, &self.stream, parts, spread)
     }
 
     /// Parts of a query's keys, times 64 heads.

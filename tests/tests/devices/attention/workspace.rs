@@ -1,0 +1,40 @@
+//! The workspace of a launch of attention: garbage before it, and counters that are 0 behind it.
+
+use dsv4_kv::device::{Backend, Device, Stream};
+use dsv4_kv::ops::{AttentionExchange, AttentionParts};
+
+use crate::inputs::download;
+
+/// Bytes of NaN.
+const GARBAGE: u8 = 0xFF;
+
+/// What a launch may use besides its arguments.
+pub struct Workspace<B: Backend> {
+    pub parts: Option<AttentionParts<B>>,
+    pub exchange: Option<AttentionExchange<B>>,
+}
+
+impl<B: Backend> Workspace<B> {
+    /// For the parts of keys in so many clusters, if there are any, and for so many clusters of spread queries, if more than 0.
+    pub fn new(device: &Device<B>, stream: &Stream<B>, parts: Option<u32>, spread: u32) -> Self {
+        let parts = parts.map(|clusters| AttentionParts::new(device, clusters).unwrap());
+        let exchange = (spread > 0).then(|| AttentionExchange::new(device, spread).unwrap());
+        if let Some(of) = &parts {
+            of.partial_outputs().into_iter().for_each(|plane| stream.fill(plane, GARBAGE).unwrap());
+        }
+        if let Some(of) = &exchange {
+            of.partial_outputs().into_iter().for_each(|plane| stream.fill(plane, GARBAGE).unwrap());
+            stream.fill(of.softmax_weights(), GARBAGE).unwrap();
+        }
+        Self { parts, exchange }
+    }
+
+    /// Each counter is 0 again, as the next launch needs it.
+    pub fn assert_ready(&self, stream: &Stream<B>) {
+        let Self { parts, exchange } = self;
+        let of_parts = parts.iter().map(AttentionParts::counters);
+        for counters in of_parts.chain(exchange.iter().map(AttentionExchange::counters)) {
+            assert!(download(stream, counters).iter().all(|&count: &u32| count == 0), "counters");
+        }
+    }
+}
