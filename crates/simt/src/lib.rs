@@ -41,7 +41,7 @@
 //! | [`warp::reduce_add_f32`], [`warp::reduce_max_f32`] | five `shfl.sync.bfly` | divergence |
 //! | [`warp::sync_warp`] | `bar.warp.sync` | divergence |
 //! | [`cluster::sync_cluster`] | `barrier.cluster.arrive`, `.wait` | a block whose threads are elsewhere |
-//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote read between them |
+//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote access between them, an arrival that releases nothing after a remote write |
 //! | [`shared::Shared::load_from`], `load_u32x4_from` | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races (only barriers of the cluster order blocks), ranks outside the cluster, a block that may have returned |
 //! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
 //! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment |
