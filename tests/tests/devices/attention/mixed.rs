@@ -27,10 +27,10 @@ pub fn queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) 
 
 /// More of the same.
 pub fn many_queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
-    windows(device, 12..200);
-    lists(device, 6..60);
-    all_entries(device, 3..40);
-    many_heads(device, 2..12);
+    windows(device, 12..100);
+    lists(device, 6..36);
+    all_entries(device, 3..19);
+    many_heads(device, 2..8);
 }
 
 fn windows<B: Backend>(device: &Device<B>, seeds: Range<u64>) {
