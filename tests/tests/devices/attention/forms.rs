@@ -128,7 +128,7 @@ fn some_sink(random: &mut StdRng) -> f32 {
 }
 
 /// A list of `rows` entries, of which some may be any numbers, or none, or one again and again.
-fn spoil_list(query: &mut Query, rows: usize, random: &mut StdRng) {
+pub fn spoil_list(query: &mut Query, rows: usize, random: &mut StdRng) {
     query.list.resize(rows, -1);
     if rows == 0 {
         return;
@@ -144,7 +144,7 @@ fn spoil_list(query: &mut Query, rows: usize, random: &mut StdRng) {
 }
 
 /// A head times `scale`, or as it is; seldom with a NaN.
-fn spoil_head(head: &mut [u16], scale: f32, random: &mut StdRng) {
+pub fn spoil_head(head: &mut [u16], scale: f32, random: &mut StdRng) {
     if random.random_range(0..5) > 0 {
         let scaled = |bits: u16| bf16::from_f32(bf16::from_bits(bits).to_f32() * scale).to_bits();
         head.iter_mut().for_each(|bits| *bits = scaled(*bits));

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Backend, Device, bf16};
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::QueryForm;
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 
 use super::blocks::Blocks;
 use super::decode::{SHAPE, query_of, shape_of};
-use super::forms::{assert_same, comparable};
+use super::forms::{assert_same, comparable, spoil_head, spoil_list};
 use super::layer::{Layer, Query, Shape, Which, random_rows};
 use crate::inputs::{CANARY_BF16, CANARY_F32};
 
@@ -134,8 +134,7 @@ fn mixed<B: Backend>(
         if !is_valid[at / layer.shape.heads as usize] {
             head.fill(*[0x7FC0, 0x7F80, 0xFFFF].choose(random).unwrap());
         } else if random.random_range(0..4) == 0 {
-            let larger = |bits: u16| bf16::from_f32(256.0 * bf16::from_bits(bits).to_f32());
-            head.iter_mut().for_each(|bits| *bits = larger(*bits).to_bits());
+            spoil_head(head, 256.0, random);
         }
     }
     Mixed { queries, is_valid, heads }
@@ -151,11 +150,7 @@ fn some_query((which, entries): (Which, usize), random: &mut StdRng) -> Query {
         query.position = random.random_range(0..WINDOW / 64);
     }
     let rows = if which == Which::List { entries } else { 0 };
-    query.list.resize(rows, -1);
-    if rows > 0 && random.random() {
-        let at = random.random_range(0..rows);
-        query.list[at] = *[-1, 0, i32::MAX, i32::MIN, -7, 5].choose(random).unwrap();
-    }
+    spoil_list(&mut query, rows, random);
     query
 }
 
