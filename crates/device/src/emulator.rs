@@ -41,6 +41,13 @@ impl EmuDevice {
     pub fn new(options: EmuOptions) -> Self {
         Self::from_backend(Emulator::new(options))
     }
+
+    /// The same, where kernels may race on global memory: for contents that break a kernel's contract on purpose.
+    #[must_use]
+    pub fn allowing_races(options: EmuOptions) -> Self {
+        let memory = Memory::new().allowing_races();
+        Self::from_backend(Emulator::with_memory(options, memory))
+    }
 }
 
 /// The raw calls of the emulated device.
@@ -169,6 +176,10 @@ impl Emulator {
     /// A device with the given memory.
     #[must_use]
     pub fn new(options: EmuOptions) -> Self {
+        Self::with_memory(options, Memory::new())
+    }
+
+    fn with_memory(options: EmuOptions, memory: Memory) -> Self {
         Self {
             info: DeviceInfo {
                 name: "emulated (CPU)".into(),
@@ -178,7 +189,7 @@ impl Emulator {
             shared: Arc::new(Shared {
                 seed: options.seed,
                 used: AtomicU64::new(0),
-                memory: Memory::default(),
+                memory,
                 execution: Mutex::new(()),
             }),
         }

@@ -22,7 +22,8 @@ impl DeviceAtomicU32 {
     ///
     /// # Safety
     /// - Element `index` lies in the allocation and is aligned to 4 bytes.
-    /// - While the launch runs, all threads access it by this type only: *unchecked*.
+    /// - While the launch runs, all threads access it by this type only, or plain accesses are ordered by
+    ///   synchronization.
     #[inline(always)]
     #[track_caller]
     #[must_use]

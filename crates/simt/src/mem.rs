@@ -25,8 +25,9 @@ pub struct Global<T: Element>(pub(crate) imp::mem::Pointer<T>);
 
 /// A pointer to elements that the launch may write.
 ///
-/// Plain accesses of different threads of a launch to one element, at least one of them a store, need a
-/// barrier between them: *unchecked*. Where there is none, use [`crate::atomic::DeviceAtomicU32`].
+/// Plain accesses of different threads of a launch to one element, at least one of them a store, need
+/// synchronization between them: a barrier, or between blocks an atomic that orders. Where there is none, use
+/// [`crate::atomic::DeviceAtomicU32`]. The emulator finds what races.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct GlobalMut<T: Element>(pub(crate) imp::mem::Pointer<T>);
@@ -51,7 +52,7 @@ impl<T: Element> Global<T> {
     /// `UnboundPointer` when no live allocation contains `address`.
     #[cfg(not(target_arch = "nvptx64"))]
     pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
-        imp::mem::Pointer::bind(memory, address, argument).map(Self)
+        imp::mem::Pointer::bind(memory, address, argument, false).map(Self)
     }
 
     /// The same memory as elements of `U`; index 0 keeps its address.
@@ -212,7 +213,7 @@ impl<T: Element> GlobalMut<T> {
     /// `UnboundPointer` when no live allocation contains `address`.
     #[cfg(not(target_arch = "nvptx64"))]
     pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
-        imp::mem::Pointer::bind(memory, address, argument).map(Self)
+        imp::mem::Pointer::bind(memory, address, argument, true).map(Self)
     }
 
     /// The same memory as elements of `U`; index 0 keeps its address.

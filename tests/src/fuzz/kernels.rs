@@ -428,11 +428,11 @@ macro_rules! operations {
 kernels_gpu::for_each_operation!(operations);
 
 fn case(bytes: &[u8]) -> Case<'_> {
-    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    let device = EmuDevice::allowing_races(EmuOptions { memory: 1 << 30, seed: 0 });
     Case { stream: device.stream().expect("the CPU has streams"), choices: Choices::new(bytes) }
 }
 
-/// Chooses a kernel and its scalars by the bytes, and runs it on garbage.
+/// Chooses a kernel and its scalars by the bytes, and runs it on garbage, which may give several threads one place to write to.
 ///
 /// # Panics
 /// If the kernel touched what is not its own.

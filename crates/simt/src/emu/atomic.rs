@@ -2,6 +2,7 @@
 //! the threads of a block share one, so block atomics are plain.
 
 use std::panic::Location;
+use std::sync::Arc;
 
 // Under `--cfg loom` the model checker's own, for the test at the end.
 #[cfg(loom)]
@@ -9,13 +10,19 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::fault::AccessKind;
+use super::block::{current, try_current};
+use super::fault::{AccessKind, Site};
+use super::global_memory::{Effect, Ordered, Place};
 use super::mem::Pointer;
 use super::shared::{read, write};
 
 /// A word of global memory, checked when it was made.
 #[derive(Clone, Copy, Debug)]
-pub struct GlobalWord(*mut u32);
+pub struct GlobalWord {
+    word: *mut u32,
+    /// Where it lies and was made, if races are looked for.
+    place: Option<(Place, Site)>,
+}
 
 // SAFETY: the word is device memory and only accessed atomically.
 unsafe impl Send for GlobalWord {}
@@ -26,42 +33,62 @@ impl GlobalWord {
     fn get(&self) -> &AtomicU32 {
         // SAFETY: `global_word` found it in bounds of a live allocation and aligned, and views that
         // write access memory atomically. The model checker's words are made by its test alone.
-        unsafe { &*self.0.cast() }
+        unsafe { &*self.word.cast() }
+    }
+
+    /// What `operate` returns, as one step of the running thread.
+    fn operate<R>(
+        self,
+        effect: Effect,
+        ordered: Ordered,
+        operate: impl FnOnce(&AtomicU32) -> R,
+    ) -> R {
+        let Some(at) = self.place else { return operate(self.get()) };
+        current(|block| {
+            let memory = Arc::clone(&block.global_memory.borrow());
+            let done = memory.atomic(block, at, (effect, ordered), || operate(self.get()));
+            done.unwrap_or_else(|fault| block.fail(fault))
+        })
     }
 }
 
 #[track_caller]
 pub unsafe fn global_word(memory: Pointer<u32>, index: u64) -> GlobalWord {
-    GlobalWord(memory.at(index, 4))
+    let word = memory.at(index, 4);
+    let location = Location::caller();
+    GlobalWord { word, place: memory.watched(index, 4).map(|place| (place, location)) }
 }
 
 pub fn global_add(word: GlobalWord, value: u32) -> u32 {
-    word.get().fetch_add(value, Ordering::Relaxed)
+    word.operate(Effect::Modify, Ordered::Relaxed, |word| word.fetch_add(value, Ordering::Relaxed))
 }
 
 pub fn global_add_in_order(word: GlobalWord, value: u32) -> u32 {
-    word.get().fetch_add(value, Ordering::AcqRel)
+    let ordered = Ordered::AcquireRelease;
+    word.operate(Effect::Modify, ordered, |word| word.fetch_add(value, Ordering::AcqRel))
 }
 
 pub fn global_max(word: GlobalWord, value: u32) -> u32 {
-    word.get().fetch_max(value, Ordering::Relaxed)
+    word.operate(Effect::Modify, Ordered::Relaxed, |word| word.fetch_max(value, Ordering::Relaxed))
 }
 
 pub fn global_exchange(word: GlobalWord, value: u32) -> u32 {
-    word.get().swap(value, Ordering::Relaxed)
+    word.operate(Effect::Modify, Ordered::Relaxed, |word| word.swap(value, Ordering::Relaxed))
 }
 
 pub fn global_compare_exchange(word: GlobalWord, expected: u32, new: u32) -> u32 {
     let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-    word.get().compare_exchange(expected, new, success, failure).unwrap_or_else(|old| old)
+    word.operate(Effect::Modify, Ordered::Relaxed, |word| {
+        word.compare_exchange(expected, new, success, failure).unwrap_or_else(|old| old)
+    })
 }
 
 pub fn global_load(word: GlobalWord) -> u32 {
-    word.get().load(Ordering::Relaxed)
+    word.operate(Effect::Load, Ordered::Relaxed, |word| word.load(Ordering::Relaxed))
 }
 
 pub fn global_store(word: GlobalWord, value: u32) {
-    word.get().store(value, Ordering::Relaxed);
+    word.operate(Effect::Store, Ordered::Relaxed, |word| word.store(value, Ordering::Relaxed));
 }
 
 /// Replaces the word by `change` of its value; the old value.
@@ -107,12 +134,21 @@ pub fn fence_block() {
     // One OS thread runs the whole block.
 }
 
+#[track_caller]
 pub fn fence_device() {
     fence(Ordering::AcqRel);
+    order(Location::caller());
 }
 
+#[track_caller]
 pub fn fence_system() {
     fence(Ordering::SeqCst);
+    order(Location::caller());
+}
+
+/// A fence of the running thread, if there is one.
+fn order(location: Site) {
+    try_current(|block| block.fence(location));
 }
 
 /// `RUSTFLAGS="--cfg loom" cargo test --release -p simt --lib -- loom`: every
@@ -130,7 +166,7 @@ mod loom_tests {
 
     impl Words {
         fn at(&self, index: usize) -> GlobalWord {
-            GlobalWord((&raw const self.0[index]).cast_mut().cast())
+            GlobalWord { word: (&raw const self.0[index]).cast_mut().cast(), place: None }
         }
 
         /// A block of a reduction across blocks: it stores its own result, arrives at a counter, and, if it

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{Location, resume_unwind};
 use std::ptr;
+use std::sync::Arc;
 
 use corosensei::Yielder;
 
@@ -10,9 +11,12 @@ use super::barriers::NamedBarriers;
 use super::collective::Operation;
 use super::copies::Copies;
 use super::fault::{FaultKind, Site, ThreadIndex};
+use super::global_memory::{GlobalMemory, Ordered};
 use super::launch::Launch;
 use super::matrix::Fragments;
+use super::past::{Learned, Past};
 use super::products::Products;
+use super::race::Event;
 use super::shared_memory::SharedMemory;
 use crate::limits::WARP_SIZE;
 
@@ -64,6 +68,10 @@ pub struct Thread {
     pub met: Cell<bool>,
     /// Whether it has written to another block's shared memory since it last released.
     pub wrote_peer: Cell<bool>,
+    /// What was ordered before its last fence of the device.
+    pub fenced: RefCell<Past>,
+    /// What its relaxed atomics have seen released since then.
+    pub seen: RefCell<Past>,
     /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
     /// Products of warpgroups that it has started.
@@ -84,6 +92,8 @@ impl Thread {
             left: Cell::new(false),
             met: Cell::new(false),
             wrote_peer: Cell::new(false),
+            fenced: RefCell::default(),
+            seen: RefCell::default(),
             copies: RefCell::default(),
             products: RefCell::default(),
             multiplies: Cell::new(false),
@@ -130,8 +140,9 @@ impl Starting {
 pub struct Block {
     /// The launch it belongs to.
     pub launch: Cell<Launch>,
-    /// Its index in the grid, as (x, y).
+    /// Its index in the grid, as (x, y), and its number in it, row by row.
     pub index: Cell<(u32, u32)>,
+    pub number: Cell<u64>,
     /// Its rank in its cluster.
     pub rank: Cell<u32>,
     /// The thread that runs now.
@@ -144,6 +155,12 @@ pub struct Block {
     pub barriers: RefCell<NamedBarriers>,
     /// Its shared memory.
     pub shared_memory: RefCell<SharedMemory>,
+    /// What its launch has done to global memory.
+    pub global_memory: RefCell<Arc<GlobalMemory>>,
+    /// What its threads know of other blocks.
+    pub learned: RefCell<Vec<Learned>>,
+    /// What its warps have released by their arrivals at the cluster's barrier.
+    pub arrived: RefCell<Past>,
     /// Its last read of another block's shared memory since the last barrier of the cluster: that block's rank, who read,
     /// and where.
     pub reads_peer: Cell<Option<(u32, ThreadIndex, Site)>>,
@@ -159,23 +176,36 @@ impl Block {
         Self {
             launch: Cell::new(Launch::NONE),
             index: Cell::new((0, 0)),
+            number: Cell::new(0),
             rank: Cell::new(0),
             running: Cell::new(ThreadIndex(0)),
             starting: Starting::none(),
             threads: Vec::new(),
             barriers: RefCell::new(NamedBarriers::new()),
             shared_memory: RefCell::new(SharedMemory::new()),
+            global_memory: RefCell::new(Arc::new(GlobalMemory::new())),
+            learned: RefCell::default(),
+            arrived: RefCell::default(),
             reads_peer: Cell::new(None),
             fault: Cell::new(None),
             panic_location: Cell::new(None),
         }
     }
 
-    /// Makes this the block `index` of `launch`, with rank `rank` in its cluster, before its first
+    /// Makes this the block `index` of `launch`, the `number`-th, with rank `rank` in its cluster, before its first
     /// instruction.
-    pub fn reset(&mut self, launch: Launch, index: (u32, u32), rank: u32) {
+    pub fn reset(
+        &mut self,
+        (launch, global_memory): (Launch, &Arc<GlobalMemory>),
+        (index, number): ((u32, u32), u64),
+        rank: u32,
+    ) {
         self.launch.set(launch);
         self.index.set(index);
+        self.number.set(number);
+        self.global_memory.replace(Arc::clone(global_memory));
+        self.learned.get_mut().clear();
+        self.arrived.take();
         self.rank.set(rank);
         self.threads.resize_with(launch.block as usize, Thread::new);
         for thread in &self.threads {
@@ -183,6 +213,8 @@ impl Block {
             thread.left.set(false);
             thread.met.set(false);
             thread.wrote_peer.set(false);
+            thread.fenced.take();
+            thread.seen.take();
             thread.copies.take();
             thread.products.take();
             thread.multiplies.set(false);
@@ -201,6 +233,81 @@ impl Block {
     pub fn warp(&self, warp: u32) -> &[Thread] {
         let first = (warp * WARP_SIZE) as usize;
         &self.threads[first..first + WARP_SIZE as usize]
+    }
+
+    /// The index of block `number` of the launch.
+    pub fn index_of(&self, number: u64) -> (u32, u32) {
+        let columns = u64::from(self.launch.get().grid.0);
+        ((number % columns) as u32, (number / columns) as u32)
+    }
+
+    /// An access that the running thread makes now.
+    pub fn event(&self, location: Site) -> Event {
+        self.shared_memory.borrow().clocks.event(self.running.get(), location)
+    }
+
+    /// Whether an access of block `number` is ordered before what the running thread does from now on.
+    pub fn knows(&self, number: u64, event: &Event) -> bool {
+        let (thread, memory) = (self.running.get(), self.shared_memory.borrow());
+        if number == self.number.get() && memory.clocks.orders(event, thread) {
+            return true;
+        }
+        let learned = self.learned.borrow();
+        learned.iter().any(|learned| {
+            learned.past.has(number, event) && memory.clocks.orders(&learned.at, thread)
+        })
+    }
+
+    /// What is ordered before what the running thread does from now on.
+    pub fn past(&self) -> Past {
+        let thread = self.running.get();
+        let clocks = &mut self.shared_memory.borrow_mut().clocks;
+        let mut past = Past::of_thread(self.number.get(), thread, clocks);
+        let learned = self.learned.borrow();
+        let known = learned.iter().filter(|learned| clocks.orders(&learned.at, thread));
+        known.for_each(|learned| past.join(&learned.past));
+        past
+    }
+
+    /// What is ordered before what warp `warp`, whose lanes are together, does from now on.
+    pub fn past_of(&self, warp: u32) -> Past {
+        let clocks = &mut self.shared_memory.borrow_mut().clocks;
+        let mut past = Past::of_warp(self.number.get(), warp, clocks);
+        let (lane, learned) = (ThreadIndex(warp * WARP_SIZE), self.learned.borrow());
+        let known = learned.iter().filter(|learned| clocks.orders(&learned.at, lane));
+        known.for_each(|learned| past.join(&learned.past));
+        past
+    }
+
+    /// What an atomic of the running thread releases.
+    pub fn released(&self, ordered: Ordered) -> Past {
+        match ordered {
+            Ordered::AcquireRelease => self.past(),
+            Ordered::Relaxed => self.thread().fenced.borrow().clone(),
+        }
+    }
+
+    /// The running thread's atomic has seen what was released: it knows it at once, or from its next fence on.
+    pub fn acquire(&self, ordered: Ordered, seen: &Past, location: Site) {
+        match ordered {
+            _ if seen.is_empty() => {}
+            Ordered::AcquireRelease => self.learn(self.event(location), seen.clone()),
+            Ordered::Relaxed => self.thread().seen.borrow_mut().join(seen),
+        }
+    }
+
+    /// A fence of the running thread, of device scope.
+    pub fn fence(&self, location: Site) {
+        let seen = self.thread().seen.take();
+        if !seen.is_empty() {
+            self.learn(self.event(location), seen);
+        }
+        self.thread().fenced.replace(self.past());
+    }
+
+    /// From `at` on a past is known.
+    pub fn learn(&self, at: Event, past: Past) {
+        self.learned.borrow_mut().push(Learned { at, past });
     }
 
     /// Ends the running thread with `kind`, which the launch returns.

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::block::{current, wait, with_peer};
-use super::collective::Operation;
+use super::collective::{Operation, RELEASES};
 use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
 use super::shared::{read, write};
 use super::shared_memory::SharedMemory;
@@ -35,7 +35,7 @@ fn has_left() -> bool {
 }
 
 /// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault, and an earlier write to it
-/// that no barrier has released. Writes to the own block's memory and to global memory are not followed so.
+/// that no barrier has released. Writes to the own block's memory are not followed so.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
     assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
@@ -44,16 +44,22 @@ pub unsafe fn cluster_arrive() {
         !wrote,
         "cluster_arrive, which releases nothing, after a write to another block's shared memory"
     );
-    wait(Operation::ClusterArrive, 0, 0);
+    arrive(0);
+}
+
+/// Arrives at the cluster's barrier; `releases` is [`RELEASES`] or 0.
+#[track_caller]
+fn arrive(releases: u32) {
+    wait(Operation::ClusterArrive, 0, releases);
     current(|block| block.thread().left.set(true));
 }
 
 /// As [`cluster_arrive`]: the barrier orders all that was written before the wait.
 #[track_caller]
 pub unsafe fn cluster_arrive_release() {
+    assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
     current(|block| block.thread().wrote_peer.set(false));
-    // SAFETY: the caller's duty is this callee's.
-    unsafe { cluster_arrive() }
+    arrive(RELEASES);
 }
 
 #[track_caller]

@@ -71,6 +71,9 @@ impl fmt::Display for Operation {
     }
 }
 
+/// The second operand of [`Operation::ClusterArrive`] where the arrival releases what was written before it.
+pub const RELEASES: u32 = 1;
+
 /// One value per lane.
 pub type Lanes = [u32; WARP_SIZE as usize];
 

@@ -27,7 +27,7 @@ pub unsafe fn start_if<T: Access, const WORDS: usize>(
         return;
     }
     let words = WORDS as u32;
-    let from = source.at(at, 4 * words);
+    let from = source.access(at, 4 * words, AccessKind::Read);
     let copy = Copy { to, from, words, location: Location::caller() };
     with_copies(|copies| copies.start(copy));
 }

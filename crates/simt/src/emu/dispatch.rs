@@ -1,9 +1,12 @@
 //! Runs the blocks of a launch on OS threads.
 
+use std::sync::Arc;
+
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::block::try_current;
 use super::fault::{Fault, FaultKind};
+use super::global_memory::GlobalMemory;
 use super::launch::Launch;
 use super::{panic, schedule};
 
@@ -43,10 +46,11 @@ fn dispatch(launch: &Launch, size: u32, body: &(dyn Fn() + Sync)) -> Result<(), 
     panic::install_hook();
     let (columns, rows) = (u64::from(launch.grid.0), u64::from(launch.grid.1));
     let size = u64::from(size);
+    let global_memory = Arc::new(GlobalMemory::new());
     let run = |cluster: u64| {
         let number = cluster * size;
         let index = ((number % columns) as u32, (number / columns) as u32);
-        schedule::run_cluster(launch, size as u32, number, index, body)
+        schedule::run_cluster((launch, &global_memory), size as u32, (number, index), body)
             .err()
             .map(|(rank, kind)| ((index.0 + rank, index.1), kind))
     };

@@ -122,6 +122,21 @@ pub enum FaultKind {
         /// The access that came second.
         second: Access,
     },
+    /// Two threads of a launch access the same bytes of global memory, at least one writes, and nothing orders the two.
+    #[error(
+        "race on global memory, byte {offset} of the allocation of `{argument}`: {first}, and, with nothing that orders \
+         them, {second}"
+    )]
+    GlobalRace {
+        /// The kernel's argument, of the second access.
+        argument: &'static str,
+        /// Where the second access starts, in bytes from the start of the allocation.
+        offset: u64,
+        /// The access that was made first in this run.
+        first: GlobalAccess,
+        /// The access that was made second.
+        second: GlobalAccess,
+    },
     /// A read of another block's shared memory with no barrier of the cluster after it: that block may have returned.
     #[error(
         "{thread} reads the shared memory of block {rank} of its cluster, which may have returned: no \
@@ -200,7 +215,23 @@ impl fmt::Display for LaneGroup {
     }
 }
 
-/// One access to a word of shared memory.
+/// One access to global memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GlobalAccess {
+    /// The block, as (x, y).
+    pub block: (u32, u32),
+    /// Who, what and where.
+    pub access: Access,
+}
+
+impl fmt::Display for GlobalAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (x, y) = self.block;
+        write!(f, "block ({x}, {y}), {}", self.access)
+    }
+}
+
+/// One access to a word of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Access {
     /// The thread.
@@ -222,14 +253,14 @@ impl fmt::Display for Access {
     }
 }
 
-/// What an access to shared memory does.
+/// What an access to memory does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
     /// A plain load.
     Read,
     /// A plain store.
     Write,
-    /// An operation of [`crate::atomic::BlockAtomicU32`].
+    /// An operation of [`crate::atomic::BlockAtomicU32`] or [`crate::atomic::DeviceAtomicU32`].
     Atomic,
 }
 

@@ -6,7 +6,8 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::block::current;
-use super::fault::{Fault, FaultKind, Site};
+use super::fault::{AccessKind, Fault, FaultKind, Site};
+use super::global_memory::Place;
 use super::memory::{Extent, Memory};
 
 /// An element type, as the emulator reads and writes it.
@@ -61,6 +62,8 @@ pub struct Pointer<T> {
     /// Bytes from the start of the allocation to where the argument points.
     offset: u64,
     argument: &'static str,
+    /// Whether the launch may write there, and accesses are looked at for races.
+    is_written: bool,
     element: PhantomData<*mut T>,
 }
 
@@ -71,21 +74,27 @@ unsafe impl<T> Send for Pointer<T> {}
 unsafe impl<T> Sync for Pointer<T> {}
 
 impl<T: Access> Pointer<T> {
-    pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
+    pub fn bind(
+        memory: &Memory,
+        address: u64,
+        argument: &'static str,
+        is_written: bool,
+    ) -> Result<Self, Fault> {
         let allocation = memory.find(address).ok_or(Fault {
             kernel: None,
             block: None,
             kind: Box::new(FaultKind::UnboundPointer { argument, address }),
         })?;
         let offset = address - allocation.address;
-        Ok(Self { allocation, offset, argument, element: PhantomData })
+        let is_written = is_written && !memory.allows_races();
+        Ok(Self { allocation, offset, argument, is_written, element: PhantomData })
     }
 
     /// The same pointer to elements of `U`.
     #[inline(always)]
     pub fn cast<U>(self) -> Pointer<U> {
-        let Self { allocation, offset, argument, .. } = self;
-        Pointer { allocation, offset, argument, element: PhantomData }
+        let Self { allocation, offset, argument, is_written, .. } = self;
+        Pointer { allocation, offset, argument, is_written, element: PhantomData }
     }
 
     #[inline(always)]
@@ -118,6 +127,36 @@ impl<T: Access> Pointer<T> {
         }
     }
 
+    /// Where the `bytes` bytes at element `i` lie, which are in bounds; `None` if races there are not looked for.
+    pub fn watched(self, i: u64, bytes: u32) -> Option<Place> {
+        self.is_written.then(|| self.place(i, bytes))
+    }
+
+    fn place(self, i: u64, bytes: u32) -> Place {
+        let offset = self.offset + i * size_of::<T>() as u64;
+        let (address, argument) = (self.allocation.address + offset, self.argument);
+        Place { address, bytes, argument, offset }
+    }
+
+    /// The pointer to the `bytes` bytes at element `i`, as [`Self::at`]: an access of the running thread.
+    #[inline(always)]
+    #[track_caller]
+    pub fn access<U>(self, i: u64, bytes: u32, kind: AccessKind) -> *mut U {
+        let pointer = self.at(i, bytes);
+        if self.is_written {
+            self.record(i, bytes, kind, Location::caller());
+        }
+        pointer
+    }
+
+    fn record(self, i: u64, bytes: u32, kind: AccessKind, location: Site) {
+        current(|block| {
+            let place = self.place(i, bytes);
+            let done = block.global_memory.borrow().access(block, place, kind, location);
+            done.unwrap_or_else(|fault| block.fail(fault));
+        });
+    }
+
     #[cold]
     fn out_of_bounds(self, index: u64, bytes: u32, location: Site) -> ! {
         current(|block| {
@@ -146,7 +185,7 @@ impl<T: Access> Pointer<T> {
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
-    let element: *mut T = pointer.at(i, size_of::<T>() as u32);
+    let element: *mut T = pointer.access(i, size_of::<T>() as u32, AccessKind::Read);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { element.read() }
 }
@@ -154,7 +193,7 @@ pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
-    let words: *mut [u32; 2] = pointer.at(i, 8);
+    let words: *mut [u32; 2] = pointer.access(i, 8, AccessKind::Read);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { words.read() }
 }
@@ -162,7 +201,7 @@ pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
-    let words: *mut [u32; 4] = pointer.at(i, 16);
+    let words: *mut [u32; 4] = pointer.access(i, 16, AccessKind::Read);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { words.read() }
 }
@@ -177,7 +216,7 @@ pub unsafe fn load_early_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
-    let element: *mut T = pointer.at(i, size_of::<T>() as u32);
+    let element: *mut T = pointer.access(i, size_of::<T>() as u32, AccessKind::Read);
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { T::load(element) }
 }
@@ -196,27 +235,27 @@ pub unsafe fn precompute_address<T: Access>(_pointer: Pointer<T>, _i: u64) {}
 #[track_caller]
 pub unsafe fn load_in_order<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
-    unsafe { u32::load(pointer.at(i, 4)) }
+    unsafe { u32::load(pointer.access(i, 4, AccessKind::Read)) }
 }
 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
-    unsafe { load_words(pointer.at(i, 8)) }
+    unsafe { load_words(pointer.access(i, 8, AccessKind::Read)) }
 }
 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
-    unsafe { load_words(pointer.at(i, 16)) }
+    unsafe { load_words(pointer.access(i, 16, AccessKind::Read)) }
 }
 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn store<T: Access>(pointer: Pointer<T>, i: u64, value: T) {
-    let element: *mut T = pointer.at(i, size_of::<T>() as u32);
+    let element: *mut T = pointer.access(i, size_of::<T>() as u32, AccessKind::Write);
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { T::store(element, value) }
 }
@@ -225,14 +264,14 @@ pub unsafe fn store<T: Access>(pointer: Pointer<T>, i: u64, value: T) {
 #[track_caller]
 pub unsafe fn store_x2<T: Access>(pointer: Pointer<T>, i: u64, value: [u32; 2]) {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
-    unsafe { store_words(pointer.at(i, 8), value) }
+    unsafe { store_words(pointer.access(i, 8, AccessKind::Write), value) }
 }
 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn store_x4<T: Access>(pointer: Pointer<T>, i: u64, value: [u32; 4]) {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
-    unsafe { store_words(pointer.at(i, 16), value) }
+    unsafe { store_words(pointer.access(i, 16, AccessKind::Write), value) }
 }
 
 /// # Safety

@@ -8,6 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     live: Arc<RwLock<Live>>,
+    /// Whether races on it are no faults.
+    allows_races: bool,
 }
 
 /// What lies where, by address. Neither allocations nor parts overlap among themselves.
@@ -50,6 +52,17 @@ impl Memory {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same device, where launches may race on global memory: for contents that break a kernel's contract on purpose.
+    #[must_use]
+    pub fn allowing_races(self) -> Self {
+        Self { allows_races: true, ..self }
+    }
+
+    /// Whether races are no faults.
+    pub(super) fn allows_races(&self) -> bool {
+        self.allows_races
     }
 
     /// Registers `bytes` bytes at `address` as an allocation, until the result is dropped.

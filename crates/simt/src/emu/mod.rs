@@ -7,8 +7,7 @@
 //! where blocks communicate through global memory.
 //!
 //! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access out of bounds or
-//! misaligned, a read of unwritten shared memory, a race on shared memory, a panic. Not detected are races on global
-//! memory, an allocation that the host frees while a launch uses it, a missing
+//! misaligned, a read of unwritten shared memory, a race on shared or global memory, a panic. Not detected are an allocation that the host frees while a launch uses it, a missing
 //! [`fence_shared`](crate::warpgroup::fence_shared), and warps that stay away from a product of their warpgroup: it
 //! is computed warp by warp. A body that needs more than 64 KiB of stack ends the process at a guard page.
 //!
@@ -25,6 +24,7 @@
 //! | `copies` | asynchronous copies that a thread has started |
 //! | `products` | products of warpgroups that a thread has started |
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
+//! | `global_memory`, `past` | races on global memory, also between blocks |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
 //! | `panic` | catches panics of a kernel body |
@@ -41,6 +41,7 @@ mod copies;
 pub(crate) mod copy;
 mod dispatch;
 mod fault;
+mod global_memory;
 pub(crate) mod grid;
 mod launch;
 pub(crate) mod math;
@@ -50,6 +51,7 @@ mod memory;
 pub(crate) mod mma;
 mod order;
 mod panic;
+mod past;
 mod products;
 mod race;
 mod schedule;
@@ -60,6 +62,6 @@ pub(crate) mod warp;
 
 pub use collective::Operation;
 pub use dispatch::{launch, launch_clusters};
-pub use fault::{Access, AccessKind, Fault, FaultKind, LaneGroup, Site, ThreadIndex};
+pub use fault::{Access, AccessKind, Fault, FaultKind, GlobalAccess, LaneGroup, Site, ThreadIndex};
 pub use launch::Launch;
 pub use memory::{Allocation, Memory};

@@ -5,7 +5,7 @@
 //! come. A [`History`] remembers what is needed of a word's past to find a racing pair whenever there is one.
 
 use super::fault::{Access, AccessKind, Site, ThreadIndex};
-use crate::limits::WARP_SIZE;
+use crate::limits::{MAX_BLOCK_THREADS, WARP_SIZE};
 
 /// The most warps of a block; the threads of the other blocks of its cluster are one more.
 const OTHERS: usize = WARP_SIZE as usize;
@@ -103,8 +103,25 @@ impl Clocks {
         Event { thread, location, time: self.now[warp_of(thread)] }
     }
 
+    /// What is ordered before what a thread does from now on: of each warp until when, and of the thread itself.
+    pub fn before(&mut self, thread: ThreadIndex) -> (Known, u64) {
+        let warp = warp_of(thread);
+        self.now[warp] += 1;
+        (self.known[warp], self.now[warp])
+    }
+
+    /// A point that the next barrier of the cluster makes known to all warps.
+    pub fn before_cluster(&self, location: Site) -> Event {
+        self.event(ThreadIndex(MAX_BLOCK_THREADS), location)
+    }
+
+    /// Whether the warps arrived at the cluster's barrier and went on.
+    pub fn has_left(&self) -> bool {
+        self.left.is_some()
+    }
+
     /// Whether an earlier access is ordered before all that a thread does from now on.
-    fn orders(&self, earlier: &Event, thread: ThreadIndex) -> bool {
+    pub fn orders(&self, earlier: &Event, thread: ThreadIndex) -> bool {
         earlier.thread == thread
             || self.known[warp_of(thread)][warp_of(earlier.thread)] > earlier.time
     }
@@ -132,7 +149,23 @@ pub struct Event {
 }
 
 impl Event {
-    fn access(&self, kind: AccessKind) -> Access {
+    /// Whose access it is.
+    pub fn thread(&self) -> ThreadIndex {
+        self.thread
+    }
+
+    /// The number of its warp among those of [`Known`].
+    pub fn warp(&self) -> usize {
+        warp_of(self.thread)
+    }
+
+    /// When it took place.
+    pub fn time(&self) -> u64 {
+        self.time
+    }
+
+    /// What a fault says of it.
+    pub fn access(&self, kind: AccessKind) -> Access {
         Access { thread: self.thread, kind, location: self.location }
     }
 }

@@ -1,18 +1,21 @@
 //! Runs the fibers of a cluster's blocks from collective to collective.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::Arc;
 
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 
 use super::block::{self, Block, Stop, Thread};
-use super::collective::{self, Operation};
+use super::collective::{self, Operation, RELEASES};
 use super::fault::{FaultKind, LaneGroup, Site, ThreadIndex};
+use super::global_memory::GlobalMemory;
 use super::launch::Launch;
 use super::matrix::{self, Fragments};
 use super::order::Order;
 use super::panic;
+use super::past::Past;
 use crate::limits::WARP_SIZE;
 
 /// Bytes of a fiber's stack, without its guard page. Kernel bodies hold registers, not buffers.
@@ -39,10 +42,9 @@ thread_local! {
 /// # Errors
 /// The rank of a block, and its fault.
 pub fn run_cluster(
-    launch: &Launch,
+    (launch, global_memory): (&Launch, &Arc<GlobalMemory>),
     size: u32,
-    number: u64,
-    index: (u32, u32),
+    (number, index): (u64, (u32, u32)),
     body: &(dyn Fn() + Sync),
 ) -> Result<(), (u32, FaultKind)> {
     let mut worker = WORKER.take().unwrap_or_default();
@@ -52,7 +54,8 @@ pub fn run_cluster(
     fibers.resize_with(count, Vec::new);
     let (blocks, fibers) = (&mut blocks[..size as usize], &mut fibers[..size as usize]);
     for (rank, (block, fibers)) in (0..).zip(blocks.iter_mut().zip(fibers.iter_mut())) {
-        block.reset(*launch, (index.0 + rank, index.1), rank);
+        let at = ((index.0 + rank, index.1), number + u64::from(rank));
+        block.reset((*launch, global_memory), at, rank);
         fibers.resize_with(launch.block as usize, || None);
     }
     let order = |rank| Order::new(launch.seed, number + u64::from(rank));
@@ -91,11 +94,25 @@ impl Cluster<'_> {
             if let Stop::Returned = stops[0] {
                 return self.check_peers();
             }
+            self.exchange_pasts();
             for block in self.blocks {
                 release(block);
                 block.shared_memory.borrow_mut().clocks.synchronize_cluster();
                 block.reads_peer.set(None);
             }
+        }
+    }
+
+    /// At a barrier of the cluster each block learns what the others have released.
+    fn exchange_pasts(&self) {
+        if self.blocks.len() == 1 {
+            return;
+        }
+        let mut all = Past::new();
+        self.blocks.iter().for_each(|block| all.join(&released(block)));
+        for block in self.blocks {
+            let at = block.shared_memory.borrow().clocks.before_cluster(Location::caller());
+            block.learn(at, all.clone());
         }
     }
 
@@ -116,6 +133,15 @@ impl Cluster<'_> {
             Schedule { block, body: *body, fibers: &mut fibers[rank], stacks, order }.run(start)
         })
     }
+}
+
+/// What a block has released at the cluster's barrier: by its warps' arrivals, or now that all wait.
+fn released(block: &Block) -> Past {
+    let mut past = block.arrived.take();
+    if !block.shared_memory.borrow().clocks.has_left() {
+        (0..block.launch.get().block / WARP_SIZE).for_each(|warp| past.join(&block.past_of(warp)));
+    }
+    past
 }
 
 /// Releases the threads of a block from the barrier that all have reached.
@@ -310,7 +336,12 @@ impl Schedule<'_> {
             Operation::SyncWarp => {
                 self.block.shared_memory.borrow_mut().clocks.synchronize_warp(warp)
             }
-            Operation::ClusterArrive => self.block.shared_memory.borrow_mut().clocks.leave(warp),
+            Operation::ClusterArrive => {
+                if operands.contains(&RELEASES) {
+                    self.block.arrived.borrow_mut().join(&self.block.past_of(warp));
+                }
+                self.block.shared_memory.borrow_mut().clocks.leave(warp);
+            }
             Operation::MmaBf16 => multiply(threads, matrix::multiply_bf16),
             Operation::MmaS8 => multiply(threads, matrix::multiply_s8),
             _ => {}

@@ -7,6 +7,8 @@ mod copy;
 mod device;
 mod divergence;
 mod global;
+mod global_race;
+mod global_race_model;
 mod grid;
 mod product;
 mod schedule;

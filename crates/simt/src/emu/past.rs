@@ -1,0 +1,78 @@
+//! What is ordered before a point of a launch: accesses of the threads of all blocks.
+
+use std::collections::BTreeMap;
+
+use super::fault::ThreadIndex;
+use super::race::{Clocks, Event, Known, NOTHING};
+
+/// The accesses that are ordered before a point, by block.
+#[derive(Clone, Debug, Default)]
+pub struct Past(BTreeMap<u64, OfBlock>);
+
+/// Accesses of a block: of each warp until a time, and of some threads until later ones.
+#[derive(Clone, Debug)]
+struct OfBlock {
+    warps: Known,
+    threads: BTreeMap<ThreadIndex, u64>,
+}
+
+impl Past {
+    /// Nothing.
+    pub const fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    /// Whether that is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What is ordered before what a thread of block `block` does from now on, of its block.
+    pub fn of_thread(block: u64, thread: ThreadIndex, clocks: &mut Clocks) -> Self {
+        let (warps, time) = clocks.before(thread);
+        let threads = BTreeMap::from([(thread, time)]);
+        Self(BTreeMap::from([(block, OfBlock { warps, threads })]))
+    }
+
+    /// The same of a warp whose lanes are together.
+    pub fn of_warp(block: u64, warp: u32, clocks: &mut Clocks) -> Self {
+        let mut warps = NOTHING;
+        clocks.release(warp, &mut warps);
+        Self(BTreeMap::from([(block, OfBlock { warps, threads: BTreeMap::new() })]))
+    }
+
+    /// Adds what is ordered before another point.
+    pub fn join(&mut self, other: &Self) {
+        for (&block, other) in &other.0 {
+            let Some(own) = self.0.get_mut(&block) else {
+                self.0.insert(block, other.clone());
+                continue;
+            };
+            own.warps
+                .iter_mut()
+                .zip(other.warps)
+                .for_each(|(time, other)| *time = (*time).max(other));
+            for (&thread, &other) in &other.threads {
+                let time = own.threads.entry(thread).or_default();
+                *time = (*time).max(other);
+            }
+        }
+    }
+
+    /// Whether an access of block `block` is ordered before the point.
+    pub fn has(&self, block: u64, event: &Event) -> bool {
+        self.0.get(&block).is_some_and(|of| {
+            let of_thread = of.threads.get(&event.thread()).copied().unwrap_or_default();
+            of.warps[event.warp()].max(of_thread) > event.time()
+        })
+    }
+}
+
+/// A point of a block from which on a past is known: what is ordered after the point is ordered after the past.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    /// The point.
+    pub at: Event,
+    /// What is known from there on.
+    pub past: Past,
+}
