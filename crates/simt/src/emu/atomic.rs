@@ -2,7 +2,6 @@
 //! the threads of a block share one, so block atomics are plain.
 
 use std::panic::Location;
-use std::sync::Arc;
 
 // Under `--cfg loom` the model checker's own, for the test at the end.
 #[cfg(loom)]
@@ -10,9 +9,9 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::block::{current, try_current};
+use super::block::{Ordered, current, try_current};
 use super::fault::{AccessKind, Site};
-use super::global_memory::{Effect, Ordered, Place};
+use super::global_memory::{Effect, Place};
 use super::mem::Pointer;
 use super::shared::{read, write};
 
@@ -45,9 +44,15 @@ impl GlobalWord {
     ) -> R {
         let Some(at) = self.place else { return operate(self.get()) };
         current(|block| {
-            let memory = Arc::clone(&block.global_memory.borrow());
-            let done = memory.atomic(block, at, (effect, ordered), || operate(self.get()));
-            done.unwrap_or_else(|fault| block.fail(fault))
+            let releases = block.released(ordered);
+            let memory = block.global_memory.borrow();
+            let done = block.observe(|thread| {
+                memory.atomic(thread, at, (effect, &releases), || operate(self.get()))
+            });
+            drop(memory);
+            let (result, seen) = done.unwrap_or_else(|fault| block.fail(fault));
+            block.acquire(ordered, &seen, at.1);
+            result
         })
     }
 }

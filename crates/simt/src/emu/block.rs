@@ -11,10 +11,10 @@ use super::barriers::NamedBarriers;
 use super::collective::Operation;
 use super::copies::Copies;
 use super::fault::{FaultKind, Site, ThreadIndex};
-use super::global_memory::{GlobalMemory, Ordered};
+use super::global_memory::GlobalMemory;
 use super::launch::Launch;
 use super::matrix::Fragments;
-use super::past::{Learned, Past};
+use super::past::{Learned, Observer, Past, with_learned};
 use super::products::Products;
 use super::race::Event;
 use super::shared_memory::SharedMemory;
@@ -136,6 +136,15 @@ impl Starting {
     }
 }
 
+/// How an atomic orders other accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordered {
+    /// By fences around it, if there are any.
+    Relaxed,
+    /// Accesses before it are ordered before those behind one that sees it.
+    AcquireRelease,
+}
+
 /// The block that an OS thread runs. Reused from block to block.
 pub struct Block {
     /// The launch it belongs to.
@@ -183,7 +192,7 @@ impl Block {
             threads: Vec::new(),
             barriers: RefCell::new(NamedBarriers::new()),
             shared_memory: RefCell::new(SharedMemory::new()),
-            global_memory: RefCell::new(Arc::new(GlobalMemory::new())),
+            global_memory: RefCell::new(Arc::new(GlobalMemory::new(1))),
             learned: RefCell::default(),
             arrived: RefCell::default(),
             reads_peer: Cell::new(None),
@@ -235,48 +244,27 @@ impl Block {
         &self.threads[first..first + WARP_SIZE as usize]
     }
 
-    /// The index of block `number` of the launch.
-    pub fn index_of(&self, number: u64) -> (u32, u32) {
-        let columns = u64::from(self.launch.get().grid.0);
-        ((number % columns) as u32, (number / columns) as u32)
-    }
-
-    /// An access that the running thread makes now.
-    pub fn event(&self, location: Site) -> Event {
-        self.shared_memory.borrow().clocks.event(self.running.get(), location)
-    }
-
-    /// Whether an access of block `number` is ordered before what the running thread does from now on.
-    pub fn knows(&self, number: u64, event: &Event) -> bool {
-        let (thread, memory) = (self.running.get(), self.shared_memory.borrow());
-        if number == self.number.get() && memory.clocks.orders(event, thread) {
-            return true;
-        }
-        let learned = self.learned.borrow();
-        learned.iter().any(|learned| {
-            learned.past.has(number, event) && memory.clocks.orders(&learned.at, thread)
-        })
+    /// Calls `use_observer` with what the running thread knows.
+    pub fn observe<R>(&self, use_observer: impl FnOnce(Observer<'_>) -> R) -> R {
+        let (memory, learned) = (self.shared_memory.borrow(), self.learned.borrow());
+        let (block, thread) = (self.number.get(), self.running.get());
+        use_observer(Observer { block, thread, clocks: &memory.clocks, learned: &learned })
     }
 
     /// What is ordered before what the running thread does from now on.
     pub fn past(&self) -> Past {
-        let thread = self.running.get();
+        let (thread, learned) = (self.running.get(), self.learned.borrow());
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
-        let mut past = Past::of_thread(self.number.get(), thread, clocks);
-        let learned = self.learned.borrow();
-        let known = learned.iter().filter(|learned| clocks.orders(&learned.at, thread));
-        known.for_each(|learned| past.join(&learned.past));
-        past
+        let own = Past::of_thread(self.number.get(), thread, clocks);
+        with_learned(own, &learned, thread, clocks)
     }
 
     /// What is ordered before what warp `warp`, whose lanes are together, does from now on.
     pub fn past_of(&self, warp: u32) -> Past {
-        let clocks = &mut self.shared_memory.borrow_mut().clocks;
-        let mut past = Past::of_warp(self.number.get(), warp, clocks);
         let (lane, learned) = (ThreadIndex(warp * WARP_SIZE), self.learned.borrow());
-        let known = learned.iter().filter(|learned| clocks.orders(&learned.at, lane));
-        known.for_each(|learned| past.join(&learned.past));
-        past
+        let clocks = &mut self.shared_memory.borrow_mut().clocks;
+        let own = Past::of_warp(self.number.get(), warp, clocks);
+        with_learned(own, &learned, lane, clocks)
     }
 
     /// What an atomic of the running thread releases.
@@ -291,7 +279,7 @@ impl Block {
     pub fn acquire(&self, ordered: Ordered, seen: &Past, location: Site) {
         match ordered {
             _ if seen.is_empty() => {}
-            Ordered::AcquireRelease => self.learn(self.event(location), seen.clone()),
+            Ordered::AcquireRelease => self.learn_now(seen.clone(), location),
             Ordered::Relaxed => self.thread().seen.borrow_mut().join(seen),
         }
     }
@@ -300,9 +288,15 @@ impl Block {
     pub fn fence(&self, location: Site) {
         let seen = self.thread().seen.take();
         if !seen.is_empty() {
-            self.learn(self.event(location), seen);
+            self.learn_now(seen, location);
         }
         self.thread().fenced.replace(self.past());
+    }
+
+    /// From now on the running thread knows a past.
+    fn learn_now(&self, past: Past, location: Site) {
+        let now = self.observe(|observer| observer.event(location));
+        self.learn(now, past);
     }
 
     /// From `at` on a past is known.

@@ -46,7 +46,7 @@ fn dispatch(launch: &Launch, size: u32, body: &(dyn Fn() + Sync)) -> Result<(), 
     panic::install_hook();
     let (columns, rows) = (u64::from(launch.grid.0), u64::from(launch.grid.1));
     let size = u64::from(size);
-    let global_memory = Arc::new(GlobalMemory::new());
+    let global_memory = Arc::new(GlobalMemory::new(launch.grid.0));
     let run = |cluster: u64| {
         let number = cluster * size;
         let index = ((number % columns) as u32, (number / columns) as u32);

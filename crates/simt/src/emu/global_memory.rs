@@ -6,11 +6,10 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::block::Block;
 use super::fault::{AccessKind, FaultKind, GlobalAccess, Site};
-use super::past::Past;
+use super::past::{Observer, Past};
 use super::race::Event;
 
 /// Where an access lies, as the kernel names it.
@@ -24,15 +23,6 @@ pub struct Place {
     pub argument: &'static str,
     /// Bytes from the start of the allocation.
     pub offset: u64,
-}
-
-/// How an atomic orders other accesses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ordered {
-    /// By fences around it, if there are any.
-    Relaxed,
-    /// Accesses before it are ordered before those behind one that sees it.
-    AcquireRelease,
 }
 
 /// What an atomic does to its word.
@@ -64,16 +54,16 @@ struct Quad {
 const ATOMICS: usize = 64;
 
 impl Quad {
-    /// Adds an access that is made now, by the running thread of `block`.
+    /// Adds an access that a thread makes now.
     ///
     /// # Errors
     /// It races with the one that is returned.
-    fn add(&mut self, new: Recorded, block: &Block) -> Result<(), Recorded> {
+    fn add(&mut self, new: Recorded, thread: Observer<'_>) -> Result<(), Recorded> {
         let meets = |old: &Recorded| {
             let both = old.kind == new.kind && old.kind != AccessKind::Write;
             old.bytes & new.bytes != 0 && !both
         };
-        let racing = |old: &&Recorded| meets(old) && !block.knows(old.block, &old.event);
+        let racing = |old: &&Recorded| meets(old) && !thread.knows(old.block, &old.event);
         if let Some(old) = self.first.iter().chain(&self.others).find(racing) {
             return Err(*old);
         }
@@ -81,7 +71,7 @@ impl Quad {
         let is_replaced = |old: &Recorded| {
             let is_covered = new.kind == AccessKind::Write || old.kind == new.kind;
             let has_all = old.bytes & !new.bytes == 0;
-            is_covered && has_all && block.knows(old.block, &old.event)
+            is_covered && has_all && thread.knows(old.block, &old.event)
         };
         self.others.retain(|old| !is_replaced(old));
         if self.first.as_ref().is_none_or(is_replaced) {
@@ -133,84 +123,93 @@ const SHARD_BYTES: u64 = 1024;
 /// What a launch has done so far to the global memory that it may write.
 #[derive(Debug)]
 pub struct GlobalMemory {
+    /// Blocks of a row of the grid.
+    columns: u32,
     shards: [Mutex<Shard>; SHARDS],
 }
 
 impl GlobalMemory {
-    /// Nothing.
-    pub fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()) }
+    /// Nothing, by a launch with so many blocks in a row of its grid.
+    pub fn new(columns: u32) -> Self {
+        Self { columns, shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    fn with_shard<R>(&self, address: u64, use_shard: impl FnOnce(&mut Shard) -> R) -> R {
+    fn shard(&self, address: u64) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[(address / SHARD_BYTES) as usize % SHARDS];
-        use_shard(&mut shard.lock().unwrap_or_else(PoisonError::into_inner))
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A plain access by the running thread of `block`.
+    /// A plain access by a thread.
     ///
     /// # Errors
     /// It races.
     pub fn access(
         &self,
-        block: &Block,
+        thread: Observer<'_>,
         place: Place,
         kind: AccessKind,
         location: Site,
     ) -> Result<(), FaultKind> {
-        self.with_shard(place.address, |shard| shard.add(block, place, kind, location))
+        let mut shard = self.shard(place.address);
+        shard.add(thread, place, kind, location).map_err(|races| self.fault(place, races))
     }
 
-    /// An atomic by the running thread of `block`; what `operate` returns.
+    /// An atomic by a thread, which makes `releases` known; what `operate` returns, and what was released there before.
     ///
     /// # Errors
     /// It races with a plain access.
     pub fn atomic<R>(
         &self,
-        block: &Block,
+        thread: Observer<'_>,
         (place, location): (Place, Site),
-        (effect, ordered): (Effect, Ordered),
+        (effect, releases): (Effect, &Past),
         operate: impl FnOnce() -> R,
-    ) -> Result<R, FaultKind> {
-        let (result, seen) = self.with_shard(place.address, |shard| {
-            shard.add(block, place, AccessKind::Atomic, location)?;
-            let released = shard.released.entry(place.address).or_default();
-            let seen = if effect == Effect::Store { Past::new() } else { released.clone() };
-            if effect == Effect::Store {
+    ) -> Result<(R, Past), FaultKind> {
+        let mut shard = self.shard(place.address);
+        let added = shard.add(thread, place, AccessKind::Atomic, location);
+        added.map_err(|races| self.fault(place, races))?;
+        let released = shard.released.entry(place.address).or_default();
+        let before = match effect {
+            Effect::Store => {
                 *released = Past::new();
+                Past::new()
             }
-            if effect != Effect::Load {
-                released.join(&block.released(ordered));
-            }
-            Ok((operate(), seen))
-        })?;
-        block.acquire(ordered, &seen, location);
-        Ok(result)
+            Effect::Load | Effect::Modify => released.clone(),
+        };
+        if effect != Effect::Load {
+            released.join(releases);
+        }
+        Ok((operate(), before))
+    }
+
+    /// The fault of two accesses that race.
+    fn fault(&self, place: Place, races: [Recorded; 2]) -> FaultKind {
+        let columns = u64::from(self.columns);
+        let [first, second] = races.map(|Recorded { event, block, kind, .. }| {
+            let block = ((block % columns) as u32, (block / columns) as u32);
+            GlobalAccess { block, access: event.access(kind) }
+        });
+        let Place { argument, offset, .. } = place;
+        FaultKind::GlobalRace { argument, offset, first, second }
     }
 }
 
 impl Shard {
+    /// Adds an access that a thread makes now.
+    ///
+    /// # Errors
+    /// It races: the earlier access and this one.
     fn add(
         &mut self,
-        block: &Block,
+        thread: Observer<'_>,
         place: Place,
         kind: AccessKind,
         location: Site,
-    ) -> Result<(), FaultKind> {
-        let Place { address, bytes, argument, offset } = place;
-        let mask = (((1_u32 << bytes) - 1) << (address % 16)) as u16;
-        let new =
-            Recorded { event: block.event(location), block: block.number.get(), bytes: mask, kind };
-        let of = |recorded: Recorded| GlobalAccess {
-            block: block.index_of(recorded.block),
-            access: recorded.event.access(recorded.kind),
-        };
+    ) -> Result<(), [Recorded; 2]> {
+        let Place { address, bytes, .. } = place;
+        let bytes = (((1_u32 << bytes) - 1) << (address % 16)) as u16;
+        let new = Recorded { event: thread.event(location), block: thread.block, bytes, kind };
         let quad = self.quads.entry(address / 16).or_default();
-        quad.add(new, block).map_err(|old| FaultKind::GlobalRace {
-            argument,
-            offset,
-            first: of(old),
-            second: of(new),
-        })
+        quad.add(new, thread).map_err(|old| [old, new])
     }
 }

@@ -152,7 +152,9 @@ impl<T: Access> Pointer<T> {
     fn record(self, i: u64, bytes: u32, kind: AccessKind, location: Site) {
         current(|block| {
             let place = self.place(i, bytes);
-            let done = block.global_memory.borrow().access(block, place, kind, location);
+            let memory = block.global_memory.borrow();
+            let done = block.observe(|thread| memory.access(thread, place, kind, location));
+            drop(memory);
             done.unwrap_or_else(|fault| block.fail(fault));
         });
     }

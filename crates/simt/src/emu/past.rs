@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::fault::ThreadIndex;
+use super::fault::{Site, ThreadIndex};
 use super::race::{Clocks, Event, Known, NOTHING};
 
 /// The accesses that are ordered before a point, by block.
@@ -75,4 +75,46 @@ pub struct Learned {
     pub at: Event,
     /// What is known from there on.
     pub past: Past,
+}
+
+/// A thread, and what it knows.
+#[derive(Clone, Copy)]
+pub struct Observer<'a> {
+    /// The number of its block in the launch.
+    pub block: u64,
+    /// The thread.
+    pub thread: ThreadIndex,
+    /// What the warps of its block know of each other.
+    pub clocks: &'a Clocks,
+    /// What its block knows of others.
+    pub learned: &'a [Learned],
+}
+
+impl Observer<'_> {
+    /// An access that it makes now.
+    pub fn event(self, location: Site) -> Event {
+        self.clocks.event(self.thread, location)
+    }
+
+    /// Whether an access of block `block` is ordered before what it does from now on.
+    pub fn knows(self, block: u64, event: &Event) -> bool {
+        let is_own = block == self.block && self.clocks.orders(event, self.thread);
+        let knows = |learned: &Learned| {
+            learned.past.has(block, event) && self.clocks.orders(&learned.at, self.thread)
+        };
+        is_own || self.learned.iter().any(knows)
+    }
+}
+
+/// What is ordered before what a thread of a block does from now on, given its own block's part: that, and what the block has
+/// learned before.
+pub fn with_learned(
+    mut own: Past,
+    learned: &[Learned],
+    thread: ThreadIndex,
+    clocks: &Clocks,
+) -> Past {
+    let known = learned.iter().filter(|learned| clocks.orders(&learned.at, thread));
+    known.for_each(|learned| own.join(&learned.past));
+    own
 }

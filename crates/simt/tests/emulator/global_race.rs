@@ -45,6 +45,7 @@ fn threads_of_a_block() {
         order();
         _ = words.load(u64::from(thread ^ 32));
     };
+    // SAFETY: as above.
     let neighbours = |words: GlobalMut<u32>, order: &dyn Fn()| unsafe {
         let thread = thread_idx_x();
         words.store(u64::from(thread), thread);
