@@ -181,7 +181,7 @@ unsafe fn copy_words<W: Word>(args: CopyState, piece: Piece, job: Job) {
         place
     });
     let elements = u64::from(W::ELEMENTS);
-    // SAFETY: the places lie in the memory; the first words do, where a piece has none.
+    // SAFETY: the places lie in the memory; its first word does, where a piece has none.
     unsafe {
         let values: [W::Value; WORDS] = array_from_fn(|i| W::load(from, places[i].from * elements));
         unroll::<WORDS>(|i| {
@@ -282,7 +282,8 @@ impl Between {
         }
     }
 
-    /// Where a word is, and goes. What is not copied is read from the first word, so that no load stands in a branch.
+    /// Where a word is, and goes. Instead of what is not copied the first word of the source is read, which nobody writes: so no
+    /// load stands in a branch.
     #[inline(always)]
     fn place(self, walk: Walk) -> Place {
         let Walk { word, number, within, ring_row, .. } = walk;
@@ -294,9 +295,11 @@ impl Between {
             CopyStateParams::RESTORE => (in_image, in_slot),
             _ => (in_slot, (self.other.wrapping_add(row), self.slots_end)),
         };
+        let source = if self.mode == CopyStateParams::RESTORE { self.image } else { self.slot };
+        let first = if source < from_end { source } else { 0 };
         let is_copied = number < self.copied && from < from_end && to < to_end;
         Place {
-            from: if is_copied { from } else { 0 },
+            from: if is_copied { from } else { first },
             to: if is_copied { to } else { 0 },
             is_copied,
         }

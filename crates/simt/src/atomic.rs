@@ -1,4 +1,4 @@
-//! Relaxed atomics with the scope in the type's name, and the fences that order them (PTX ISA 9.7.13,
+//! Atomics with the scope in the type's name, relaxed but for one, and the fences that order them (PTX ISA 9.7.13,
 //! `atom` and `fence`).
 //!
 //! `core::sync::atomic` is no substitute on the device: its read-modify-writes lose their ordering
@@ -39,8 +39,9 @@ impl DeviceAtomicU32 {
         imp::atomic::global_add(self.word, value)
     }
 
-    /// Adds modulo 2^32; the old value. It orders as [`Self::add`] with a [`fence_device`] before it and another
-    /// behind, and takes less time (`atom.acq_rel.gpu.global.add.u32`).
+    /// Adds modulo 2^32; the old value. What the thread did before is ordered before what threads do that see the
+    /// sum by an atomic that orders, as by [`Self::add`] between two [`fence_device`], in less time
+    /// (`atom.acq_rel.gpu.global.add.u32`).
     #[inline(always)]
     pub fn add_in_order(self, value: u32) -> u32 {
         imp::atomic::global_add_in_order(self.word, value)

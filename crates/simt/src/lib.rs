@@ -41,19 +41,19 @@
 //! | [`warp::reduce_add_f32`], [`warp::reduce_max_f32`] | five `shfl.sync.bfly` | divergence |
 //! | [`warp::sync_warp`] | `bar.warp.sync` | divergence |
 //! | [`cluster::sync_cluster`] | `barrier.cluster.arrive`, `.wait` | a block whose threads are elsewhere |
-//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote access between them, an arrival that releases nothing after a remote write |
+//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote access between them, an arrival that releases nothing after a remote write, or before others access what was written |
 //! | [`shared::Shared::load_from`], `load_u32x4_from` | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races (only barriers of the cluster order blocks), ranks outside the cluster, a block that may have returned |
 //! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
-//! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment |
+//! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment, memory that the launch writes |
 //! | [`mem::Global::load_u32_in_order`], [`load_u32x4_in_order`](mem::Global::load_u32x4_in_order) | `ld.global` in volatile asm | bounds, alignment |
 //! | [`mem::Global::prefetch_l2`] | `cp.async.bulk.prefetch.L2` | bounds, alignment |
-//! | [`mem::GlobalMut::load`], [`store`](mem::GlobalMut::store), and their vectors | `ld.global`, `st.global` | bounds, alignment, races, also between blocks |
+//! | [`mem::GlobalMut::load`], [`store`](mem::GlobalMut::store), and their vectors | `ld.global`, `st.global` | bounds, alignment, races with other threads of the launch, in the order of the run |
 //! | [`shared::Shared::load`], `store`, and their vectors | `ld.shared`, `st.shared` | bounds, alignment, unwritten words, races |
-//! | [`shared::Shared::copy_from`] | `cp.async.cg` | bounds, alignment; a read before the wait sees the old content |
+//! | [`shared::Shared::copy_from`] | `cp.async.cg` | bounds, alignment; a read before the wait sees the old content; races on the source, from here to the wait |
 //! | [`copy::commit_group`], [`copy::wait_for_groups`] | `cp.async.commit_group`, `.wait_group` | races of the copied words, as writes at the wait |
 //! | [`atomic::DeviceAtomicU32`] | `atom`, `ld`, `st` `.relaxed.gpu.global`, `atom.acq_rel.gpu.global` | bounds, alignment, races with plain accesses |
 //! | [`atomic::BlockAtomicU32`] | `atom`, `ld`, `st` `.relaxed.cta.shared` | bounds, unwritten words, races with plain accesses |
-//! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | its absence between blocks, as a race on global memory; it orders no plain accesses to shared memory here |
+//! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | its absence around a device atomic, as a race on global memory. Not followed, so that what relies on it is reported: order by fences or atomics of a block alone, and by a plain atomic store behind an atomic that orders |
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
 //! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory; not a missing [`warpgroup::fence_shared`], nor warps that stay away |
 //! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait`, [`warpgroup::wait_for_products`] | the same, and `wgmma.wait_group` | operands written before the wait, of sums in flight too; a wait that leaves the product in flight; a product that nobody waits for |

@@ -241,7 +241,8 @@ impl<T: Element> GlobalMut<T> {
     /// The same memory, for reads only.
     ///
     /// # Safety
-    /// - No element that is read through the result is written during the launch: *unchecked*.
+    /// - No element that is read through the result as a vector (`ld.global.nc`) is written during the launch, and no other
+    ///   without synchronization between.
     #[inline(always)]
     #[must_use]
     pub unsafe fn read_only(self) -> Global<T> {

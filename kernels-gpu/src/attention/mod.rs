@@ -2,8 +2,8 @@
 //! See docs/specification.md, section 13.
 //!
 //! A *work item* is a query, a part of its keys, and up to 64 of its heads. How many blocks share one, and by which
-//! kernel, is in docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone:
-//! not on what else is in the step.
+//! kernel, is in docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone, and on
+//! the length of its list where that is padded: not on what else is in the step.
 //!
 //! Names here, and those of papers: *scores* are `S = Q K^T`, *weights* `P`, *values* `V`, and the sums of values the
 //! accumulator `O`; the *base*, which weights are relative to, is the running maximum `m`, raised only where it has

@@ -35,25 +35,23 @@ impl GlobalWord {
         unsafe { &*self.word.cast() }
     }
 
-    /// What `operate` returns, as one step of the running thread.
-    fn operate<R>(
-        self,
-        effect: Effect,
-        ordered: Ordered,
-        operate: impl FnOnce(&AtomicU32) -> R,
-    ) -> R {
-        let Some(at) = self.place else { return operate(self.get()) };
+    /// What `operate` returns, beside what it does, as one step of the running thread.
+    fn operate<R>(self, ordered: Ordered, operate: impl FnOnce(&AtomicU32) -> (R, Effect)) -> R {
+        let Some(at) = self.place else { return operate(self.get()).0 };
         current(|block| {
             let releases = block.released(ordered);
-            let memory = block.global_memory.borrow();
-            let done = block.observe(|thread| {
-                memory.atomic(thread, at, (effect, &releases), || operate(self.get()))
+            let done = block.observe(|thread, memory| {
+                memory.atomic(thread, at, &releases, || operate(self.get()))
             });
-            drop(memory);
             let (result, seen) = done.unwrap_or_else(|fault| block.fail(fault));
             block.acquire(ordered, &seen, at.1);
             result
         })
+    }
+
+    /// A relaxed modification, which returns the old value.
+    fn modify(self, modify: impl FnOnce(&AtomicU32) -> u32) -> u32 {
+        self.operate(Ordered::Relaxed, |word| (modify(word), Effect::Modify))
     }
 }
 
@@ -65,35 +63,41 @@ pub unsafe fn global_word(memory: Pointer<u32>, index: u64) -> GlobalWord {
 }
 
 pub fn global_add(word: GlobalWord, value: u32) -> u32 {
-    word.operate(Effect::Modify, Ordered::Relaxed, |word| word.fetch_add(value, Ordering::Relaxed))
+    word.modify(|word| word.fetch_add(value, Ordering::Relaxed))
 }
 
 pub fn global_add_in_order(word: GlobalWord, value: u32) -> u32 {
-    let ordered = Ordered::AcquireRelease;
-    word.operate(Effect::Modify, ordered, |word| word.fetch_add(value, Ordering::AcqRel))
+    let add = |word: &AtomicU32| word.fetch_add(value, Ordering::AcqRel);
+    word.operate(Ordered::AcquireRelease, |word| (add(word), Effect::Modify))
 }
 
 pub fn global_max(word: GlobalWord, value: u32) -> u32 {
-    word.operate(Effect::Modify, Ordered::Relaxed, |word| word.fetch_max(value, Ordering::Relaxed))
+    word.modify(|word| word.fetch_max(value, Ordering::Relaxed))
 }
 
 pub fn global_exchange(word: GlobalWord, value: u32) -> u32 {
-    word.operate(Effect::Modify, Ordered::Relaxed, |word| word.swap(value, Ordering::Relaxed))
+    word.modify(|word| word.swap(value, Ordering::Relaxed))
 }
 
 pub fn global_compare_exchange(word: GlobalWord, expected: u32, new: u32) -> u32 {
     let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-    word.operate(Effect::Modify, Ordered::Relaxed, |word| {
-        word.compare_exchange(expected, new, success, failure).unwrap_or_else(|old| old)
+    word.operate(Ordered::Relaxed, |word| {
+        match word.compare_exchange(expected, new, success, failure) {
+            Ok(old) => (old, Effect::Modify),
+            Err(old) => (old, Effect::Load),
+        }
     })
 }
 
 pub fn global_load(word: GlobalWord) -> u32 {
-    word.operate(Effect::Load, Ordered::Relaxed, |word| word.load(Ordering::Relaxed))
+    word.operate(Ordered::Relaxed, |word| (word.load(Ordering::Relaxed), Effect::Load))
 }
 
 pub fn global_store(word: GlobalWord, value: u32) {
-    word.operate(Effect::Store, Ordered::Relaxed, |word| word.store(value, Ordering::Relaxed));
+    word.operate(Ordered::Relaxed, |word| {
+        word.store(value, Ordering::Relaxed);
+        ((), Effect::Store)
+    });
 }
 
 /// Replaces the word by `change` of its value; the old value.
@@ -136,7 +140,7 @@ pub fn shared_store(address: u32, value: u32) {
 }
 
 pub fn fence_block() {
-    // One OS thread runs the whole block.
+    // One OS thread runs the whole block. What it orders between threads is not followed.
 }
 
 #[track_caller]

@@ -14,7 +14,7 @@ use super::fault::{FaultKind, Site, ThreadIndex};
 use super::global_memory::GlobalMemory;
 use super::launch::Launch;
 use super::matrix::Fragments;
-use super::past::{Learned, Observer, Past, with_learned};
+use super::past::{Learned, Observer, Past};
 use super::products::Products;
 use super::race::Event;
 use super::shared_memory::SharedMemory;
@@ -165,7 +165,7 @@ pub struct Block {
     /// Its shared memory.
     pub shared_memory: RefCell<SharedMemory>,
     /// What its launch has done to global memory.
-    pub global_memory: RefCell<Arc<GlobalMemory>>,
+    pub global_memory: RefCell<Option<Arc<GlobalMemory>>>,
     /// What its threads know of other blocks.
     pub learned: RefCell<Vec<Learned>>,
     /// What its warps have released by their arrivals at the cluster's barrier.
@@ -192,7 +192,7 @@ impl Block {
             threads: Vec::new(),
             barriers: RefCell::new(NamedBarriers::new()),
             shared_memory: RefCell::new(SharedMemory::new()),
-            global_memory: RefCell::new(Arc::new(GlobalMemory::new(1))),
+            global_memory: RefCell::default(),
             learned: RefCell::default(),
             arrived: RefCell::default(),
             reads_peer: Cell::new(None),
@@ -212,7 +212,7 @@ impl Block {
         self.launch.set(launch);
         self.index.set(index);
         self.number.set(number);
-        self.global_memory.replace(Arc::clone(global_memory));
+        self.global_memory.replace(Some(Arc::clone(global_memory)));
         self.learned.get_mut().clear();
         self.arrived.take();
         self.rank.set(rank);
@@ -233,6 +233,16 @@ impl Block {
         self.reads_peer.set(None);
     }
 
+    /// Drops what it knows of global memory, at its end.
+    pub fn forget(&self) {
+        self.global_memory.take();
+        self.learned.take();
+        for thread in &self.threads {
+            thread.fenced.take();
+            thread.seen.take();
+        }
+    }
+
     /// The running thread.
     pub fn thread(&self) -> &Thread {
         &self.threads[self.running.get().0 as usize]
@@ -244,33 +254,41 @@ impl Block {
         &self.threads[first..first + WARP_SIZE as usize]
     }
 
-    /// Calls `use_observer` with what the running thread knows.
-    pub fn observe<R>(&self, use_observer: impl FnOnce(Observer<'_>) -> R) -> R {
+    /// Calls `use_both` with what the running thread knows, and what its launch has done to global memory.
+    pub fn observe<R>(&self, use_both: impl FnOnce(Observer<'_>, &GlobalMemory) -> R) -> R {
         let (memory, learned) = (self.shared_memory.borrow(), self.learned.borrow());
         let (block, thread) = (self.number.get(), self.running.get());
-        use_observer(Observer { block, thread, clocks: &memory.clocks, learned: &learned })
+        let global = self.global_memory.borrow();
+        let global = global.as_ref().expect("a running block has a launch");
+        use_both(Observer { block, thread, clocks: &memory.clocks, learned: &learned }, global)
     }
 
-    /// What is ordered before what the running thread does from now on.
-    pub fn past(&self) -> Past {
+    /// What the running thread knows and did is made known.
+    fn release(&self) -> Past {
         let (thread, learned) = (self.running.get(), self.learned.borrow());
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
-        let own = Past::of_thread(self.number.get(), thread, clocks);
-        with_learned(own, &learned, thread, clocks)
+        let mut past = Past::release_thread(self.number.get(), thread, clocks);
+        let known = learned.iter().filter(|learned| clocks.orders(&learned.at, thread));
+        known.for_each(|learned| past.join(&learned.past));
+        past
     }
 
-    /// What is ordered before what warp `warp`, whose lanes are together, does from now on.
-    pub fn past_of(&self, warp: u32) -> Past {
+    /// What warp `warp`, whose lanes are together, knows and did is made known.
+    pub fn release_warp(&self, warp: u32) -> Past {
         let (lane, learned) = (ThreadIndex(warp * WARP_SIZE), self.learned.borrow());
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
-        let own = Past::of_warp(self.number.get(), warp, clocks);
-        with_learned(own, &learned, lane, clocks)
+        let mut past = Past::release_warp(self.number.get(), warp, clocks);
+        // What each of its lanes has learnt, too.
+        let is_known = |at: &Event| at.warp() == warp as usize || clocks.orders(at, lane);
+        let known = learned.iter().filter(|learned| is_known(&learned.at));
+        known.for_each(|learned| past.join(&learned.past));
+        past
     }
 
     /// What an atomic of the running thread releases.
     pub fn released(&self, ordered: Ordered) -> Past {
         match ordered {
-            Ordered::AcquireRelease => self.past(),
+            Ordered::AcquireRelease => self.release(),
             Ordered::Relaxed => self.thread().fenced.borrow().clone(),
         }
     }
@@ -290,12 +308,12 @@ impl Block {
         if !seen.is_empty() {
             self.learn_now(seen, location);
         }
-        self.thread().fenced.replace(self.past());
+        self.thread().fenced.replace(self.release());
     }
 
     /// From now on the running thread knows a past.
     fn learn_now(&self, past: Past, location: Site) {
-        let now = self.observe(|observer| observer.event(location));
+        let now = self.observe(|thread, _| thread.event(location));
         self.learn(now, past);
     }
 

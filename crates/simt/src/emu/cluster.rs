@@ -35,7 +35,7 @@ fn has_left() -> bool {
 }
 
 /// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault, and an earlier write to it
-/// that no barrier has released. Writes to the own block's memory are not followed so.
+/// that no barrier has released.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
     assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
@@ -54,7 +54,7 @@ fn arrive(releases: u32) {
     current(|block| block.thread().left.set(true));
 }
 
-/// As [`cluster_arrive`]: the barrier orders all that was written before the wait.
+/// As [`cluster_arrive`]: the barrier orders all that was written before the arrival.
 #[track_caller]
 pub unsafe fn cluster_arrive_release() {
     assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");

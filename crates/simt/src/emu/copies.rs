@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::fault::Site;
+use super::global_memory::Place;
 
 /// A copy from global to shared memory that was started.
 #[derive(Clone, Debug)]
@@ -13,6 +14,8 @@ pub struct Copy {
     pub from: *mut u32,
     /// How many.
     pub words: u32,
+    /// Where they are, if races there are looked for.
+    pub source: Option<Place>,
     /// Where it was started.
     pub location: Site,
 }

@@ -6,7 +6,7 @@ use std::panic::Location;
 use super::block::current;
 use super::copies::{Copies, Copy};
 use super::fault::AccessKind;
-use super::mem::{Access, Pointer, load_words};
+use super::mem::{Access, Pointer, load_words, record};
 use super::shared::write;
 
 /// Calls `use_copies` with the copies of the running thread.
@@ -28,7 +28,8 @@ pub unsafe fn start_if<T: Access, const WORDS: usize>(
     }
     let words = WORDS as u32;
     let from = source.access(at, 4 * words, AccessKind::Read);
-    let copy = Copy { to, from, words, location: Location::caller() };
+    let (source, location) = (source.watched(at, 4 * words), Location::caller());
+    let copy = Copy { to, from, words, source, location };
     with_copies(|copies| copies.start(copy));
 }
 
@@ -38,7 +39,11 @@ pub fn commit_group() {
 
 pub fn wait_for_groups<const PENDING: usize>() {
     let done = with_copies(|copies| copies.take_all_but(PENDING));
-    for Copy { to, from, words, location } in done {
+    for Copy { to, from, words, source, location } in done {
+        // It may have been read at any time until now.
+        if let Some(place) = source {
+            record(place, AccessKind::Read, location);
+        }
         for i in 0..words {
             // SAFETY: in bounds of a live allocation and aligned (checked when the copy was started);
             // views that write access it atomically.

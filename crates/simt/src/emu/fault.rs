@@ -246,6 +246,7 @@ impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = match self.kind {
             AccessKind::Read => "reads",
+            AccessKind::ReadConstant => "reads, as memory that nobody writes,",
             AccessKind::Write => "writes",
             AccessKind::Atomic => "modifies atomically",
         };
@@ -258,6 +259,8 @@ impl fmt::Display for Access {
 pub enum AccessKind {
     /// A plain load.
     Read,
+    /// A load of memory that nobody writes during the launch (`ld.global.nc`): nothing orders it with a write.
+    ReadConstant,
     /// A plain store.
     Write,
     /// An operation of [`crate::atomic::BlockAtomicU32`] or [`crate::atomic::DeviceAtomicU32`].

@@ -50,8 +50,15 @@ struct Quad {
     others: Vec<Recorded>,
 }
 
-/// Atomics of one kind of word that are remembered: of more, which are counts that nobody reads plainly, the oldest are forgotten.
-const ATOMICS: usize = 64;
+/// Whether accesses of two kinds to the same bytes have to be ordered.
+fn conflict(kinds: [AccessKind; 2]) -> bool {
+    let is_read = |kind| matches!(kind, AccessKind::Read | AccessKind::ReadConstant);
+    kinds.contains(&AccessKind::Write) || is_read(kinds[0]) != is_read(kinds[1])
+}
+
+/// Accesses of a kind to the same bytes that are remembered, of those that nothing orders: of more, such as counts that all threads
+/// add to, the oldest are forgotten.
+const REMEMBERED: usize = 64;
 
 impl Quad {
     /// Adds an access that a thread makes now.
@@ -59,17 +66,20 @@ impl Quad {
     /// # Errors
     /// It races with the one that is returned.
     fn add(&mut self, new: Recorded, thread: Observer<'_>) -> Result<(), Recorded> {
-        let meets = |old: &Recorded| {
-            let both = old.kind == new.kind && old.kind != AccessKind::Write;
-            old.bytes & new.bytes != 0 && !both
+        let racing = |old: &&Recorded| {
+            let kinds = [old.kind, new.kind];
+            old.bytes & new.bytes != 0
+                && conflict(kinds)
+                && (kinds.contains(&AccessKind::ReadConstant)
+                    || !thread.knows(old.block, &old.event))
         };
-        let racing = |old: &&Recorded| meets(old) && !thread.knows(old.block, &old.event);
         if let Some(old) = self.first.iter().chain(&self.others).find(racing) {
             return Err(*old);
         }
         // What an older access races with later, the new one does too.
         let is_replaced = |old: &Recorded| {
-            let is_covered = new.kind == AccessKind::Write || old.kind == new.kind;
+            let is_covered = old.kind == new.kind
+                || new.kind == AccessKind::Write && old.kind != AccessKind::ReadConstant;
             let has_all = old.bytes & !new.bytes == 0;
             is_covered && has_all && thread.knows(old.block, &old.event)
         };
@@ -78,8 +88,9 @@ impl Quad {
             self.first = Some(new);
             return Ok(());
         }
-        if self.others.len() >= ATOMICS && new.kind == AccessKind::Atomic {
-            let oldest = self.others.iter().position(|old| old.kind == AccessKind::Atomic);
+        let is_alike = |old: &&Recorded| old.kind == new.kind && old.bytes == new.bytes;
+        if self.others.iter().filter(is_alike).count() >= REMEMBERED {
+            let oldest = self.others.iter().position(|old| is_alike(&old));
             oldest.map(|oldest| self.others.remove(oldest));
         }
         self.others.push(new);
@@ -154,7 +165,8 @@ impl GlobalMemory {
         shard.add(thread, place, kind, location).map_err(|races| self.fault(place, races))
     }
 
-    /// An atomic by a thread, which makes `releases` known; what `operate` returns, and what was released there before.
+    /// An atomic by a thread, which makes `releases` known if it writes; what `operate` returns, with what it did, and what was
+    /// released there before.
     ///
     /// # Errors
     /// It races with a plain access.
@@ -162,13 +174,14 @@ impl GlobalMemory {
         &self,
         thread: Observer<'_>,
         (place, location): (Place, Site),
-        (effect, releases): (Effect, &Past),
-        operate: impl FnOnce() -> R,
+        releases: &Past,
+        operate: impl FnOnce() -> (R, Effect),
     ) -> Result<(R, Past), FaultKind> {
         let mut shard = self.shard(place.address);
         let added = shard.add(thread, place, AccessKind::Atomic, location);
         added.map_err(|races| self.fault(place, races))?;
         let released = shard.released.entry(place.address).or_default();
+        let (result, effect) = operate();
         let before = match effect {
             Effect::Store => {
                 *released = Past::new();
@@ -179,7 +192,7 @@ impl GlobalMemory {
         if effect != Effect::Load {
             released.join(releases);
         }
-        Ok((operate(), before))
+        Ok((result, before))
     }
 
     /// The fault of two accesses that race.

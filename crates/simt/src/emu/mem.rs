@@ -73,6 +73,14 @@ unsafe impl<T> Send for Pointer<T> {}
 // SAFETY: as for `Send`; it has no interior of its own.
 unsafe impl<T> Sync for Pointer<T> {}
 
+/// An access of the running thread.
+pub fn record(place: Place, kind: AccessKind, location: Site) {
+    current(|block| {
+        let done = block.observe(|thread, memory| memory.access(thread, place, kind, location));
+        done.unwrap_or_else(|fault| block.fail(fault));
+    });
+}
+
 impl<T: Access> Pointer<T> {
     pub fn bind(
         memory: &Memory,
@@ -150,13 +158,7 @@ impl<T: Access> Pointer<T> {
     }
 
     fn record(self, i: u64, bytes: u32, kind: AccessKind, location: Site) {
-        current(|block| {
-            let place = self.place(i, bytes);
-            let memory = block.global_memory.borrow();
-            let done = block.observe(|thread| memory.access(thread, place, kind, location));
-            drop(memory);
-            done.unwrap_or_else(|fault| block.fail(fault));
-        });
+        record(self.place(i, bytes), kind, location);
     }
 
     #[cold]
@@ -195,7 +197,7 @@ pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
-    let words: *mut [u32; 2] = pointer.access(i, 8, AccessKind::Read);
+    let words: *mut [u32; 2] = pointer.access(i, 8, AccessKind::ReadConstant);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { words.read() }
 }
@@ -203,7 +205,7 @@ pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
-    let words: *mut [u32; 4] = pointer.access(i, 16, AccessKind::Read);
+    let words: *mut [u32; 4] = pointer.access(i, 16, AccessKind::ReadConstant);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { words.read() }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::fault::{Site, ThreadIndex};
-use super::race::{Clocks, Event, Known, NOTHING};
+use super::race::{Clocks, Event, Known, NOTHING, warp_of};
 
 /// The accesses that are ordered before a point, by block.
 #[derive(Clone, Debug, Default)]
@@ -27,15 +27,15 @@ impl Past {
         self.0.is_empty()
     }
 
-    /// What is ordered before what a thread of block `block` does from now on, of its block.
-    pub fn of_thread(block: u64, thread: ThreadIndex, clocks: &mut Clocks) -> Self {
-        let (warps, time) = clocks.before(thread);
+    /// A thread of block `block` makes known what it did, and what it knows of its block.
+    pub fn release_thread(block: u64, thread: ThreadIndex, clocks: &mut Clocks) -> Self {
+        let (warps, time) = clocks.release_thread(thread);
         let threads = BTreeMap::from([(thread, time)]);
         Self(BTreeMap::from([(block, OfBlock { warps, threads })]))
     }
 
     /// The same of a warp whose lanes are together.
-    pub fn of_warp(block: u64, warp: u32, clocks: &mut Clocks) -> Self {
+    pub fn release_warp(block: u64, warp: u32, clocks: &mut Clocks) -> Self {
         let mut warps = NOTHING;
         clocks.release(warp, &mut warps);
         Self(BTreeMap::from([(block, OfBlock { warps, threads: BTreeMap::new() })]))
@@ -56,6 +56,8 @@ impl Past {
                 let time = own.threads.entry(thread).or_default();
                 *time = (*time).max(other);
             }
+            let warps = own.warps;
+            own.threads.retain(|&thread, time| *time > warps[warp_of(thread)]);
         }
     }
 
@@ -104,17 +106,4 @@ impl Observer<'_> {
         };
         is_own || self.learned.iter().any(knows)
     }
-}
-
-/// What is ordered before what a thread of a block does from now on, given its own block's part: that, and what the block has
-/// learned before.
-pub fn with_learned(
-    mut own: Past,
-    learned: &[Learned],
-    thread: ThreadIndex,
-    clocks: &Clocks,
-) -> Past {
-    let known = learned.iter().filter(|learned| clocks.orders(&learned.at, thread));
-    known.for_each(|learned| own.join(&learned.past));
-    own
 }

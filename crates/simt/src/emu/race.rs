@@ -80,10 +80,12 @@ impl Clocks {
         join(&mut self.known[warp as usize], barrier);
     }
 
-    /// A warp arrives at the cluster's barrier, and goes on.
-    pub fn leave(&mut self, warp: u32) {
+    /// A warp arrives at the cluster's barrier, and goes on; `releases` if it makes known what it did.
+    pub fn leave(&mut self, warp: u32, releases: bool) {
         let mut left = self.left.unwrap_or(NOTHING);
-        self.release(warp, &mut left);
+        if releases {
+            self.release(warp, &mut left);
+        }
         self.left = Some(left);
     }
 
@@ -103,8 +105,8 @@ impl Clocks {
         Event { thread, location, time: self.now[warp_of(thread)] }
     }
 
-    /// What is ordered before what a thread does from now on: of each warp until when, and of the thread itself.
-    pub fn before(&mut self, thread: ThreadIndex) -> (Known, u64) {
+    /// A thread makes what it did known: of each warp until when, and of itself. Its clock goes on.
+    pub fn release_thread(&mut self, thread: ThreadIndex) -> (Known, u64) {
         let warp = warp_of(thread);
         self.now[warp] += 1;
         (self.known[warp], self.now[warp])
@@ -135,7 +137,7 @@ fn join(known: &mut Known, other: &Known) {
 }
 
 /// The warp of a thread; threads of other blocks are of one warp.
-fn warp_of(thread: ThreadIndex) -> usize {
+pub fn warp_of(thread: ThreadIndex) -> usize {
     ((thread.0 / WARP_SIZE) as usize).min(OTHERS)
 }
 
@@ -216,7 +218,7 @@ impl History {
         let read = || self.reads.racing(thread, clocks).map(|e| e.access(AccessKind::Read));
         let atomic = || self.atomics.racing(thread, clocks).map(|e| e.access(AccessKind::Atomic));
         let racing = write.map(|write| write.access(AccessKind::Write)).or_else(|| match kind {
-            AccessKind::Read => atomic(),
+            AccessKind::Read | AccessKind::ReadConstant => atomic(),
             AccessKind::Atomic => read(),
             AccessKind::Write => read().or_else(atomic),
         });
@@ -224,7 +226,7 @@ impl History {
             return Err((first, event.access(kind)));
         }
         match kind {
-            AccessKind::Read => self.reads.add(event, clocks),
+            AccessKind::Read | AccessKind::ReadConstant => self.reads.add(event, clocks),
             AccessKind::Atomic => self.atomics.add(event, clocks),
             AccessKind::Write => {
                 // All earlier accesses are ordered before this one, and what races with them later
@@ -325,7 +327,7 @@ mod tests {
                         past.known[at].extend(&past.barrier);
                     }
                     7 => {
-                        clocks.leave(warp);
+                        clocks.leave(warp, true);
                         past.leave(at);
                     }
                     8 | 9 => {

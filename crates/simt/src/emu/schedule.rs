@@ -60,10 +60,12 @@ pub fn run_cluster(
     }
     let order = |rank| Order::new(launch.seed, number + u64::from(rank));
     let mut orders: Vec<Order> = (0..size).map(order).collect();
-    let result = Cluster { blocks, body, fibers, stacks, orders: &mut orders }.run();
+    let order = Order::new(!launch.seed, number);
+    let result = Cluster { blocks, body, fibers, stacks, order, orders: &mut orders }.run();
     // Fibers that a fault left suspended are unwound here, each with its block as the current one.
     for (rank, fibers) in fibers.iter_mut().enumerate() {
         block::enter(blocks, rank, || fibers.fill_with(|| None));
+        blocks[rank].forget();
     }
     WORKER.set(Some(worker));
     result
@@ -74,6 +76,8 @@ struct Cluster<'a> {
     body: &'a (dyn Fn() + Sync),
     fibers: &'a mut [Vec<Option<Fiber>>],
     stacks: &'a mut Vec<DefaultStack>,
+    /// In which its blocks run, and in which each one's warps do.
+    order: Order,
     orders: &'a mut [Order],
 }
 
@@ -82,10 +86,12 @@ impl Cluster<'_> {
     fn run(&mut self) -> Result<(), (u32, FaultKind)> {
         let mut start = true;
         loop {
-            let mut stops = Vec::with_capacity(self.blocks.len());
-            for rank in 0..self.blocks.len() {
-                let stop = self.run_block(rank, start).map_err(|kind| (rank as u32, kind))?;
-                stops.push(stop);
+            let mut stops = Vec::new();
+            let size = self.blocks.len();
+            stops.resize(size, Stop::Ready);
+            for &rank in &self.order.shuffled(size as u32)[..size] {
+                let stop = self.run_block(rank.into(), start);
+                stops[usize::from(rank)] = stop.map_err(|kind| (u32::from(rank), kind))?;
             }
             start = false;
             if let Some(rank) = stops.iter().position(|stop| !stop.is_same(stops[0])) {
@@ -127,7 +133,7 @@ impl Cluster<'_> {
 
     /// Runs a block until its threads are at a cluster barrier or have returned.
     fn run_block(&mut self, rank: usize, start: bool) -> Result<Stop, FaultKind> {
-        let Self { blocks, body, fibers, stacks, orders } = self;
+        let Self { blocks, body, fibers, stacks, orders, .. } = self;
         block::enter(blocks, rank, || {
             let (block, order) = (&blocks[rank], &mut orders[rank]);
             Schedule { block, body: *body, fibers: &mut fibers[rank], stacks, order }.run(start)
@@ -139,7 +145,8 @@ impl Cluster<'_> {
 fn released(block: &Block) -> Past {
     let mut past = block.arrived.take();
     if !block.shared_memory.borrow().clocks.has_left() {
-        (0..block.launch.get().block / WARP_SIZE).for_each(|warp| past.join(&block.past_of(warp)));
+        (0..block.launch.get().block / WARP_SIZE)
+            .for_each(|warp| past.join(&block.release_warp(warp)));
     }
     past
 }
@@ -337,10 +344,11 @@ impl Schedule<'_> {
                 self.block.shared_memory.borrow_mut().clocks.synchronize_warp(warp)
             }
             Operation::ClusterArrive => {
-                if operands.contains(&RELEASES) {
-                    self.block.arrived.borrow_mut().join(&self.block.past_of(warp));
+                let releases = operands.contains(&RELEASES);
+                if releases {
+                    self.block.arrived.borrow_mut().join(&self.block.release_warp(warp));
                 }
-                self.block.shared_memory.borrow_mut().clocks.leave(warp);
+                self.block.shared_memory.borrow_mut().clocks.leave(warp, releases);
             }
             Operation::MmaBf16 => multiply(threads, matrix::multiply_bf16),
             Operation::MmaS8 => multiply(threads, matrix::multiply_s8),

@@ -184,16 +184,24 @@ fn only_a_barrier_of_the_cluster_orders_blocks() {
         read();
         sync_cluster();
     };
-    let bodies: [&(dyn Fn() + Sync); 3] = [&unordered, &overwritten, &late];
+    // SAFETY: wrong on purpose: the arrival releases nothing.
+    let unreleased = || unsafe {
+        write();
+        cluster_arrive();
+        cluster_wait();
+        read();
+        sync_cluster();
+    };
+    let bodies: [&(dyn Fn() + Sync); 4] = [&unordered, &overwritten, &late, &unreleased];
     for body in bodies {
         let kind = fault(2, body);
         assert!(matches!(kind, FaultKind::SharedRace { .. }), "{kind}");
         assert!(kind.to_string().contains(" of the cluster "), "{kind}");
     }
-    // SAFETY: a word is written before the arrival, or after the barrier that follows its reads.
+    // SAFETY: a word is written before an arrival that releases, or after the barrier that follows its reads.
     let ordered = || unsafe {
         write();
-        cluster_arrive();
+        cluster_arrive_release();
         cluster_wait();
         read();
         cluster_arrive();

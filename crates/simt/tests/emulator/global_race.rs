@@ -265,6 +265,195 @@ fn read_only_views_of_memory_that_is_written() {
     assert!(races(2, 1, |words| body(words, true)));
 }
 
+/// A relaxed arrival at the cluster's barrier orders nothing, of the own block neither; one that releases, what all lanes of
+/// its warp know.
+#[test]
+fn arrivals_release_what_they_say() {
+    let within = |words: GlobalMut<u32>, arrive: unsafe fn()| {
+        // SAFETY: elements in bounds; a relaxed arrival leaves a race on purpose.
+        unsafe {
+            if thread_idx_x() == 0 {
+                words.store(0, 1);
+            }
+            arrive();
+            cluster_wait();
+            if thread_idx_x() == 32 {
+                _ = words.load(0);
+            }
+        }
+    };
+    assert!(!races(1, 1, |words| within(words, cluster_arrive_release)));
+    assert!(races(1, 1, |words| within(words, cluster_arrive)));
+    let passed_on = |words: GlobalMut<u32>| {
+        let (rank, thread) = (block_rank(), thread_idx_x());
+        // SAFETY: elements in bounds; all threads come to the barrier.
+        unsafe {
+            let counter = DeviceAtomicU32::new(words, 63);
+            // Who comes second knows what the first one wrote.
+            let seen = match (rank, thread) {
+                (0, 0) => {
+                    words.store(0, 1);
+                    counter.add_in_order(1)
+                }
+                (1, 5) => counter.add_in_order(1),
+                _ => 2,
+            };
+            if (rank, thread) == (1, 5) {
+                words.store(1, seen);
+            }
+            if rank == 0 {
+                cluster_arrive();
+            } else {
+                cluster_arrive_release();
+            }
+            cluster_wait();
+            if rank == 2 && thread == 7 && words.load(1) == 1 {
+                assert_eq!(words.load(0), 1);
+            }
+        }
+    };
+    assert!(!races(4, 4, passed_on));
+}
+
+/// Whether a release was seen depends on the order of the run: some seeds have the other.
+#[test]
+fn blocks_of_a_cluster_run_in_any_order() {
+    let race = |seed| {
+        let tensor = Tensor::zeros(64);
+        let words = tensor.output::<u32>();
+        // SAFETY: elements in bounds; the read races unless the other block has arrived before.
+        let body = || unsafe {
+            if thread_idx_x() == 0 {
+                let counter = DeviceAtomicU32::new(words, 63);
+                if block_rank() == 0 {
+                    words.store(0, 1);
+                }
+                counter.add_in_order(1);
+                if block_rank() == 1 {
+                    _ = words.load(0);
+                }
+            }
+        };
+        launch_clusters(&shape(2, seed), 2, body).is_err()
+    };
+    let races = (0..20).filter(|&seed| race(seed)).count();
+    assert!(0 < races && races < 20, "{races} of 20");
+}
+
+/// Many accesses to some bytes leave what is known of others beside them.
+#[test]
+fn a_crowd_hides_nothing_beside_it() {
+    let crowd = |words: GlobalMut<u32>| {
+        // SAFETY: elements in bounds; the last read races on purpose.
+        unsafe {
+            let thread = thread_idx_x();
+            if block_rank() == 0 && thread == 0 {
+                DeviceAtomicU32::new(words, 0).add(1);
+                DeviceAtomicU32::new(words, 1).add(1);
+            } else if block_rank() > 0 {
+                DeviceAtomicU32::new(words, 0).add(1);
+                _ = words.load(2);
+            }
+            if block_rank() == 3 {
+                sync_threads();
+                if thread == 0 {
+                    _ = words.load(1);
+                }
+            }
+        }
+    };
+    assert!(races(4, 4, crowd));
+}
+
+/// A copy may read until it is waited for.
+#[test]
+fn a_copy_reads_until_its_wait() {
+    let body = |words: GlobalMut<u32>, waits_before: bool| {
+        // SAFETY: elements in bounds; without the wait the write races with the copy on purpose.
+        unsafe {
+            let thread = thread_idx_x();
+            if thread == 0 {
+                Shared::<u32, 4>::at(0).copy_from(0, words.read_only(), 0);
+                copy::commit_group();
+                if waits_before {
+                    copy::wait_for_groups::<0>();
+                }
+            }
+            sync_threads();
+            if thread == 32 {
+                words.store(0, 7);
+            }
+            if thread == 0 {
+                copy::wait_for_groups::<0>();
+            }
+        }
+    };
+    assert!(!races(1, 1, |words| body(words, true)));
+    assert!(races(1, 1, |words| body(words, false)));
+}
+
+/// `ld.global.nc` is for memory that nobody writes in the launch: a barrier does not help.
+#[test]
+fn constant_loads_of_memory_that_is_written() {
+    let after = |words: GlobalMut<u32>, load: fn(GlobalMut<u32>)| {
+        // SAFETY: elements in bounds; some loads are wrong on purpose.
+        unsafe {
+            if thread_idx_x() == 0 {
+                words.store(0, 1);
+            }
+            sync_threads();
+            if thread_idx_x() == 32 {
+                load(words);
+            }
+        }
+    };
+    let before = |words: GlobalMut<u32>, load: fn(GlobalMut<u32>)| {
+        // SAFETY: as above.
+        unsafe {
+            if thread_idx_x() == 32 {
+                load(words);
+            }
+            sync_threads();
+            if thread_idx_x() == 0 {
+                words.store(0, 1);
+            }
+        }
+    };
+    // SAFETY: in bounds.
+    let constant = |words: GlobalMut<u32>| unsafe { _ = words.read_only().load_u32x4(0) };
+    // SAFETY: in bounds.
+    let in_order = |words: GlobalMut<u32>| unsafe { _ = words.read_only().load_u32x4_in_order(0) };
+    assert!(races(1, 1, |words| after(words, constant)));
+    assert!(races(1, 1, |words| before(words, constant)));
+    assert!(!races(1, 1, |words| after(words, in_order)));
+    assert!(!races(1, 1, |words| before(words, in_order)));
+}
+
+/// A compare-and-exchange that fails writes nothing, and releases nothing.
+#[test]
+fn a_failed_exchange_releases_nothing() {
+    let alone = |words: GlobalMut<u32>, expected: u32| {
+        // SAFETY: elements in bounds; a failed exchange leaves a race on purpose.
+        unsafe {
+            if thread_idx_x() > 0 {
+                return;
+            }
+            let word = DeviceAtomicU32::new(words, 62);
+            words.store(u64::from(block_rank()), 1);
+            fence_device();
+            _ = word.compare_exchange(expected, 0);
+            fence_device();
+            // Both have arrived, if this one is second; nothing else tells it what the other wrote.
+            if DeviceAtomicU32::new(words, 61).load() == 1 {
+                _ = words.load(u64::from(1 - block_rank()));
+            }
+            DeviceAtomicU32::new(words, 61).store(1);
+        }
+    };
+    assert!(!races(2, 2, |words| alone(words, 0)), "the words are 0");
+    assert!(races(2, 2, |words| alone(words, 5)));
+}
+
 #[test]
 fn memory_may_allow_races() {
     let tensor = Tensor::zeros(64);
