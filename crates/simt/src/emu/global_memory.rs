@@ -28,8 +28,11 @@ pub struct Place {
 /// What an atomic does to its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
+    /// It reads, or compares and finds another value.
     Load,
+    /// It writes whatever was there.
     Store,
+    /// It reads and writes.
     Modify,
 }
 
@@ -43,9 +46,9 @@ struct Recorded {
     kind: AccessKind,
 }
 
-/// Accesses that matter for later ones, of 16 bytes. Most have one.
+/// Accesses that matter for later ones, of 16 aligned bytes, in which every access lies. Most have one.
 #[derive(Debug, Default)]
-struct Quad {
+struct Granule {
     first: Option<Recorded>,
     others: Vec<Recorded>,
 }
@@ -60,7 +63,7 @@ fn conflict(kinds: [AccessKind; 2]) -> bool {
 /// add to, the oldest are forgotten.
 const REMEMBERED: usize = 64;
 
-impl Quad {
+impl Granule {
     /// Adds an access that a thread makes now.
     ///
     /// # Errors
@@ -121,7 +124,7 @@ type Map<V> = HashMap<u64, V, BuildHasherDefault<Multiply>>;
 /// A part of the memory, by address.
 #[derive(Debug, Default)]
 struct Shard {
-    quads: Map<Quad>,
+    granules: Map<Granule>,
     /// What is ordered before whoever reads an atomic word, by address.
     released: Map<Past>,
 }
@@ -222,7 +225,7 @@ impl Shard {
         let Place { address, bytes, .. } = place;
         let bytes = (((1_u32 << bytes) - 1) << (address % 16)) as u16;
         let new = Recorded { event: thread.event(location), block: thread.block, bytes, kind };
-        let quad = self.quads.entry(address / 16).or_default();
-        quad.add(new, thread).map_err(|old| [old, new])
+        let granule = self.granules.entry(address / 16).or_default();
+        granule.add(new, thread).map_err(|old| [old, new])
     }
 }
