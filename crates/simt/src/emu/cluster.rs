@@ -38,7 +38,6 @@ fn has_left() -> bool {
 /// that no barrier has released.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
-    assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
     let wrote = current(|block| block.thread().wrote_peer.replace(false));
     assert!(
         !wrote,
@@ -50,6 +49,7 @@ pub unsafe fn cluster_arrive() {
 /// Arrives at the cluster's barrier; `releases` is [`RELEASES`] or 0.
 #[track_caller]
 fn arrive(releases: u32) {
+    assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
     wait(Operation::ClusterArrive, 0, releases);
     current(|block| block.thread().left.set(true));
 }
@@ -57,7 +57,6 @@ fn arrive(releases: u32) {
 /// As [`cluster_arrive`]: the barrier orders all that was written before the arrival.
 #[track_caller]
 pub unsafe fn cluster_arrive_release() {
-    assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
     current(|block| block.thread().wrote_peer.set(false));
     arrive(RELEASES);
 }

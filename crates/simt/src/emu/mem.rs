@@ -73,7 +73,7 @@ unsafe impl<T> Send for Pointer<T> {}
 // SAFETY: as for `Send`; it has no interior of its own.
 unsafe impl<T> Sync for Pointer<T> {}
 
-/// An access of the running thread.
+/// Looks for races with an access that the running thread makes now.
 pub fn record(place: Place, kind: AccessKind, location: Site) {
     current(|block| {
         let done = block.observe(|thread, memory| memory.access(thread, place, kind, location));
@@ -136,14 +136,14 @@ impl<T: Access> Pointer<T> {
     }
 
     /// Where the `bytes` bytes at element `i` lie, which are in bounds; `None` if races there are not looked for.
+    #[inline(always)]
     pub fn watched(self, i: u64, bytes: u32) -> Option<Place> {
-        self.is_written.then(|| self.place(i, bytes))
-    }
-
-    fn place(self, i: u64, bytes: u32) -> Place {
+        if !self.is_written {
+            return None;
+        }
         let offset = self.offset + i * size_of::<T>() as u64;
         let (address, argument) = (self.allocation.address + offset, self.argument);
-        Place { address, bytes, argument, offset }
+        Some(Place { address, bytes, argument, offset })
     }
 
     /// The pointer to the `bytes` bytes at element `i`, as [`Self::at`]: an access of the running thread.
@@ -151,14 +151,10 @@ impl<T: Access> Pointer<T> {
     #[track_caller]
     pub fn access<U>(self, i: u64, bytes: u32, kind: AccessKind) -> *mut U {
         let pointer = self.at(i, bytes);
-        if self.is_written {
-            self.record(i, bytes, kind, Location::caller());
+        if let Some(place) = self.watched(i, bytes) {
+            record(place, kind, Location::caller());
         }
         pointer
-    }
-
-    fn record(self, i: u64, bytes: u32, kind: AccessKind, location: Site) {
-        record(self.place(i, bytes), kind, location);
     }
 
     #[cold]

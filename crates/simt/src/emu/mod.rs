@@ -7,7 +7,8 @@
 //! where blocks communicate through global memory.
 //!
 //! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access out of bounds or
-//! misaligned, a read of unwritten shared memory, a race on shared or global memory, a panic. Not detected are an allocation that the host frees while a launch uses it, a missing
+//! misaligned, a read of unwritten shared memory, a race on shared or global memory, a panic. Races are
+//! found in the order of the run. Not detected are an allocation that the host frees while a launch uses it, a missing
 //! [`fence_shared`](crate::warpgroup::fence_shared), and warps that stay away from a product of their warpgroup: it
 //! is computed warp by warp. A body that needs more than 64 KiB of stack ends the process at a guard page.
 //!
@@ -16,7 +17,7 @@
 //! | `launch` | the shape of a launch |
 //! | `dispatch` | runs the blocks of a launch on OS threads |
 //! | `schedule` | runs the fibers of a cluster's blocks from collective to collective |
-//! | `order` | the seeded order in which lanes and warps run |
+//! | `order` | the seeded order in which lanes, warps, and blocks of a cluster run |
 //! | `block` | the running block and thread: index, shared memory, where each thread stopped |
 //! | `collective` | the operations that threads stop at, and their results |
 //! | `barriers` | the named barriers of a block |

@@ -115,7 +115,7 @@ impl Cluster<'_> {
             return;
         }
         let mut all = Past::new();
-        self.blocks.iter().for_each(|block| all.join(&released(block)));
+        self.blocks.iter().for_each(|block| all.join(&released_by(block)));
         for block in self.blocks {
             let at = block.shared_memory.borrow().clocks.before_cluster(Location::caller());
             block.learn(at, all.clone());
@@ -142,7 +142,7 @@ impl Cluster<'_> {
 }
 
 /// What a block has released at the cluster's barrier: by its warps' arrivals, or now that all wait.
-fn released(block: &Block) -> Past {
+fn released_by(block: &Block) -> Past {
     let mut past = block.arrived.take();
     if !block.shared_memory.borrow().clocks.has_left() {
         (0..block.launch.get().block / WARP_SIZE)
