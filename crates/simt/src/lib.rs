@@ -49,14 +49,14 @@
 //! | [`mem::Global::prefetch_l2`] | `cp.async.bulk.prefetch.L2` | bounds, alignment |
 //! | [`mem::GlobalMut::load`], [`store`](mem::GlobalMut::store), and their vectors | `ld.global`, `st.global` | bounds, alignment, races with other threads of the launch, in the order of the run |
 //! | [`shared::Shared::load`], `store`, and their vectors | `ld.shared`, `st.shared` | bounds, alignment, unwritten words, races |
-//! | [`shared::Shared::copy_from`] | `cp.async.cg` | bounds, alignment; a read before the wait sees the old content; races on the source, from here to the wait |
-//! | [`copy::commit_group`], [`copy::wait_for_groups`] | `cp.async.commit_group`, `.wait_group` | races of the copied words, as writes at the wait |
+//! | [`shared::Shared::copy_from`] | `cp.async.cg` | bounds, alignment; races on the source, from here to the wait |
+//! | [`copy::commit_group`], [`copy::wait_for_groups`] | `cp.async.commit_group`, `.wait_group` | races of the copied words, and any access to them from the copy's start to its wait |
 //! | [`atomic::DeviceAtomicU32`] | `atom`, `ld`, `st` `.relaxed.gpu.global`, `atom.acq_rel.gpu.global` | bounds, alignment, races with plain accesses |
 //! | [`atomic::BlockAtomicU32`] | `atom`, `ld`, `st` `.relaxed.cta.shared` | bounds, unwritten words, races with plain accesses |
 //! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | its absence around a device atomic, as a race on global memory. Not followed, so that what relies on it is reported: order by fences or atomics of a block alone, and by a plain atomic store behind an atomic that orders |
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
-//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory; not a missing [`warpgroup::fence_shared`], nor warps that stay away |
-//! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait`, [`warpgroup::wait_for_products`] | the same, and `wgmma.wait_group` | operands written before the wait, of sums in flight too; a wait that leaves the product in flight; a product that nobody waits for |
+//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory; a missing [`warpgroup::fence_shared`]; a warp that stays away from a product of its warpgroup, when the block returns |
+//! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait`, [`warpgroup::wait_for_products`] | the same, and `wgmma.wait_group` | operands written from the start to the wait, of sums in flight too; a wait that leaves the product in flight; a product that nobody waits for |
 //! | [`warpgroup::more_registers`], [`warpgroup::fewer_registers`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |

@@ -32,7 +32,7 @@ use by_warp as form;
 /// Makes writes to shared memory visible to products (the async proxy): this thread's, if a barrier follows, and those of
 /// others that a barrier has made visible to it (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
 ///
-/// The emulator does not notice where it is missing.
+/// A product that reads a store which no such call makes visible is a fault on the emulator.
 #[inline(always)]
 pub fn fence_shared() {
     form::fence_shared();
@@ -72,10 +72,10 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
 ///
 /// # Safety
 /// - All threads of four warps, the first of which is a multiple of four, make this call together,
-///   from the same place in the source (*unchecked*).
+///   from the same place in the source.
 /// - B is written, a barrier lies between, and no thread writes it without a barrier between; its address is a multiple
 ///   of 16 bytes.
-/// - The writers of B called [`fence_shared`] before that barrier, or this thread behind it (*unchecked*).
+/// - The writers of B called [`fence_shared`] before that barrier, or this thread behind it.
 #[inline(always)]
 #[track_caller]
 #[must_use]
@@ -243,7 +243,7 @@ pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
 /// operands no more (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
 ///
 /// # Safety
-/// - All threads of the warpgroup call it together (*unchecked*).
+/// - All threads of the warpgroup call it together.
 /// - Before a thread returns it has waited for all of its products.
 #[inline(always)]
 #[track_caller]

@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::block::{Ordered, current, try_current};
+use super::block::{Block, Ordered, current, try_current};
 use super::fault::{AccessKind, Site};
 use super::global_memory::{Effect, Place};
 use super::mem::Pointer;
@@ -44,7 +44,7 @@ impl GlobalWord {
                 memory.atomic(thread, at, &releases, || operate(self.get()))
             });
             let (result, seen) = done.unwrap_or_else(|fault| block.fail(fault));
-            block.acquire(ordered, &seen, at.1);
+            block.acquire(ordered, &seen);
             result
         })
     }
@@ -143,21 +143,14 @@ pub fn fence_block() {
     // One OS thread runs the whole block. What it orders between threads is not followed.
 }
 
-#[track_caller]
 pub fn fence_device() {
     fence(Ordering::AcqRel);
-    order(Location::caller());
+    try_current(Block::fence);
 }
 
-#[track_caller]
 pub fn fence_system() {
     fence(Ordering::SeqCst);
-    order(Location::caller());
-}
-
-/// A fence of the running thread, if there is one.
-fn order(location: Site) {
-    try_current(|block| block.fence(location));
+    try_current(Block::fence);
 }
 
 /// `RUSTFLAGS="--cfg loom" cargo test --release -p simt --lib -- loom`: every

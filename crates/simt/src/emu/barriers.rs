@@ -1,6 +1,7 @@
 //! The named barriers of a block.
 
-use super::race::{Clocks, Known, NOTHING};
+use super::clock::Clocks;
+use super::time::{Known, NOTHING, Released};
 use crate::limits::WARP_SIZE;
 
 /// How many there are; number 0 is the block's own.
@@ -15,7 +16,7 @@ struct NamedBarrier {
     arrived: u32,
     waiting: u32,
     /// What the arrivals have made known.
-    released: Known,
+    released: Released,
     /// When each warp arrived, and when those of the last completion did; 0 if it did not.
     times: Known,
     before: Known,
@@ -26,7 +27,7 @@ impl NamedBarrier {
         threads: 0,
         arrived: 0,
         waiting: 0,
-        released: NOTHING,
+        released: Released::NOTHING,
         times: NOTHING,
         before: NOTHING,
     };

@@ -16,8 +16,8 @@ use super::launch::Launch;
 use super::matrix::Fragments;
 use super::past::{Learned, Observer, Past};
 use super::products::Products;
-use super::race::Event;
 use super::shared_memory::SharedMemory;
+use super::time::{Moment, warp_of};
 use crate::limits::WARP_SIZE;
 
 /// The state of a thread of the block.
@@ -268,7 +268,7 @@ impl Block {
         let (thread, learned) = (self.running.get(), self.learned.borrow());
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
         let mut past = Past::release_thread(self.number.get(), thread, clocks);
-        let known = learned.iter().filter(|learned| clocks.orders(&learned.at, thread));
+        let known = learned.iter().filter(|learned| clocks.orders(learned.at, thread));
         known.for_each(|learned| past.join(&learned.past));
         past
     }
@@ -279,8 +279,8 @@ impl Block {
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
         let mut past = Past::release_warp(self.number.get(), warp, clocks);
         // What each of its lanes has learnt, too.
-        let is_known = |at: &Event| at.warp() == warp as usize || clocks.orders(at, lane);
-        let known = learned.iter().filter(|learned| is_known(&learned.at));
+        let is_known = |at: Moment| warp_of(at.thread) == warp as usize || clocks.orders(at, lane);
+        let known = learned.iter().filter(|learned| is_known(learned.at));
         known.for_each(|learned| past.join(&learned.past));
         past
     }
@@ -294,31 +294,31 @@ impl Block {
     }
 
     /// The running thread's atomic has seen what was released: it knows it at once, or from its next fence on.
-    pub fn acquire(&self, ordered: Ordered, seen: &Past, location: Site) {
+    pub fn acquire(&self, ordered: Ordered, seen: &Past) {
         match ordered {
             _ if seen.is_empty() => {}
-            Ordered::AcquireRelease => self.learn_now(seen.clone(), location),
+            Ordered::AcquireRelease => self.learn_now(seen.clone()),
             Ordered::Relaxed => self.thread().seen.borrow_mut().join(seen),
         }
     }
 
     /// A fence of the running thread, of device scope.
-    pub fn fence(&self, location: Site) {
+    pub fn fence(&self) {
         let seen = self.thread().seen.take();
         if !seen.is_empty() {
-            self.learn_now(seen, location);
+            self.learn_now(seen);
         }
         self.thread().fenced.replace(self.release());
     }
 
     /// From now on the running thread knows a past.
-    fn learn_now(&self, past: Past, location: Site) {
-        let now = self.observe(|thread, _| thread.event(location));
+    fn learn_now(&self, past: Past) {
+        let now = self.observe(|thread, _| thread.clocks.moment(thread.thread));
         self.learn(now, past);
     }
 
     /// From `at` on a past is known.
-    pub fn learn(&self, at: Event, past: Past) {
+    pub fn learn(&self, at: Moment, past: Past) {
         self.learned.borrow_mut().push(Learned { at, past });
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::fault::Site;
 use super::global_memory::Place;
+use super::shared_memory::InFlight;
 
 /// A copy from global to shared memory that was started.
 #[derive(Clone, Debug)]
@@ -16,8 +16,8 @@ pub struct Copy {
     pub words: u32,
     /// Where they are, if races there are looked for.
     pub source: Option<Place>,
-    /// Where it was started.
-    pub location: Site,
+    /// Who started it, where and when.
+    pub in_flight: InFlight,
 }
 
 /// The copies that a thread has started and not waited for.

@@ -1,5 +1,5 @@
-//! [`crate::copy`] on the CPU: a copy takes place when its thread waits for it, never before, so that a read
-//! without the wait sees the old content.
+//! [`crate::copy`] on the CPU: a copy takes place when its thread waits for it. On a GPU it may at any time from its start on, so
+//! that whoever accesses its words meanwhile is at fault.
 
 use std::panic::Location;
 
@@ -7,7 +7,6 @@ use super::block::current;
 use super::copies::{Copies, Copy};
 use super::fault::AccessKind;
 use super::mem::{Access, Pointer, load_words, record};
-use super::shared::write;
 
 /// Calls `use_copies` with the copies of the running thread.
 fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
@@ -29,7 +28,15 @@ pub unsafe fn start_if<T: Access, const WORDS: usize>(
     let words = WORDS as u32;
     let from = source.access(at, 4 * words, AccessKind::Read);
     let (source, location) = (source.watched(at, 4 * words), Location::caller());
-    let copy = Copy { to, from, words, source, location };
+    let in_flight = current(|block| {
+        let memory = block.shared_memory.borrow();
+        let in_flight = memory.start(block.running.get(), location);
+        let started = (0..words).try_for_each(|i| memory.start_copy(to + 4 * i, in_flight));
+        drop(memory);
+        started.unwrap_or_else(|fault| block.fail(fault));
+        in_flight
+    });
+    let copy = Copy { to, from, words, source, in_flight };
     with_copies(|copies| copies.start(copy));
 }
 
@@ -39,16 +46,19 @@ pub fn commit_group() {
 
 pub fn wait_for_groups<const PENDING: usize>() {
     let done = with_copies(|copies| copies.take_all_but(PENDING));
-    for Copy { to, from, words, source, location } in done {
+    for Copy { to, from, words, source, in_flight } in done {
         // It may have been read at any time until now.
         if let Some(place) = source {
-            record(place, AccessKind::Read, location);
+            record(place, AccessKind::Read, in_flight.location);
         }
         for i in 0..words {
             // SAFETY: in bounds of a live allocation and aligned (checked when the copy was started);
             // views that write access it atomically.
             let [word] = unsafe { load_words(from.add(i as usize)) };
-            write(to + 4 * i, word, AccessKind::Write, location);
+            current(|block| {
+                let ended = block.shared_memory.borrow_mut().end_copy(to + 4 * i, word, in_flight);
+                ended.unwrap_or_else(|fault| block.fail(fault));
+            });
         }
     }
 }

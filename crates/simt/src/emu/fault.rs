@@ -122,6 +122,51 @@ pub enum FaultKind {
         /// The access that came second.
         second: Access,
     },
+    /// An operand of a product is written before its thread has waited for the product.
+    #[error(
+        "{thread} has started a product at {location} that reads shared memory at byte {offset} until it is waited for, \
+         and before that {write}"
+    )]
+    OperandOverwritten {
+        /// The word, in bytes from the start of the block's shared memory.
+        offset: u32,
+        /// The write.
+        write: Access,
+        /// The thread that multiplies.
+        thread: ThreadIndex,
+        /// Where it started the product.
+        location: Site,
+    },
+    /// A word that a copy may write at any time is accessed before the copy is waited for.
+    #[error(
+        "{thread} has started a copy at {location} that writes shared memory at byte {offset} at any time until it is \
+         waited for, and before that {access}"
+    )]
+    CopyInFlight {
+        /// The word, in bytes from the start of the block's shared memory.
+        offset: u32,
+        /// The access.
+        access: Access,
+        /// The thread that copies.
+        thread: ThreadIndex,
+        /// Where it started the copy.
+        location: Site,
+    },
+    /// A product of a warpgroup reads a store to shared memory through the async proxy, with no proxy fence between.
+    #[error(
+        "{thread} starts a product at {location} that reads shared memory at byte {offset}, and no `fence_shared` makes \
+         visible what {write}"
+    )]
+    UnfencedOperand {
+        /// The word, in bytes from the start of the block's shared memory.
+        offset: u32,
+        /// The store.
+        write: Access,
+        /// The thread that multiplies.
+        thread: ThreadIndex,
+        /// Where it starts the product.
+        location: Site,
+    },
     /// Two threads of a launch access the same bytes of global memory, at least one writes, and nothing orders the two.
     #[error(
         "race on global memory, byte {offset} of the allocation of `{argument}`: {first}, and, with nothing that orders \

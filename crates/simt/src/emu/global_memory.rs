@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::clock::Event;
 use super::fault::{AccessKind, FaultKind, GlobalAccess, Site};
 use super::past::{Observer, Past};
-use super::race::Event;
 
 /// Where an access lies, as the kernel names it.
 #[derive(Clone, Copy, Debug)]

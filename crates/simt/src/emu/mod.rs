@@ -7,10 +7,10 @@
 //! where blocks communicate through global memory.
 //!
 //! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access out of bounds or
-//! misaligned, a read of unwritten shared memory, a race on shared or global memory, a panic. Races are
-//! found in the order of the run. Not detected are an allocation that the host frees while a launch uses it, a missing
-//! [`fence_shared`](crate::warpgroup::fence_shared), and warps that stay away from a product of their warpgroup: it
-//! is computed warp by warp. A body that needs more than 64 KiB of stack ends the process at a guard page.
+//! misaligned, a read of unwritten shared memory, a race on shared or global memory, an access to what a copy or a product
+//! in flight has, an operand that no proxy fence makes visible, a panic. Races are found in the order of the run. Not
+//! detected is an allocation that the host frees while a launch uses it. A body that needs more than 64 KiB of stack ends
+//! the process at a guard page.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -25,6 +25,9 @@
 //! | `copies` | asynchronous copies that a thread has started |
 //! | `products` | products of warpgroups that a thread has started |
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
+//! | `proxy` | stores to shared memory that products do not see, as a fence is missing |
+//! | `clock`, `time` | what the warps of a block know of each other: vector clocks |
+//! | `sites` | places in the source, by number |
 //! | `global_memory`, `past` | races on global memory, also between blocks |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
@@ -36,6 +39,7 @@
 pub(crate) mod atomic;
 mod barriers;
 mod block;
+mod clock;
 pub(crate) mod cluster;
 mod collective;
 mod copies;
@@ -54,11 +58,14 @@ mod order;
 mod panic;
 mod past;
 mod products;
+mod proxy;
 mod race;
 mod schedule;
 pub(crate) mod shared;
 mod shared_memory;
+mod sites;
 pub(crate) mod thread;
+mod time;
 pub(crate) mod warp;
 
 pub use collective::Operation;

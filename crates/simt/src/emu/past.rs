@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::clock::{Clocks, Event};
 use super::fault::{Site, ThreadIndex};
-use super::race::{Clocks, Event, Known, NOTHING, warp_of};
+use super::time::{Known, Moment, Released, warp_of};
 
 /// The accesses that are ordered before a point, by block.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +37,9 @@ impl Past {
 
     /// The same of a warp whose lanes are together.
     pub fn release_warp(block: u64, warp: u32, clocks: &mut Clocks) -> Self {
-        let mut warps = NOTHING;
-        clocks.release(warp, &mut warps);
+        let mut released = Released::NOTHING;
+        clocks.release(warp, &mut released);
+        let warps = released.known;
         Self(BTreeMap::from([(block, OfBlock { warps, threads: BTreeMap::new() })]))
     }
 
@@ -64,8 +66,8 @@ impl Past {
     /// Whether an access of block `block` is ordered before the point.
     pub fn has(&self, block: u64, event: &Event) -> bool {
         self.0.get(&block).is_some_and(|of| {
-            let of_thread = of.threads.get(&event.thread()).copied().unwrap_or_default();
-            of.warps[event.warp()].max(of_thread) > event.time()
+            let of_thread = of.threads.get(&event.at.thread).copied().unwrap_or_default();
+            of.warps[warp_of(event.at.thread)].max(of_thread) > event.at.time
         })
     }
 }
@@ -74,7 +76,7 @@ impl Past {
 #[derive(Clone, Debug)]
 pub struct Learned {
     /// The point.
-    pub at: Event,
+    pub at: Moment,
     /// What is known from there on.
     pub past: Past,
 }
@@ -100,9 +102,9 @@ impl Observer<'_> {
 
     /// Whether an access of block `block` is ordered before what it does from now on.
     pub fn knows(self, block: u64, event: &Event) -> bool {
-        let is_own = block == self.block && self.clocks.orders(event, self.thread);
+        let is_own = block == self.block && self.clocks.orders(event.at, self.thread);
         let knows = |learned: &Learned| {
-            learned.past.has(block, event) && self.clocks.orders(&learned.at, self.thread)
+            learned.past.has(block, event) && self.clocks.orders(learned.at, self.thread)
         };
         is_own || self.learned.iter().any(knows)
     }

@@ -1,7 +1,7 @@
 //! Runs the fibers of a cluster's blocks from collective to collective.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use corosensei::stack::DefaultStack;
@@ -16,6 +16,7 @@ use super::matrix::{self, Fragments};
 use super::order::Order;
 use super::panic;
 use super::past::Past;
+use super::products::Products;
 use crate::limits::WARP_SIZE;
 
 /// Bytes of a fiber's stack, without its guard page. Kernel bodies hold registers, not buffers.
@@ -117,7 +118,7 @@ impl Cluster<'_> {
         let mut all = Past::new();
         self.blocks.iter().for_each(|block| all.join(&released_by(block)));
         for block in self.blocks {
-            let at = block.shared_memory.borrow().clocks.before_cluster(Location::caller());
+            let at = block.shared_memory.borrow().clocks.before_cluster();
             block.learn(at, all.clone());
         }
     }
@@ -175,8 +176,34 @@ fn check_products(block: &Block) {
     if let Some(product) = products.oldest() {
         let (message, thread) =
             ("a product is in flight when its thread returns", block.running.get());
-        block.fail(misuse(message.to_owned(), thread.0, Some(product.location)));
+        block.fail(misuse(message.to_owned(), thread.0, Some(product.in_flight.location)));
     }
+}
+
+/// Checks that the four warps of each warpgroup of a block which has returned started the same products, and waited for
+/// them in the same places.
+fn check_warpgroups(block: &Block) -> Result<(), FaultKind> {
+    let lanes = WARP_SIZE as usize;
+    for first in (0..block.threads.len()).step_by(4 * lanes) {
+        let products = block.threads[first].products.borrow();
+        for thread in [1, 2, 3].map(|warp| first + warp * lanes) {
+            let others = block.threads.get(thread).map(|thread| thread.products.borrow());
+            let (same, started) = match &others {
+                Some(others) => (products.is_same(others), others.started()),
+                None => (products.is_same(&Products::default()), 0),
+            };
+            if !same {
+                let message = format!(
+                    "warps {} and {} of a warpgroup do not have the same products and waits: {} and {started} products",
+                    first / lanes,
+                    thread / lanes,
+                    products.started()
+                );
+                return Err(misuse(message, thread as u32, None));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The fault of two blocks whose threads are at different places: names thread 0 of each.
@@ -222,6 +249,7 @@ impl Schedule<'_> {
                 stop => {
                     if let Stop::Returned = stop {
                         check_barriers(self.block)?;
+                        check_warpgroups(self.block)?;
                     }
                     return Ok(stop);
                 }

@@ -98,12 +98,13 @@ pub unsafe fn store_x4(address: u32, value: [u32; 4]) {
 /// The word at `address`, which [`element`] has checked.
 pub fn read(address: u32, kind: AccessKind, location: Site) -> u32 {
     current(|block| {
-        let thread = block.thread();
-        if thread.multiplies.get() {
-            thread.products.borrow_mut().read(address);
-        }
-        let result =
-            block.shared_memory.borrow_mut().read(address, kind, block.running.get(), location);
+        let (thread, running) = (block.thread(), block.running.get());
+        let result = if thread.multiplies.get() {
+            let product = thread.products.borrow_mut().read(address);
+            block.shared_memory.borrow().start_operand(address, product)
+        } else {
+            block.shared_memory.borrow_mut().read(address, kind, running, location)
+        };
         result.unwrap_or_else(|fault| block.fail(fault))
     })
 }

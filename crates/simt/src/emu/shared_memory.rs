@@ -1,41 +1,74 @@
 //! A block's shared memory: its words, which of them are written, and their recent accesses.
 
-use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
-use super::race::{Clocks, History};
+use super::clock::Clocks;
+use super::fault::{Access, AccessKind, FaultKind, Site, ThreadIndex};
+use super::proxy::Store;
+use super::race::{History, Recorded};
+use super::sites::Sites;
 
 #[derive(Clone, Default)]
 struct Cell {
     value: u32,
-    /// The block, by [`SharedMemory::block`], that last wrote it.
+    /// How many proxy fences the thread that last wrote it had called.
+    fences: u32,
+    /// The numbers of its last write and of its last access, of any kind; 0 if there was none.
     written: u64,
+    accessed: u64,
     history: History,
 }
 
-/// Shared memory of a block. Reused from block to block: clocks and the block's number tell the data of earlier
+/// Shared memory of a block. Reused from block to block: clocks and the numbers of accesses tell the data of earlier
 /// blocks from the present block's, so that nothing needs to be cleared.
 pub struct SharedMemory {
     bytes: u32,
     cells: Vec<Cell>,
-    /// Blocks so far, the present one included.
-    block: u64,
+    /// Accesses so far, and those of earlier blocks.
+    accesses: u64,
+    before: u64,
     /// What its warps know of each other.
     pub clocks: Clocks,
+    sites: Sites,
+}
+
+/// From these on a new block starts with nothing: what is remembered of an access has 32 bits for its time and 16 for its place.
+const LATE: u64 = 1 << 31;
+const MANY: usize = 1 << 15;
+
+/// What is in flight: a copy, which may write a word at any time until it is waited for, or a product, which reads it until then.
+#[derive(Clone, Copy, Debug)]
+pub struct InFlight {
+    /// Who started it, and where.
+    pub thread: ThreadIndex,
+    /// The place.
+    pub location: Site,
+    /// Accesses so far, when it was started.
+    pub accesses: u64,
 }
 
 impl SharedMemory {
     /// Shared memory of no bytes.
     pub fn new() -> Self {
-        Self { bytes: 0, cells: Vec::new(), block: 0, clocks: Clocks::new() }
+        Self {
+            bytes: 0,
+            cells: Vec::new(),
+            accesses: 0,
+            before: 0,
+            clocks: Clocks::new(),
+            sites: Sites::new(),
+        }
     }
 
     /// Makes this the unwritten shared memory of a new block.
     pub fn reset(&mut self, bytes: u32) {
+        if self.clocks.latest() >= LATE || self.sites.len() >= MANY {
+            *self = Self::new();
+        }
         self.bytes = bytes;
         let words = bytes.div_ceil(4) as usize;
         if self.cells.len() < words {
             self.cells.resize(words, Cell::default());
         }
-        self.block += 1;
+        self.before = self.accesses;
         self.clocks.start_block();
     }
 
@@ -44,7 +77,15 @@ impl SharedMemory {
         self.bytes
     }
 
+    /// What a thread starts now.
+    pub fn start(&self, thread: ThreadIndex, location: Site) -> InFlight {
+        InFlight { thread, location, accesses: self.accesses }
+    }
+
     /// Reads the word at byte `offset`, which is in bounds.
+    ///
+    /// # Errors
+    /// It is not written, or the read races.
     pub fn read(
         &mut self,
         offset: u32,
@@ -52,15 +93,18 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<u32, FaultKind> {
-        let block = self.block;
+        let before = self.before;
         let cell = self.touch(offset, kind, thread, location)?;
-        if cell.written < block {
+        if cell.written <= before {
             return Err(FaultKind::PoisonedShared { offset, thread, location });
         }
         Ok(cell.value)
     }
 
     /// Writes the word at byte `offset`, which is in bounds.
+    ///
+    /// # Errors
+    /// The write races.
     pub fn write(
         &mut self,
         offset: u32,
@@ -69,11 +113,94 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<(), FaultKind> {
-        let block = self.block;
+        let fences = self.clocks.proxy_fences(thread);
         let cell = self.touch(offset, kind, thread, location)?;
         cell.value = value;
-        cell.written = block;
+        cell.written = cell.accessed;
+        cell.fences = fences;
         Ok(())
+    }
+
+    /// The word at byte `offset`, an operand of a product that is started now.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), or no proxy fence has made the word visible.
+    pub fn start_operand(&self, offset: u32, product: InFlight) -> Result<u32, FaultKind> {
+        let InFlight { thread, location, .. } = product;
+        self.check(offset, AccessKind::Read, thread, location)?;
+        let cell = &self.cells[(offset / 4) as usize];
+        if cell.written <= self.before {
+            return Err(FaultKind::PoisonedShared { offset, thread, location });
+        }
+        match cell.history.write() {
+            Some(write)
+                if !self
+                    .clocks
+                    .is_visible(Store { at: write.at(), fences: cell.fences }, thread) =>
+            {
+                let write = self.sites.access(AccessKind::Write, write);
+                Err(FaultKind::UnfencedOperand { offset, write, thread, location })
+            }
+            _ => Ok(cell.value),
+        }
+    }
+
+    /// A product has read its operand at byte `offset` until now.
+    ///
+    /// # Errors
+    /// The word was written meanwhile, or the read races.
+    pub fn end_operand(&mut self, offset: u32, product: InFlight) -> Result<(), FaultKind> {
+        let InFlight { thread, location, accesses } = product;
+        let cell = &self.cells[(offset / 4) as usize];
+        if cell.written > accesses {
+            let write = self.last_access(cell, true);
+            return Err(FaultKind::OperandOverwritten { offset, write, thread, location });
+        }
+        self.touch(offset, AccessKind::Read, thread, location).map(drop)
+    }
+
+    /// A copy into the word at byte `offset`, which is in bounds, is started now.
+    ///
+    /// # Errors
+    /// It races with an earlier access.
+    pub fn start_copy(&self, offset: u32, copy: InFlight) -> Result<(), FaultKind> {
+        self.check(offset, AccessKind::Write, copy.thread, copy.location)
+    }
+
+    /// A copy has written the word at byte `offset` between its start and now.
+    ///
+    /// # Errors
+    /// Somebody has accessed the word meanwhile.
+    pub fn end_copy(&mut self, offset: u32, value: u32, copy: InFlight) -> Result<(), FaultKind> {
+        let InFlight { thread, location, accesses } = copy;
+        let cell = &self.cells[(offset / 4) as usize];
+        if cell.accessed > accesses {
+            let access = self.last_access(cell, cell.written > accesses);
+            return Err(FaultKind::CopyInFlight { offset, access, thread, location });
+        }
+        self.write(offset, value, AccessKind::Write, thread, location)
+    }
+
+    /// What a fault says of the last access to a word, which was a write or not.
+    fn last_access(&self, cell: &Cell, is_written: bool) -> Access {
+        let (kind, last) = cell.history.last(is_written).expect("every access is added");
+        self.sites.access(kind, last)
+    }
+
+    /// Checks that an access to the word at byte `offset` does not race.
+    fn check(
+        &self,
+        offset: u32,
+        kind: AccessKind,
+        thread: ThreadIndex,
+        location: Site,
+    ) -> Result<(), FaultKind> {
+        let cell = &self.cells[(offset / 4) as usize];
+        let racing = cell.history.racing(kind, thread, &self.clocks);
+        racing.map_or(Ok(()), |(first, of)| {
+            let (first, second) = (self.sites.access(first, of), Access { thread, kind, location });
+            Err(FaultKind::SharedRace { offset, first, second })
+        })
     }
 
     fn touch(
@@ -83,11 +210,19 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<&mut Cell, FaultKind> {
-        let event = self.clocks.event(thread, location);
+        self.check(offset, kind, thread, location)?;
+        let new = Recorded::new(self.clocks.moment(thread), self.sites.number(location));
+        self.accesses += 1;
         let cell = &mut self.cells[(offset / 4) as usize];
-        match cell.history.add(kind, event, &self.clocks) {
-            Ok(()) => Ok(cell),
-            Err((first, second)) => Err(FaultKind::SharedRace { offset, first, second }),
-        }
+        cell.history.add(kind, new, &self.clocks);
+        cell.accessed = self.accesses;
+        Ok(cell)
+    }
+}
+
+impl Sites {
+    /// What a fault says of an access.
+    fn access(&self, kind: AccessKind, of: Recorded) -> Access {
+        Access { thread: of.at().thread, kind, location: self.at(of.site) }
     }
 }

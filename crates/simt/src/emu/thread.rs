@@ -4,8 +4,6 @@ use std::panic::Location;
 
 use super::block::{current, wait};
 use super::collective::Operation;
-use super::fault::AccessKind;
-use crate::limits::WARP_SIZE;
 
 pub fn thread_idx_x() -> u32 {
     current(|block| block.running.get().0)
@@ -46,6 +44,11 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
     wait(Operation::BarrierArrive, barrier, threads);
 }
 
+/// The running thread's proxy fence.
+pub fn fence_shared() {
+    current(|block| block.shared_memory.borrow_mut().clocks.fence_proxy(block.running.get()));
+}
+
 /// The number of a product that the running thread starts: what it reads from here to [`end_operands`] are its operands.
 #[track_caller]
 pub fn start_product() -> u32 {
@@ -53,9 +56,8 @@ pub fn start_product() -> u32 {
     current(|block| {
         let thread = block.thread();
         thread.multiplies.set(true);
-        let warp = block.running.get().0 / WARP_SIZE;
-        let time = block.shared_memory.borrow().clocks.now(warp);
-        thread.products.borrow_mut().start(location, time)
+        let product = block.shared_memory.borrow().start(block.running.get(), location);
+        thread.products.borrow_mut().start(product)
     })
 }
 
@@ -69,8 +71,9 @@ pub fn end_operands() {
 /// until now. Checks that product `number` is one of these, if it is not the largest number.
 #[track_caller]
 pub fn check_product(number: u32, pending: u32) {
+    let location = Location::caller();
     let read = current(|block| {
-        let (thread, mut products) = (block.running.get(), block.thread().products.borrow_mut());
+        let mut products = block.thread().products.borrow_mut();
         let started = products.started();
         assert!(
             number == u32::MAX || number + pending < started,
@@ -78,14 +81,10 @@ pub fn check_product(number: u32, pending: u32) {
             started - number - 1
         );
         let mut memory = block.shared_memory.borrow_mut();
-        let now = memory.clocks.now(thread.0 / WARP_SIZE);
-        let ended = products.take_all_but(pending as usize);
-        // Without a barrier since the first read this would be that one again.
-        ended.iter().filter(|product| product.time < now).try_for_each(|product| {
+        let ended = products.wait_for_all_but(pending as usize, location);
+        ended.iter().try_for_each(|product| {
             let mut words = product.words.iter();
-            words.try_for_each(|&word| {
-                memory.read(word, AccessKind::Read, thread, product.location).map(drop)
-            })
+            words.try_for_each(|&word| memory.end_operand(word, product.in_flight))
         })
     });
     read.unwrap_or_else(|fault| current(|block| block.fail(fault)));

@@ -43,12 +43,20 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
     unsafe { barrier_cta_arrive_aligned_count(barrier.cast_signed(), threads.cast_signed()) }
 }
 
-/// Products run when they are waited for, except on `sm_90a`.
+/// Products run when they are started, by the generic proxy, except on `sm_90a`.
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub const fn fence_shared() {}
+
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
 pub const fn start_product() -> u32 {
     0
 }
+
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub const fn end_operands() {}
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]

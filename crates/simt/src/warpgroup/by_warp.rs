@@ -1,5 +1,5 @@
 //! [`crate::warpgroup`] by `mma`, warp by warp. A product is computed when it is started; the emulator notes what it reads,
-//! and takes it for read until the product is waited for.
+//! checks that fences have made it visible, and takes it for read until the product is waited for.
 
 use core::marker::PhantomData;
 
@@ -11,7 +11,10 @@ use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
 use crate::shared::Shared;
 use crate::thread;
 
-pub fn fence_shared() {}
+#[inline(always)]
+pub fn fence_shared() {
+    form::fence_shared();
+}
 
 #[inline(always)]
 pub unsafe fn more_registers<const REGISTERS: u32>() {}
@@ -34,7 +37,7 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
         let half = step(3, step(2, step(1, step(0, [0.0; 4]))));
         step(7, step(6, step(5, step(4, half))))
     };
-    eight_times(columns)
+    waited(|| eight_times(columns), || ()).0
 }
 
 #[inline(always)]
@@ -45,18 +48,8 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     adds: bool,
     sum: WideFragments,
 ) -> WideFragments {
-    // SAFETY: by the caller's promises; all lanes of the warp are together.
-    unsafe {
-        let (first, second) = (own_rows(left, 0), own_rows(left, 1));
-        let columns = |eight: u32| {
-            let sum = if adds { sum[eight as usize] } else { [0.0; 4] };
-            let sum = bf16_m16n8k16(first, own_pairs(right, 0, 8 * eight), sum);
-            bf16_m16n8k16(second, own_pairs(right, 1, 8 * eight), sum)
-        };
-        let [a, b, c, d, e, f, g, h] = eight_times(columns);
-        let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
-        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
-    }
+    // SAFETY: by the caller's promises.
+    waited(|| unsafe { two_steps(left, right, adds, sum) }, || ()).0
 }
 
 #[inline(always)]
@@ -68,10 +61,36 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
     meanwhile: impl FnOnce() -> T,
 ) -> (WideFragments, T) {
     // SAFETY: by the caller's promises.
+    let four_steps = || unsafe {
+        let sum = two_steps(left, right, true, sum);
+        two_steps(left.from(4, 0), right.from(4, 0), true, sum)
+    };
+    waited(four_steps, meanwhile)
+}
+
+/// `sum + A B`, or `A B` if not `adds`, over two steps, of 128 columns.
+///
+/// # Safety
+/// As [`super::bf16_m64n128k32`].
+#[inline(always)]
+#[track_caller]
+unsafe fn two_steps<const N: usize>(
+    left: Rows<N>,
+    right: Rows<N>,
+    adds: bool,
+    sum: WideFragments,
+) -> WideFragments {
+    // SAFETY: by this function's own contract; all lanes of the warp are together.
     unsafe {
-        let sum = bf16_m64n128k32(left, right, true, sum);
-        let sum = bf16_m64n128k32(left.from(4, 0), right.from(4, 0), true, sum);
-        (sum, meanwhile())
+        let (first, second) = (own_rows(left, 0), own_rows(left, 1));
+        let columns = |eight: u32| {
+            let sum = if adds { sum[eight as usize] } else { [0.0; 4] };
+            let sum = bf16_m16n8k16(first, own_pairs(right, 0, 8 * eight), sum);
+            bf16_m16n8k16(second, own_pairs(right, 1, 8 * eight), sum)
+        };
+        let [a, b, c, d, e, f, g, h] = eight_times(columns);
+        let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
     }
 }
 
@@ -106,13 +125,8 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     sum: Fragments,
     meanwhile: impl FnOnce() -> T,
 ) -> (Fragments, T) {
-    // Unrolled by hand: an array indexed by a loop variable would go to local memory.
-    let [a, b, c, d] = left;
-    let step = |step: u32, rows: [u32; 4], sum: Fragments| {
-        // SAFETY: by the caller's promises; all lanes of the warp are together.
-        unsafe { panel_step((rows, step), right, sum) }
-    };
-    (step(3, d, step(2, c, step(1, b, step(0, a, sum)))), meanwhile())
+    // SAFETY: by the caller's promises.
+    waited(|| unsafe { panel(left, right, sum) }, meanwhile)
 }
 
 #[inline(always)]
@@ -124,10 +138,7 @@ pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
     meanwhile: impl FnOnce() -> T,
 ) -> (Fragments, T) {
     // SAFETY: by the caller's promises.
-    unsafe {
-        let (sum, ()) = bf16_m64n64k64(a, first, sum, || ());
-        bf16_m64n64k64(b, second, sum, meanwhile)
-    }
+    waited(|| unsafe { panel(b, second, panel(a, first, sum)) }, meanwhile)
 }
 
 #[inline(always)]
@@ -160,9 +171,20 @@ pub unsafe fn wait_for_products<const PENDING: u32>() {
 /// The result of product `number`, which reads its operands until it is waited for.
 #[inline(always)]
 fn in_flight<T, Operands>(fragments: T, number: u32) -> InFlight<T, Operands> {
-    #[cfg(not(target_arch = "nvptx64"))]
     form::end_operands();
     InFlight { fragments, number, operands: PhantomData }
+}
+
+/// A product that is waited for behind `meanwhile`, and the result of that.
+#[inline(always)]
+#[track_caller]
+fn waited<T, R>(product: impl FnOnce() -> T, meanwhile: impl FnOnce() -> R) -> (T, R) {
+    let number = form::start_product();
+    let fragments = product();
+    form::end_operands();
+    let done = meanwhile();
+    form::check_product(number, 0);
+    (fragments, done)
 }
 
 impl<T, Operands> InFlight<T, Operands> {
@@ -172,6 +194,26 @@ impl<T, Operands> InFlight<T, Operands> {
         form::check_product(self.number, PENDING);
         self.fragments
     }
+}
+
+/// Adds the products of four steps of A and the columns of a panel, transposed.
+///
+/// # Safety
+/// As [`super::bf16_m64n64k64`].
+#[inline(always)]
+#[track_caller]
+unsafe fn panel<const N: usize>(
+    left: [[u32; 4]; 4],
+    right: Panels<N>,
+    sum: Fragments,
+) -> Fragments {
+    // Unrolled by hand: an array indexed by a loop variable would go to local memory.
+    let [a, b, c, d] = left;
+    let step = |step: u32, rows: [u32; 4], sum: Fragments| {
+        // SAFETY: by this function's own contract; all lanes of the warp are together.
+        unsafe { panel_step((rows, step), right, sum) }
+    };
+    step(3, d, step(2, c, step(1, b, step(0, a, sum))))
 }
 
 /// Adds the products of a step of A and the columns of a panel, transposed.
@@ -293,7 +335,7 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
         };
         step(3, step(2, step(1, step(0, [0; 4]))))
     };
-    (eight_times(columns), meanwhile())
+    waited(|| eight_times(columns), meanwhile)
 }
 
 #[inline(always)]
@@ -318,7 +360,7 @@ pub unsafe fn e4m3_m64n64k64<const N: usize>(
             one(1, one(0, [0.0; 4]))
         }
     };
-    eight_times(columns)
+    waited(|| eight_times(columns), || ()).0
 }
 
 #[inline(always)]

@@ -465,6 +465,7 @@ fn rows_of_a_are_read_by_their_own_warp() {
             if together {
                 sync_warp();
             }
+            fence_shared();
             let sum = InFlight::idle([[[0.0; 4]; 16]; 2]);
             start_bf16_m64n256k32(left, right, sum).wait::<0>().concat()
         })

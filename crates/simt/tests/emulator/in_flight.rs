@@ -1,0 +1,206 @@
+//! Copies and products in flight: the words that they write or read are nobody else's until they are waited for, whatever
+//! barriers lie between.
+
+use simt::copy::{commit_group, wait_for_groups};
+use simt::emu::{AccessKind, FaultKind, Launch, launch};
+use simt::shared::Shared;
+use simt::thread::{NamedBarrier, sync_threads, thread_idx_x, warp_id};
+use simt::warpgroup::{Panels, fence_shared, start_bf16_m64n64k512, wait_for_products};
+
+use crate::device::{Tensor, block_of, fault_kind, run};
+
+fn words() -> Shared<u32, 256> {
+    // SAFETY: every block here has 1 KiB.
+    unsafe { Shared::at(0) }
+}
+
+/// What the second warp does to words that the first one copies to.
+#[derive(Clone, Copy)]
+enum Other {
+    Read,
+    Write,
+    Copy,
+}
+
+/// The first warp starts copies to words that the second has written; then both meet, the second may access the words, both meet,
+/// and the first waits. The second one's access is behind the wait and another barrier if `is_late`.
+fn copies_beside(other: Other, is_late: bool) -> impl Fn(Tensor) -> Result<(), FaultKind> {
+    move |tensor| {
+        let input = tensor.input::<u32>();
+        let body = || {
+            let (t, is_first) = (thread_idx_x() % 32, warp_id() == 0);
+            // SAFETY: four words a lane; broken on purpose if the second warp is not late.
+            unsafe {
+                let access = || match other {
+                    Other::Read => _ = words().load(4 * t + 3),
+                    Other::Write => words().store(4 * t + 3, 7),
+                    Other::Copy => {
+                        words().copy_from(4 * t, input, 0);
+                        commit_group();
+                        wait_for_groups::<0>();
+                    }
+                };
+                if !is_first {
+                    words().store_u32x4(4 * t, [1, 2, 3, 4]);
+                }
+                sync_threads();
+                if is_first {
+                    words().copy_from(4 * t, input, 4);
+                    commit_group();
+                }
+                sync_threads();
+                if !is_first && !is_late {
+                    access();
+                }
+                sync_threads();
+                if is_first {
+                    wait_for_groups::<0>();
+                }
+                sync_threads();
+                if !is_first && is_late {
+                    access();
+                }
+            }
+        };
+        launch(&block_of(64), body).map_err(|fault| *fault.kind)
+    }
+}
+
+#[test]
+fn words_that_a_copy_writes_are_accessed_before_its_wait() {
+    let kinds = [
+        (Other::Read, AccessKind::Read),
+        (Other::Write, AccessKind::Write),
+        (Other::Copy, AccessKind::Write),
+    ];
+    for (other, kind) in kinds {
+        let counting = || Tensor::new(&Vec::from_iter(0..256));
+        assert_eq!(copies_beside(other, true)(counting()), Ok(()));
+        let found = copies_beside(other, false)(counting());
+        let Err(FaultKind::CopyInFlight { access, thread, .. }) = found else {
+            panic!("{found:?}")
+        };
+        assert_eq!(access.kind, kind);
+        assert_eq!(access.thread.0, thread.0 + 32);
+    }
+}
+
+#[test]
+fn a_thread_reads_its_own_copy_before_the_wait() {
+    let tensor = Tensor::new(&Vec::from_iter(0..256));
+    let input = tensor.input::<u32>();
+    let kind = fault_kind(32, || {
+        // SAFETY: four words a lane; broken on purpose: nobody waits before the load.
+        unsafe {
+            words().store_u32x4(4 * thread_idx_x(), [0; 4]);
+            words().copy_from(4 * thread_idx_x(), input, 0);
+            commit_group();
+            let _ = words().load(4 * thread_idx_x() + 1);
+            wait_for_groups::<0>();
+        }
+    });
+    let FaultKind::CopyInFlight { access, thread, .. } = kind else { panic!("{kind}") };
+    assert_eq!((access.kind, access.thread), (AccessKind::Read, thread));
+}
+
+/// A pipeline of two places, whose copies start while others read: before the barrier, or behind it.
+#[test]
+fn a_copy_starts_before_others_have_read_its_place() {
+    let tensor = Tensor::new(&Vec::from_iter(0..256));
+    let input = tensor.input::<u32>();
+    let pipeline = |starts_early: bool| {
+        let body = || {
+            let t = thread_idx_x();
+            // SAFETY: four words a thread; broken on purpose if copies start before others have read the place.
+            unsafe {
+                let start = |step: u32| {
+                    words().copy_from(128 * (step % 2) + 4 * t, input, u64::from(4 * t));
+                    commit_group();
+                };
+                start(0);
+                start(1);
+                for step in 0..4 {
+                    wait_for_groups::<1>();
+                    sync_threads();
+                    assert_eq!(words().load(128 * (step % 2) + 127 - t), 127 - t);
+                    if !starts_early {
+                        sync_threads();
+                    }
+                    start(step);
+                }
+                wait_for_groups::<0>();
+            }
+        };
+        launch(&block_of(32), body).map_err(|fault| *fault.kind)
+    };
+    assert_eq!(pipeline(false), Ok(()));
+    let found = pipeline(true);
+    let Err(FaultKind::SharedRace { first, second, .. }) = found else { panic!("{found:?}") };
+    assert_eq!((first.kind, second.kind), (AccessKind::Read, AccessKind::Write));
+}
+
+/// Words of both operands of a product over 512: eight panels each.
+const PANELS: u32 = 2 * 8 * 2048;
+
+/// Four warps start a product and a fifth writes to its second operand, between two barriers with them if `is_early`, else once
+/// they have waited for the product.
+fn writes_beside(is_early: bool) -> Result<(), FaultKind> {
+    let (started, written) = (NamedBarrier::new(1, 160), NamedBarrier::new(2, 160));
+    // SAFETY: the block has the memory.
+    let memory = || unsafe { Shared::<u32, { PANELS as usize }>::at(0) };
+    let body = || {
+        for word in (thread_idx_x()..PANELS).step_by(160) {
+            // SAFETY: each word once.
+            unsafe { memory().store(word, 0) };
+        }
+        fence_shared();
+        // SAFETY: all threads come together; broken on purpose if the fifth warp is early.
+        unsafe {
+            sync_threads();
+            if warp_id() == 4 {
+                started.sync();
+                memory().store(8 * 2048 + thread_idx_x() % 32, 7);
+                written.arrive();
+                return;
+            }
+            let [left, right] = [0, 8 * 2048].map(|at| Panels::at(memory(), at));
+            let product = start_bf16_m64n64k512(left, right);
+            if !is_early {
+                wait_for_products::<0>();
+            }
+            started.arrive();
+            written.sync();
+            let _ = product.wait::<0>();
+        }
+    };
+    let shape = Launch { shared_bytes: 4 * PANELS, ..block_of(160) };
+    launch(&shape, body).map_err(|fault| *fault.kind)
+}
+
+#[test]
+fn an_operand_is_overwritten_between_barriers() {
+    assert_eq!(writes_beside(false), Ok(()));
+    let found = writes_beside(true);
+    let Err(FaultKind::OperandOverwritten { write, .. }) = found else { panic!("{found:?}") };
+    assert_eq!((write.kind, write.thread.0 / 32), (AccessKind::Write, 4));
+}
+
+/// Whether something was in flight is forgotten with its block.
+#[test]
+fn what_was_in_flight_in_another_block_is_not() {
+    let tensor = Tensor::new(&Vec::from_iter(0..256));
+    let input = tensor.input::<u32>();
+    // SAFETY: a word a lane, of a block of its own; nobody waits for the copies.
+    run(32, || unsafe {
+        words().copy_from(4 * thread_idx_x(), input, 0);
+        commit_group();
+    });
+    run(32, || {
+        let word = 4 * thread_idx_x();
+        // SAFETY: as above.
+        unsafe {
+            words().store(word, 5);
+            assert_eq!(words().load(word), 5);
+        }
+    });
+}

@@ -1,0 +1,347 @@
+//! Proxy fences between stores to shared memory and products that read them, and products of whole warpgroups.
+
+use simt::cluster::{block_rank, sync_cluster};
+use simt::copy::{commit_group, wait_for_groups};
+use simt::emu::{AccessKind, FaultKind, Launch, ThreadIndex, launch, launch_clusters};
+use simt::shared::Shared;
+use simt::thread::{NamedBarrier, block_idx_x, lane_id, sync_threads, thread_idx_x, warp_id};
+use simt::warp::sync_warp;
+use simt::warpgroup::{Panels, bf16_m64n64k64, bf16_m64n64k128, fence_shared, wait_for_products};
+
+use crate::device::{Tensor, block_of};
+
+/// Words of the second operand of a product, BF16 ones.
+const WORDS: u32 = 4096;
+const ONES: u32 = 0x3F80_3F80;
+
+fn operand() -> Shared<u32, { WORDS as usize }> {
+    // SAFETY: every block here has as much.
+    unsafe { Shared::at(0) }
+}
+
+/// Stores the operand, by the threads of a warpgroup.
+fn store() {
+    for word in (thread_idx_x() % 128..WORDS).step_by(128) {
+        // SAFETY: each word once.
+        unsafe { operand().store(word, ONES) }
+    }
+}
+
+/// A product of the calling warpgroup that reads the operand.
+#[track_caller]
+fn multiply() {
+    // SAFETY: all threads of the warpgroup come together, behind a barrier after the stores.
+    let product = unsafe { bf16_m64n64k128([[ONES; 4]; 8], operand()) };
+    assert!(product.iter().flatten().all(|&sum| sum == 128.0));
+}
+
+fn shape(threads: u32, seed: u64) -> Launch {
+    Launch { shared_bytes: 4 * WORDS, seed, ..block_of(threads) }
+}
+
+/// Runs a block of so many threads under several seeds: nothing, or the fault of a store that a product does not see.
+fn missing(threads: u32, body: impl Fn() + Sync) -> Option<FaultKind> {
+    let run = |seed| launch(&shape(threads, seed), &body).map_err(|fault| *fault.kind).err();
+    let faults: Vec<Option<FaultKind>> = (0..8).map(run).collect();
+    for fault in &faults {
+        assert!(matches!(fault, None | Some(FaultKind::UnfencedOperand { .. })), "{fault:?}");
+        assert_eq!(fault.is_some(), faults[0].is_some(), "{fault:?}");
+    }
+    faults.into_iter().next().flatten()
+}
+
+/// A warpgroup's product of what the same warpgroup stores, which calls `fence` where.
+fn of_one_warpgroup(before_store: fn(), before_barrier: fn(), behind_barrier: fn()) -> bool {
+    missing(128, || {
+        before_store();
+        store();
+        before_barrier();
+        // SAFETY: all threads come together.
+        unsafe { sync_threads() };
+        behind_barrier();
+        multiply();
+    })
+    .is_some()
+}
+
+#[test]
+fn who_stores_or_who_multiplies_fences() {
+    let nothing = || ();
+    assert!(!of_one_warpgroup(nothing, fence_shared, nothing));
+    assert!(!of_one_warpgroup(nothing, nothing, fence_shared));
+    assert!(of_one_warpgroup(nothing, nothing, nothing));
+    assert!(of_one_warpgroup(fence_shared, nothing, nothing), "before the stores");
+}
+
+#[test]
+fn a_fault_names_the_store_and_the_product() {
+    let kind = missing(128, || {
+        store();
+        // SAFETY: all threads come together.
+        unsafe { sync_threads() };
+        multiply(); // what the fault names
+    });
+    let Some(FaultKind::UnfencedOperand { write, location, .. }) = kind else { panic!("{kind:?}") };
+    assert_eq!(
+        (write.kind, write.location.line()),
+        (AccessKind::Write, line_of("operand().store("))
+    );
+    assert_eq!(
+        (location.file(), location.line()),
+        (file!(), line_of("multiply(); // what the fault names"))
+    );
+}
+
+/// The line of this file that has a text first.
+fn line_of(text: &str) -> u32 {
+    let line = include_str!("proxy.rs").lines().position(|line| line.contains(text));
+    line.expect("a line of this file") as u32 + 1
+}
+
+#[test]
+fn some_threads_fence() {
+    let some = |fences: fn() -> bool, together: bool| {
+        missing(128, || {
+            store();
+            // SAFETY: all threads come together.
+            unsafe { sync_threads() };
+            if fences() {
+                fence_shared();
+            }
+            if together {
+                // SAFETY: all lanes come together.
+                unsafe { sync_warp() };
+            }
+            multiply();
+        })
+    };
+    assert!(
+        some(|| lane_id() == 3, true).is_none(),
+        "each warp has one that fences, and then meets it"
+    );
+    assert!(some(|| lane_id() == 3, false).is_some());
+    assert!(some(|| warp_id() < 3, true).is_some(), "a warp has none");
+    // Each thread's own fence is of its own stores.
+    let before = |fences: fn() -> bool| {
+        missing(128, || {
+            store();
+            if fences() {
+                fence_shared();
+            }
+            // SAFETY: all threads come together.
+            unsafe { sync_threads() };
+            multiply();
+        })
+    };
+    let Some(FaultKind::UnfencedOperand { write, .. }) = before(|| thread_idx_x() != 77) else {
+        panic!("no fault")
+    };
+    assert_eq!(write.thread, ThreadIndex(77));
+    assert!(before(|| true).is_none());
+}
+
+const STORED: NamedBarrier = NamedBarrier::new(1, 384);
+const FENCED: NamedBarrier = NamedBarrier::new(2, 256);
+
+/// The first warpgroup stores, the second may fence, the third multiplies: the second behind a barrier with the first or
+/// before it, the third behind a barrier with the second or not.
+fn a_third_fences(fences: bool, knows_stores: bool, tells: bool) -> bool {
+    missing(384, || {
+        // SAFETY: each warpgroup comes together.
+        unsafe {
+            match warp_id() / 4 {
+                0 => {
+                    store();
+                    STORED.arrive();
+                }
+                1 => {
+                    if !knows_stores && fences {
+                        fence_shared();
+                    }
+                    STORED.sync();
+                    if knows_stores && fences {
+                        fence_shared();
+                    }
+                    if tells {
+                        FENCED.arrive();
+                    }
+                }
+                _ => {
+                    STORED.sync();
+                    if tells {
+                        FENCED.sync();
+                    }
+                    multiply();
+                }
+            }
+        }
+    })
+    .is_some()
+}
+
+#[test]
+fn a_fence_of_others_counts_between_two_barriers() {
+    assert!(!a_third_fences(true, true, true));
+    assert!(a_third_fences(false, true, true));
+    assert!(a_third_fences(true, false, true), "it fenced before it knew of the stores");
+    assert!(a_third_fences(true, true, false), "nobody knows that it fenced");
+}
+
+#[test]
+fn copies_are_fenced_behind_their_wait() {
+    let tensor = Tensor::new(&vec![ONES; WORDS as usize]);
+    let input = tensor.input::<u32>();
+    let run = |before: bool, behind: bool| {
+        missing(128, || {
+            for four in (thread_idx_x()..WORDS / 4).step_by(128) {
+                // SAFETY: each word once.
+                unsafe { operand().copy_from(4 * four, input, u64::from(4 * four)) };
+            }
+            commit_group();
+            if before {
+                fence_shared();
+            }
+            wait_for_groups::<0>();
+            if behind {
+                fence_shared();
+            }
+            // SAFETY: all threads come together.
+            unsafe { sync_threads() };
+            multiply();
+        })
+        .is_some()
+    };
+    assert!(!run(false, true));
+    assert!(run(true, false) && run(false, false));
+}
+
+/// Stores into another block are fenced there, behind the barrier of the cluster.
+#[test]
+fn stores_of_other_blocks_are_fenced_where_they_are_read() {
+    let run = |sender: bool, reader: bool| {
+        let shape = Launch { grid: (4, 1), ..shape(128, 5) };
+        launch_clusters(&shape, 2, || {
+            // SAFETY: each word of a block once, by the other block; all threads come together.
+            unsafe {
+                sync_cluster();
+                for word in (thread_idx_x()..WORDS).step_by(128) {
+                    operand().store_to(1 - block_rank(), word, ONES);
+                }
+                if sender {
+                    fence_shared();
+                }
+                sync_cluster();
+                if reader {
+                    fence_shared();
+                }
+                multiply();
+            }
+        })
+        .map_err(|fault| *fault.kind)
+    };
+    assert_eq!(run(false, true), Ok(()));
+    for sender in [false, true] {
+        let found = run(sender, false);
+        assert!(matches!(found, Err(FaultKind::UnfencedOperand { .. })), "{found:?}");
+    }
+}
+
+#[test]
+fn fences_of_another_block_do_not_count() {
+    let grid = Launch { grid: (16, 1), ..shape(128, 1) };
+    let run = |fences: fn() -> bool| {
+        let body = || {
+            store();
+            if fences() {
+                fence_shared();
+            }
+            // SAFETY: all threads come together.
+            unsafe { sync_threads() };
+            multiply();
+        };
+        launch(&grid, body)
+    };
+    assert_eq!(run(|| true), Ok(()));
+    let fault = run(|| block_idx_x() != 13).expect_err("a block does not fence");
+    assert_eq!(fault.block, Some((13, 0)));
+    assert!(matches!(*fault.kind, FaultKind::UnfencedOperand { .. }), "{fault}");
+}
+
+/// What runs while a product is in flight may not write its operands.
+#[test]
+fn an_operand_that_is_written_meanwhile() {
+    let run = |write: bool| {
+        missing_or_race(|| {
+            // SAFETY: a warpgroup comes together; broken on purpose if the operand is written.
+            unsafe {
+                store();
+                fence_shared();
+                sync_threads();
+                let panels = Panels::at(operand(), 0);
+                let (_, ()) = bf16_m64n64k64([[ONES; 4]; 4], panels, [[0.0; 4]; 8], || {
+                    if write && thread_idx_x() == 0 {
+                        operand().store(5, 0);
+                    }
+                    sync_warp();
+                });
+            }
+        })
+    };
+    assert_eq!(run(false), None);
+    let found = run(true);
+    assert!(matches!(found, Some(FaultKind::SharedRace { .. })), "{found:?}");
+}
+
+fn missing_or_race(body: impl Fn() + Sync) -> Option<FaultKind> {
+    launch(&shape(128, 2), body).map_err(|fault| *fault.kind).err()
+}
+
+/// The message of a block of so many threads whose warps do not all multiply.
+fn incomplete(threads: u32, body: impl Fn() + Sync) -> String {
+    let kind = *launch(&shape(threads, 3), || {
+        for word in (thread_idx_x()..WORDS).step_by(threads as usize) {
+            // SAFETY: each word once.
+            unsafe { operand().store(word, ONES) };
+        }
+        fence_shared();
+        // SAFETY: all threads come together.
+        unsafe { sync_threads() };
+        body();
+    })
+    .expect_err("a warp stays away")
+    .kind;
+    let FaultKind::Panic { message, .. } = kind else { panic!("{kind:?}") };
+    message
+}
+
+#[test]
+fn a_warp_stays_away_from_a_product_of_its_warpgroup() {
+    let message = |warps: &str, products: &str| {
+        format!(
+            "warps {warps} of a warpgroup do not have the same products and waits: {products} products"
+        )
+    };
+    let found = incomplete(256, || (0..warp_id().min(1)).for_each(|_| multiply()));
+    assert_eq!(found, message("0 and 1", "0 and 1"));
+    let found = incomplete(256, || (0..2 - warp_id() / 7).for_each(|_| multiply()));
+    assert_eq!(found, message("4 and 7", "2 and 1"));
+    assert_eq!(incomplete(96, multiply), message("0 and 3", "1 and 0"));
+    let elsewhere = || {
+        let is_other = warp_id() == 2;
+        if is_other {
+            multiply();
+        }
+        if !is_other {
+            multiply();
+        }
+    };
+    assert_eq!(incomplete(128, elsewhere), message("0 and 2", "1 and 1"));
+    let waits = || {
+        multiply();
+        if warp_id() != 3 {
+            // SAFETY: broken on purpose: a warp does not wait.
+            unsafe { wait_for_products::<0>() };
+        }
+    };
+    assert_eq!(incomplete(128, waits), message("0 and 3", "1 and 1"));
+}
