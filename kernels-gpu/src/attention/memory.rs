@@ -104,8 +104,8 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
 }
 
 /// The queries are in shared memory. The second warpgroup arrives, at once unless it writes a part of raw queries; the first
-/// waits. It also orders what the four warps of the first have copied or written, each behind `wait_for_groups` and
-/// `fence_shared`: they write rows of other warps, and a warp's product reads its own 16 rows of the queries.
+/// waits. It also orders what the four warps of the first have copied or written, each behind `wait_for_groups`: they write
+/// rows of other warps, and a warp's product reads its own 16 rows of the queries, behind the fence for the first tile's keys.
 pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 
 /// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait, if queries are

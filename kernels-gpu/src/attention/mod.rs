@@ -217,14 +217,13 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
     let mut softmax = Softmax::new();
     copy::wait_for_groups::<0>();
-    fence_shared();
     // SAFETY: words of shared memory are written before a barrier that their readers come after; tiles change places.
     unsafe {
         QUERIES_COPIED.sync();
         if tiles > 0 {
             unpacked(0).sync();
-            // Products read by the async proxy what the third warpgroup stored. The reader fences, for both multiplying
-            // warpgroups: a fence would make the third wait for its loads.
+            // Products read by the async proxy what others stored: the third warpgroup, and all who copied queries. The
+            // reader fences, for both multiplying warpgroups: a fence would make the third wait for its loads.
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let mask = KeyMask::load(small, 0);
@@ -273,7 +272,6 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
     let tiles = end - first;
     let mut softmax = Softmax::new();
     copy::wait_for_groups::<0>();
-    fence_shared();
     // SAFETY: as in `score_tiles`.
     unsafe {
         QUERIES_COPIED.sync();

@@ -3,7 +3,7 @@
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::math::mul_add;
 use simt::shared::Shared;
-use simt::warpgroup::{Panels, fence_shared};
+use simt::warpgroup::Panels;
 use simt::{copy, thread, warp};
 
 use super::memory::{
@@ -63,7 +63,6 @@ pub unsafe fn start<const COPIES: bool, T, U>(
         if !are_ready {
             norm_and_rotate(args, small, at);
             if !COPIES {
-                fence_shared();
                 QUERIES_COPIED.arrive();
             }
         }
