@@ -1,6 +1,6 @@
 //! Which stores to shared memory the products of warpgroups see. They read operands through the async proxy: a store is
-//! visible there if a proxy fence is ordered behind the store and before the product (PTX ISA 8.8.1 "Proxies", 9.7.13.4
-//! `fence.proxy.async`). The thread that stored may call it, the one that multiplies, or any other.
+//! visible there if a proxy fence is ordered behind the store and before the product (PTX ISA, "Memory Consistency Model";
+//! 9.7.13.4, `fence.proxy.async`). The thread that stored may call it, the one that multiplies, or any other.
 
 use super::fault::ThreadIndex;
 use super::time::{Known, Moment, NOTHING, OTHERS, Released, WARPS, join, warp_of};

@@ -38,8 +38,9 @@ impl Recorded {
     }
 }
 
-/// The accesses of one kind since the last write that none of the others is ordered after, in their order, and some that others
-/// are. Of a warp the last one races with another warp if any does, and it or the last one of another lane with a lane of its own.
+/// The accesses of one kind since the last write that none of the others is ordered after, and some that others are. Of a warp the
+/// last one races with another warp if any does, and it or one of another lane with a lane of its own: its lanes come together all
+/// at once.
 #[derive(Clone, Debug, Default)]
 struct Concurrent(SmallVec<[Recorded; 6]>);
 
@@ -53,9 +54,9 @@ impl Concurrent {
             // Who races with this one races with one of those two.
             return;
         }
-        if let Some(own) = self.0.iter().position(|old| old.thread == new.thread) {
-            self.0.remove(own);
-            return self.0.push(new);
+        if let Some(own) = self.0.iter_mut().find(|old| old.thread == new.thread) {
+            *own = new;
+            return;
         }
         self.0.retain(|old| !clocks.orders(old.at(), new.at().thread));
         let mut of_warp = (0..self.0.len()).filter(|&i| self.0[i].warp() == new.warp());

@@ -187,6 +187,48 @@ fn a_fence_of_others_counts_between_two_barriers() {
     assert!(a_third_fences(true, true, false), "nobody knows that it fenced");
 }
 
+/// One warpgroup stores, the next fences, the next passes that on, and the last multiplies.
+#[test]
+fn a_fence_is_known_through_others() {
+    let met = |number| NamedBarrier::new(number, 256);
+    let run = |passes: bool| {
+        missing(512, || {
+            let role = warp_id() / 4;
+            // SAFETY: each warpgroup comes together.
+            unsafe {
+                if role == 0 {
+                    store();
+                    STORED_FOR_TWO.arrive();
+                    return;
+                }
+                if role != 2 {
+                    STORED_FOR_TWO.sync();
+                }
+                if role == 1 {
+                    fence_shared();
+                    met(2).arrive();
+                } else if role == 2 {
+                    if passes {
+                        met(2).sync();
+                        met(3).arrive();
+                    } else {
+                        met(3).arrive();
+                        met(2).sync();
+                    }
+                } else {
+                    met(3).sync();
+                    multiply();
+                }
+            }
+        })
+    };
+    assert!(run(true).is_none());
+    assert!(run(false).is_some(), "it arrives before it knows of the fence");
+}
+
+/// Of who stores, who fences and who multiplies.
+const STORED_FOR_TWO: NamedBarrier = NamedBarrier::new(1, 384);
+
 #[test]
 fn copies_are_fenced_behind_their_wait() {
     let tensor = Tensor::new(&vec![ONES; WORDS as usize]);
