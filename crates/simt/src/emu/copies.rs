@@ -40,6 +40,11 @@ impl Copies {
         self.groups.push_back(std::mem::take(&mut self.open));
     }
 
+    /// All that were not waited for.
+    pub fn all(&self) -> impl Iterator<Item = &Copy> {
+        self.groups.iter().flatten().chain(&self.open)
+    }
+
     /// Takes out the copies of all groups but the last `pending`.
     pub fn take_all_but(&mut self, pending: usize) -> Vec<Copy> {
         let done = self.groups.len().saturating_sub(pending);

@@ -41,10 +41,10 @@ impl Products {
         product.in_flight
     }
 
-    /// Starts or waits at a place.
-    fn pass(&mut self, location: Site) {
+    /// Starts a product at a place, or waits there for all but so many.
+    fn pass(&mut self, place: impl Hash) {
         let mut hasher = DefaultHasher::new();
-        (self.places, location).hash(&mut hasher);
+        (self.places, place).hash(&mut hasher);
         self.places = hasher.finish();
     }
 
@@ -60,7 +60,7 @@ impl Products {
 
     /// Waits for all products but the last `pending`, and takes them out.
     pub fn wait_for_all_but(&mut self, pending: usize, location: Site) -> Vec<Product> {
-        self.pass(location);
+        self.pass((location, pending));
         let done = self.in_flight.len().saturating_sub(pending);
         self.in_flight.drain(..done).collect()
     }

@@ -14,7 +14,7 @@ pub struct ProxyFences {
     /// The same of the fences of all lanes of each warp.
     of_warp: [Known; WARPS],
     /// What all lanes of a warp know to be visible.
-    known: [Known; WARPS],
+    visible: [Known; WARPS],
 }
 
 /// A store to shared memory.
@@ -33,7 +33,7 @@ impl ProxyFences {
             times: Vec::new(),
             of_thread: Vec::new(),
             of_warp: [NOTHING; WARPS],
-            known: [NOTHING; WARPS],
+            visible: [NOTHING; WARPS],
         }
     }
 
@@ -61,25 +61,25 @@ impl ProxyFences {
 
     /// The lanes of a warp come together.
     pub fn synchronize_warp(&mut self, warp: usize) {
-        join(&mut self.known[warp], &self.of_warp[warp]);
+        join(&mut self.visible[warp], &self.of_warp[warp]);
     }
 
     /// The first `warps` warps come together.
     pub fn synchronize(&mut self, warps: usize) {
         let mut all = NOTHING;
         (0..warps).for_each(|warp| self.release(warp, &mut all));
-        self.known[..warps].fill(all);
+        self.visible[..warps].fill(all);
     }
 
     /// A warp makes known what its fences, and those that it knows of, have made visible.
     pub fn release(&self, warp: usize, visible: &mut Known) {
-        join(visible, &self.known[warp]);
+        join(visible, &self.visible[warp]);
         join(visible, &self.of_warp[warp]);
     }
 
     /// A warp learns what has been released.
     pub fn acquire(&mut self, warp: usize, released: &Released) {
-        join(&mut self.known[warp], &released.visible);
+        join(&mut self.visible[warp], &released.visible);
     }
 
     /// Whether a product of thread `reader` sees a store; `known` is what the reader's warp knows of the others.
@@ -90,6 +90,6 @@ impl ProxyFences {
         let own_fence = times.and_then(|times| times.get(fences as usize));
         let has_fenced = own_fence.is_some_and(|&fence| thread == reader || known[writer] > fence);
         let of_reader = self.of_thread.get(reader.0 as usize).map_or(0, |fenced| fenced[writer]);
-        has_fenced || time < self.known[warp][writer].max(of_reader)
+        has_fenced || time < self.visible[warp][writer].max(of_reader)
     }
 }

@@ -38,9 +38,8 @@ impl Recorded {
     }
 }
 
-/// The accesses of one kind since the last write that none of the others is ordered after, and some that others are. Of a warp the
-/// last one races with another warp if any does, and it or one of another lane with a lane of its own: its lanes come together all
-/// at once.
+/// The accesses of one kind since the last write that none of the others is ordered after, and some that others are, in their
+/// order. Of a warp the last one races with another warp if any does, and it or the last one of another lane with a lane of its own.
 #[derive(Clone, Debug, Default)]
 struct Concurrent(SmallVec<[Recorded; 6]>);
 
@@ -54,8 +53,10 @@ impl Concurrent {
             // Who races with this one races with one of those two.
             return;
         }
-        if let Some(own) = self.0.iter_mut().find(|old| old.thread == new.thread) {
-            *own = new;
+        if let Some(last) = self.0.last_mut()
+            && last.thread == new.thread
+        {
+            *last = new;
             return;
         }
         self.0.retain(|old| !clocks.orders(old.at(), new.at().thread));
@@ -82,19 +83,6 @@ pub struct History {
 }
 
 impl History {
-    /// The last write.
-    pub fn write(&self) -> Option<Recorded> {
-        self.write
-    }
-
-    /// The access that was added last: a write or an atomic if `is_written`, else a read if there is one.
-    pub fn last(&self, is_written: bool) -> Option<(AccessKind, Recorded)> {
-        let last = |of: &Concurrent| of.0.last().copied();
-        let read = last(&self.reads).filter(|_| !is_written).map(|read| (AccessKind::Read, read));
-        let atomic = || Some((AccessKind::Atomic, last(self.atomics.as_ref()?)?));
-        read.or_else(atomic).or(self.write.map(|write| (AccessKind::Write, write)))
-    }
-
     /// An earlier access, which an access that a thread makes now races with, if there is one.
     pub fn racing(
         &self,
@@ -215,7 +203,7 @@ mod tests {
             let mut draw = |count| order.shuffled(count)[0];
             let (mut clocks, mut barrier) = (Clocks::new(), Released::NOTHING);
             let (mut history, mut past) = (History::default(), Past::default());
-            let mut fences = 0;
+            let mut write = None;
             let raced = (0..20).any(|_| {
                 let (choice, warp) = (draw(19), u32::from(draw(3)));
                 let thread = ThreadIndex(THREADS[usize::from(draw(8))]);
@@ -252,7 +240,6 @@ mod tests {
                         past.fence(thread);
                     }
                     12 | 13 => {
-                        let write = history.write().map(|write| Store { at: write.at(), fences });
                         let found = write.map(|write| clocks.is_visible(write, thread));
                         assert_eq!(found, past.sees_write(thread), "seed {seed}: {thread}");
                         found.into_iter().for_each(|found| seen[usize::from(found)] += 1);
@@ -266,7 +253,8 @@ mod tests {
                         let found = history.racing(kind, thread, &clocks).is_some();
                         assert_eq!(found, expected, "seed {seed}: {kind:?} by {thread}");
                         if kind == AccessKind::Write {
-                            fences = clocks.proxy_fences(thread);
+                            let fences = clocks.proxy_fences(thread);
+                            write = Some(Store { at: new.at(), fences });
                         }
                         history.add(kind, new, &clocks);
                         past.events.push((Ok(kind), thread));

@@ -16,7 +16,6 @@ use super::matrix::{self, Fragments};
 use super::order::Order;
 use super::panic;
 use super::past::Past;
-use super::products::Products;
 use crate::limits::WARP_SIZE;
 
 /// Bytes of a fiber's stack, without its guard page. Kernel bodies hold registers, not buffers.
@@ -180,30 +179,38 @@ fn check_products(block: &Block) {
     }
 }
 
-/// Checks that the four warps of each warpgroup of a block which has returned started the same products, and waited for
-/// them in the same places.
+/// Checks that the threads of each warpgroup of a block which has returned started the same products, and waited for them,
+/// in the same places and in the same order.
 fn check_warpgroups(block: &Block) -> Result<(), FaultKind> {
-    let lanes = WARP_SIZE as usize;
-    for first in (0..block.threads.len()).step_by(4 * lanes) {
-        let products = block.threads[first].products.borrow();
-        for thread in [1, 2, 3].map(|warp| first + warp * lanes) {
-            let others = block.threads.get(thread).map(|thread| thread.products.borrow());
-            let (same, started) = match &others {
-                Some(others) => (products.is_same(others), others.started()),
-                None => (products.is_same(&Products::default()), 0),
-            };
-            if !same {
-                let message = format!(
-                    "warps {} and {} of a warpgroup do not have the same products and waits: {} and {started} products",
-                    first / lanes,
-                    thread / lanes,
-                    products.started()
-                );
-                return Err(misuse(message, thread as u32, None));
-            }
-        }
+    let size = (4 * WARP_SIZE) as usize;
+    for (first, warpgroup) in (0..).step_by(size).zip(block.threads.chunks(size)) {
+        let products = warpgroup[0].products.borrow();
+        let differs = |thread: &Thread| !products.is_same(&thread.products.borrow());
+        let message = if let Some(other) = warpgroup.iter().position(differs) {
+            let others = warpgroup[other].products.borrow().started();
+            format!(
+                "threads {first} and {} of a warpgroup do not have the same products and waits: {} and {others} products",
+                first + other,
+                products.started()
+            )
+        } else if products.started() > 0 && warpgroup.len() < size {
+            format!("a product of {} threads: a warpgroup has {size}", warpgroup.len())
+        } else {
+            continue;
+        };
+        return Err(misuse(message, first as u32, None));
     }
     Ok(())
+}
+
+/// Checks that nobody accessed the words of a copy that no thread of a block which has returned has waited for.
+fn check_copies(block: &Block) -> Result<(), FaultKind> {
+    let memory = block.shared_memory.borrow();
+    block.threads.iter().try_for_each(|thread| {
+        thread.copies.borrow().all().try_for_each(|copy| {
+            (0..copy.words).try_for_each(|i| memory.check_copy(copy.to + 4 * i, copy.in_flight))
+        })
+    })
 }
 
 /// The fault of two blocks whose threads are at different places: names thread 0 of each.
@@ -250,6 +257,7 @@ impl Schedule<'_> {
                     if let Stop::Returned = stop {
                         check_barriers(self.block)?;
                         check_warpgroups(self.block)?;
+                        check_copies(self.block)?;
                     }
                     return Ok(stop);
                 }

@@ -14,6 +14,9 @@ struct Cell {
     /// The numbers of its last write and of its last access, of any kind; 0 if there was none.
     written: u64,
     accessed: u64,
+    /// Those two, for faults.
+    last_write: Option<(AccessKind, Recorded)>,
+    last: Option<(AccessKind, Recorded)>,
     history: History,
 }
 
@@ -117,6 +120,7 @@ impl SharedMemory {
         let cell = self.touch(offset, kind, thread, location)?;
         cell.value = value;
         cell.written = cell.accessed;
+        cell.last_write = cell.last;
         cell.fences = fences;
         Ok(())
     }
@@ -132,17 +136,12 @@ impl SharedMemory {
         if cell.written <= self.before {
             return Err(FaultKind::PoisonedShared { offset, thread, location });
         }
-        match cell.history.write() {
-            Some(write)
-                if !self
-                    .clocks
-                    .is_visible(Store { at: write.at(), fences: cell.fences }, thread) =>
-            {
-                let write = self.sites.access(AccessKind::Write, write);
-                Err(FaultKind::UnfencedOperand { offset, write, thread, location })
-            }
-            _ => Ok(cell.value),
+        let (kind, write) = cell.last_write.expect("it is written");
+        if self.clocks.is_visible(Store { at: write.at(), fences: cell.fences }, thread) {
+            return Ok(cell.value);
         }
+        let write = self.sites.access(kind, write);
+        Err(FaultKind::UnfencedOperand { offset, write, thread, location })
     }
 
     /// A product has read its operand at byte `offset` until now.
@@ -153,7 +152,8 @@ impl SharedMemory {
         let InFlight { thread, location, accesses } = product;
         let cell = &self.cells[(offset / 4) as usize];
         if cell.written > accesses {
-            let write = self.last_access(cell, true);
+            let (kind, write) = cell.last_write.expect("it is written");
+            let write = self.sites.access(kind, write);
             return Err(FaultKind::OperandOverwritten { offset, write, thread, location });
         }
         self.touch(offset, AccessKind::Read, thread, location).map(drop)
@@ -172,19 +172,20 @@ impl SharedMemory {
     /// # Errors
     /// Somebody has accessed the word meanwhile.
     pub fn end_copy(&mut self, offset: u32, value: u32, copy: InFlight) -> Result<(), FaultKind> {
-        let InFlight { thread, location, accesses } = copy;
-        let cell = &self.cells[(offset / 4) as usize];
-        if cell.accessed > accesses {
-            let access = self.last_access(cell, cell.written > accesses);
-            return Err(FaultKind::CopyInFlight { offset, access, thread, location });
-        }
-        self.write(offset, value, AccessKind::Write, thread, location)
+        self.check_copy(offset, copy)?;
+        self.write(offset, value, AccessKind::Write, copy.thread, copy.location)
     }
 
-    /// What a fault says of the last access to a word, which was a write or not.
-    fn last_access(&self, cell: &Cell, is_written: bool) -> Access {
-        let (kind, last) = cell.history.last(is_written).expect("every access is added");
-        self.sites.access(kind, last)
+    /// Checks that nobody has accessed the word at byte `offset` since a copy into it was started.
+    pub fn check_copy(&self, offset: u32, copy: InFlight) -> Result<(), FaultKind> {
+        let InFlight { thread, location, accesses } = copy;
+        let cell = &self.cells[(offset / 4) as usize];
+        if cell.accessed <= accesses {
+            return Ok(());
+        }
+        let (kind, access) = cell.last.expect("it is accessed");
+        let access = self.sites.access(kind, access);
+        Err(FaultKind::CopyInFlight { offset, access, thread, location })
     }
 
     /// Checks that an access to the word at byte `offset` does not race.
@@ -216,6 +217,7 @@ impl SharedMemory {
         let cell = &mut self.cells[(offset / 4) as usize];
         cell.history.add(kind, new, &self.clocks);
         cell.accessed = self.accesses;
+        cell.last = Some((kind, new));
         Ok(cell)
     }
 }

@@ -6,6 +6,7 @@ use simt::cluster::{
 use simt::emu::{FaultKind, Launch, launch_clusters};
 use simt::shared::Shared;
 use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
+use simt::warp::{ballot, sync_warp};
 
 use crate::device::Tensor;
 
@@ -45,6 +46,45 @@ fn blocks_read_what_the_others_wrote() {
         let other = |rank| (1 + rank) * (1000 * (first + rank) + 63 - thread);
         assert_eq!(word, (0..8).map(other).sum::<u32>() + block % 8, "{at}");
     }
+}
+
+/// Between arrival and wait a lane's accesses are not known to the other lanes of its warp, a later one of a lane no more than
+/// an earlier one.
+#[test]
+fn a_read_behind_the_arrival_is_not_ordered_by_the_wait() {
+    let kind = fault(1, || {
+        let (words, lane) = (words(), thread_idx_x() % 32);
+        // SAFETY: broken on purpose: the last store and the second load by lane 0.
+        unsafe {
+            let read = |reads: bool| {
+                if reads {
+                    let _ = words.load(0);
+                }
+                // The lanes one after another; a vote orders no memory.
+                let _ = ballot(reads);
+            };
+            let is_first = thread_idx_x() < 32;
+            if thread_idx_x() == 0 {
+                words.store(0, 1);
+            }
+            sync_warp();
+            read(is_first && lane == 0);
+            read(is_first && lane == 1);
+            cluster_arrive_release();
+            read(is_first && lane == 0);
+            read(is_first && lane == 2);
+            cluster_wait();
+            if thread_idx_x() == 2 {
+                words.store(0, 2);
+            }
+        }
+    });
+    assert!(matches!(kind, FaultKind::SharedRace { .. }), "{kind}");
+}
+
+fn words() -> Shared<u32, 64> {
+    // SAFETY: every block here has as much.
+    unsafe { Shared::at(0) }
 }
 
 #[test]

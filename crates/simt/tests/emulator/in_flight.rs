@@ -5,9 +5,10 @@ use simt::copy::{commit_group, wait_for_groups};
 use simt::emu::{AccessKind, FaultKind, Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{NamedBarrier, sync_threads, thread_idx_x, warp_id};
+use simt::warp::sync_warp;
 use simt::warpgroup::{Panels, fence_shared, start_bf16_m64n64k512, wait_for_products};
 
-use crate::device::{Tensor, block_of, fault_kind, run};
+use crate::device::{Tensor, assert_at, block_of, fault_kind, run};
 
 fn words() -> Shared<u32, 256> {
     // SAFETY: every block here has 1 KiB.
@@ -103,6 +104,70 @@ fn a_thread_reads_its_own_copy_before_the_wait() {
     assert_eq!((access.kind, access.thread), (AccessKind::Read, thread));
 }
 
+/// The copy's words are accessed behind a barrier, and nobody ever waits for it.
+#[test]
+fn a_copy_that_nobody_waits_for_is_in_flight_to_the_end() {
+    let tensor = Tensor::new(&Vec::from_iter(0..256));
+    let input = tensor.input::<u32>();
+    for commits in [false, true] {
+        let kind = fault_kind(32, || {
+            let word = 4 * thread_idx_x();
+            // SAFETY: four words a lane; broken on purpose: nobody waits for the copies.
+            unsafe {
+                words().store_u32x4(word, [0; 4]);
+                sync_threads();
+                words().copy_from(word, input, 0);
+                if commits {
+                    commit_group();
+                }
+                sync_threads();
+                let _ = words().load((word + 5) % 128);
+            }
+        });
+        let FaultKind::CopyInFlight { access, .. } = kind else { panic!("{kind}") };
+        assert_eq!(access.kind, AccessKind::Read);
+    }
+}
+
+/// The read before the copy is not the one that is named.
+#[test]
+fn the_access_meanwhile_is_named() {
+    let tensor = Tensor::new(&Vec::from_iter(0..256));
+    let input = tensor.input::<u32>();
+    let line = line!() + 20;
+    let kind = fault_kind(64, || {
+        let t = thread_idx_x();
+        let read = |reads: bool| {
+            if reads {
+                // SAFETY: written before a barrier.
+                let _ = unsafe { words().load(0) };
+            }
+        };
+        // SAFETY: broken on purpose: thread 32 reads while the copy is in flight.
+        unsafe {
+            if t == 0 {
+                words().store_u32x4(0, [0; 4]);
+            }
+            sync_threads();
+            read(t == 32);
+            sync_warp();
+            read(t == 33);
+            sync_threads();
+            if t == 0 {
+                words().copy_from(0, input, 0);
+                commit_group();
+            }
+            sync_threads();
+            read(t == 32);
+            sync_threads();
+            wait_for_groups::<0>();
+        }
+    });
+    let FaultKind::CopyInFlight { access, thread, location, .. } = kind else { panic!("{kind}") };
+    assert_eq!((access.thread.0, thread.0), (32, 0));
+    assert_at(location, file!(), line);
+}
+
 /// A pipeline of two places, whose copies start while others read: before the barrier, or behind it.
 #[test]
 fn a_copy_starts_before_others_have_read_its_place() {
@@ -190,7 +255,7 @@ fn an_operand_is_overwritten_between_barriers() {
 fn what_was_in_flight_in_another_block_is_not() {
     let tensor = Tensor::new(&Vec::from_iter(0..256));
     let input = tensor.input::<u32>();
-    // SAFETY: a word a lane, of a block of its own; nobody waits for the copies.
+    // SAFETY: four words a lane, of a block of its own; nobody waits for the copies.
     run(32, || unsafe {
         words().copy_from(4 * thread_idx_x(), input, 0);
         commit_group();
@@ -200,6 +265,8 @@ fn what_was_in_flight_in_another_block_is_not() {
         // SAFETY: as above.
         unsafe {
             words().store(word, 5);
+            assert_eq!(words().load(word), 5);
+            wait_for_groups::<0>();
             assert_eq!(words().load(word), 5);
         }
     });

@@ -1,5 +1,6 @@
 //! Proxy fences between stores to shared memory and products that read them, and products of whole warpgroups.
 
+use simt::atomic::BlockAtomicU32;
 use simt::cluster::{block_rank, sync_cluster};
 use simt::copy::{commit_group, wait_for_groups};
 use simt::emu::{AccessKind, FaultKind, Launch, ThreadIndex, launch, launch_clusters};
@@ -358,32 +359,77 @@ fn incomplete(threads: u32, body: impl Fn() + Sync) -> String {
 
 #[test]
 fn a_warp_stays_away_from_a_product_of_its_warpgroup() {
-    let message = |warps: &str, products: &str| {
+    let message = |threads: &str, products: &str| {
         format!(
-            "warps {warps} of a warpgroup do not have the same products and waits: {products} products"
+            "threads {threads} of a warpgroup do not have the same products and waits: {products} products"
         )
     };
     let found = incomplete(256, || (0..warp_id().min(1)).for_each(|_| multiply()));
-    assert_eq!(found, message("0 and 1", "0 and 1"));
+    assert_eq!(found, message("0 and 32", "0 and 1"));
     let found = incomplete(256, || (0..2 - warp_id() / 7).for_each(|_| multiply()));
-    assert_eq!(found, message("4 and 7", "2 and 1"));
-    assert_eq!(incomplete(96, multiply), message("0 and 3", "1 and 0"));
-    let elsewhere = || {
-        let is_other = warp_id() == 2;
-        if is_other {
-            multiply();
-        }
-        if !is_other {
-            multiply();
-        }
-    };
-    assert_eq!(incomplete(128, elsewhere), message("0 and 2", "1 and 1"));
-    let waits = || {
+    assert_eq!(found, message("128 and 224", "2 and 1"));
+    assert_eq!(incomplete(96, multiply), "a product of 96 threads: a warpgroup has 128");
+    assert_eq!(incomplete(128, || elsewhere(warp_id() == 2)), message("0 and 64", "1 and 1"));
+}
+
+/// The same product, in another place for some.
+fn elsewhere(is_other: bool) {
+    if is_other {
         multiply();
-        if warp_id() != 3 {
-            // SAFETY: broken on purpose: a warp does not wait.
-            unsafe { wait_for_products::<0>() };
+    } else {
+        let product = multiply;
+        product();
+    }
+}
+
+#[test]
+fn lanes_stay_away_from_a_product_or_a_wait_of_their_warp() {
+    let halves = incomplete(128, || elsewhere(lane_id() < 16));
+    assert!(halves.starts_with("threads 0 and 16 of a warpgroup"), "{halves}");
+    let waits = |who: fn() -> bool| {
+        move || {
+            multiply();
+            if who() {
+                // SAFETY: broken on purpose: not all threads wait.
+                unsafe { wait_for_products::<0>() };
+            }
         }
     };
-    assert_eq!(incomplete(128, waits), message("0 and 3", "1 and 1"));
+    let found = incomplete(128, waits(|| warp_id() != 3));
+    assert!(found.starts_with("threads 0 and 96 of a warpgroup"), "{found}");
+    let found = incomplete(128, waits(|| lane_id() == 0));
+    assert!(found.starts_with("threads 0 and 1 of a warpgroup"), "{found}");
+}
+
+/// As plain stores: each kind by the last one to the word.
+#[test]
+fn atomic_stores_need_a_fence_too() {
+    let add = |word| {
+        // SAFETY: each word by one thread, behind a barrier.
+        unsafe { BlockAtomicU32::new(operand(), word) }.add(0);
+    };
+    let run = |fences: bool, adds_behind: bool| {
+        missing(128, || {
+            let t = thread_idx_x();
+            store();
+            if adds_behind {
+                fence_shared();
+            }
+            // SAFETY: all threads come together.
+            unsafe { sync_threads() };
+            if t < 32 {
+                add(64 + t);
+            }
+            if fences {
+                fence_shared();
+            }
+            // SAFETY: all threads come together.
+            unsafe { sync_threads() };
+            multiply();
+        })
+    };
+    assert!(run(true, true).is_none() && run(true, false).is_none());
+    let kind = run(false, true);
+    let Some(FaultKind::UnfencedOperand { write, .. }) = kind else { panic!("{kind:?}") };
+    assert_eq!(write.kind, AccessKind::Atomic);
 }
