@@ -401,6 +401,28 @@ fn lanes_stay_away_from_a_product_or_a_wait_of_their_warp() {
     assert!(found.starts_with("threads 0 and 1 of a warpgroup"), "{found}");
 }
 
+/// A wait for all products, or for all but one, in one place.
+#[track_caller]
+fn wait(for_all: bool) {
+    // SAFETY: all threads of the warp come; broken on purpose where others wait for fewer.
+    unsafe {
+        if for_all {
+            wait_for_products::<0>();
+        } else {
+            wait_for_products::<1>();
+        }
+    }
+}
+
+#[test]
+fn a_warp_waits_for_fewer_products() {
+    let found = incomplete(128, || {
+        multiply();
+        wait(warp_id() != 1);
+    });
+    assert!(found.starts_with("threads 0 and 32 of a warpgroup"), "{found}");
+}
+
 /// As plain stores: each kind by the last one to the word.
 #[test]
 fn atomic_stores_need_a_fence_too() {
