@@ -8,9 +8,9 @@
 //!
 //! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access out of bounds or
 //! misaligned, a read of unwritten shared memory, a race on shared or global memory, an access to the words of a copy in
-//! flight, a write to operands of a product in flight, operands that no proxy fence makes visible, a panic. Races are found in the order of the run. Not
-//! detected is an allocation that the host frees while a launch uses it. A body that needs more than 64 KiB of stack ends
-//! the process at a guard page.
+//! flight, a write to operands of a product in flight, operands that no proxy fence makes visible, a panic. Races are found
+//! in the order of the run. Not detected is an allocation that the host frees while a launch uses it. A body that needs more
+//! than 64 KiB of stack ends the process at a guard page.
 //!
 //! | module | what it holds |
 //! |---|---|

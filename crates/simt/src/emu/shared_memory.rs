@@ -14,7 +14,7 @@ struct Cell {
     /// The numbers of its last write and of its last access, of any kind; 0 if there was none.
     written: u64,
     accessed: u64,
-    /// Those two, for faults.
+    /// Which those two were.
     last_write: Option<(AccessKind, Recorded)>,
     last: Option<(AccessKind, Recorded)>,
     history: History,
