@@ -10,7 +10,7 @@
 //! | [`cluster`] | thread block clusters: barrier, distributed shared memory |
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
 //! | [`mma`] | matrix products of a full warp on the tensor cores |
-//! | [`warpgroup`] | matrix products of four warps, one operand in shared memory |
+//! | [`warpgroup`] | matrix products of four warps: B in shared memory, A there or in registers |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
 //! | [`copy`] | asynchronous copies from global to shared memory |
@@ -41,8 +41,8 @@
 //! | [`warp::reduce_add_f32`], [`warp::reduce_max_f32`] | five `shfl.sync.bfly` | divergence |
 //! | [`warp::sync_warp`] | `bar.warp.sync` | divergence |
 //! | [`cluster::sync_cluster`] | `barrier.cluster.arrive`, `.wait` | a block whose threads are elsewhere |
-//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote access between them, an arrival that releases nothing after a remote write, or before others access what was written |
-//! | [`shared::Shared::load_from`], `load_u32x4_from` | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races (only barriers of the cluster order blocks), ranks outside the cluster, a block that may have returned |
+//! | [`cluster::cluster_arrive`], [`cluster_arrive_release`](cluster::cluster_arrive_release), [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote access between them, an arrival that releases nothing after a remote write, or before others access what was written |
+//! | [`shared::Shared::load_from`], `load_u32x4_from`, `store_to` | `mapa`, `ld`, `st` `.shared::cluster` | bounds, unwritten words, races (only barriers of the cluster order blocks), ranks outside the cluster, a block that may have returned |
 //! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
 //! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment, memory that the launch writes |
 //! | [`mem::Global::load_u32_in_order`], [`load_u32x4_in_order`](mem::Global::load_u32x4_in_order) | `ld.global` in volatile asm | bounds, alignment |
@@ -57,6 +57,7 @@
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
 //! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory; a missing [`warpgroup::fence_shared`]; a warp that stays away from a product of its warpgroup, when the block returns |
 //! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait`, [`warpgroup::wait_for_products`] | the same, and `wgmma.wait_group` | operands written from the start to the wait, of sums in flight too; a wait that leaves the product in flight; a product that nobody waits for |
+//! | [`warpgroup::fence_shared`] | `fence.proxy.async.shared::cta` on sm_90a | where it is missing, at the product |
 //! | [`warpgroup::more_registers`], [`warpgroup::fewer_registers`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |

@@ -171,7 +171,7 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
 ///
 /// # Safety
 /// - As [`bf16_m64n64k128`], for both operands. No thread writes B before all four warps have waited for the product, or A before the warp
-///   has whose 16 rows it writes: of A a warp reads its own 16 rows alone.
+///   has whose 16 rows it writes: of A a warp reads its own 16 rows alone. Other lanes of that warp need [`crate::warp::sync_warp`] too.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n64k512<const N: usize>(
