@@ -100,11 +100,6 @@ impl Clocks {
         known.into_iter().all(|(other, (known, time))| other == warp as usize || known >= time)
     }
 
-    /// The latest time of any warp.
-    pub fn latest(&self) -> u64 {
-        self.now.into_iter().max().unwrap_or_default()
-    }
-
     /// The present, for a thread.
     pub fn moment(&self, thread: ThreadIndex) -> Moment {
         Moment { thread, time: self.now[warp_of(thread)] }

@@ -27,7 +27,6 @@
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
 //! | `proxy` | stores to shared memory that products do not see, as a fence is missing |
 //! | `clock`, `time` | what the warps of a block know of each other: vector clocks |
-//! | `sites` | places in the source, by number |
 //! | `global_memory`, `past` | races on global memory, also between blocks |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
@@ -63,7 +62,6 @@ mod race;
 mod schedule;
 pub(crate) mod shared;
 mod shared_memory;
-mod sites;
 pub(crate) mod thread;
 mod time;
 pub(crate) mod warp;

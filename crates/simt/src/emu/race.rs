@@ -2,50 +2,20 @@
 //!
 //! A [`History`] remembers what is needed of a word's past to find a racing pair whenever there is one.
 
-use smallvec::SmallVec;
-
-use super::clock::Clocks;
+use super::clock::{Clocks, Event};
 use super::fault::{AccessKind, ThreadIndex};
-use super::time::{Moment, warp_of};
-
-/// An access, in eight bytes: each word of a block's shared memory remembers several.
-#[derive(Clone, Copy, Debug)]
-pub struct Recorded {
-    time: u32,
-    thread: u16,
-    /// The number of its place in the source.
-    pub site: u16,
-}
-
-impl Recorded {
-    /// An access at a place of this number.
-    ///
-    /// # Panics
-    /// The time or the thread's number is too large.
-    pub fn new(Moment { thread, time }: Moment, site: u16) -> Self {
-        let time = u32::try_from(time).expect("clocks start anew before");
-        let thread = u16::try_from(thread.0).expect("a cluster has at most 16 blocks");
-        Self { time, thread, site }
-    }
-
-    /// Who made it, and when.
-    pub fn at(self) -> Moment {
-        Moment { thread: ThreadIndex(self.thread.into()), time: self.time.into() }
-    }
-
-    fn warp(self) -> usize {
-        warp_of(self.at().thread)
-    }
-}
+use super::time::warp_of;
 
 /// The accesses of one kind since the last write that none of the others is ordered after, and some that others are, in their
 /// order. Of a warp the last one races with another warp if any does, and it or the last one of another lane with a lane of its own.
 #[derive(Clone, Debug, Default)]
-struct Concurrent(SmallVec<[Recorded; 6]>);
+struct Concurrent(Vec<Event>);
 
 impl Concurrent {
-    fn add(&mut self, new: Recorded, clocks: &Clocks) {
-        let is_like = |old: &Recorded| old.time == new.time && old.warp() == new.warp();
+    fn add(&mut self, new: Event, clocks: &Clocks) {
+        let warp = warp_of(new.at.thread);
+        let is_own = |old: &Event| warp_of(old.at.thread) == warp;
+        let is_like = |old: &Event| old.at.time == new.at.time && is_own(old);
         if let [.., first, second] = &self.0[..]
             && is_like(first)
             && is_like(second)
@@ -54,13 +24,13 @@ impl Concurrent {
             return;
         }
         if let Some(last) = self.0.last_mut()
-            && last.thread == new.thread
+            && last.at.thread == new.at.thread
         {
             *last = new;
             return;
         }
-        self.0.retain(|old| !clocks.orders(old.at(), new.at().thread));
-        let mut of_warp = (0..self.0.len()).filter(|&i| self.0[i].warp() == new.warp());
+        self.0.retain(|old| !clocks.orders(old.at, new.at.thread));
+        let mut of_warp = (0..self.0.len()).filter(|&i| is_own(&self.0[i]));
         if let (Some(first), Some(_)) = (of_warp.next(), of_warp.next()) {
             self.0.remove(first);
         }
@@ -68,18 +38,17 @@ impl Concurrent {
     }
 
     /// An access that races with what a thread does now.
-    fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Recorded> {
-        self.0.iter().copied().find(|old| !clocks.orders(old.at(), thread))
+    fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Event> {
+        self.0.iter().copied().find(|old| !clocks.orders(old.at, thread))
     }
 }
 
 /// The accesses to a word that matter for later ones.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    write: Option<Recorded>,
+    write: Option<Event>,
     reads: Concurrent,
-    /// Few words have any.
-    atomics: Option<Box<Concurrent>>,
+    atomics: Concurrent,
 }
 
 impl History {
@@ -89,10 +58,10 @@ impl History {
         kind: AccessKind,
         thread: ThreadIndex,
         clocks: &Clocks,
-    ) -> Option<(AccessKind, Recorded)> {
-        let write = self.write.filter(|write| !clocks.orders(write.at(), thread));
+    ) -> Option<(AccessKind, Event)> {
+        let write = self.write.filter(|write| !clocks.orders(write.at, thread));
         let read = || Some((AccessKind::Read, self.reads.racing(thread, clocks)?));
-        let atomic = || Some((AccessKind::Atomic, self.atomics.as_ref()?.racing(thread, clocks)?));
+        let atomic = || Some((AccessKind::Atomic, self.atomics.racing(thread, clocks)?));
         write.map(|write| (AccessKind::Write, write)).or_else(|| match kind {
             AccessKind::Read | AccessKind::ReadConstant => atomic(),
             AccessKind::Atomic => read(),
@@ -101,16 +70,16 @@ impl History {
     }
 
     /// Adds an access that is made now, and races with none.
-    pub fn add(&mut self, kind: AccessKind, new: Recorded, clocks: &Clocks) {
+    pub fn add(&mut self, kind: AccessKind, new: Event, clocks: &Clocks) {
         match kind {
             AccessKind::Read | AccessKind::ReadConstant => self.reads.add(new, clocks),
-            AccessKind::Atomic => self.atomics.get_or_insert_default().add(new, clocks),
+            AccessKind::Atomic => self.atomics.add(new, clocks),
             AccessKind::Write => {
                 // All earlier accesses are ordered before this one, and what races with them later
                 // races with this one too.
                 self.write = Some(new);
                 self.reads.0.clear();
-                self.atomics = None;
+                self.atomics.0.clear();
             }
         }
     }
@@ -119,6 +88,7 @@ impl History {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::panic::Location;
 
     use super::*;
     use crate::emu::order::Order;
@@ -128,11 +98,16 @@ mod tests {
     /// Three warps, and the threads of other blocks.
     const PARTIES: usize = 4;
 
+    enum Done {
+        Access(AccessKind),
+        /// Which earlier events it makes visible.
+        Fence(HashSet<usize>),
+    }
+
     /// The rule itself, by sets: which earlier accesses and proxy fences, by number, each party knows.
     #[derive(Default)]
     struct Past {
-        /// Accesses, and of fences which accesses they make visible.
-        events: Vec<(Result<AccessKind, HashSet<usize>>, ThreadIndex)>,
+        events: Vec<(Done, ThreadIndex)>,
         known: [HashSet<usize>; PARTIES],
         barrier: HashSet<usize>,
         left: Option<HashSet<usize>>,
@@ -174,28 +149,28 @@ mod tests {
         fn races(&self, kind: AccessKind, thread: ThreadIndex) -> bool {
             let conflict = |other| other != kind || kind == AccessKind::Write;
             self.events.iter().enumerate().any(|(i, (event, _))| {
-                event.as_ref().is_ok_and(|&other| conflict(other)) && !self.knows(thread, i)
+                matches!(event, Done::Access(other) if conflict(*other)) && !self.knows(thread, i)
             })
         }
 
         fn fence(&mut self, thread: ThreadIndex) {
             let visible = (0..self.events.len()).filter(|&i| self.knows(thread, i)).collect();
-            self.events.push((Err(visible), thread));
+            self.events.push((Done::Fence(visible), thread));
         }
 
         /// Whether a product of a thread sees the last write.
         fn sees_write(&self, thread: ThreadIndex) -> Option<bool> {
-            let is_write = |(event, _): &(_, _)| matches!(event, Ok(AccessKind::Write));
+            let is_write = |(event, _): &(_, _)| matches!(event, Done::Access(AccessKind::Write));
             let write = self.events.iter().rposition(is_write)?;
             Some(self.events.iter().enumerate().any(|(i, (event, _))| {
-                event.as_ref().is_err_and(|visible| visible.contains(&write))
+                matches!(event, Done::Fence(visible) if visible.contains(&write))
                     && self.knows(thread, i)
             }))
         }
     }
 
     #[test]
-    fn finds_a_race_exactly_when_some_earlier_access_races() {
+    fn races_and_stores_that_are_not_visible_are_those_of_the_rule() {
         const THREADS: [u32; 8] = [0, 1, 2, 32, 33, 64, 1024, 2048];
         let (mut races_seen, mut ends_seen, mut seen) = (0, 0, [0, 0]);
         for seed in 0..200_000 {
@@ -249,15 +224,15 @@ mod tests {
                         let kind =
                             *kinds.get(usize::from(choice) - 14).unwrap_or(&AccessKind::Read);
                         let expected = past.races(kind, thread);
-                        let new = Recorded::new(clocks.moment(thread), 0);
+                        let new = clocks.event(thread, Location::caller());
                         let found = history.racing(kind, thread, &clocks).is_some();
                         assert_eq!(found, expected, "seed {seed}: {kind:?} by {thread}");
                         if kind == AccessKind::Write {
                             let fences = clocks.proxy_fences(thread);
-                            write = Some(Store { at: new.at(), fences });
+                            write = Some(Store { at: new.at, fences });
                         }
                         history.add(kind, new, &clocks);
-                        past.events.push((Ok(kind), thread));
+                        past.events.push((Done::Access(kind), thread));
                         return expected;
                     }
                 }

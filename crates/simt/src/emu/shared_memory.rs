@@ -1,23 +1,41 @@
 //! A block's shared memory: its words, which of them are written, and their recent accesses.
 
-use super::clock::Clocks;
+use super::clock::{Clocks, Event};
 use super::fault::{Access, AccessKind, FaultKind, Site, ThreadIndex};
 use super::proxy::Store;
-use super::race::{History, Recorded};
-use super::sites::Sites;
+use super::race::History;
 
 #[derive(Clone, Default)]
 struct Cell {
     value: u32,
     /// How many proxy fences the thread that last wrote it had called.
     fences: u32,
-    /// The numbers of its last write and of its last access, of any kind; 0 if there was none.
-    written: u64,
-    accessed: u64,
-    /// Which those two were.
-    last_write: Option<(AccessKind, Recorded)>,
-    last: Option<(AccessKind, Recorded)>,
+    /// Its last write, plain or atomic, and its last access of any kind.
+    write: Option<Numbered>,
+    access: Option<Numbered>,
     history: History,
+}
+
+/// An access, by its number among those to its block's memory and to those of the blocks before.
+#[derive(Clone, Copy)]
+struct Numbered {
+    number: u64,
+    kind: AccessKind,
+    event: Event,
+}
+
+impl Numbered {
+    /// What a fault says of it.
+    fn access(self) -> Access {
+        self.event.access(self.kind)
+    }
+}
+
+impl Cell {
+    /// The last write, if it came behind so many accesses.
+    fn written_since(&self, accesses: u64) -> Option<Numbered> {
+        self.write.filter(|write| write.number > accesses)
+    }
 }
 
 /// Shared memory of a block. Reused from block to block: clocks and the numbers of accesses tell the data of earlier
@@ -25,47 +43,32 @@ struct Cell {
 pub struct SharedMemory {
     bytes: u32,
     cells: Vec<Cell>,
-    /// Accesses so far, and those of earlier blocks.
+    /// How many accesses there were, and how many before the present block.
     accesses: u64,
     before: u64,
     /// What its warps know of each other.
     pub clocks: Clocks,
-    sites: Sites,
 }
-
-/// From these on a new block starts with nothing: what is remembered of an access has 32 bits for its time and 16 for its place.
-const LATE: u64 = 1 << 31;
-const MANY: usize = 1 << 15;
 
 /// What is in flight: a copy, which may write a word at any time until it is waited for, or a product, which reads it until then.
 #[derive(Clone, Copy, Debug)]
 pub struct InFlight {
-    /// Who started it, and where.
+    /// Who started it.
     pub thread: ThreadIndex,
-    /// The place.
+    /// Where.
     pub location: Site,
-    /// Accesses so far, when it was started.
+    /// How many accesses there had been.
     pub accesses: u64,
 }
 
 impl SharedMemory {
     /// Shared memory of no bytes.
     pub fn new() -> Self {
-        Self {
-            bytes: 0,
-            cells: Vec::new(),
-            accesses: 0,
-            before: 0,
-            clocks: Clocks::new(),
-            sites: Sites::new(),
-        }
+        Self { bytes: 0, cells: Vec::new(), accesses: 0, before: 0, clocks: Clocks::new() }
     }
 
     /// Makes this the unwritten shared memory of a new block.
     pub fn reset(&mut self, bytes: u32) {
-        if self.clocks.latest() >= LATE || self.sites.len() >= MANY {
-            *self = Self::new();
-        }
         self.bytes = bytes;
         let words = bytes.div_ceil(4) as usize;
         if self.cells.len() < words {
@@ -98,7 +101,7 @@ impl SharedMemory {
     ) -> Result<u32, FaultKind> {
         let before = self.before;
         let cell = self.touch(offset, kind, thread, location)?;
-        if cell.written <= before {
+        if cell.written_since(before).is_none() {
             return Err(FaultKind::PoisonedShared { offset, thread, location });
         }
         Ok(cell.value)
@@ -119,8 +122,7 @@ impl SharedMemory {
         let fences = self.clocks.proxy_fences(thread);
         let cell = self.touch(offset, kind, thread, location)?;
         cell.value = value;
-        cell.written = cell.accessed;
-        cell.last_write = cell.last;
+        cell.write = cell.access;
         cell.fences = fences;
         Ok(())
     }
@@ -133,15 +135,13 @@ impl SharedMemory {
         let InFlight { thread, location, .. } = product;
         self.check(offset, AccessKind::Read, thread, location)?;
         let cell = &self.cells[(offset / 4) as usize];
-        if cell.written <= self.before {
+        let Some(write) = cell.written_since(self.before) else {
             return Err(FaultKind::PoisonedShared { offset, thread, location });
-        }
-        let (kind, write) = cell.last_write.expect("it is written");
-        if self.clocks.is_visible(Store { at: write.at(), fences: cell.fences }, thread) {
+        };
+        if self.clocks.is_visible(Store { at: write.event.at, fences: cell.fences }, thread) {
             return Ok(cell.value);
         }
-        let write = self.sites.access(kind, write);
-        Err(FaultKind::UnfencedOperand { offset, write, thread, location })
+        Err(FaultKind::UnfencedOperand { offset, write: write.access(), thread, location })
     }
 
     /// A product has read its operand at byte `offset` until now.
@@ -151,9 +151,8 @@ impl SharedMemory {
     pub fn end_operand(&mut self, offset: u32, product: InFlight) -> Result<(), FaultKind> {
         let InFlight { thread, location, accesses } = product;
         let cell = &self.cells[(offset / 4) as usize];
-        if cell.written > accesses {
-            let (kind, write) = cell.last_write.expect("it is written");
-            let write = self.sites.access(kind, write);
+        if let Some(write) = cell.written_since(accesses) {
+            let write = write.access();
             return Err(FaultKind::OperandOverwritten { offset, write, thread, location });
         }
         self.touch(offset, AccessKind::Read, thread, location).map(drop)
@@ -180,12 +179,10 @@ impl SharedMemory {
     pub fn check_copy(&self, offset: u32, copy: InFlight) -> Result<(), FaultKind> {
         let InFlight { thread, location, accesses } = copy;
         let cell = &self.cells[(offset / 4) as usize];
-        if cell.accessed <= accesses {
+        let Some(access) = cell.access.filter(|access| access.number > accesses) else {
             return Ok(());
-        }
-        let (kind, access) = cell.last.expect("it is accessed");
-        let access = self.sites.access(kind, access);
-        Err(FaultKind::CopyInFlight { offset, access, thread, location })
+        };
+        Err(FaultKind::CopyInFlight { offset, access: access.access(), thread, location })
     }
 
     /// Checks that an access to the word at byte `offset` does not race.
@@ -199,7 +196,7 @@ impl SharedMemory {
         let cell = &self.cells[(offset / 4) as usize];
         let racing = cell.history.racing(kind, thread, &self.clocks);
         racing.map_or(Ok(()), |(first, of)| {
-            let (first, second) = (self.sites.access(first, of), Access { thread, kind, location });
+            let (first, second) = (of.access(first), Access { thread, kind, location });
             Err(FaultKind::SharedRace { offset, first, second })
         })
     }
@@ -212,19 +209,11 @@ impl SharedMemory {
         location: Site,
     ) -> Result<&mut Cell, FaultKind> {
         self.check(offset, kind, thread, location)?;
-        let new = Recorded::new(self.clocks.moment(thread), self.sites.number(location));
+        let event = self.clocks.event(thread, location);
         self.accesses += 1;
         let cell = &mut self.cells[(offset / 4) as usize];
-        cell.history.add(kind, new, &self.clocks);
-        cell.accessed = self.accesses;
-        cell.last = Some((kind, new));
+        cell.history.add(kind, event, &self.clocks);
+        cell.access = Some(Numbered { number: self.accesses, kind, event });
         Ok(cell)
-    }
-}
-
-impl Sites {
-    /// What a fault says of an access.
-    fn access(&self, kind: AccessKind, of: Recorded) -> Access {
-        Access { thread: of.at().thread, kind, location: self.at(of.site) }
     }
 }
