@@ -30,7 +30,7 @@ impl Clocks {
     pub fn start_block(&mut self) {
         self.left = None;
         self.fences.start_block();
-        self.synchronize(WARPS);
+        self.synchronize_accesses(WARPS);
     }
 
     /// All warps of the block come together.
@@ -46,12 +46,23 @@ impl Clocks {
     }
 
     fn synchronize(&mut self, warps: usize) {
+        self.synchronize_accesses(warps);
+        self.fences.synchronize(warps);
+    }
+
+    /// The first `warps` warps come together: each knows what they have done, and what any of them knew of the others.
+    fn synchronize_accesses(&mut self, warps: usize) {
         let mut all = NOTHING;
-        for warp in 0..warps {
-            self.release_accesses(warp, &mut all);
+        for (warp, all) in all.iter_mut().enumerate() {
+            if warp < warps {
+                self.now[warp] += 1;
+                *all = self.now[warp];
+            } else {
+                let known = self.known[..warps].iter().map(|known| known[warp]);
+                *all = known.max().unwrap_or_default();
+            }
         }
         self.known[..warps].fill(all);
-        self.fences.synchronize(warps);
     }
 
     /// The lanes of a warp come together.

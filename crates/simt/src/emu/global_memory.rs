@@ -121,10 +121,14 @@ impl Hasher for Multiply {
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Multiply>>;
 
+/// Accesses that matter for later ones, of so many granules in a row: neighbours are accessed together.
+type Page = [Granule; PAGE_GRANULES as usize];
+const PAGE_GRANULES: u64 = 16;
+
 /// A part of the memory, by address.
 #[derive(Debug, Default)]
 struct Shard {
-    granules: Map<Granule>,
+    pages: Map<Box<Page>>,
     /// What is ordered before whoever reads an atomic word, by address.
     released: Map<Past>,
 }
@@ -225,7 +229,9 @@ impl Shard {
         let Place { address, bytes, .. } = place;
         let bytes = (((1_u32 << bytes) - 1) << (address % 16)) as u16;
         let new = Recorded { event: thread.event(location), block: thread.block, bytes, kind };
-        let granule = self.granules.entry(address / 16).or_default();
+        let granule = address / 16;
+        let page = self.pages.entry(granule / PAGE_GRANULES).or_default();
+        let granule = &mut page[(granule % PAGE_GRANULES) as usize];
         granule.add(new, thread).map_err(|old| [old, new])
     }
 }

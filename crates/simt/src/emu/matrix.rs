@@ -20,25 +20,27 @@ const INNER: usize = 32;
 /// Each lane's part of `A B + C` in f32, the products added to C one by one in the order of the inner
 /// index.
 pub fn multiply_bf16(lanes: &[Fragments; LANES]) -> [[u32; 4]; LANES] {
-    multiply(lanes, bf16_pair, |c, products| {
-        products.fold(f32::from_bits(c), |sum, (x, y)| sum + x * y).to_bits()
+    multiply(lanes, bf16_pair, |c, a, b| {
+        let products = a.iter().zip(b).map(|(x, y)| x * y);
+        products.fold(f32::from_bits(c), |sum, product| sum + product).to_bits()
     })
 }
 
 /// Each lane's part of `A B + C` in integers.
 pub fn multiply_s8(lanes: &[Fragments; LANES]) -> [[u32; 4]; LANES] {
     let four = |word: u32| word.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
-    multiply(lanes, four, |c, products| {
-        products.fold(c, |sum, (x, y)| sum.wrapping_add((x * y).cast_unsigned()))
+    multiply(lanes, four, |c, a, b| {
+        let products = a.iter().zip(b).map(|(x, y)| (x * y).cast_unsigned());
+        products.fold(c, u32::wrapping_add)
     })
 }
 
-/// Each lane's part of the product of elements of which a word holds `WIDTH`; `add` adds products to an
-/// element of C.
+/// Each lane's part of the product of elements of which a word holds `WIDTH`; `add` adds the products of a row of A and a
+/// column of B to an element of C.
 fn multiply<T: Copy + Default, const WIDTH: usize>(
     lanes: &[Fragments; LANES],
     unpack: impl Fn(u32) -> [T; WIDTH],
-    add: impl Fn(u32, &mut dyn Iterator<Item = (T, T)>) -> u32,
+    add: impl Fn(u32, &[T], &[T]) -> u32,
 ) -> [[u32; 4]; LANES] {
     let mut a = [[T::default(); INNER]; ROWS];
     let mut b = [[T::default(); INNER]; COLUMNS];
@@ -57,8 +59,7 @@ fn multiply<T: Copy + Default, const WIDTH: usize>(
         std::array::from_fn(|register| {
             let (row, column) = (lane / 4 + register / 2 * 8, lane % 4 * 2 + register % 2);
             let inner = ..8 * WIDTH;
-            let mut products = a[row][inner].iter().copied().zip(b[column][inner].iter().copied());
-            add(lanes[lane].c[register], &mut products)
+            add(lanes[lane].c[register], &a[row][inner], &b[column][inner])
         })
     })
 }

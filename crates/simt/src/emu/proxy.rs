@@ -15,6 +15,8 @@ pub struct ProxyFences {
     of_warp: [Known; WARPS],
     /// What all lanes of a warp know to be visible.
     visible: [Known; WARPS],
+    /// Whether a thread of the present block has fenced: if not, nothing that it stored is visible.
+    is_any: bool,
 }
 
 /// A store to shared memory.
@@ -34,12 +36,14 @@ impl ProxyFences {
             of_thread: Vec::new(),
             of_warp: [NOTHING; WARPS],
             visible: [NOTHING; WARPS],
+            is_any: false,
         }
     }
 
     /// A new block starts, whose stores are all later than what is known.
     pub fn start_block(&mut self) {
         self.times.iter_mut().for_each(Vec::clear);
+        self.is_any = false;
     }
 
     /// A thread fences: its own stores until now, and those before `known` of the other warps.
@@ -49,6 +53,7 @@ impl ProxyFences {
             self.times.resize_with(at + 1, Vec::new);
             self.of_thread.resize(at + 1, NOTHING);
         }
+        self.is_any = true;
         self.times[at].push(now);
         self.of_thread[at] = *known;
         join(&mut self.of_warp[warp_of(thread)], known);
@@ -66,6 +71,9 @@ impl ProxyFences {
 
     /// The first `warps` warps come together.
     pub fn synchronize(&mut self, warps: usize) {
+        if !self.is_any {
+            return;
+        }
         let mut all = NOTHING;
         (0..warps).for_each(|warp| self.release(warp, &mut all));
         self.visible[..warps].fill(all);
