@@ -11,7 +11,7 @@ use dsv4_kv::step::{
 use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers, WorkspaceLimits};
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
 
-use crate::inputs::upload;
+use crate::inputs::{filled, upload};
 
 /// A layer between its update and its append.
 pub enum Updated<'s, B: Backend> {
@@ -39,6 +39,19 @@ impl<B: Backend> Updated<'_, B> {
             Self::Csa(layer) => layer.gather_window(queries, tile, lengths),
             Self::Hca(layer) => layer.gather_window(queries, tile, lengths),
         }
+    }
+
+    /// Gathers each row that a step of one request with so many tokens can see of its window: the windows of every 64th
+    /// token and of the last. Poison among them is found as in [`Self::gather_window`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn read_windows(&self, tokens: u32) -> Result<(), KvError> {
+        let stream = self.stream();
+        let (tile, lengths) = (filled(stream, 128 * 512), filled(stream, 1));
+        let last = tokens - 1;
+        let mut queries = (0..last).step_by(64).chain([last]);
+        queries.try_for_each(|query| self.gather_window(query..query + 1, &tile, &lengths))
     }
 
     /// As [`UpdatedLayer::gather_entries`]; nothing in a layer without entries.

@@ -37,6 +37,11 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
     tier3::drafts(device, &reference.in_place())
 }
 
+/// Drafts by prompt lookup change no token.
+pub fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    tier3::prompt_lookup(device, &reference.in_place())
+}
+
 /// Graphs give the bits of single launches.
 pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     tier3::graphs(device, &reference.in_place())

@@ -41,13 +41,22 @@ use reference::Reference;
 /// A test of one folder.
 type Test<B> = fn(&Device<B>, &Reference) -> Result<(), Failed>;
 
-/// What takes minutes on the emulator, where it is run by hand.
-const LONG: [&str; 5] = [
+/// What takes long on the emulator, where it is run by hand.
+const LONG: [&str; 7] = [
     "in_place::decodes_the_same_tokens",
     "in_place::logits_with_the_tokens_of_the_reference",
     "in_place::a_batch_and_its_chunks_give_the_bits_of_a_request_alone",
     "in_place::drafts_that_are_rejected_leave_no_trace",
     "in_place::graphs_give_the_bits_of_single_launches",
+    "in_place::prompt_lookup_changes_no_token",
+    "tier3::prompt_lookup_changes_no_token",
+];
+
+/// The same, of one folder: the other runs it on the emulator too.
+const LONG_OF: [(&str, &str); 3] = [
+    ("hash", "tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone"),
+    ("hash", "tier3::graphs_give_the_bits_of_single_launches"),
+    ("scored", "tier3::drafts_that_are_rejected_leave_no_trace"),
 ];
 
 /// The tests of a reference, with mutations or without: they take long and say the same of small ones.
@@ -59,10 +68,12 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
         ("tier3::logits_with_the_tokens_of_the_reference", tier3::reference_tokens),
         ("tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", tier3::batches),
         ("tier3::drafts_that_are_rejected_leave_no_trace", tier3::drafts),
+        ("tier3::prompt_lookup_changes_no_token", tier3::prompt_lookup),
         ("tier3::graphs_give_the_bits_of_single_launches", tier3::graphs),
         ("in_place::logits_with_the_tokens_of_the_reference", in_place::reference_tokens),
         ("in_place::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", in_place::batches),
         ("in_place::drafts_that_are_rejected_leave_no_trace", in_place::drafts),
+        ("in_place::prompt_lookup_changes_no_token", in_place::prompt_lookup),
         ("in_place::graphs_give_the_bits_of_single_launches", in_place::graphs),
     ];
     if reference.has_indexers() && !reference.chooses_nothing_by_score() {
@@ -95,7 +106,8 @@ fn trials_on<B: Backend>(
     let one_by_one = kind == "cuda";
     let trial = |(name, test): (&str, Test<B>)| {
         let (reference, open) = (Arc::clone(reference), open.clone());
-        let takes_long = kind == "cpu" && LONG.contains(&name);
+        let of_folder = LONG_OF.contains(&(reference.name.as_str(), name));
+        let takes_long = kind == "cpu" && (LONG.contains(&name) || of_folder);
         let name = format!("{kind}::{}::{name}", reference.name);
         let trial = Trial::test(name, move || {
             let turn = one_by_one.then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner));

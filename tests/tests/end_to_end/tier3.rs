@@ -97,7 +97,7 @@ pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<
     Ok(())
 }
 
-/// Drafts of which none, some or all are right, in batches; and prompt lookup, greedy and sampled.
+/// Drafts of which none, some or all are right, in batches.
 pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let requests = requests(reference, 2);
     let tokens = requests[0].len();
@@ -136,12 +136,11 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
         // What was recorded of a rejected token is recorded again when the right one runs.
         run.step(&step, &starts, &accepted, &mut seen)?;
     }
-    check_all(device, reference, &requests, &run, &seen)?;
-    prompt_lookup(device, reference)
+    Ok(check_all(device, reference, &requests, &run, &seen)?)
 }
 
-/// The same tokens with drafts as without.
-fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+/// The same tokens with drafts by prompt lookup as without, greedy and sampled.
+pub fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let request = reference.request(0);
     let prompt = &request[..reference.prompt];
     for sampling in [GREEDY, Sampling { temperature: 0.8, top_p: 0.95, seed: 5 }] {

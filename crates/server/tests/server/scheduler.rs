@@ -1,5 +1,6 @@
 //! The scheduler without HTTP: every answer is that of a request alone, and nothing stays in the cache.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -125,6 +126,23 @@ fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
     }
 }
 
+/// Prompts that differ in their last ten tokens of 270.
+fn long_prompt(last: u32) -> Vec<u32> {
+    (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect()
+}
+
+/// The first `tokens` of eight that the model answers to a long prompt alone: computed once for all tests.
+fn alone_to_long(last: u32, tokens: usize) -> Vec<Generated> {
+    static ANSWERS: Mutex<BTreeMap<u32, Vec<Generated>>> = Mutex::new(BTreeMap::new());
+    let mut answers = ANSWERS.lock().expect("no test has failed");
+    let all = answers.entry(last).or_insert_with(|| {
+        let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
+        let (prompt, continuation) = (long_prompt(last), small::continuation(8));
+        small::alone(&mut engine, &Submission { prompt, continuation, salt: Vec::new() }).0
+    });
+    all[..tokens].to_vec()
+}
+
 /// A device with room for the prefix of one completion: that of another comes back from host memory, and its completion
 /// answers as alone.
 #[test]
@@ -135,11 +153,10 @@ fn a_prefix_comes_back_from_host_memory() {
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
     let submission = |last: u32, salt: &[u8]| Submission {
-        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        prompt: long_prompt(last),
         continuation: small::continuation(4),
         salt: salt.to_vec(),
     };
-    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
     for (last, salt, reused) in [(1, b"a", 0), (2, b"b", 0), (3, b"a", 256), (4, b"b", 2 * 256)] {
         let new = submission(last, salt);
         let mut events = submit(&queue, &new);
@@ -147,7 +164,7 @@ fn a_prefix_comes_back_from_host_memory() {
         assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused, "{last}");
         let (tokens, end) = received(&mut events);
         assert_eq!(end, Some(Event::Finished(Finish::Length)));
-        assert_eq!(tokens, small::alone(&mut engine, &new).0, "{last}");
+        assert_eq!(tokens, alone_to_long(last, 4), "{last}");
     }
     let stats = scheduler.engine().cache().tier_stats();
     assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 512));
@@ -171,11 +188,10 @@ fn a_prefix_outlives_its_server() {
         (scheduler, metrics)
     };
     let submission = |last: u32, salt: &[u8]| Submission {
-        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        prompt: long_prompt(last),
         continuation: small::continuation(4),
         salt: salt.to_vec(),
     };
-    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
     let cases =
         [("a", 1, b"s", 0, 1), ("a", 2, b"s", 256, 1), ("a", 3, b"t", 0, 2), ("b", 4, b"s", 0, 3)];
     for (identity, last, salt, reused, files) in cases {
@@ -187,7 +203,7 @@ fn a_prefix_outlives_its_server() {
         assert_eq!(value(&metrics, "dsv4_kv_cold_restored_tokens_total"), reused, "{last}");
         let (tokens, end) = received(&mut events);
         assert_eq!(end, Some(Event::Finished(Finish::Length)));
-        assert_eq!(tokens, small::alone(&mut engine, &new).0, "{last}");
+        assert_eq!(tokens, alone_to_long(last, 4), "{last}");
         scheduler.engine().cache().audit_tier().expect("a right tier");
         // What waits to be stored is stored before the server ends.
         drop(scheduler);
@@ -254,12 +270,11 @@ fn completions_that_share_a_prefix_equal_each_alone() {
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
     let submission = |last: u32, salt: &[u8]| Submission {
-        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        prompt: long_prompt(last),
         continuation: Continuation { drafts: 2, ..small::continuation(8) },
         salt: salt.to_vec(),
     };
     // One first, so that there is something to share; then two at once; then another salt.
-    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
     let batches = [
         (vec![submission(1, b"a")], 0),
         (vec![submission(2, b"a"), submission(3, b"a")], 2 * 256),
@@ -277,7 +292,7 @@ fn completions_that_share_a_prefix_equal_each_alone() {
         }
     }
     for (last, answer) in [1, 2, 3].into_iter().zip(&answers) {
-        assert_eq!(*answer, small::alone(&mut engine, &submission(last, b"")).0, "{last}");
+        assert_eq!(*answer, alone_to_long(last, 8), "{last}");
     }
     assert_eq!(answers[3], answers[1]);
     let ledger = scheduler.engine().cache().ledger();

@@ -124,7 +124,6 @@ fn feed<B: Backend>(
     random: &mut StdRng,
 ) {
     let drafts = fed.manager.config().max_draft as usize;
-    let stream = fed.stream.clone();
     let mut done = tokens.start;
     while done < tokens.end {
         let left = tokens.end - done;
@@ -139,9 +138,7 @@ fn feed<B: Backend>(
         let pieces = vec![(story, done..done + accepted), (wrong, done + accepted..end)];
         let written = (end - done) as u32;
         fed.run(&[Part { id, pieces }], Padding::None, &[accepted as u32], &mut |_, layer| {
-            let tile = filled::<B, dsv4_kv::device::bf16>(&stream, written as usize * 128 * 512);
-            let lengths = filled::<B, i32>(&stream, written as usize);
-            layer.gather_window(0..written, &tile, &lengths)
+            layer.read_windows(written)
         });
         fed.manager.check_poison(&fed.stream).unwrap();
         done += accepted;

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::{Fed, Padding, Part, begin};
-use crate::inputs::{assert_same, download, filled};
+use crate::inputs::{assert_same, download};
 use crate::stories::{Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -23,7 +23,7 @@ fn fed<B: Backend>(device: &Device<B>, max_draft: u32, max_requests: u32) -> Fed
 }
 
 /// Feeds `id` up to `end` tokens, in chunks and by steps with drafts that are rejected, of which `seed` decides; each
-/// window is gathered, and none has a row that nobody wrote.
+/// row of their windows is gathered, and nobody's is among them.
 pub(super) fn feed<B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,
@@ -44,8 +44,7 @@ pub(super) fn feed<B: Backend>(
         let pieces = vec![(story, done..done + accepted), (wrong, done + accepted..last)];
         let written = (last - done) as u32;
         fed.run(&[Part { id, pieces }], Padding::None, &[accepted as u32], &mut |_, layer| {
-            let tile = filled(&stream, written as usize * 128 * 512);
-            layer.gather_window(0..written, &tile, &filled(&stream, written as usize))
+            layer.read_windows(written)
         });
         fed.manager.check_poison(&stream).unwrap();
         done += accepted;
