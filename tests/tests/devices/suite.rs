@@ -384,6 +384,7 @@ suite! {
     }
     step::poison {
         what_nobody_wrote_is_named,
+        a_chunk_reads_every_row_of_its_windows,
         what_is_freed_becomes_poison,
         without_poison_nothing_is_looked_at,
     }

@@ -81,6 +81,31 @@ pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
     }
 }
 
+/// A row that nobody wrote is found by the windows that stand for those of a whole chunk, whichever of the 127 rows before
+/// the chunk it is.
+pub fn a_chunk_reads_every_row_of_its_windows<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 300, 53);
+    for lost in [0, 1, 63, 126] {
+        let mut fed = poisoned(device, BOTH[0], 1);
+        let id = fed.manager.admit().unwrap();
+        for (tokens, is_lost) in [(0..lost, false), (lost..lost + 1, true), (lost + 1..127, false)]
+        {
+            match [Part::new(id, &story, tokens.clone())] {
+                _ if tokens.is_empty() => {}
+                part if is_lost => fed.lose(&part),
+                part => fed.step(&part, Padding::None),
+            }
+        }
+        let part = [Part::new(id, &story, 127..300)];
+        fed.run(&part, Padding::None, &[173], &mut |_, layer| layer.read_windows(173));
+        let error = fed.manager.check_poison(&fed.stream).unwrap_err();
+        let (_, rows) = rows_found(&error);
+        let found =
+            |read: &PoisonRead| matches!(read.row, PoisonedRow::Window(at) if at == lost as u32);
+        assert!(rows.iter().any(found), "{lost}: {error}");
+    }
+}
+
 /// What a request held is poison when the next one gets it, and nothing else is.
 pub fn what_is_freed_becomes_poison<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 133, 52);
