@@ -168,7 +168,7 @@ fn mistakes_in_the_order_of_streams_are_found() {
         }
     });
     let seeds = |mistake| (mistake, &[1][..]);
-    let with = |order| move |mistake, seed| ordered(mistake, OPERATIONS, seed, order);
-    all_are_found(LATE.map(seeds), with(Order::Late));
-    all_are_found(EARLY.map(seeds), with(Order::OthersFirst));
+    let in_order = |order| move |mistake, seed| ordered(mistake, OPERATIONS, seed, order);
+    all_are_found(LATE.map(seeds), in_order(Order::Late));
+    all_are_found(EARLY.map(seeds), in_order(Order::OthersFirst));
 }

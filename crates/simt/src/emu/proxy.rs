@@ -16,7 +16,7 @@ pub struct ProxyFences {
     /// What all lanes of a warp know to be visible.
     visible: [Known; WARPS],
     /// Whether a thread of the present block has fenced: if not, nothing that it stored is visible.
-    is_any: bool,
+    any_fence: bool,
 }
 
 /// A store to shared memory.
@@ -36,14 +36,14 @@ impl ProxyFences {
             of_thread: Vec::new(),
             of_warp: [NOTHING; WARPS],
             visible: [NOTHING; WARPS],
-            is_any: false,
+            any_fence: false,
         }
     }
 
     /// A new block starts, whose stores are all later than what is known.
     pub fn start_block(&mut self) {
         self.times.iter_mut().for_each(Vec::clear);
-        self.is_any = false;
+        self.any_fence = false;
     }
 
     /// A thread fences: its own stores until now, and those before `known` of the other warps.
@@ -53,7 +53,7 @@ impl ProxyFences {
             self.times.resize_with(at + 1, Vec::new);
             self.of_thread.resize(at + 1, NOTHING);
         }
-        self.is_any = true;
+        self.any_fence = true;
         self.times[at].push(now);
         self.of_thread[at] = *known;
         join(&mut self.of_warp[warp_of(thread)], known);
@@ -71,7 +71,7 @@ impl ProxyFences {
 
     /// The first `warps` warps come together.
     pub fn synchronize(&mut self, warps: usize) {
-        if !self.is_any {
+        if !self.any_fence {
             return;
         }
         let mut all = NOTHING;
