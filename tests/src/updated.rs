@@ -41,11 +41,14 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// Gathers each row that a step of one request with so many tokens can see of its window: the windows of every 64th
-    /// token and of the last. Poison among them is found as in [`Self::gather_window`].
+    /// Gathers the windows of the first token of a step of one request, of every 64th and of the last of `tokens`: together
+    /// they have each row that any of its tokens sees. Poison among these rows is found as by [`Self::gather_window`].
     ///
     /// # Errors
     /// As that.
+    ///
+    /// # Panics
+    /// If there are no tokens.
     pub fn read_windows(&self, tokens: u32) -> Result<(), KvError> {
         let stream = self.stream();
         let (tile, lengths) = (filled(stream, 128 * 512), filled(stream, 1));

@@ -75,14 +75,11 @@ impl Clocks {
 
     /// A warp makes what it did known to whoever has `barrier`; its own lanes learn nothing of each other.
     pub fn release(&mut self, warp: u32, barrier: &mut Released) {
-        self.release_accesses(warp as usize, &mut barrier.known);
-        self.fences.release(warp as usize, &mut barrier.visible);
-    }
-
-    fn release_accesses(&mut self, warp: usize, known: &mut Known) {
+        let warp = warp as usize;
         self.now[warp] += 1;
-        join(known, &self.known[warp]);
-        known[warp] = self.now[warp];
+        join(&mut barrier.known, &self.known[warp]);
+        barrier.known[warp] = self.now[warp];
+        self.fences.release(warp, &mut barrier.visible);
     }
 
     /// A warp learns what has been released to `barrier`.

@@ -19,18 +19,18 @@ use crate::inputs::{CANARY_BF16, CANARY_F32};
 
 /// Windows, lists and all entries, of up to three parts, and of more than 64 heads.
 pub fn queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
-    windows(device, 0..6);
-    lists(device, 0..4);
-    all_entries(device, 0..2);
-    many_heads(device, 0..1);
+    windows(device, 0..12);
+    lists(device, 0..6);
+    all_entries(device, 0..3);
+    many_heads(device, 0..2);
 }
 
 /// More of the same.
 pub fn many_queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
-    windows(device, 6..100);
-    lists(device, 4..36);
-    all_entries(device, 2..19);
-    many_heads(device, 1..8);
+    windows(device, 12..100);
+    lists(device, 6..36);
+    all_entries(device, 3..19);
+    many_heads(device, 2..8);
 }
 
 fn windows<B: Backend>(device: &Device<B>, seeds: Range<u64>) {

@@ -19,11 +19,11 @@ fn needles<B: Backend>(device: &Device<B>, which: Which, format: MainFormat, ent
     layer.check_needles(&[query], which);
 }
 
-/// Keys of a window, with lists, and with all entries; in both formats.
+/// Keys of a window, with lists of as many entries as the indexer's, and with all entries; in both formats.
 pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
     needles(device, Which::Nothing, MainFormat::Ue8m0, 0);
     needles(device, Which::Nothing, MainFormat::F32, 0);
-    needles(device, Which::List, MainFormat::Ue8m0, 200);
+    needles(device, Which::List, MainFormat::Ue8m0, 512);
     needles(device, Which::List, MainFormat::F32, 70);
     needles(device, Which::All(75), MainFormat::Ue8m0, 75);
     needles(device, Which::All(130), MainFormat::F32, 130);

@@ -23,7 +23,7 @@ fn fed<B: Backend>(device: &Device<B>, max_draft: u32, max_requests: u32) -> Fed
 }
 
 /// Feeds `id` up to `end` tokens, in chunks and by steps with drafts that are rejected, of which `seed` decides; each
-/// row of their windows is gathered, and nobody's is among them.
+/// row of the steps' windows is gathered, and none is one that nobody wrote.
 pub(super) fn feed<B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,

@@ -81,8 +81,7 @@ pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A row that nobody wrote is found by the windows that stand for those of a whole chunk, whichever of the 127 rows before
-/// the chunk it is.
+/// [`Updated::read_windows`] of a chunk finds a row that nobody wrote, whichever of the 127 rows before the chunk it is.
 pub fn a_chunk_reads_every_row_of_its_windows<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 300, 53);
     for lost in [0, 1, 63, 126] {
