@@ -4,7 +4,9 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
+use std::num::NonZero;
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,14 +15,16 @@ use crate::{process, workspace};
 
 /// Every target, as `dsv4_kv_tests::fuzz::TARGETS` has them.
 const TARGETS: [&str; 6] = ["config", "trace", "manifest", "arguments", "kernels", "formats"];
+/// What libFuzzer prints before the number of inputs that it ran.
+const EXECUTED: &str = "stat::number_of_executed_units:";
 /// The cargo-fuzz that is fetched where none is installed.
 const CARGO_FUZZ: &str = "0.13.2";
 
-/// Runs each target, or the one named, for so many seconds.
+/// Runs each target, or the one named, for so many seconds: as many at a time as there are cores.
 ///
 /// # Errors
-/// There is no such target, cargo-fuzz cannot be had, a target does not build, or one found something: then libFuzzer
-/// says where it stored the input.
+/// There is no such target, cargo-fuzz cannot be had, a target does not build, or one found something: then it holds what
+/// libFuzzer printed, which says where it stored the input.
 pub fn run(seconds: u32, only: Option<&str>) -> Result<()> {
     if let Some(only) = only {
         let all = TARGETS.join(", ");
@@ -28,34 +32,54 @@ pub fn run(seconds: u32, only: Option<&str>) -> Result<()> {
     }
     let path = with_cargo_fuzz()?;
     let mut steps = Steps::new(&format!("fuzz-{}-{seconds}", only.unwrap_or("all")));
-    for target in TARGETS.into_iter().filter(|target| only.is_none_or(|only| only == *target)) {
-        steps.run(target, || run_target(target, seconds, &path))?;
+    let is_wanted = |target: &&str| only.is_none_or(|only| only == *target);
+    let targets: Vec<&str> = TARGETS.into_iter().filter(is_wanted).collect();
+    steps.run("build", || {
+        process::run("building the targets", cargo_fuzz("build", &path).args(only))
+    })?;
+    let at_once = thread::available_parallelism().map_or(1, NonZero::get);
+    for some in targets.chunks(at_once) {
+        steps.run(&some.join(", "), || run_some(some, seconds, &path))?;
     }
     steps.keep();
     Ok(())
 }
 
+/// Runs targets at the same time.
+fn run_some(targets: &[&str], seconds: u32, path: &OsStr) -> Result<()> {
+    thread::scope(|scope| {
+        let runs: Vec<_> = targets
+            .iter()
+            .map(|target| scope.spawn(move || run_target(target, seconds, path)))
+            .collect();
+        runs.into_iter().try_for_each(|run| run.join().expect("a run of a target does not panic"))
+    })
+}
+
+/// `cargo fuzz` with this command.
+fn cargo_fuzz(command: &str, path: &OsStr) -> Command {
+    let mut cargo = workspace::cargo();
+    cargo.args(["fuzz", command, "--fuzz-dir", "fuzz", "--target-dir"]);
+    cargo.arg(workspace::target_dir().join("fuzz")).env("RUSTC_BOOTSTRAP", "1").env("PATH", path);
+    cargo
+}
+
+/// Runs a target, and prints how many inputs it ran.
 fn run_target(target: &str, seconds: u32, path: &OsStr) -> Result<()> {
     // libFuzzer keeps what it finds new in the first folder; the second is only read.
     let found = workspace::target_dir().join("fuzz/corpus").join(target);
     fs::create_dir_all(&found)?;
-    let status = workspace::cargo()
-        .args(["fuzz", "run", "--fuzz-dir", "fuzz", "--target-dir"])
-        .arg(workspace::target_dir().join("fuzz"))
-        .arg(target)
-        .arg(found)
-        .arg(workspace::root().join("tests/corpus").join(target))
-        .args([
-            "--",
-            &format!("-max_total_time={seconds}"),
-            "-max_len=4096",
-            "-print_final_stats=1",
-        ])
-        .env("RUSTC_BOOTSTRAP", "1")
-        .env("PATH", path)
-        .status()
-        .context("cannot run cargo fuzz")?;
-    ensure!(status.success(), "the fuzz target {target} failed; its input is named above");
+    let mut run = cargo_fuzz("run", path);
+    run.arg(target).arg(found).arg(workspace::root().join("tests/corpus").join(target)).args([
+        "--",
+        &format!("-max_total_time={seconds}"),
+        "-max_len=4096",
+        "-print_final_stats=1",
+    ]);
+    let printed = process::run(target, &mut run)?;
+    let executed = printed.lines().find_map(|line| line.strip_prefix(EXECUTED));
+    let executed = executed.with_context(|| format!("{target}: no statistics in {printed}"))?;
+    println!("{target}: {} inputs", executed.trim());
     Ok(())
 }
 

@@ -8,20 +8,17 @@ pub const MOST_HEADS: u32 = 128;
 /// Keys of a tile.
 pub const TILE_KEYS: u32 = 64;
 
-/// Most tiles that a part of a query's keys has, up to [`FEW_PARTS`] parts: a window and 960 entries.
+/// Most tiles that a part of a query's keys has, up to [`few_parts`] parts: a window and 960 entries.
 pub const PART_TILES: u32 = 17;
 
-/// Most parts of a query while each has fewer than [`MOST_PART_TILES`] tiles, since adding up a part takes time.
-pub const FEW_PARTS: u32 = 4;
-
-/// Most tiles of any part: a window and 2,048 entries.
-pub const MOST_PART_TILES: u32 = 34;
+/// Most tiles of any part: a window and 2,944 entries.
+pub const MOST_PART_TILES: u32 = 2 * SPREAD_TILES;
 
 /// Blocks over which a query of 64 heads is spread where there are few of them: each has 64 channels of the values.
 pub const SPREAD_BLOCKS: u32 = 8;
 
-/// Most tiles of keys of a cluster of so many blocks: a window and 1,024 entries.
-pub const SPREAD_TILES: u32 = 18;
+/// Most tiles of keys of a cluster of so many blocks: a window and 1,408 entries.
+pub const SPREAD_TILES: u32 = 24;
 
 /// Most tiles of a query's keys for [`AttendForm::Spread`]: a window and 640 entries.
 pub const SHORT_SPREAD_TILES: u32 = 12;
@@ -80,21 +77,31 @@ impl AttendedKeys {
 
     /// Parts into which a query's `keys` keys are cut, each of a work item of its own; the block that is last with
     /// its heads, or its channels if they are spread, adds them up. Windows and lists, which a model limits, are one
-    /// part.
+    /// part. `few` is [`few_parts`] of the cache.
     #[must_use]
-    pub const fn parts(self, keys: u32) -> u32 {
+    pub const fn parts(self, keys: u32, few: u32) -> u32 {
         let parts = match self {
             Self::Window | Self::List => 1,
             Self::All => {
                 let tiles = keys.div_ceil(TILE_KEYS);
                 let short = tiles.div_ceil(PART_TILES);
                 let long = tiles.div_ceil(MOST_PART_TILES);
-                let most = if long > FEW_PARTS { long } else { FEW_PARTS };
+                let most = if long > few { long } else { few };
                 if short < most { short } else { most }
             }
         };
         if parts == 0 { 1 } else { parts }
     }
+}
+
+/// Most parts of the keys of a query of so many heads while each has at most [`MOST_PART_TILES`] tiles, since adding up a part
+/// takes time. `split` is the number of blocks among which a part is split ([`KeySplit::blocks`]).
+///
+/// More than 64 heads are two groups, each of which has all parts. Three parts, each of two halves, are twelve clusters of
+/// [`SPREAD_BLOCKS`] blocks for one query: an H100 runs 15 at a time, and four parts would be 16.
+#[must_use]
+pub const fn few_parts(split: u32, heads: u32) -> u32 {
+    if split > 1 && heads > 64 { 3 } else { 4 }
 }
 
 /// The entries of queries that have more keys than [`SHORT_SPREAD_TILES`] tiles, or may have: not a window alone.
@@ -183,15 +190,22 @@ impl AttendKernel {
 
 #[cfg(test)]
 mod tests {
-    use super::{AttendedKeys, TILE_KEYS};
+    use super::{AttendedKeys, MOST_HEADS, TILE_KEYS, few_parts};
 
     #[test]
     fn parts_depend_on_the_number_of_tiles() {
-        let parts = |tiles: u32| AttendedKeys::All.parts(tiles * TILE_KEYS);
+        let parts = |tiles: u32| AttendedKeys::All.parts(tiles * TILE_KEYS, few_parts(2, 64));
         let few = [0, 1, 17, 18, 34, 35, 51, 52].map(parts);
         assert_eq!(few, [1, 1, 1, 2, 2, 3, 3, 4]);
         // Contexts of 1,048,576 tokens have 130 tiles.
-        assert_eq!([68, 69, 130, 136, 137, 170, 171].map(parts), [4, 4, 4, 4, 5, 5, 6]);
-        assert_eq!(AttendedKeys::List.parts(u32::MAX), 1);
+        assert_eq!([68, 69, 130, 192, 193, 240, 241].map(parts), [4, 4, 4, 4, 5, 5, 6]);
+        assert_eq!(AttendedKeys::List.parts(u32::MAX, 4), 1);
+    }
+
+    #[test]
+    fn more_heads_than_64_have_fewer_parts() {
+        let parts = |tiles: u32| AttendedKeys::All.parts(tiles * TILE_KEYS, few_parts(2, 65));
+        assert_eq!([17, 18, 51, 52, 130, 144, 145].map(parts), [1, 2, 3, 3, 3, 3, 4]);
+        assert_eq!([few_parts(1, MOST_HEADS), few_parts(2, MOST_HEADS)], [4, 3]);
     }
 }

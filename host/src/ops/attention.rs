@@ -6,7 +6,9 @@ use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
+use kv_layout::attention::{
+    AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, few_parts,
+};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
@@ -380,7 +382,7 @@ impl<B: Backend> AttendedEntries<'_, B> {
         check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
         check_argument("entries of a query", rows, 1, i32::MAX as u32)?;
         Ok(AttendParams {
-            parts: self.which.keys().parts(WINDOW + rows),
+            parts: self.which.keys().parts(WINDOW + rows, few_parts(params.split, params.heads)),
             entry_rows: rows,
             ratio_log2,
             entries_log2: entries.entries_per_block.ilog2(),

@@ -98,10 +98,10 @@ mod tests {
     fn few_queries_of_few_keys_are_spread() {
         let of =
             |clusters, rows| SpreadLaunch::of((AttendedKeys::All, 1), clusters, rows, 14).is_some();
-        assert!(of([14, 1, 1], 1024) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
-        assert!(!of([15, 1, 1], 1024) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1025));
-        assert!(of([7, 2, 1], 2176) && !of([8, 2, 1], 2176) && !of([1, 2, 1], 2177));
-        assert!(of([1, 4, 2], 4480) && !of([1, 4, 1], 4481) && !of([1, 1, 1], u32::MAX));
+        assert!(of([14, 1, 1], 1408) && of([7, 1, 2], 0) && of([1, 1, 1], 1));
+        assert!(!of([15, 1, 1], 1408) && !of([8, 1, 2], 0) && !of([1, 1, 1], 1409));
+        assert!(of([7, 2, 1], 2944) && !of([8, 2, 1], 2944) && !of([1, 2, 1], 2945));
+        assert!(of([1, 4, 2], 6016) && !of([1, 4, 1], 6017) && !of([1, 1, 1], u32::MAX));
         assert!(!of([u32::MAX, 1, 2], 1) && !of([u32::MAX, 2, 1], 1), "no product wraps around");
         assert_eq!(
             SpreadLaunch::of((AttendedKeys::All, 1), [14, 1, 1], 1, 13),
@@ -116,10 +116,11 @@ mod tests {
         let of = |keys, clusters, rows| SpreadLaunch::of((keys, 2), clusters, rows, 14);
         let [one, two] = [1, 2].map(|halves| Some(SpreadLaunch { halves }));
         assert_eq!([of(List, [7, 1, 1], 384), of(List, [7, 1, 1], 385)], [one, two]);
-        assert_eq!([of(List, [8, 1, 1], 512), of(List, [3, 1, 2], 2176)], [one, two]);
-        assert_eq!([of(List, [1, 1, 1], 2177), of(List, [8, 1, 1], 1025)], [None; 2]);
+        assert_eq!([of(List, [8, 1, 1], 512), of(List, [3, 1, 2], 2944)], [one, two]);
+        assert_eq!([of(List, [1, 1, 1], 2945), of(List, [8, 1, 1], 1409)], [None; 2]);
         assert_eq!([of(All, [7, 1, 1], 640), of(All, [7, 1, 1], 641)], [one, two]);
         assert_eq!([of(All, [1, 4, 1], 8192), of(All, [2, 4, 1], 8192)], [two, None]);
+        assert_eq!([of(All, [1, 3, 2], 8192), of(All, [1, 4, 2], 8192)], [two, None]);
         assert_eq!(of(Window, [1, 1, 1], 0), one);
         assert_eq!(SpreadLaunch::of((All, 1), [1, 1, 1], 960, 14), one, "one sum has one cluster");
         assert_eq!(of(All, [u32::MAX, 2, 1], 1), None, "no product wraps around");

@@ -87,19 +87,19 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
 /// Attention of 64 heads of a query.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(split * halves * parts * tokens, heads / 64)`,
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * halves * parts * tokens`, rounded up, of `heads / 64` groups,
 /// rounded up, with 384 threads a block and `W::BLOCKS` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let split = Split::of::<W>(&args);
-    let (channels, task) = Channels::of_cluster(&args, thread::block_idx_x() / split.blocks);
+    let (first_head, cluster) = Heads::of_cluster(&args, thread::block_idx_x() / split.blocks);
+    let (channels, task) = Channels::of_cluster(&args, cluster);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
     let (query, part) = (task / most_parts, task % most_parts);
     // With one-block split the grid is rounded up to whole clusters: the last block may have no work item.
     if query >= args.params.tokens {
         return;
     }
-    let first_head = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that
     // share its keys, which are the cluster where there is a barrier of the cluster: with one-block split there is
     // none, and a block reads its own memory. What branches on the warpgroup has the same barriers in the same order.
@@ -108,10 +108,10 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let is_first = split.rank == 0
             && channels.is_first()
             && part == 0
-            && thread::block_idx_y() == 0
+            && first_head == 0
             && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        let parts = keys.parts::<W>();
+        let parts = keys.parts::<W>(&args);
         if !keys.is_live || part >= parts {
             return;
         }

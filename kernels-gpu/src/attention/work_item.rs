@@ -99,6 +99,13 @@ pub struct Heads {
 }
 
 impl Heads {
+    /// The first head of a cluster, or of a block where keys are not split, and its number among those that there were if each had all heads.
+    /// Clusters of the same keys follow each other, so that the second reads rows from L2.
+    #[inline(always)]
+    pub fn of_cluster(args: &Attend, cluster: u32) -> (u32, u32) {
+        if args.params.heads > HEADS { (cluster % 2 * HEADS, cluster / 2) } else { (0, cluster) }
+    }
+
     /// The first head's row of the queries' heads.
     #[inline(always)]
     pub fn row(self, args: &Attend) -> u64 {

@@ -52,7 +52,7 @@ macro_rules! attention_rows {
                 part_lse: mut f32 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.halves), f.denominators(), attention::HEADS],
                 /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: pieces that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
                 arrivals: mut u32 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.cluster()],
-                /// `[tokens, pieces, ceil(heads / 64), 18, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
+                /// `[tokens, pieces, ceil(heads / 64), 24, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
                 /// the order of the fragments of A of `wgmma`, then two f32 sums of them for each of 128 threads.
                 exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots past the last, of queries whose position is negative, that do not fit the own rows or that see
@@ -62,7 +62,7 @@ macro_rules! attention_rows {
             )
             { block: if f.is_spread() { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
               shared: if f.is_spread() { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
-              grid: [if f.is_consecutive() { p.tokens.div_ceil(p.queries.clamp(1, MOST_CONSECUTIVE)) } else if f.is_spread() { p.tokens.saturating_mul(f.pieces(p.parts, p.halves)).saturating_mul(f.cluster()) } else { whole_clusters(p.tokens.saturating_mul(p.parts).saturating_mul(p.halves).saturating_mul(p.split), f.cluster()) }, p.heads.div_ceil(attention::HEADS)] }
+              grid: [attend_blocks(&p, f), if matches!(f.form, AttendForm::Whole(_)) { 1 } else { p.heads.div_ceil(attention::HEADS) }] }
             bodies {
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::Window) }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,

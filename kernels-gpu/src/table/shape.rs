@@ -14,6 +14,9 @@ pub use kv_layout::linear::{
 pub use kv_layout::main_row::MainFormat;
 pub use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth, LogitsSplit};
 
+use crate::attention::HEADS;
+use crate::params::AttendParams;
+
 /// Bytes of a row of a data plane.
 pub const DATA_BYTES: u32 = kv_layout::main_row::DATA_BYTES as u32;
 
@@ -32,10 +35,19 @@ pub const fn several(shares: u32, count: u32) -> u32 {
     if shares > 1 { count } else { 0 }
 }
 
-/// `blocks`, rounded up to whole clusters of `cluster` blocks.
+/// Blocks of a launch of attention in the first dimension of its grid. Where a work item has one cluster or block, those of the groups of
+/// 64 heads with the same keys follow each other, so that the second reads their rows from L2; else groups are the second dimension.
 #[must_use]
-pub const fn whole_clusters(blocks: u32, cluster: u32) -> u32 {
-    blocks.div_ceil(cluster).saturating_mul(cluster)
+pub fn attend_blocks(p: &AttendParams, f: AttendKernel) -> u32 {
+    let pieces = p.tokens.saturating_mul(f.pieces(p.parts, p.halves));
+    match f.form {
+        AttendForm::Consecutive => p.tokens.div_ceil(p.queries.clamp(1, MOST_CONSECUTIVE)),
+        AttendForm::Spread(_) | AttendForm::SpreadParts(_) => pieces.saturating_mul(f.cluster()),
+        AttendForm::Whole(_) => {
+            let shares = p.heads.div_ceil(HEADS).saturating_mul(p.halves).saturating_mul(p.split);
+            pieces.saturating_mul(shares).div_ceil(f.cluster()).saturating_mul(f.cluster())
+        }
+    }
 }
 
 /// The product of `dimensions`.

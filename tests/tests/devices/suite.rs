@@ -453,6 +453,9 @@ suite! {
     attention::consecutive {
         many_random_steps_have_the_same_bits,
     }
+    attention::spread {
+        the_most_keys_have_the_same_bits,
+    }
     attention::steps {
         a_long_chunk_has_the_bits_of_short_ones,
     }

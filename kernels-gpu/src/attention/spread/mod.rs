@@ -72,7 +72,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
         let keys = Keys::of::<W>(&args, query, token);
-        let parts = if most_parts > 1 { keys.parts::<W>() } else { 1 };
+        let parts = if most_parts > 1 { keys.parts::<W>(&args) } else { 1 };
         let reports = rank == 0 && first == 0;
         let is_first = reports && piece == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));

@@ -13,7 +13,7 @@ use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::attention::{AttendedKeys, KeySplit};
+use kv_layout::attention::{AttendedKeys, KeySplit, few_parts};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -336,17 +336,18 @@ impl<B: Backend> Layer<B> {
 
     /// That of so many queries: for the parts of their keys, and for clusters over which each part is spread.
     fn workspace(&self, blocks: Blocks, queries: u32, which: Which) -> Workspace<B> {
-        let of_a_query = self.clusters_of_a_query(which);
+        let of_a_query = self.clusters_of_a_query(which, blocks.split);
         let parts = self.at_once.unwrap_or(queries) * of_a_query;
         let parts = matches!(which, Which::All(_)).then_some(parts);
         let spread = blocks.clusters * queries * of_a_query;
         Workspace::new(&self.device, &self.stream, parts, spread)
     }
 
-    /// Parts of a query's keys, times 64 heads.
-    fn clusters_of_a_query(&self, which: Which) -> u32 {
+    /// Parts of a query's keys, times groups of 64 heads.
+    fn clusters_of_a_query(&self, which: Which, split: KeySplit) -> u32 {
         let keys = if let Which::All(most) = which { WINDOW + most } else { 0 };
-        AttendedKeys::All.parts(keys) * self.shape.heads.div_ceil(64)
+        let few = few_parts(split.blocks(AttendedKeys::All), self.shape.heads);
+        AttendedKeys::All.parts(keys, few) * self.shape.heads.div_ceil(64)
     }
 
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {

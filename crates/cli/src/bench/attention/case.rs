@@ -1,6 +1,6 @@
 //! What is measured: queries, their keys, and the graph that they are in.
 
-use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit};
+use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit, few_parts};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
@@ -92,6 +92,7 @@ pub fn cases() -> Vec<Case> {
         hca(900, 1),
         hca(2048, 1),
         pro(LayerKind::Csa, 1024, 3),
+        pro(LayerKind::Hca, 8192, 8),
         swa(32).raw(),
         csa(1).raw(),
         csa(32).raw(),
@@ -113,6 +114,7 @@ pub fn cases() -> Vec<Case> {
         hca(1024, 32).in_one_block().peer(33.9),
         hca(8192, 32).in_one_block().peer(124.5),
         pro(LayerKind::Csa, 1024, 256).in_one_block().peer(207.0),
+        pro(LayerKind::Hca, 8192, 32).in_one_block().peer(179.0),
         chunk(csa(1)).in_one_block().peer(356.0),
         chunk(pro(LayerKind::Csa, 1024, 1)).in_one_block().peer(1203.0),
         csa(1).with_f32_scales(),
@@ -220,7 +222,9 @@ impl Case {
         if self.entries == 0 || self.is_listed() {
             return 0;
         }
-        let parts = AttendedKeys::All.parts(WINDOW + self.entry_rows());
+        let split = self.split.blocks(AttendedKeys::All);
+        let parts =
+            AttendedKeys::All.parts(WINDOW + self.entry_rows(), few_parts(split, self.heads));
         if parts > 1 { self.tokens() * parts * self.heads.div_ceil(64) } else { 0 }
     }
 
