@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use kernels_gpu::attention::HEADS;
-use kv_layout::attention::{AttendedKeys, MOST_HEADS, few_parts};
+use kv_layout::attention::{AttendedKeys, MOST_HEADS};
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use kv_layout::main_row::DATA_BYTES;
 
@@ -60,8 +60,8 @@ impl PartSpecs {
     /// `None` if no query of the cache can have several parts.
     fn of(config: &CacheConfig) -> Option<Self> {
         // The cache does not know the heads: no query has more parts than one of a single group of them.
-        let few = few_parts(config.attention_split.blocks(AttendedKeys::All), HEADS);
-        let parts = AttendedKeys::All.parts(WINDOW + config.max_context / HCA_RATIO, few);
+        let keys = WINDOW + config.max_context / HCA_RATIO;
+        let parts = AttendedKeys::All.parts(keys, config.attention_split, HEADS);
         let has_parts = parts > 1 && config.model.layers.contains(&LayerKind::Hca);
         has_parts.then(|| {
             let of_a_query = parts.saturating_mul(MOST_HEADS.div_ceil(HEADS));

@@ -8,7 +8,7 @@ pub const MOST_HEADS: u32 = 128;
 /// Keys of a tile.
 pub const TILE_KEYS: u32 = 64;
 
-/// Most tiles that a part of a query's keys has, up to [`few_parts`] parts: a window and 960 entries.
+/// Most tiles that a part of a query's keys has while there are few parts ([`AttendedKeys::parts`]): a window and 960 entries.
 pub const PART_TILES: u32 = 17;
 
 /// Most tiles of any part: a window and 2,944 entries.
@@ -63,6 +63,21 @@ impl KeySplit {
             Self::OneBlock => 1,
         }
     }
+
+    /// The split of keys that are not a window alone, of which so many blocks share a part.
+    #[must_use]
+    pub const fn of_blocks(blocks: u32) -> Self {
+        if blocks > 1 { Self::TwoBlocks } else { Self::OneBlock }
+    }
+
+    /// Most parts of the keys of a query of so many heads while each has at most [`MOST_PART_TILES`] tiles, since adding up
+    /// a part takes time.
+    ///
+    /// More than 64 heads are two groups, each of which has all parts. Three parts, each of two halves, are twelve clusters
+    /// of [`SPREAD_BLOCKS`] blocks for one query: an H100 runs 15 at a time, and four parts would be 16.
+    const fn few_parts(self, heads: u32) -> u32 {
+        if matches!(self, Self::TwoBlocks) && heads > 64 { 3 } else { 4 }
+    }
 }
 
 impl AttendedKeys {
@@ -75,33 +90,25 @@ impl AttendedKeys {
         }
     }
 
-    /// Parts into which a query's `keys` keys are cut, each of a work item of its own; the block that is last with
+    /// Parts into which `keys` keys of a query of `heads` heads are cut, each of a work item of its own; the block that is last with
     /// its heads, or its channels if they are spread, adds them up. Windows and lists, which a model limits, are one
-    /// part. `few` is [`few_parts`] of the cache.
+    /// part. All others have as few parts as have at most [`PART_TILES`] tiles each, but no more than four (three, if keys
+    /// are split between two blocks and there are more than 64 heads) until these have [`MOST_PART_TILES`].
     #[must_use]
-    pub const fn parts(self, keys: u32, few: u32) -> u32 {
+    pub const fn parts(self, keys: u32, split: KeySplit, heads: u32) -> u32 {
         let parts = match self {
             Self::Window | Self::List => 1,
             Self::All => {
                 let tiles = keys.div_ceil(TILE_KEYS);
                 let short = tiles.div_ceil(PART_TILES);
                 let long = tiles.div_ceil(MOST_PART_TILES);
+                let few = split.few_parts(heads);
                 let most = if long > few { long } else { few };
                 if short < most { short } else { most }
             }
         };
         if parts == 0 { 1 } else { parts }
     }
-}
-
-/// Most parts of the keys of a query of so many heads while each has at most [`MOST_PART_TILES`] tiles, since adding up a part
-/// takes time. `split` is the number of blocks among which a part is split ([`KeySplit::blocks`]).
-///
-/// More than 64 heads are two groups, each of which has all parts. Three parts, each of two halves, are twelve clusters of
-/// [`SPREAD_BLOCKS`] blocks for one query: an H100 runs 15 at a time, and four parts would be 16.
-#[must_use]
-pub const fn few_parts(split: u32, heads: u32) -> u32 {
-    if split > 1 && heads > 64 { 3 } else { 4 }
 }
 
 /// The entries of queries that have more keys than [`SHORT_SPREAD_TILES`] tiles, or may have: not a window alone.
@@ -190,22 +197,27 @@ impl AttendKernel {
 
 #[cfg(test)]
 mod tests {
-    use super::{AttendedKeys, MOST_HEADS, TILE_KEYS, few_parts};
+    use super::{AttendedKeys, KeySplit, MOST_HEADS, TILE_KEYS};
+
+    fn of_tiles(tiles: u32, split: KeySplit, heads: u32) -> u32 {
+        AttendedKeys::All.parts(tiles * TILE_KEYS, split, heads)
+    }
 
     #[test]
     fn parts_depend_on_the_number_of_tiles() {
-        let parts = |tiles: u32| AttendedKeys::All.parts(tiles * TILE_KEYS, few_parts(2, 64));
+        let parts = |tiles: u32| of_tiles(tiles, KeySplit::TwoBlocks, 64);
         let few = [0, 1, 17, 18, 34, 35, 51, 52].map(parts);
         assert_eq!(few, [1, 1, 1, 2, 2, 3, 3, 4]);
         // Contexts of 1,048,576 tokens have 130 tiles.
         assert_eq!([68, 69, 130, 192, 193, 240, 241].map(parts), [4, 4, 4, 4, 5, 5, 6]);
-        assert_eq!(AttendedKeys::List.parts(u32::MAX, 4), 1);
+        assert_eq!(AttendedKeys::List.parts(u32::MAX, KeySplit::TwoBlocks, 64), 1);
     }
 
     #[test]
     fn more_heads_than_64_have_fewer_parts() {
-        let parts = |tiles: u32| AttendedKeys::All.parts(tiles * TILE_KEYS, few_parts(2, 65));
+        let parts = |tiles: u32| of_tiles(tiles, KeySplit::TwoBlocks, 65);
         assert_eq!([17, 18, 51, 52, 130, 144, 145].map(parts), [1, 2, 3, 3, 3, 3, 4]);
-        assert_eq!([few_parts(1, MOST_HEADS), few_parts(2, MOST_HEADS)], [4, 3]);
+        assert_eq!(of_tiles(130, KeySplit::TwoBlocks, MOST_HEADS), 3);
+        assert_eq!(of_tiles(130, KeySplit::OneBlock, MOST_HEADS), 4);
     }
 }

@@ -6,9 +6,7 @@ use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::attention::{
-    AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS, few_parts,
-};
+use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
@@ -361,7 +359,7 @@ impl<B: Backend> Attention<'_, B> {
             halves: 1,
             queries: 1,
         };
-        self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))
+        self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, self.split, ring))
     }
 }
 
@@ -369,6 +367,7 @@ impl<B: Backend> AttendedEntries<'_, B> {
     fn add_to(
         &self,
         params: AttendParams,
+        split: KeySplit,
         ring: &SwaRing<'_, B>,
     ) -> Result<AttendParams, DeviceError> {
         let Self { entries, table, rows, .. } = *self;
@@ -382,7 +381,7 @@ impl<B: Backend> AttendedEntries<'_, B> {
         check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
         check_argument("entries of a query", rows, 1, i32::MAX as u32)?;
         Ok(AttendParams {
-            parts: self.which.keys().parts(WINDOW + rows, few_parts(params.split, params.heads)),
+            parts: self.which.keys().parts(WINDOW + rows, split, params.heads),
             entry_rows: rows,
             ratio_log2,
             entries_log2: entries.entries_per_block.ilog2(),

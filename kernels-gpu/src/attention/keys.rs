@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use kv_layout::attention::{AttendedKeys, SHORT_SPREAD_TILES, SPREAD_TILES, few_parts};
+use kv_layout::attention::{AttendedKeys, KeySplit, SHORT_SPREAD_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use simt::shared::Shared;
 use simt::{thread, warp};
@@ -258,8 +258,8 @@ impl Keys {
     /// Parts of its keys.
     #[inline(always)]
     pub const fn parts<W: KeySet>(self, args: &Attend) -> u32 {
-        let few = few_parts(args.params.split, args.params.heads);
-        W::KEYS.parts(self.window + self.entries, few)
+        let split = KeySplit::of_blocks(args.params.split);
+        W::KEYS.parts(self.window + self.entries, split, args.params.heads)
     }
 
     /// The keys of part `part` of `parts`.

@@ -99,8 +99,8 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// The first head of a cluster, or of a block where keys are not split, and its number among those that there were if each had all heads.
-    /// Clusters of the same keys follow each other, so that the second reads rows from L2.
+    /// The first head of cluster `cluster` (of block `cluster` with one-block split), and which of the clusters with these heads
+    /// it is. The two groups of 64 heads of the same keys follow each other, so that the second reads the rows from L2.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (u32, u32) {
         if args.params.heads > HEADS { (cluster % 2 * HEADS, cluster / 2) } else { (0, cluster) }

@@ -13,7 +13,7 @@ use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::attention::{AttendedKeys, KeySplit, few_parts};
+use kv_layout::attention::{AttendedKeys, KeySplit};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -346,8 +346,7 @@ impl<B: Backend> Layer<B> {
     /// Parts of a query's keys, times groups of 64 heads.
     fn clusters_of_a_query(&self, which: Which, split: KeySplit) -> u32 {
         let keys = if let Which::All(most) = which { WINDOW + most } else { 0 };
-        let few = few_parts(split.blocks(AttendedKeys::All), self.shape.heads);
-        AttendedKeys::All.parts(keys, few) * self.shape.heads.div_ceil(64)
+        AttendedKeys::All.parts(keys, split, self.shape.heads) * self.shape.heads.div_ceil(64)
     }
 
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {

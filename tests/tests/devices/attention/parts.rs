@@ -3,7 +3,7 @@
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::ops::QueryForm;
 use dsv4_kv_oracle::rope::Table;
-use kv_layout::attention::{AttendedKeys, KeySplit, PART_TILES, few_parts};
+use kv_layout::attention::{AttendedKeys, KeySplit, PART_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -41,7 +41,10 @@ pub fn parts_equal_the_oracle<B: Backend>(device: &Device<B>) {
         (entries_of(2) + 70, 3, 2, MainFormat::Ue8m0),
         (entries_of(3) + 1, 3, 65, MainFormat::Ue8m0),
     ] {
-        assert_eq!(AttendedKeys::All.parts(WINDOW + entries as u32, few_parts(2, heads)), parts);
+        assert_eq!(
+            AttendedKeys::All.parts(WINDOW + entries as u32, KeySplit::TwoBlocks, heads),
+            parts
+        );
         let layer = layer(device, entries, Shape { heads, format, ..SHAPE }, 92);
         let (queries, heads) = ([seeing(entries, &mut random)], layer.random_heads(1, 93));
         assert_eq!(layer.check(&queries, Which::All(entries as u32), &heads), 0);

@@ -1,9 +1,7 @@
 //! Queries that are spread over eight blocks get the same bits as those that are not.
 
 use dsv4_kv::device::{Backend, Device, bf16};
-use kv_layout::attention::{
-    AttendedKeys, KeySplit, MOST_HEADS, PART_TILES, SPREAD_TILES, few_parts,
-};
+use kv_layout::attention::{AttendedKeys, KeySplit, MOST_HEADS, PART_TILES, SPREAD_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -73,7 +71,10 @@ pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
         (tiles(2 * PART_TILES) - 3, 2, 17, MainFormat::F32),
         (tiles(2 * PART_TILES) + 1, 3, 1, MainFormat::Ue8m0),
     ] {
-        assert_eq!(AttendedKeys::All.parts(WINDOW + entries as u32, few_parts(2, heads)), parts);
+        assert_eq!(
+            AttendedKeys::All.parts(WINDOW + entries as u32, KeySplit::TwoBlocks, heads),
+            parts
+        );
         let which = Which::All(entries as u32);
         both_agree(device, which, entries, Shape { format, heads, ..SHAPE });
     }
@@ -90,7 +91,7 @@ pub fn the_most_keys_have_the_same_bits<B: Backend>(device: &Device<B>) {
         (4 * OF_PART + 1, 5, 3),
     ] {
         let entries = tiles * TILE as u32 - WINDOW;
-        assert_eq!(AttendedKeys::All.parts(WINDOW + entries, few_parts(2, heads)), parts);
+        assert_eq!(AttendedKeys::All.parts(WINDOW + entries, KeySplit::TwoBlocks, heads), parts);
         both_agree(device, Which::All(entries), entries as usize, Shape { heads, ..SHAPE });
     }
 }

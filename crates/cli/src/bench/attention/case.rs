@@ -1,6 +1,6 @@
 //! What is measured: queries, their keys, and the graph that they are in.
 
-use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit, few_parts};
+use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
@@ -222,9 +222,8 @@ impl Case {
         if self.entries == 0 || self.is_listed() {
             return 0;
         }
-        let split = self.split.blocks(AttendedKeys::All);
-        let parts =
-            AttendedKeys::All.parts(WINDOW + self.entry_rows(), few_parts(split, self.heads));
+        let keys = WINDOW + self.entry_rows();
+        let parts = AttendedKeys::All.parts(keys, self.split, self.heads);
         if parts > 1 { self.tokens() * parts * self.heads.div_ceil(64) } else { 0 }
     }
 
