@@ -14,6 +14,8 @@ pub struct Program {
     pub executable: PathBuf,
     /// What it was built from.
     pub target: Target,
+    /// How it was built.
+    pub profile: Profile,
 }
 
 /// A cargo target.
@@ -23,6 +25,13 @@ pub struct Target {
     pub name: String,
     /// What it is: `bin`, `test`, `example`, or `lib`, of which unit tests are a program.
     pub kind: Vec<String>,
+}
+
+/// A cargo profile.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct Profile {
+    /// Whether it is a program of tests.
+    pub test: bool,
 }
 
 impl Program {
@@ -55,19 +64,26 @@ mod tests {
     #[test]
     fn programs_are_found_in_cargos_messages() {
         let printed = r#"   Compiling x
-{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"half"},"executable":null}
-{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"x"},"executable":"/t/x-1"}
-{"reason":"compiler-artifact","target":{"kind":["test"],"name":"suite"},"executable":"/t/suite-2"}
-{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"cli"},"executable":"/t/cli"}
+{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"half"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"x"},"profile":{"test":true},"executable":"/t/x-1"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"suite"},"profile":{"test":true},"executable":"/t/suite-2"}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"cli"},"profile":{"test":false},"executable":"/t/cli"}
 {"reason":"build-finished","success":true}
 "#;
         let found: Vec<_> = parse(printed)
             .into_iter()
-            .map(|program| (program.is("bin"), program.target.name.clone(), program.executable))
+            .map(|program| {
+                let (is_bin, is_test) = (program.is("bin"), program.profile.test);
+                (is_bin, is_test, program.target.name.clone(), program.executable)
+            })
             .collect();
+        let expected = [
+            (false, true, "x", "/t/x-1"),
+            (false, true, "suite", "/t/suite-2"),
+            (true, false, "cli", "/t/cli"),
+        ];
         let expected =
-            [(false, "x", "/t/x-1"), (false, "suite", "/t/suite-2"), (true, "cli", "/t/cli")];
-        let expected = expected.map(|(bin, name, path)| (bin, name.to_owned(), path.into()));
+            expected.map(|(bin, test, name, path)| (bin, test, name.to_owned(), path.into()));
         assert_eq!(found, expected);
     }
 }

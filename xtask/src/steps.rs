@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -45,6 +46,31 @@ impl Steps {
         let result = if done.is_ok() { "ok" } else { "failed" };
         println!("== {name}: {result}, {:.1} s\n", took.0.as_secs_f64());
         done
+    }
+
+    /// Runs a step in a thread of its own beside `others`, and waits for both. Its row is the time that it took longer than they did,
+    /// so that rows add up; the CPU time of what it did meanwhile is in theirs.
+    ///
+    /// # Errors
+    /// That of `others`, or that the step failed; where both did, what the step failed by is printed.
+    pub fn beside<T: Send>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() -> Result<T> + Send,
+        others: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<T> {
+        thread::scope(|scope| {
+            println!("== {name}: runs beside the next steps");
+            let step = scope.spawn(work);
+            let others = others(self);
+            let done = self.run(&format!("the rest of: {name}"), || {
+                step.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            if let (Err(_), Err(also)) = (&others, &done) {
+                println!("{also:#}");
+            }
+            others.and(done)
+        })
     }
 
     /// What the steps took last that have not run yet.
@@ -106,6 +132,32 @@ mod tests {
     fn without_an_earlier_run_nobody_knows_what_is_left() {
         let steps = Steps { took: vec![], last: vec![], record: PathBuf::new() };
         assert_eq!(steps.left(), None);
+    }
+
+    #[test]
+    fn a_step_beside_others_counts_what_it_takes_longer() {
+        let mut steps = Steps { took: vec![], last: vec![], record: PathBuf::new() };
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let both = steps.beside(
+            "build",
+            move || Ok(receiver.recv()?),
+            |steps| steps.run("lint", || Ok(sender.send(7)?)),
+        );
+        assert_eq!(both.expect("neither fails"), 7);
+        let names: Vec<_> = steps.took.iter().map(|(name, ..)| name.as_str()).collect();
+        assert_eq!(names, ["lint", "the rest of: build"]);
+    }
+
+    #[test]
+    fn of_steps_beside_each_other_either_may_fail() {
+        let fails = || -> Result<()> { anyhow::bail!("a fault") };
+        let mut steps = Steps { took: vec![], last: vec![], record: PathBuf::new() };
+        let first = steps.beside("build", fails, |steps| steps.run("lint", || Ok(())));
+        let second = steps.beside("build", || Ok(()), |steps| steps.run("lint", fails));
+        let both = steps.beside("build", fails, |steps| steps.run("lint", fails));
+        let named = [first, second, both].map(|done| done.expect_err("one failed").to_string());
+        let lint = "step `lint` failed";
+        assert_eq!(named, ["step `the rest of: build` failed", lint, lint]);
     }
 
     #[test]

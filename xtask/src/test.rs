@@ -61,6 +61,9 @@ const NOT_QUICK: [&str; 17] = [
     "sixty_four_requests",
 ];
 
+/// The longest program of tests, which runs beside the others: it keeps few threads busy at its end, as they do.
+const LONGEST: &str = "devices";
+
 /// The examples that are run.
 const EXAMPLES: [&str; 2] = ["decode", "route"];
 
@@ -87,10 +90,35 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
             .into_iter()
             .chain(NOT_QUICK.into_iter().flat_map(|name| ["--skip", name]))
             .collect();
-        return steps.run("tests", || run_tests(&QUICK, &arguments));
+        return steps.run("tests", || run_tests(&[&QUICK[..], &arguments].concat(), ""));
     }
-    steps.run("PTX rebuilt and compared", verify::rebuild)?;
-    steps.run("PTX assembled", verify::assemble)?;
+    let ptx = || {
+        verify::rebuild()?;
+        verify::assemble()
+    };
+    let mut built = Vec::new();
+    steps.beside("PTX rebuilt, compared and assembled", ptx, |steps| {
+        built = run_builds(steps)?;
+        Ok(())
+    })?;
+    let (longest, others) = divided(&built);
+    let run_only = |only: &[&str], name: &str| {
+        run_tests(&[&ALL[..], only, &["--no-fail-fast"]].concat(), name)
+    };
+    steps.beside(
+        LONGEST,
+        || run_only(&longest, LONGEST),
+        |steps| steps.run("other tests", || run_only(&others, "")),
+    )?;
+    steps.run("tests of documentation", || run_only(&["--doc"], ""))?;
+    for example in EXAMPLES {
+        steps.run(&format!("example {example}"), || run_example(&built, example))?;
+    }
+    Ok(())
+}
+
+/// What needs the host's compiler, one after the other, as all write to the same folder; returns the programs of tests.
+fn run_builds(steps: &mut Steps) -> Result<Vec<Program>> {
     let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
     let lints = [&clippy[..], &ALL[3..], &["--", "-D", "warnings"]].concat();
     steps.run("clippy", || cargo(&lints, "fix what clippy names"))?;
@@ -98,14 +126,25 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
     let alone = ["clippy", "--locked", "--package", "dsv4-kv", "--lib", "--", "-D", "warnings"];
     steps.run("clippy of the library alone", || cargo(&alone, "fix what clippy names"))?;
     steps.run("rustdoc", documentation)?;
-    let built = steps.run("tests built", || {
+    steps.run("tests built", || {
         programs::build("building all tests", &[&ALL[..], &["--no-run"]].concat())
-    })?;
-    steps.run("tests", || run_tests(&ALL, &["--no-fail-fast"]))?;
-    for example in EXAMPLES {
-        steps.run(&format!("example {example}"), || run_example(&built, example))?;
+    })
+}
+
+/// Arguments of `cargo test` that name the longest program of tests, and all others.
+fn divided(built: &[Program]) -> (Vec<&str>, Vec<&str>) {
+    let mut longest = Vec::new();
+    let mut others = vec!["--lib", "--bins"];
+    for program in built.iter().filter(|program| program.profile.test) {
+        let name = program.target.name.as_str();
+        match ["test", "example"].into_iter().find(|kind| program.is(kind)) {
+            Some("test") if name == LONGEST => longest.extend(["--test", name]),
+            Some("test") => others.extend(["--test", name]),
+            Some(_) => others.extend(["--example", name]),
+            None => {}
+        }
     }
-    Ok(())
+    (longest, others)
 }
 
 /// The documentation of all libraries, without a warning.
@@ -133,9 +172,7 @@ fn components() -> Result<()> {
 }
 
 fn cargo(args: &[&str], remedy: &str) -> Result<()> {
-    let status = workspace::cargo().args(args).status().context("cannot run cargo")?;
-    ensure!(status.success(), "cargo {} failed: {remedy}", args[0]);
-    Ok(())
+    process::run(args[0], workspace::cargo().args(args)).map(drop).context(remedy.to_owned())
 }
 
 /// Sums of the `test result:` lines.
@@ -164,11 +201,11 @@ impl Totals {
     }
 }
 
-/// Runs tests, printing what they print, and then how many there were.
-fn run_tests(cargo_arguments: &[&str], more: &[&str]) -> Result<()> {
+/// Runs tests, printing what they print, each line behind `name`, and then how many there were.
+fn run_tests(arguments: &[&str], name: &str) -> Result<()> {
+    let prefix = if name.is_empty() { String::new() } else { format!("{name} | ") };
     let mut child = workspace::cargo()
-        .args(cargo_arguments)
-        .args(more)
+        .args(arguments)
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run cargo test")?;
@@ -177,10 +214,11 @@ fn run_tests(cargo_arguments: &[&str], more: &[&str]) -> Result<()> {
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
         let line = line?;
         totals.add(&line);
-        writeln!(out, "{line}")?;
+        writeln!(out, "{prefix}{line}")?;
     }
     let status = child.wait()?;
-    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
+    let Totals { passed, failed, ignored } = totals;
+    println!("{prefix}{passed} passed, {failed} failed, {ignored} ignored");
     ensure!(status.success(), "cargo test failed: see the tests named above");
     Ok(())
 }
@@ -200,6 +238,7 @@ fn run_example(built: &[Program], name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::programs::{Profile, Target};
 
     #[test]
     fn results_are_summed() {
@@ -209,5 +248,24 @@ mod tests {
             .add("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
         totals.add("running 7 tests");
         assert_eq!(totals, Totals { passed: 7, failed: 2, ignored: 1 });
+    }
+
+    #[test]
+    fn every_program_of_tests_runs_once() {
+        let program = |kind: &str, name: &str, test| Program {
+            executable: name.into(),
+            target: Target { name: name.to_owned(), kind: vec![kind.to_owned()] },
+            profile: Profile { test },
+        };
+        let built = [
+            program("lib", "simt", true),
+            program("test", "host", true),
+            program("test", LONGEST, true),
+            program("example", "decode", false),
+            program("example", "two_ranks", true),
+            program("bin", "dsv4-kv", false),
+        ];
+        let others = ["--lib", "--bins", "--test", "host", "--example", "two_ranks"].to_vec();
+        assert_eq!(divided(&built), (vec!["--test", LONGEST], others));
     }
 }

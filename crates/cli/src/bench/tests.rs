@@ -200,7 +200,7 @@ fn chunks_are_measured_by_kernel() {
 #[test]
 fn a_chunk_saves_checkpoints() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    let case = checkpoints::Case { model: "tiny".into(), tokens: 200, past: 128 };
+    let case = checkpoints::Case { model: "tiny".into(), tokens: 129, past: 128 };
     let rows = checkpoints::measure_case(&device, &case).unwrap();
     let [checkpoints::Row { checkpoints: 1, microseconds, saving_microseconds, .. }] = rows[..]
     else {
@@ -213,7 +213,7 @@ fn a_chunk_saves_checkpoints() {
 #[test]
 fn a_prefix_goes_to_host_memory_and_back() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    let case = tier::Case { model: "tiny".into(), prefix: 256, decode: (2, 256), step_tokens: 384 };
+    let case = tier::Case { model: "tiny".into(), prefix: 128, decode: (1, 128), step_tokens: 256 };
     let rows = tier::measure_case(&device, &case).unwrap();
     let directions: Vec<_> = rows.iter().map(|row| &*row.direction).collect();
     assert_eq!(directions, ["to host", "from host"]);

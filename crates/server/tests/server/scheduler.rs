@@ -126,9 +126,9 @@ fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
     }
 }
 
-/// Prompts that differ in their last ten tokens of 270.
+/// Prompts that differ in their last ten tokens of 142: so what they share is one block of 128.
 fn long_prompt(last: u32) -> Vec<u32> {
-    (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect()
+    (0..142).map(|at| if at < 132 { at * at % 251 } else { last }).collect()
 }
 
 /// The first `tokens` of eight that the model answers to a long prompt alone: computed once for all tests.
@@ -157,7 +157,7 @@ fn a_prefix_comes_back_from_host_memory() {
         continuation: small::continuation(4),
         salt: salt.to_vec(),
     };
-    for (last, salt, reused) in [(1, b"a", 0), (2, b"b", 0), (3, b"a", 256), (4, b"b", 2 * 256)] {
+    for (last, salt, reused) in [(1, b"a", 0), (2, b"b", 0), (3, b"a", 128), (4, b"b", 2 * 128)] {
         let new = submission(last, salt);
         let mut events = submit(&queue, &new);
         while scheduler.step().expect("no step fails") == Progress::Ran {}
@@ -167,7 +167,7 @@ fn a_prefix_comes_back_from_host_memory() {
         assert_eq!(tokens, alone_to_long(last, 4), "{last}");
     }
     let stats = scheduler.engine().cache().tier_stats();
-    assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 512));
+    assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 256));
     scheduler.engine().cache().audit_tier().expect("a right tier");
 }
 
@@ -193,7 +193,7 @@ fn a_prefix_outlives_its_server() {
         salt: salt.to_vec(),
     };
     let cases =
-        [("a", 1, b"s", 0, 1), ("a", 2, b"s", 256, 1), ("a", 3, b"t", 0, 2), ("b", 4, b"s", 0, 3)];
+        [("a", 1, b"s", 0, 1), ("a", 2, b"s", 128, 1), ("a", 3, b"t", 0, 2), ("b", 4, b"s", 0, 3)];
     for (identity, last, salt, reused, files) in cases {
         let (mut scheduler, metrics) = start(identity.as_bytes());
         let new = submission(last, salt);
@@ -237,8 +237,7 @@ fn a_damaged_file_is_told() {
         let url = directory.path().to_str().expect("a name").to_owned();
         let cold = ColdCache { url, identity: b"a".to_vec(), report };
         scheduler.open_cold(&cold).expect("a directory");
-        let prompt = (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect();
-        let continuation = small::continuation(4);
+        let (prompt, continuation) = (long_prompt(last), small::continuation(4));
         let mut events =
             submit(&scheduler.queue(), &Submission { prompt, continuation, salt: Vec::new() });
         while scheduler.step().expect("no step fails") == Progress::Ran {}
@@ -277,8 +276,8 @@ fn completions_that_share_a_prefix_equal_each_alone() {
     // One first, so that there is something to share; then two at once; then another salt.
     let batches = [
         (vec![submission(1, b"a")], 0),
-        (vec![submission(2, b"a"), submission(3, b"a")], 2 * 256),
-        (vec![submission(2, b"b")], 2 * 256),
+        (vec![submission(2, b"a"), submission(3, b"a")], 2 * 128),
+        (vec![submission(2, b"b")], 2 * 128),
     ];
     let mut answers = Vec::new();
     for (submissions, reused) in batches {
