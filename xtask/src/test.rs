@@ -61,7 +61,7 @@ const NOT_QUICK: [&str; 17] = [
     "sixty_four_requests",
 ];
 
-/// The longest program of tests, which runs beside the others: it keeps few threads busy at its end, as they do.
+/// The longest program of tests. It runs beside all others, as each of them keeps few cores busy at its end.
 const LONGEST: &str = "devices";
 
 /// The examples that are run.
@@ -101,7 +101,7 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
         built = run_builds(steps)?;
         Ok(())
     })?;
-    let (longest, others) = divided(&built);
+    let (longest, others) = divided(&built)?;
     let run_only = |only: &[&str], name: &str| {
         run_tests(&[&ALL[..], only, &["--no-fail-fast"]].concat(), name)
     };
@@ -132,7 +132,10 @@ fn run_builds(steps: &mut Steps) -> Result<Vec<Program>> {
 }
 
 /// Arguments of `cargo test` that name the longest program of tests, and all others.
-fn divided(built: &[Program]) -> (Vec<&str>, Vec<&str>) {
+///
+/// # Errors
+/// It was not built: without a name cargo would run all tests.
+fn divided(built: &[Program]) -> Result<(Vec<&str>, Vec<&str>)> {
     let mut longest = Vec::new();
     let mut others = vec!["--lib", "--bins"];
     for program in built.iter().filter(|program| program.profile.test) {
@@ -144,7 +147,8 @@ fn divided(built: &[Program]) -> (Vec<&str>, Vec<&str>) {
             None => {}
         }
     }
-    (longest, others)
+    ensure!(!longest.is_empty(), "there is no program of tests `{LONGEST}`: name the longest");
+    Ok((longest, others))
 }
 
 /// The documentation of all libraries, without a warning.
@@ -266,6 +270,7 @@ mod tests {
             program("bin", "dsv4-kv", false),
         ];
         let others = ["--lib", "--bins", "--test", "host", "--example", "two_ranks"].to_vec();
-        assert_eq!(divided(&built), (vec!["--test", LONGEST], others));
+        assert_eq!(divided(&built).expect("it is there"), (vec!["--test", LONGEST], others));
+        assert!(divided(&built[..2]).is_err(), "all tests would run twice");
     }
 }
