@@ -19,7 +19,7 @@ const ALL: [&str; 5] = [
     "--locked",
     "--workspace",
     "--features",
-    "dsv4-kv-stress/mistakes,dsv4-kv-prefix/mistakes,dsv4-kv-cli/serve,dsv4-kv-transfer/nixl",
+    "dsv4-kv-stress/mistakes,dsv4-kv-tier/mistakes,dsv4-kv-cli/serve,dsv4-kv-transfer/nixl",
 ];
 
 /// The quick tests: of the libraries, without the stress test. With the same features, so that after
@@ -37,7 +37,7 @@ const QUICK: [&str; 13] = [
     "--lib",
     "--tests",
     "--features",
-    "dsv4-kv/mistakes,dsv4-kv-prefix/mistakes,dsv4-kv-model/tokenizers",
+    "dsv4-kv/mistakes,dsv4-kv-tier/mistakes,dsv4-kv-model/tokenizers",
 ];
 
 /// Of the quick tests, what takes seconds each: the largest cases of what others test too.

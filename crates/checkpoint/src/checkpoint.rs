@@ -1,6 +1,6 @@
 //! `Checkpoint`: tensors by released name, shape and type.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
@@ -65,6 +65,15 @@ impl Checkpoint {
             Config::from_json(&json).map_err(|source| CheckpointError::Config { path, source })?;
         let catalogue = Catalogue::open(&Files::find(directory)?)?;
         Ok(Self { config, catalogue, progress: Box::new(progress), read: AtomicU64::new(0) })
+    }
+
+    /// Every file that [`Self::open`] reads of `directory`, in an order of their own: what they hold is all that the checkpoint is.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], as [`Self::open`], for weight files or an index that are not there or not what they should be.
+    pub fn files(directory: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+        let files = Files::find(directory)?.all();
+        Ok(std::iter::once(directory.join("config.json")).chain(files).collect())
     }
 
     /// Its configuration.

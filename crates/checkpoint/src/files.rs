@@ -16,6 +16,8 @@ const INDEX_BYTES: u64 = 200 << 20;
 
 /// The weight files of a checkpoint.
 pub(crate) struct Files {
+    /// The index that lists them.
+    index: Option<PathBuf>,
     /// Each once, in order of name, with the tensors that the index says it has.
     pub(crate) shards: BTreeMap<PathBuf, Vec<String>>,
 }
@@ -25,7 +27,7 @@ impl Files {
     pub(crate) fn find(directory: &Path) -> Result<Self, CheckpointError> {
         let single = directory.join("model.safetensors");
         if single.exists() {
-            return Ok(Self { shards: BTreeMap::from([(single, Vec::new())]) });
+            return Ok(Self { index: None, shards: BTreeMap::from([(single, Vec::new())]) });
         }
         let index = directory.join("model.safetensors.index.json");
         if !index.exists() {
@@ -48,7 +50,12 @@ impl Files {
         if shards.is_empty() {
             return Err(invalid("`weight_map` is empty".to_owned()));
         }
-        Ok(Self { shards })
+        Ok(Self { index: Some(index), shards })
+    }
+
+    /// All of them: the index, if there is one, and the shards in the order of their names.
+    pub(crate) fn all(self) -> impl Iterator<Item = PathBuf> {
+        self.index.into_iter().chain(self.shards.into_keys())
     }
 }
 

@@ -15,6 +15,8 @@ use crate::queue::{Fetch, Request};
 pub struct ColdCache {
     /// A local directory, or the URL of a store.
     pub url: String,
+    /// How long a completion waits for the store at most; then its prompt is computed.
+    pub patience: Duration,
     /// What tells the bytes of this engine from those of others: a digest of the model's weights, and of whatever else makes
     /// other bytes.
     pub identity: Vec<u8>,
@@ -22,6 +24,9 @@ pub struct ColdCache {
     /// how many others of the kind came since the last that was told. That the store has no more of a prompt is not told.
     pub report: fn(&ColdError, u64),
 }
+
+/// How long the scheduler waits for the store at a time, until it looks at what else has happened.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// The least time between two errors of a kind that are told.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -50,6 +55,7 @@ impl Told {
 /// A cold tier that is open.
 struct Open<B: Backend> {
     tier: ColdTier<B>,
+    patience: Duration,
     told: Told,
     report: fn(&ColdError, u64),
 }
@@ -76,9 +82,9 @@ impl<B: Backend> Cold<B> {
 
     /// That of an engine.
     pub fn open(engine: &mut Engine<B>, cache: &ColdCache) -> Result<Self, ColdError> {
-        let ColdCache { url, identity, report } = cache;
+        let &ColdCache { ref url, patience, ref identity, report } = cache;
         let tier = ColdTier::open(engine.cache_mut(), url, identity, &ColdOptions::default())?;
-        Ok(Self(Some(Open { tier, told: Told::default(), report: *report })))
+        Ok(Self(Some(Open { tier, patience, told: Told::default(), report })))
     }
 
     /// Between steps: takes what the store has brought, and hands it what is to be stored. Waits for nothing.
@@ -89,12 +95,12 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// As [`Self::advance`], once the store has done something. `false`, at once, if no prompt is on its way.
+    /// As [`Self::advance`], once the store has done something, or after 50 ms. `false`, at once, if no prompt is on its way.
     pub fn wait(&mut self, engine: &mut Engine<B>) -> bool {
         let Some(open) = self.0.as_mut().filter(|open| open.tier.fetching() > 0) else {
             return false;
         };
-        open.tier.wait(engine.cache_mut());
+        open.tier.wait(engine.cache_mut(), GLANCE);
         open.report();
         true
     }
@@ -109,6 +115,7 @@ impl<B: Backend> Cold<B> {
         }
         let prompt =
             Prompt { tokens: request.sequence.tokens(), salt: &request.salt, adapter: b"" };
+        request.store_since.get_or_insert_with(Instant::now);
         request.fetch = match tier.fetch(engine.cache(), &prompt) {
             Ok(Some(id)) => Fetch::Asked(id),
             Err(ColdError::TooManyFetches { .. }) => Fetch::New,
@@ -117,12 +124,14 @@ impl<B: Backend> Cold<B> {
         };
     }
 
-    /// Whether what the store has of a request's prompt is there.
+    /// Whether what the store has of a request's prompt is there, or has been waited for long enough.
     pub fn is_ready(&self, request: &Request) -> bool {
-        match (&self.0, request.fetch) {
-            (None, _) | (_, Fetch::Done) => true,
-            (_, Fetch::New) => false,
-            (Some(open), Fetch::Asked(id)) => !open.tier.is_fetching(id),
+        let Some(open) = &self.0 else { return true };
+        let is_late = || request.store_since.is_some_and(|since| since.elapsed() >= open.patience);
+        match request.fetch {
+            Fetch::Done => true,
+            Fetch::New => is_late(),
+            Fetch::Asked(id) => !open.tier.is_fetching(id) || is_late(),
         }
     }
 

@@ -72,6 +72,8 @@ pub(crate) struct Request {
     pub was_admitted: bool,
     /// How far the cold tier is with its prompt.
     pub fetch: Fetch,
+    /// When that was asked for it first.
+    pub store_since: Option<Instant>,
 }
 
 /// Sequences in the order in which they came. A request that gets no place is refused at once.
@@ -126,6 +128,7 @@ impl Queue {
                 last: now,
                 was_admitted: false,
                 fetch: Fetch::New,
+                store_since: None,
             });
             events.push(receiver);
         }

@@ -162,13 +162,14 @@ impl<B: Backend> Scheduler<B> {
         self.drop_cancelled()?;
         if self.running.is_empty() {
             // What is on its way to host memory is not evicted, and there is nothing else to wait for.
-            self.engine.settle_tier()?;
+            self.settle_tier()?;
         }
         self.cold.advance(&mut self.engine);
         self.ask_store();
         self.admit()?;
         while self.running.is_empty()
             && self.queue.phase() != Phase::Aborted
+            && self.queue.waiting() > 0
             && self.cold.wait(&mut self.engine)
         {
             // There is nothing to run meanwhile.
@@ -186,8 +187,7 @@ impl<B: Backend> Scheduler<B> {
                     let _ = self.engine.advance_tier();
                     break;
                 }
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. }))
-                    if self.engine.settle_tier()? => {}
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.settle_tier()? => {}
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
                     self.preempt_newest()?;
                 }
@@ -200,6 +200,15 @@ impl<B: Backend> Scheduler<B> {
         self.release_finished()?;
         self.report();
         Ok(progress)
+    }
+
+    /// Waits for what is on its way to host memory and back; whether there was something. What the device refuses here it refuses the
+    /// next step, which counts as one that fails.
+    fn settle_tier(&mut self) -> Result<bool, ModelError> {
+        match self.engine.settle_tier() {
+            Err(ModelError::Cache(KvError::Device(_))) => Ok(false),
+            settled => settled,
+        }
     }
 
     /// Releases requests that nobody waits for any more.
@@ -264,7 +273,8 @@ impl<B: Backend> Scheduler<B> {
             Some(_) => None,
             None => {
                 let cold = &self.cold;
-                self.queue.pop_if(|first| cold.is_ready(first) && fits(&first.sequence))
+                let is_next = |first: &Request| cold.is_ready(first) && fits(&first.sequence);
+                self.queue.pop_if(|first| first.events.is_closed() || is_next(first))
             }
         })
     }

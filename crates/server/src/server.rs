@@ -153,15 +153,18 @@ async fn serve(
     }
     // The listener stays open meanwhile: new requests are told that there is no use.
     app.queue.close();
+    let begin = Instant::now();
     let is_done = wait_for(scheduler, settings.patience).await;
     if !is_done {
         app.queue.abort();
         wait_for(scheduler, LAST_WORDS).await;
     }
     let _ = close.send(());
-    let _ = tokio::time::timeout(LAST_WORDS, connections).await;
+    // Answers that are whole may still be on their way to clients that read slowly.
+    let left = settings.patience.saturating_sub(begin.elapsed()).max(LAST_WORDS);
+    let are_told = tokio::time::timeout(left, connections).await.is_ok();
     tidying.abort();
-    Ok(if is_done { Ended::Done } else { Ended::Cut })
+    Ok(if is_done && are_told { Ended::Done } else { Ended::Cut })
 }
 
 /// Whether the thread ends within this time.

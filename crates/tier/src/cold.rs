@@ -4,6 +4,7 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use dsv4_kv::device::Backend;
 use dsv4_kv::{CacheId, HostImage, HostPrompt, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
@@ -126,7 +127,7 @@ impl<B: Backend> ColdTier<B> {
     }
 
     /// Asks for what the store has of a prompt, behind what device and host memory have a checkpoint of; `None` if the
-    /// prompt closes no block behind that. What the store has is in host memory some calls of [`Self::advance`] later, for
+    /// prompt closes no block behind that, or the store is not known to have more of it, which does not wait for the store. What it has is in host memory some calls of [`Self::advance`] later, for
     /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one.
     ///
     /// # Errors
@@ -158,9 +159,13 @@ impl<B: Backend> ColdTier<B> {
         if self.fetching.len() >= FETCHES {
             return Err(ColdError::TooManyFetches { most: FETCHES });
         }
+        let Some(keys) = self.store.keys(&root, tokens, worth) else {
+            self.stats.not_there += 1;
+            return Ok(None);
+        };
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let wanted = Wanted { id, root, tokens: Arc::from(tokens), worth, there };
+        let wanted = Wanted { id, root, tokens: Arc::from(tokens), keys, worth, there };
         self.store.read(wanted.clone());
         self.fetching.push(wanted);
         self.pending += 1;
@@ -185,7 +190,7 @@ impl<B: Backend> ColdTier<B> {
         if !self.is_below(cache) {
             return;
         }
-        self.take_done(cache, false);
+        self.take_done(cache, Duration::ZERO);
         self.enter(cache);
         while !self.has_ended && self.store.has_room() {
             let Some(image) = cache.next_host_image() else { return };
@@ -194,12 +199,13 @@ impl<B: Backend> ColdTier<B> {
         }
     }
 
-    /// As [`Self::advance`], once the store has done something of what is under way, for which the host waits.
-    pub fn wait(&mut self, cache: &mut KvCacheManager<B>) {
+    /// As [`Self::advance`], once the store has done something of what is under way, for which the host waits, but no longer than
+    /// `most`.
+    pub fn wait(&mut self, cache: &mut KvCacheManager<B>, most: Duration) {
         if !self.is_below(cache) {
             return;
         }
-        self.take_done(cache, self.pending > 0);
+        self.take_done(cache, if self.pending > 0 { most } else { Duration::ZERO });
         self.advance(cache);
     }
 
@@ -210,7 +216,7 @@ impl<B: Backend> ColdTier<B> {
         }
         self.advance(cache);
         while self.pending > 0 {
-            self.wait(cache);
+            self.wait(cache, Duration::MAX);
         }
     }
 
@@ -234,15 +240,15 @@ impl<B: Backend> ColdTier<B> {
         std::mem::take(&mut self.errors)
     }
 
-    /// Takes note of what is done; waits for the first of it if it is to be `waited` for.
-    fn take_done(&mut self, cache: &mut KvCacheManager<B>, mut waited: bool) {
+    /// Takes note of what is done; waits for the first of it, but no longer than `most`.
+    fn take_done(&mut self, cache: &mut KvCacheManager<B>, mut most: Duration) {
         while !self.has_ended {
-            match self.store.next(waited) {
+            match self.store.next(most) {
                 Ok(Some(done)) => self.take(cache, done),
                 Ok(None) => return,
                 Err(error) => self.end(error),
             }
-            waited = false;
+            most = Duration::ZERO;
         }
     }
 

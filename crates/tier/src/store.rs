@@ -1,9 +1,10 @@
 //! The store's own thread: what is asked of it waits for a disk or a network there, and nowhere else.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dsv4_kv::{Origin, RootKey};
@@ -17,6 +18,8 @@ use crate::key::{FOLDER, Key};
 
 /// Prefixes that wait to be stored at most: each holds its part of host memory.
 const WAITING: usize = 64;
+/// Prefixes that were read and are not in host memory yet at most: each is held wholly in memory.
+const FOUND: usize = 2;
 
 /// Why a prefix was not stored, or not read.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +142,8 @@ pub(crate) struct Wanted {
     pub root: RootKey,
     /// Whole blocks.
     pub tokens: Arc<[[u32; BLOCK]]>,
+    /// Their keys, one a block.
+    pub keys: Arc<[Key]>,
     /// Blocks down to a checkpoint that is nearer: a prefix that is no longer is not worth reading.
     pub worth: u32,
     /// Blocks that host memory has: what is above their end is not read.
@@ -146,7 +151,6 @@ pub(crate) struct Wanted {
 }
 
 /// A prefix that was read and is what it should be.
-#[derive(Debug)]
 pub(crate) struct Found {
     pub wanted: Wanted,
     /// Blocks down to its checkpoint.
@@ -156,6 +160,25 @@ pub(crate) struct Found {
     pub checkpoint: Bytes,
     pub about: (Origin, bool),
     block_bytes: usize,
+    /// Its place among those that were read, once it is one.
+    place: Option<Place>,
+}
+
+/// The place of a prefix among those that were read and are not in host memory yet; dropping it makes room for the next read.
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.queue().found += 1;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.queue().found -= 1;
+        self.0.changed.notify_one();
+    }
 }
 
 impl Found {
@@ -191,12 +214,26 @@ enum Job {
     Work(Box<dyn FnOnce() + Send>),
 }
 
+/// What waits for the thread, the first kind first: somebody waits for reads, and what was read for work.
 #[derive(Default)]
 struct Queue {
-    /// Read first: somebody waits for them.
-    urgent: VecDeque<Job>,
-    later: VecDeque<Job>,
+    works: VecDeque<Box<dyn FnOnce() + Send>>,
+    reads: VecDeque<Wanted>,
+    stores: VecDeque<Box<dyn Source>>,
+    /// Prefixes that were read and are not in host memory yet: with [`FOUND`] of them no other is read.
+    found: usize,
     is_closed: bool,
+}
+
+impl Queue {
+    fn pop(&mut self) -> Option<Job> {
+        if let Some(work) = self.works.pop_front() {
+            return Some(Job::Work(work));
+        }
+        let may_read = self.found < FOUND && !self.is_closed;
+        let read = if may_read { self.reads.pop_front() } else { None };
+        read.map(Job::Read).or_else(|| self.stores.pop_front().map(Job::Store))
+    }
 }
 
 #[derive(Default)]
@@ -215,10 +252,7 @@ impl Shared {
     fn next(&self) -> Option<Job> {
         let mut queue = self.queue();
         loop {
-            if let Some(job) = queue.urgent.pop_front() {
-                return Some(job);
-            }
-            if let Some(job) = queue.later.pop_front() {
+            if let Some(job) = queue.pop() {
                 return Some(job);
             }
             if queue.is_closed {
@@ -232,6 +266,9 @@ impl Shared {
 /// A store and its thread. Dropping it stores what waits to be stored, and waits for that.
 pub(crate) struct Store {
     shared: Arc<Shared>,
+    /// The objects that there are, as far as is known.
+    known: Arc<Known>,
+    identity: Arc<[u8]>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
 }
@@ -244,48 +281,63 @@ impl Store {
         owner: Owner,
     ) -> Result<Self, ColdError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut objects = Objects { objects, prefix, owner, known: HashSet::new() };
+        let (known, identity) = (Arc::<Known>::default(), Arc::clone(&owner.identity));
+        let objects = Objects { objects, prefix, owner, known: Arc::clone(&known) };
         runtime.block_on(objects.list())?;
         let (shared, (send, done)) = (Arc::<Shared>::default(), channel());
         let queue = Arc::clone(&shared);
         let work = move || objects.serve(&runtime, &queue, &send);
         let thread = std::thread::Builder::new().name("cold tier".into()).spawn(work)?;
-        Ok(Self { shared, done, thread: Some(thread) })
+        Ok(Self { shared, known, identity, done, thread: Some(thread) })
     }
 
     /// Whether another prefix may wait to be stored.
     pub fn has_room(&self) -> bool {
-        self.shared.queue().later.len() < WAITING
+        self.shared.queue().stores.len() < WAITING
     }
 
     /// Stores a prefix when its turn comes.
     pub fn store(&self, source: Box<dyn Source>) {
-        self.shared.queue().later.push_back(Job::Store(source));
+        self.shared.queue().stores.push_back(source);
         self.shared.changed.notify_one();
+    }
+
+    /// The keys of a prompt's whole blocks; `None` if the store is not known to have a prefix of more than `worth` of them. Does not wait for
+    /// the store.
+    pub fn keys(&self, root: &RootKey, tokens: &[[u32; BLOCK]], worth: u32) -> Option<Arc<[Key]>> {
+        let keys = Key::all(&self.identity, root.bytes(), tokens);
+        let known = self.known.lock();
+        let is_there = keys.iter().skip(worth as usize).any(|key| known.contains(key));
+        is_there.then(|| keys.into())
     }
 
     /// Reads a prefix, before what waits to be stored.
     pub fn read(&self, wanted: Wanted) {
-        self.shared.queue().urgent.push_back(Job::Read(wanted));
+        self.shared.queue().reads.push_back(wanted);
         self.shared.changed.notify_one();
     }
 
-    /// Does some work on the thread, before what waits to be stored.
+    /// Prefixes that were read and are not in host memory yet.
+    #[cfg(test)]
+    pub fn found(&self) -> usize {
+        self.shared.queue().found
+    }
+
+    /// Does some work on the thread, before what waits to be read or stored.
     pub fn work(&self, work: impl FnOnce() + Send + 'static) {
-        self.shared.queue().urgent.push_back(Job::Work(Box::new(work)));
+        self.shared.queue().works.push_back(Box::new(work));
         self.shared.changed.notify_one();
     }
 
-    /// What is done; with `wait`, waits until something is.
+    /// What is done; waits until something is, but no longer than `most`.
     ///
     /// # Errors
     /// [`ColdError::ThreadEnded`].
-    pub fn next(&self, wait: bool) -> Result<Option<Done>, ColdError> {
-        let done = if wait {
-            self.done.recv().map_err(|_| TryRecvError::Disconnected)
-        } else {
-            self.done.try_recv()
-        };
+    pub fn next(&self, most: Duration) -> Result<Option<Done>, ColdError> {
+        let done = self.done.recv_timeout(most).map_err(|error| match error {
+            RecvTimeoutError::Timeout => TryRecvError::Empty,
+            RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+        });
         match done {
             Ok(done) => Ok(Some(done)),
             Err(TryRecvError::Empty) => Ok(None),
@@ -295,14 +347,19 @@ impl Store {
 
     /// Forgets what waits, of which nothing is done any more.
     pub fn clear(&self) {
-        let mut queue = self.shared.queue();
-        queue.urgent.clear();
-        queue.later.clear();
+        // Works have places, which lock the queue when they are dropped.
+        let _works = {
+            let mut queue = self.shared.queue();
+            queue.reads.clear();
+            queue.stores.clear();
+            std::mem::take(&mut queue.works)
+        };
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
+        // Nobody asks for what is to be read any more.
         self.shared.queue().is_closed = true;
         self.shared.changed.notify_one();
         // A panic of the thread has nobody to go to.
@@ -315,8 +372,18 @@ struct Objects {
     objects: Box<dyn ObjectStore>,
     prefix: Path,
     owner: Owner,
-    /// Those that there are, as far as is known.
-    known: HashSet<Key>,
+    known: Arc<Known>,
+}
+
+/// The objects that a store has, as far as is known.
+#[derive(Default)]
+struct Known(Mutex<HashSet<Key>>);
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, HashSet<Key>> {
+        // Every change is one call.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Objects {
@@ -324,23 +391,25 @@ impl Objects {
         key.name().split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    async fn list(&mut self) -> Result<(), ColdError> {
+    async fn list(&self) -> Result<(), ColdError> {
         let folder = self.prefix.clone().join(FOLDER);
-        let known = &mut self.known;
         let found = self.objects.list(Some(&folder)).try_for_each(|object| {
-            known.extend(Key::of_name(object.location.as_ref()));
+            self.known.lock().extend(Key::of_name(object.location.as_ref()));
             std::future::ready(Ok(()))
         });
         Ok(found.await?)
     }
 
-    fn serve(mut self, runtime: &Runtime, queue: &Shared, done: &Sender<Done>) {
+    fn serve(self, runtime: &Runtime, queue: &Arc<Shared>, done: &Sender<Done>) {
         while let Some(job) = queue.next() {
             let result = match job {
                 Job::Store(source) => Done::Stored(runtime.block_on(self.store(&*source))),
                 Job::Read(wanted) => {
                     let id = wanted.id;
-                    let (found, errors) = runtime.block_on(self.read(wanted));
+                    let (mut found, errors) = runtime.block_on(self.read(wanted));
+                    if let Some(found) = &mut found {
+                        found.place = Some(Place::new(queue));
+                    }
                     Done::Read(id, found.map(Box::new), errors)
                 }
                 Job::Work(work) => {
@@ -355,14 +424,17 @@ impl Objects {
 
     /// Stores what the store does not have of a prefix: the blocks behind the deepest checkpoint that it has, and the
     /// checkpoint.
-    async fn store(&mut self, source: &dyn Source) -> Result<u64, ColdError> {
+    async fn store(&self, source: &dyn Source) -> Result<u64, ColdError> {
         let (root, tokens) = (source.root().bytes(), source.tokens());
         let keys = Key::all(&self.owner.identity, root, tokens);
         let Some((key, above)) = keys.split_last() else { return Ok(0) };
-        if self.known.contains(key) {
-            return Ok(0);
-        }
-        let first = above.iter().rposition(|key| self.known.contains(key)).map_or(0, |at| at + 1);
+        let first = {
+            let known = self.known.lock();
+            if known.contains(key) {
+                return Ok(0);
+            }
+            above.iter().rposition(|key| known.contains(key)).map_or(0, |at| at + 1)
+        };
         let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
         let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
         let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
@@ -375,22 +447,24 @@ impl Objects {
         );
         let len = bytes.len() as u64;
         self.objects.put(&self.path(key), PutPayload::from(bytes)).await?;
-        self.known.insert(*key);
+        self.known.lock().insert(*key);
         Ok(len)
     }
 
     /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read.
-    async fn read(&mut self, wanted: Wanted) -> (Option<Found>, Vec<ColdError>) {
-        let keys = Key::all(&self.owner.identity, wanted.root.bytes(), &wanted.tokens);
+    async fn read(&self, wanted: Wanted) -> (Option<Found>, Vec<ColdError>) {
+        let keys = Arc::clone(&wanted.keys);
         let mut errors = Vec::new();
         for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
-            if !self.known.contains(&keys[blocks - 1]) {
+            if !self.known.lock().contains(&keys[blocks - 1]) {
                 continue;
             }
             match self.read_parts(&wanted, &keys[..blocks]).await {
                 Ok((parts, checkpoint, about)) => {
                     let (blocks, block_bytes) = (blocks as u32, self.owner.block_bytes as usize);
-                    let found = Found { wanted, blocks, parts, checkpoint, about, block_bytes };
+                    let place = None;
+                    let found =
+                        Found { wanted, blocks, parts, checkpoint, about, block_bytes, place };
                     return (Some(found), errors);
                 }
                 Err(error) => errors.push(error),
@@ -405,7 +479,7 @@ impl Objects {
     /// The images of a prefix, the last one first, back to what host memory has. An object that is not there, or not what it
     /// should be, is not asked for again, nor are those that rest on it: they are stored anew.
     async fn read_parts(
-        &mut self,
+        &self,
         wanted: &Wanted,
         keys: &[Key],
     ) -> Result<(Vec<(u32, Bytes)>, Bytes, (Origin, bool)), ColdError> {
@@ -419,7 +493,7 @@ impl Objects {
                 Ok(read) => read,
                 Err(error) => {
                     if error.is_final() {
-                        self.known.retain(|key| !chain.contains(key));
+                        self.known.lock().retain(|key| !chain.contains(key));
                     }
                     return Err(error);
                 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use clap::Args;
+use dsv4_kv::CacheConfig;
 
 use crate::device::DeviceChoice;
 use crate::generate::AttentionChoice;
@@ -50,7 +51,7 @@ pub struct ServeArgs {
     pub device: DeviceChoice,
 
     /// Completions in the cache at once; more wait.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = integer(1..=1 << 16))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: u32,
 
     /// Most tokens of a completion, prompt included [default: 8192, or what the model can]
@@ -75,6 +76,10 @@ pub struct ServeArgs {
     /// directory, or the URL of a store; needs --host-cache.
     #[arg(long, value_name = "URL")]
     pub cold_cache: Option<String>,
+
+    /// How long a completion waits for the cold cache at most; then its prompt is computed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = number(0.0..=86400.0))]
+    pub cold_timeout: f64,
 
     /// Most tokens of a step, over all completions; at least --max-requests.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = integer(1..=1 << 20))]

@@ -1,9 +1,10 @@
 //! What tells the bytes in a server's cache from those of others.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::engine::AttentionPlace;
 use sha2::{Digest, Sha256};
 
@@ -12,67 +13,82 @@ use crate::error::InputError;
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 
-/// A digest of a checkpoint's configuration and weights, with where attention runs, the device, and this program's version:
-/// each of them makes other bits.
+/// A digest of all files of a checkpoint and of this program, with where attention runs, the device and the processor: each of
+/// them makes other bits.
 pub(super) fn of(
     folder: &Path,
     place: AttentionPlace,
     device: &str,
 ) -> Result<Vec<u8>, InputError> {
-    let failed = |error: io::Error| {
-        InputError::Serve(format!("{}: {error}; --cold-cache reads all of it", folder.display()))
-    };
-    let weights = digest(folder).map_err(failed)?;
-    let version = env!("CARGO_PKG_VERSION");
-    let others = format!("{place:?}\n{device}\n{version}").into_bytes();
-    Ok([weights, others].concat())
+    let files = Checkpoint::files(folder)
+        .map_err(|error| InputError::Serve(format!("--cold-cache: {error}")))?;
+    let program = std::env::current_exe();
+    let program = program.map_err(|error| failed(Path::new("this program"), &error))?;
+    let mut digest = Sha256::new();
+    let mut chunk = vec![0; CHUNK];
+    for path in files.iter().chain([&program]) {
+        add(&mut digest, path, &mut chunk).map_err(|error| failed(path, &error))?;
+    }
+    let others = format!("{place:?}\n{device}\n{}", processor());
+    Ok([&digest.finalize()[..], others.as_bytes()].concat())
 }
 
-/// The digest of the files, in the order of their names, each with its name and length.
-fn digest(folder: &Path) -> io::Result<Vec<u8>> {
-    let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let is_of_model = path.extension().is_some_and(|extension| extension == "safetensors")
-            || path.file_name().is_some_and(|name| name == "config.json");
-        files.extend(Some(path).filter(|_| is_of_model));
-    }
-    files.sort();
-    let (mut digest, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
-    for path in files {
-        let mut file = File::open(&path)?;
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        for bytes in [&(name.len() as u64).to_le_bytes(), name] {
-            digest.update(bytes);
-        }
-        digest.update(file.metadata()?.len().to_le_bytes());
-        loop {
-            match file.read(&mut chunk)? {
-                0 => break,
-                read => digest.update(&chunk[..read]),
-            }
+fn failed(path: &Path, error: &io::Error) -> InputError {
+    InputError::Serve(format!("{}: {error}; --cold-cache reads all of it", path.display()))
+}
+
+/// Adds a file with its name and length.
+fn add(digest: &mut Sha256, path: &PathBuf, chunk: &mut [u8]) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    digest.update((name.len() as u64).to_le_bytes());
+    digest.update(name);
+    digest.update(file.metadata()?.len().to_le_bytes());
+    loop {
+        match file.read(chunk)? {
+            0 => return Ok(()),
+            read => digest.update(&chunk[..read]),
         }
     }
-    Ok(digest.finalize().to_vec())
+}
+
+/// The architecture, and the instructions by whose presence `matrixmultiply` chooses its kernels, which round differently.
+fn processor() -> String {
+    let arch = std::env::consts::ARCH;
+    #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
+    {
+        let [fma, avx, avx512f] = [
+            std::is_x86_feature_detected!("fma"),
+            std::is_x86_feature_detected!("avx"),
+            std::is_x86_feature_detected!("avx512f"),
+        ];
+        format!("{arch} fma={fma} avx={avx} avx512f={avx512f}")
+    }
+    #[cfg(not(any(target_arch = "x86", target_arch = "x86_64")))]
+    arch.to_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
-    /// A bit of the weights, the configuration, a name, the place of attention, and the device: each makes another identity,
-    /// and nothing else does.
+    /// A bit of the weights, the configuration, a name, an index, a shard of any name, the place of attention, and the device: each
+    /// makes another identity, and nothing else does.
     #[test]
     fn whatever_makes_other_bytes_makes_another_identity() {
         let (host, device) = (AttentionPlace::Host, AttentionPlace::Device);
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let write = |name: &str, bytes: &[u8]| fs::write(path(name), bytes).unwrap();
         write("config.json", b"{}");
         write("model.safetensors", &[1; CHUNK + 1]);
         let identity = |place, device| of(folder.path(), place, device).unwrap();
         let first = identity(host, "a");
         assert_eq!(identity(host, "a"), first);
         write("README.md", b"of no use");
+        write("other.safetensors", b"which no index lists");
         assert_eq!(identity(host, "a"), first);
         let mut seen = vec![first, identity(device, "a"), identity(host, "b")];
         let mut weights = vec![1; CHUNK + 1];
@@ -81,8 +97,14 @@ mod tests {
         seen.push(identity(host, "a"));
         write("config.json", b"[]");
         seen.push(identity(host, "a"));
-        fs::rename(folder.path().join("model.safetensors"), folder.path().join("m.safetensors"))
-            .unwrap();
+        fs::rename(path("model.safetensors"), path("shard.bin")).unwrap();
+        let index = |shard: &str| format!(r#"{{"weight_map": {{"embed.weight": "{shard}"}}}}"#);
+        write("model.safetensors.index.json", index("shard.bin").as_bytes());
+        seen.push(identity(host, "a"));
+        write("shard.bin", &[3; 8]);
+        seen.push(identity(host, "a"));
+        // The same two files, of which the index takes the other.
+        write("model.safetensors.index.json", index("other.safetensors").as_bytes());
         seen.push(identity(host, "a"));
         let all = seen.len();
         seen.sort();

@@ -107,7 +107,8 @@ fn settings(
 ) -> Result<Settings, InputError> {
     let cold = |url: &String| {
         let identity = identity::of(&args.checkpoint, place, device)?;
-        Ok::<_, InputError>(ColdCache { url: url.clone(), identity, report: report_cold })
+        let patience = Duration::from_secs_f64(args.cold_timeout);
+        Ok::<_, InputError>(ColdCache { url: url.clone(), patience, identity, report: report_cold })
     };
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
     Ok(Settings {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use dsv4_kv_device::{Backend, EmuOptions};
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
@@ -19,6 +20,8 @@ use rand::{Rng, SeedableRng};
 use crate::small::{self, DRAFTS, HASH, SCORED};
 
 const LIMITS: SchedulerLimits = SchedulerLimits { chunk: 24, waiting: 64 };
+/// How long completions wait for a store.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn scheduler(model: &Arc<Model>, requests: u32, blocks: u32) -> (Scheduler<impl Backend>, Metrics) {
     let metrics = Metrics::new().expect("metrics");
@@ -183,7 +186,7 @@ fn a_prefix_outlives_its_server() {
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
         let report = |error: &_, _| panic!("{error}");
-        let cold = ColdCache { url, identity: identity.to_vec(), report };
+        let cold = ColdCache { url, patience: PATIENCE, identity: identity.to_vec(), report };
         scheduler.open_cold(&cold).expect("a directory");
         (scheduler, metrics)
     };
@@ -215,7 +218,7 @@ fn a_prefix_outlives_its_server() {
     let mut scheduler =
         Scheduler::new(engine, LIMITS, Metrics::new().expect("metrics")).expect("a scheduler");
     let (url, identity) = ("/nowhere".into(), b"a".to_vec());
-    let cold = ColdCache { url, identity, report: |_, _| () };
+    let cold = ColdCache { url, patience: PATIENCE, identity, report: |_, _| () };
     let refused = scheduler.open_cold(&cold).map_err(|error| error.to_string());
     assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
 }
@@ -235,7 +238,7 @@ fn a_damaged_file_is_told() {
         let engine = small::engine(&small::emulated(), &HASH, limits);
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
-        let cold = ColdCache { url, identity: b"a".to_vec(), report };
+        let cold = ColdCache { url, patience: PATIENCE, identity: b"a".to_vec(), report };
         scheduler.open_cold(&cold).expect("a directory");
         let (prompt, continuation) = (long_prompt(last), small::continuation(4));
         let mut events =
@@ -487,4 +490,49 @@ fn a_closed_queue_is_emptied_and_an_aborted_one_is_not() {
             assert_eq!(received(events).1, Some(expected));
         }
     }
+}
+
+/// A store that does not answer holds up nobody for longer than the patience: the prompt is computed, and what the store has comes too late.
+/// Whoever has left meanwhile holds up nobody at all.
+#[test]
+fn a_store_that_hangs_holds_nobody_up() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let start = |patience: Duration| {
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let metrics = Metrics::new().expect("metrics");
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let cold = ColdCache { url, patience, identity: b"a".to_vec(), report: |_, _| () };
+        scheduler.open_cold(&cold).expect("a directory");
+        scheduler
+    };
+    let submission = |last| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: Vec::new(),
+    };
+    let mut first = start(PATIENCE);
+    let _events = submit(&first.queue(), &submission(1));
+    while first.step().expect("no step fails") == Progress::Ran {}
+    drop(first);
+
+    let short = Duration::from_millis(300);
+    let mut scheduler = start(short);
+    let mut folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
+    let object = folder.next().expect("it was stored").expect("a file").path();
+    std::fs::remove_file(&object).expect("a file");
+    // Opening it waits for somebody who writes.
+    let made = std::process::Command::new("mkfifo").arg(&object).status().expect("mkfifo");
+    assert!(made.success());
+    let begin = Instant::now();
+    drop(submit(&scheduler.queue(), &submission(3)));
+    let mut events = submit(&scheduler.queue(), &submission(2));
+    while scheduler.step().expect("no step fails") == Progress::Ran {}
+    assert!(begin.elapsed() >= short, "it was waited for");
+    let (tokens, end) = received(&mut events);
+    assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
+    // The store's thread, which is waited for, ends once somebody has written nothing.
+    drop(std::fs::OpenOptions::new().write(true).open(&object).expect("the fifo"));
+    drop(scheduler);
 }

@@ -56,7 +56,7 @@ fn a_tier_that_is_dropped_gives_everything_back() {
     let (free, all) = fed.manager.host_units();
     assert_eq!(free, all);
     cold.fetch(&fed.manager, &prompt).unwrap().expect("the store has it");
-    cold.take_done(&mut fed.manager, true);
+    cold.take_done(&mut fed.manager, Duration::MAX);
     assert!(fed.manager.host_units().0 < all, "it is filled");
     drop(cold);
     fed.manager.advance_tier(&fed.stream).unwrap();
@@ -75,10 +75,11 @@ fn a_thread_that_ends_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
     let prompt = Prompt { tokens: &tokens, salt: b"", adapter: b"" };
+    store(&tokens, &directory);
     let mut fed = cache();
     let mut cold = tier(&mut fed, &directory);
     cold.store.work(|| panic!("the thread of the test ends"));
-    let id = cold.fetch(&fed.manager, &prompt).unwrap().expect("nobody has it");
+    let id = cold.fetch(&fed.manager, &prompt).unwrap().expect("the store has it");
     cold.settle(&mut fed.manager);
     cold.settle(&mut fed.manager);
     assert!(!cold.is_fetching(id));
@@ -109,5 +110,56 @@ fn a_slow_store_loses_nothing() {
     cold.settle(&mut fed.manager);
     assert_eq!((cold.stats().stored, cold.pending), (PROMPTS as u64, 0));
     assert_eq!(fed.manager.tier_stats().lost_offers, 0);
+    fed.manager.audit_tier().unwrap();
+}
+
+/// No more prompts are on their way than may be, and of those that were read no more than two are held in memory. Whoever waits for the store
+/// waits no longer than it wants to.
+#[test]
+fn a_slow_store_is_not_asked_for_everything() {
+    const PROMPTS: u8 = 65;
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let prompt = |salt: &'static [u8]| Prompt { tokens: &tokens, salt, adapter: b"" };
+    let salts: Vec<&'static [u8]> = (0..PROMPTS).map(|salt| &*Vec::leak(vec![salt])).collect();
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    for salt in &salts {
+        compute(&mut fed, &prompt(salt));
+        cold.settle(&mut fed.manager);
+    }
+    assert_eq!(cold.stats().stored, u64::from(PROMPTS));
+    drop(cold);
+
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    let (go, wait) = channel::<()>();
+    cold.store.work(move || wait.recv().unwrap());
+    cold.pending += 1;
+    assert_eq!(cold.fetch(&fed.manager, &prompt(b"another")).unwrap(), None, "the store has none");
+    let ids: Vec<FetchId> = salts[..64]
+        .iter()
+        .map(|salt| cold.fetch(&fed.manager, &prompt(salt)).unwrap().expect("the store has it"))
+        .collect();
+    let refused = cold.fetch(&fed.manager, &prompt(salts[64]));
+    assert!(matches!(refused, Err(ColdError::TooManyFetches { most: 64 })), "{refused:?}");
+    let begin = std::time::Instant::now();
+    cold.wait(&mut fed.manager, Duration::from_millis(30));
+    assert!(begin.elapsed() >= Duration::from_millis(30) && cold.fetching() == 64);
+    go.send(()).unwrap();
+    // Nobody takes what is read: with two of them the thread waits, though 62 others are wanted.
+    let is_full = |cold: &ColdTier<Null>| cold.store.found() == 2;
+    while !is_full(&cold) {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(is_full(&cold));
+    while ids.iter().any(|&id| cold.is_fetching(id)) {
+        cold.wait(&mut fed.manager, Duration::MAX);
+        assert!(cold.store.found() <= 2);
+    }
+    let stats = cold.stats();
+    assert_eq!((stats.restored + stats.no_room, stats.not_there, cold.pending), (64, 1, 0));
+    assert_eq!(cold.store.found(), 0);
     fed.manager.audit_tier().unwrap();
 }
