@@ -198,10 +198,10 @@ impl<T: Transport> Receiver<T> {
         self.find(id)?;
         let place = self.reading.iter().position(|reading| reading.id == id);
         if let Some(place) = place {
-            let Reading { memory, share, began, .. } = self.reading.swap_remove(place);
+            let Reading { memory, share, began, done, .. } = self.reading.swap_remove(place);
             match memory {
                 Memory::Out(_) => {}
-                Memory::Idle(memory) => self.release(memory, share),
+                Memory::Idle(memory) => self.release(memory, share, done > 0),
                 Memory::Read { read, .. } => {
                     self.shut_in(Quarantined { read, share, began, failed: false });
                 }
@@ -278,7 +278,7 @@ impl<T: Transport> Receiver<T> {
                 Ok(reading)
             }
             Err(NotPosted(memory, error)) => {
-                self.release(memory, reading.share);
+                self.release(memory, reading.share, reading.done > 0);
                 Err(error.into())
             }
         }
@@ -313,9 +313,11 @@ impl<T: Transport> Receiver<T> {
         self.budget.take(needed).ok_or(none)
     }
 
-    /// Frees memory that no read writes.
-    pub(super) fn release(&mut self, memory: Registered, share: Share) {
+    /// Frees memory that no read writes: for the next payload, unless something was read to it that was not verified, as bytes may still come
+    /// to where wrong ones did.
+    pub(super) fn release(&mut self, memory: Registered, share: Share, was_read: bool) {
         match self.transport.deregister(memory) {
+            Ok(region) if was_read => drop(region),
             Ok(region) => self.pool.put(region),
             Err(_) => self.quarantine.keep(share),
         }
@@ -355,7 +357,7 @@ impl<T: Transport> Receiver<T> {
                             .for_each(|all| digests.extend(sections, &all[..end]));
                     };
                     if let Err(error) = self.transport.with_region(&mut memory, digest) {
-                        self.release(memory, reading.share);
+                        self.release(memory, reading.share, true);
                         return Err(error.into());
                     }
                     reading =
@@ -410,7 +412,7 @@ impl<T: Transport> Receiver<T> {
             }
             None => {
                 self.stats.quiet += 1;
-                self.release(memory, reading.share);
+                self.release(memory, reading.share, reading.done > 0);
                 Err(TransferError::Quiet { after })
             }
         }
