@@ -22,17 +22,17 @@ pub struct CacheConfig {
     pub main_format: MainFormat,
     /// Format of indexer keys.
     pub index_format: IndexFormat,
-    /// Draft tokens of a verify step that may be rejected; 0 without speculation.
+    /// Draft tokens of a verify step that may be rejected, 0 to 127; 0 without speculation.
     pub max_draft: u32,
-    /// Requests that can be admitted at once.
+    /// Requests that can be admitted at once, 1 to [`Self::MAX_REQUESTS`].
     pub max_requests: u32,
-    /// Blocks of 128 tokens that all requests share.
+    /// Blocks of 128 tokens that all requests share, 1 to [`Self::MAX_BLOCKS`].
     pub num_blocks: u32,
-    /// Longest context of one request, in tokens.
+    /// Longest context of one request, in tokens: 1 to the model's, at most 1,048,576.
     pub max_context: u32,
-    /// Most tokens of one step, over all its requests.
+    /// Most tokens of one step, over all its requests: 1 to 1,048,576.
     pub max_step_tokens: u32,
-    /// Checkpoints that can be kept: what later requests with the same prefix go on from
+    /// Checkpoints that can be kept, 0 to [`Self::MAX_CHECKPOINTS`]: what later requests with the same prefix go on from
     /// ([`crate::checkpoints`]).
     #[serde(default)]
     pub num_checkpoints: u32,
@@ -48,14 +48,14 @@ pub struct CacheConfig {
     #[serde(default)]
     pub lease_bytes: u64,
     /// Blocks, stored or removed, that are logged between two drains of the cache's events ([`crate::events`]), or 0 to log
-    /// none. Each costs 560 bytes of host memory.
+    /// none; at most 1,048,576. Each costs 560 bytes of host memory.
     #[serde(default)]
     pub event_capacity: u32,
     /// Bytes of pinned host memory that keep what the device evicts ([`crate::host_tier`]), or 0 for none: at least those
     /// of a block and a checkpoint, in a cache with checkpoints.
     #[serde(default)]
     pub host_bytes: u64,
-    /// Requests that can be suspended at once, each with the state of a slot.
+    /// Requests that can be suspended at once, 0 to [`Self::MAX_REQUESTS`], each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
     /// Thread blocks that share the keys of a work item of attention (a query, a part of its keys, up to 64 heads), in layers
@@ -73,8 +73,8 @@ pub struct CacheConfig {
 impl CacheConfig {
     /// Most blocks a cache can have: block ids and rows are 32-bit on the device.
     pub const MAX_BLOCKS: u32 = 1 << 25;
-    /// Most requests: slot times ring rows is 32-bit on the device.
-    pub const MAX_REQUESTS: u32 = 1 << 16;
+    /// Most requests: a launch that copies the state of all of them has as many blocks in its second dimension.
+    pub const MAX_REQUESTS: u32 = (1 << 16) - 1;
     /// Most checkpoints: checkpoint times window rows is 31-bit on the device.
     pub const MAX_CHECKPOINTS: u32 = 1 << 23;
 

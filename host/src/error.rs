@@ -3,6 +3,7 @@
 
 use crate::bucket::{Bucket, LimitedBy};
 use crate::device::DeviceError;
+use crate::error_text::{still_there, sum};
 use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::layer_progress::LayerProgress;
 use crate::poison_read::PoisonRead;
@@ -128,8 +129,8 @@ pub enum KvError {
     /// A position that a request cannot be saved at.
     #[error(
         "{request} cannot be saved at {boundary}: that must be a multiple of 128, at most {committed} (its final tokens), \
-         and at least {} ({written} tokens were written, and rows more than {limit} behind are overwritten)",
-        written.saturating_sub(*limit)
+         and {}",
+        still_there(*written, *limit)
     )]
     NotSavable {
         /// The request.
@@ -138,7 +139,7 @@ pub enum KvError {
         boundary: u32,
         /// Final tokens it has.
         committed: u32,
-        /// Tokens that were written, rejected ones included.
+        /// Tokens that were written, rejected ones included, or may have been; `u32::MAX` after a restore that failed.
         written: u32,
         /// Tokens that may be written beyond the position: `max_draft` + 1.
         limit: u32,
@@ -189,9 +190,9 @@ pub enum KvError {
         /// The step's layer group.
         group: LayerGroup,
     },
-    /// A step that was rejected has overwritten rows that the request would need to go on.
+    /// A step that was rejected, or a restore that failed, has overwritten rows that the request would need to go on.
     #[error(
-        "{request} cannot go on at token {committed}: a rejected {group} step of more than max_draft + 1 tokens has overwritten rows that it needs; release it and prefill again"
+        "{request} cannot go on at token {committed}: a rejected {group} step of more than max_draft + 1 tokens, or a restore that failed, has overwritten rows that it needs; release it and prefill again, or restore it"
     )]
     Overwritten {
         /// The request.
@@ -471,7 +472,8 @@ pub enum KvError {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,
     },
-    /// Attention was given rows, or the indexer scored keys, that nobody wrote. Reported by a cache with `CacheConfig::poison`.
+    /// A gather returned rows, or the indexer scored keys, that nobody wrote. Attention in place is not searched: its result is
+    /// NaN then. Reported by a cache with `CacheConfig::poison`.
     #[error(
         "{count} gathered rows or scored keys hold what nobody wrote; the first: {}",
         rows.first().map_or_else(String::new, |row| format!("{row:?}"))
@@ -485,12 +487,6 @@ pub enum KvError {
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-}
-
-/// Bytes of so many parts of so many bytes each.
-fn sum(parts: &[(u32, u64)]) -> u64 {
-    let bytes = parts.iter().map(|&(count, bytes)| u64::from(count).saturating_mul(bytes));
-    bytes.fold(0, u64::saturating_add)
 }
 
 impl From<CheckpointError> for KvError {

@@ -118,6 +118,7 @@ mod copied;
 mod core;
 pub mod device;
 pub mod error;
+mod error_text;
 pub mod events;
 pub mod host_tier;
 mod identity;

@@ -245,8 +245,9 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.memory.table().table.view()
     }
 
-    /// All of its device memory, for a graph to retain that is captured from an open step. Such a graph is replayed in
-    /// steps of the same kind only: it reads their StepMeta, whose memory holds something else between steps.
+    /// All of its device memory, for a graph to retain that is captured from an open step: of reads, as updates and appends are refused
+    /// there ([`Self::capture`] captures whole steps). Such a graph is replayed in steps of the same kind only, in their stream: it reads
+    /// their StepMeta, whose memory holds something else between steps, and uses their workspaces.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let steps = std::iter::once(&self.trunk).chain(&self.draft);

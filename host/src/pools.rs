@@ -176,7 +176,7 @@ impl<B: Backend> LayerPools<B> {
             code: self.get(PoolKind::IndexCode)?,
             scale: self.get(PoolKind::IndexScale)?,
             format: config.index_format,
-            rotate: true,
+            hadamard: true,
             num_blocks: config.num_blocks,
         })
     }

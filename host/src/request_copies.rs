@@ -16,7 +16,7 @@ impl<B: Backend> KvCacheManager<B> {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`],
-    /// [`KvError::Device`]. Nothing has changed then.
+    /// [`KvError::Device`]. Nothing has changed then, but prefixes that were evicted for it.
     pub fn fork(&mut self, stream: &Stream<B>, id: RequestId) -> Result<RequestId, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();

@@ -1,8 +1,8 @@
 //! StepMeta: what the kernels of one step must know, as one array of `i32` that one copy sends to
 //! the device (decision D5).
 //!
-//! Five sections have one entry a token, six in a cache with checkpoints, tokens of a request adjacent and in order;
-//! entries past the step's tokens are padding: slot -1, row -1. Two more have one entry a block that the step was given.
+//! Five sections have one element a token, six in a cache with checkpoints, tokens of a request adjacent and in order;
+//! elements past the step's tokens are padding: slot -1, row -1. Two more have one element a block that the step was given.
 //! Sections follow each other without a gap, so that the array is as long as the step needs: a
 //! [`StepLayout`] for its tokens, or for those of its bucket, and its new blocks.
 
@@ -70,7 +70,7 @@ pub struct StepLayout {
 }
 
 impl StepLayout {
-    /// Sections with one entry a new block.
+    /// Sections with one element a new block.
     const UPDATE_SECTIONS: usize = 2;
 
     /// The layout of a step of `tokens` tokens, padding included, that is given `new_blocks` blocks; sections
@@ -87,7 +87,7 @@ impl StepLayout {
         Self { saves: true, copies, ..self }
     }
 
-    /// Sections with one entry a token; they come first.
+    /// Sections with one element a token; they come first.
     const fn token_sections(self) -> usize {
         Section::RingRow as usize + 1 + self.saves as usize
     }
@@ -99,7 +99,7 @@ impl StepLayout {
         Self::new(tokens, tokens / BLOCK_TOKENS + requests)
     }
 
-    /// Entries of a section, padding included.
+    /// Elements of a section, padding included.
     #[must_use]
     pub const fn capacity(self, section: Section) -> u32 {
         match section {
@@ -180,7 +180,7 @@ pub fn fill_saves(
 /// written: earlier ones would share a row with later ones.
 ///
 /// # Panics
-/// If `array` is shorter than the layout, or the chunks have more tokens than its capacity.
+/// If `array` is shorter than the layout, the chunks have more tokens than its capacity, or `ring` is 0.
 pub fn fill(
     array: &mut [i32],
     layout: StepLayout,

@@ -78,7 +78,7 @@ impl<B: Backend> StepMemory<B> {
         let mut began = false;
         let room = self.step_meta.buffer().len() as usize;
         while !jobs.is_empty() || !blocks.is_empty() {
-            let (these, later) = jobs.split_at(jobs.len().min(room / JOB));
+            let (these, later) = jobs.split_at(jobs.len().min(room / JOB).min(MOST_JOBS));
             let left = room - JOB * these.len();
             let (entered, others) = blocks.split_at(blocks.len().min(left / 2));
             let write = |array: &mut [i32]| {
@@ -126,6 +126,9 @@ impl<B: Backend> StepMemory<B> {
         Ok(ops::update_table(stream, &update)?)
     }
 }
+
+/// Jobs of a launch, each of which has blocks of its own in the grid's second dimension.
+const MOST_JOBS: usize = (1 << 16) - 1;
 
 /// Queues the launch of jobs of one kind.
 fn copy<B: Backend>(

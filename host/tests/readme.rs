@@ -12,7 +12,8 @@ use dsv4_kv::device::{Backend, Buffer, CudaOptions, Memory, Stream};
 use dsv4_kv::indexer::{Activations, CsaIndexer, Selection};
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::{
-    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, QueryForm, Swa, UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, QueryForm, Swa,
+    UpdatedLayer,
 };
 use dsv4_kv::{
     Accepted, Admission, Bucket, CacheConfig, IndexerWorkspace, KvCacheManager, KvError, Launches,
@@ -93,7 +94,7 @@ fn attention_in_place<B: Backend>(
     lists: Buffer<B, i32>,
     (q, sinks, out): (Buffer<B, bf16>, Buffer<B, f32>, Buffer<B, bf16>),
 ) -> Result<(), KvError> {
-let heads = AttentionHeads {
+let tensors = AttentionTensors {
     heads: 64,
     query: &q,
     form: QueryForm::Rotated,
@@ -101,9 +102,9 @@ let heads = AttentionHeads {
     out: &out,
     lse: None,
 };
-swa.attend(0..tokens, &heads)?;
-csa.attend(0..tokens, &lists, k, &heads)?;
-hca.attend(0..tokens, &heads)?;
+swa.attend(0..tokens, &tensors)?;
+csa.attend(0..tokens, &lists, k, &tensors)?;
+hca.attend(0..tokens, &tensors)?;
     Ok(())
 }
 

@@ -33,7 +33,7 @@ impl TableRow {
         // several entries overlap.
         let at = self.start + u64::from(if known { logical } else { 0 });
         // SAFETY: an element of the request's row of the table.
-        let block = unsafe { self.table.load_u32_in_order(at) };
+        let block = unsafe { self.table.load_u32_volatile(at) };
         let within = entry & ((1 << self.block_shift) - 1);
         // A block of -1 is larger than any number of blocks.
         let row = (u64::from(block) << self.block_shift) + u64::from(within);

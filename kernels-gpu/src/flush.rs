@@ -108,10 +108,10 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
                 values.store_quantised::<F>(args.entry_data, args.entry_scale, Some(row), lane);
             }
             Destination::Row { row, .. } => {
-                let at = u64::from(record * INDEX_DIM + 4 * lane);
+                let at = u64::from(record) * u64::from(INDEX_DIM) + u64::from(4 * lane);
                 let key = quad_from_bf16(args.keys.load_u32x2(at));
-                let is_rotated = args.params.rotate == 1;
-                let [key] = if is_rotated { WholeWarp::hadamard([key]) } else { [key] };
+                let is_transformed = args.params.hadamard == 1;
+                let [key] = if is_transformed { WholeWarp::hadamard([key]) } else { [key] };
                 I::store(args.index_code, args.index_scale, row, lane, key);
             }
         }

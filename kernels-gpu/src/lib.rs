@@ -16,7 +16,7 @@
 //! | [`decode`] | all cache writes of a layer in a decode step, in one launch |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`attention`] | attention over the rows of the cache where they lie |
-//! | [`indexer`] | projections, queries, scores and the largest of them |
+//! | [`indexer`] | queries (RoPE, Hadamard transform, quantisation), scores, and the largest of them |
 //! | [`router`] | the MoE router: activation, top-k, hash |
 //! | [`linear`] | products of activations with weights in NVFP4 or BF16 |
 //! | [`fragment`] | fragments of matrix products of a warp |

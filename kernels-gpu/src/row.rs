@@ -191,8 +191,8 @@ impl Bf16Lane {
         let at = row * u64::from(HEAD_DIM) + u64::from(lane * LANE);
         // SAFETY: both chunks lie in a row that the tensor holds; 8 BF16 are 16 bytes.
         unsafe {
-            let low = tensor.load_u32x4_in_order(at);
-            Self([low, tensor.load_u32x4_in_order(at + u64::from(CHUNK))])
+            let low = tensor.load_u32x4_volatile(at);
+            Self([low, tensor.load_u32x4_volatile(at + u64::from(CHUNK))])
         }
     }
 

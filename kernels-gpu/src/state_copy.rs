@@ -43,7 +43,7 @@ struct Piece {
     first: u32,
 }
 
-/// Between what it is copied.
+/// Source and destination of one copy.
 #[derive(Clone, Copy)]
 struct Job {
     slot: u32,

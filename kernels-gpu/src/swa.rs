@@ -34,7 +34,7 @@ pub unsafe fn append<F: RowFormat>(args: AppendSwa) {
     // SAFETY: `token < tokens`. The branches depend on the token alone, so a warp stays together.
     unsafe {
         let values = Bf16Lane::load(args.kv, u64::from(token), lane);
-        let row = args.token_ring_row.load_u32_in_order(u64::from(token)).cast_signed();
+        let row = args.token_ring_row.load_u32_volatile(u64::from(token)).cast_signed();
         let wanted = row >= 0 && row.cast_unsigned() < args.params.rows;
         fault::count(args.faults, lane, u32::from(row >= 0 && !wanted));
         let row = wanted.then_some(u64::from(row.cast_unsigned()));

@@ -6,7 +6,7 @@ use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::schema::LayerCacheSchema;
 use dsv4_kv::step::{
-    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer,
 };
 use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers, WorkspaceLimits};
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
@@ -101,7 +101,7 @@ impl<B: Backend> Updated<'_, B> {
         &self,
         queries: Range<u32>,
         (selected, rows): (&Buffer<B, i32>, u32),
-        heads: &AttentionHeads<'_, B>,
+        heads: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
         match self {
             Self::Swa(layer) => layer.attend(queries, heads),
@@ -219,8 +219,8 @@ pub fn resume<'s, B: Backend>(
     kv: &Buffer<B, bf16>,
 ) -> Result<Updated<'s, B>, KvError> {
     Ok(match kind {
-        LayerKind::Swa => Updated::Swa(layers.swa(layer)?.resume(kv)?),
-        LayerKind::Csa => Updated::Csa(layers.csa(layer)?.resume(kv)?),
-        LayerKind::Hca => Updated::Hca(layers.hca(layer)?.resume(kv)?),
+        LayerKind::Swa => Updated::Swa(layers.swa(layer)?.already_updated(kv)?),
+        LayerKind::Csa => Updated::Csa(layers.csa(layer)?.already_updated(kv)?),
+        LayerKind::Hca => Updated::Hca(layers.hca(layer)?.already_updated(kv)?),
     })
 }

@@ -23,7 +23,7 @@ use crate::span::Span;
 pub(crate) struct Captures {
     /// Whether `current` is occupied; read without the lock on every launch.
     active: AtomicBool,
-    /// Held for reading by calls that a capture forbids, as long as they last; for writing while one begins.
+    /// Held for reading by calls that a capture forbids or records, as long as they last; for writing while one begins.
     gate: RwLock<()>,
     current: Mutex<Option<Capture>>,
 }
@@ -66,14 +66,38 @@ impl Captures {
         violation.map_or(Ok(nodes), Err)
     }
 
-    /// Counts what was queued into `stream`, while it is captured.
-    pub fn queued(&self, stream: u64) {
+    /// Queues something into `stream` by `queue`: while it is captured, every range must be retained, and it counts as a node. No capture
+    /// begins between the check and the end of `queue`, which must not call anything here, nor drop an `Owned`.
+    pub fn queue<'a>(
+        &self,
+        stream: u64,
+        kernel: &'static str,
+        arguments: impl IntoIterator<Item = (&'static str, &'a Span)>,
+        queue: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let _gate = self.enter();
+        self.check_retained(stream, kernel, arguments)?;
+        queue()?;
         if self.active.load(Ordering::Acquire)
             && let Some(capture) = self.lock().as_mut()
             && capture.stream == stream
         {
             capture.nodes += 1;
         }
+        Ok(())
+    }
+
+    /// Replays a graph into `stream` by `replay`, unless it is being captured. No capture begins meanwhile.
+    pub fn replay(
+        &self,
+        stream: u64,
+        replay: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let _gate = self.enter();
+        if self.is_capturing(stream) {
+            return Err(DeviceError::NestedCapture);
+        }
+        replay()
     }
 
     /// Whether `stream` is being captured.
@@ -213,6 +237,32 @@ mod loom_tests {
             assert!(captures.is_capturing(if here { 2 } else { 1 }));
             captures.end().unwrap();
             assert!(!captures.is_capturing(1) && !captures.is_capturing(2));
+        });
+    }
+
+    /// What is queued while a stream is captured was checked for it: nothing that is not retained is recorded, and no replay.
+    #[test]
+    fn what_is_recorded_was_checked() {
+        loom::model(|| {
+            let captures = loom::sync::Arc::new(Captures::default());
+            let captured = loom::sync::Arc::new(AtomicBool::new(false));
+            let (other, flag) = (captures.clone(), captured.clone());
+            let other = thread::spawn(move || {
+                let device = crate::identity::DeviceId::new();
+                let span = Span { device, address: 64, bytes: 4 };
+                let runs = || {
+                    assert!(!flag.load(Ordering::Acquire), "it would be recorded");
+                    Ok(())
+                };
+                let _ = other.queue(1, "kernel", [("to", &span)], runs);
+                let _ = other.replay(1, runs);
+            });
+            captures.begin(1, Vec::new()).unwrap();
+            captured.store(true, Ordering::Release);
+            thread::yield_now();
+            captured.store(false, Ordering::Release);
+            let _ = captures.end();
+            other.join().unwrap();
         });
     }
 

@@ -93,13 +93,12 @@ impl<B: Backend> Stream<B> {
     /// as [`Self::launch`].
     pub fn replay(&self, graph: &Graph<B>) -> Result<(), DeviceError> {
         check_device("graph", graph.device.id(), self.device().id())?;
-        if self.is_capturing() {
-            return Err(DeviceError::NestedCapture);
-        }
         // The guarded value is `()`: nothing in it can be broken by a panic.
         let _turn = graph.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: it was instantiated when it was captured, this thread has its turn, and what it touches
-        // is retained in it; its drop waits for its launches.
-        unsafe { self.backend().replay(self.raw(), &graph.raw) }
+        self.device().captures().replay(self.id(), || {
+            // SAFETY: it was instantiated when it was captured, this thread has its turn, and what it touches
+            // is retained in it; its drop waits for its launches.
+            unsafe { self.backend().replay(self.raw(), &graph.raw) }
+        })
     }
 }

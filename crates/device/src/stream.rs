@@ -8,6 +8,8 @@ use crate::device::Device;
 use crate::error::DeviceError;
 use crate::operation::Operation;
 use crate::owned::Owned;
+use crate::span::Span;
+use simt::kernel::KernelInfo;
 
 /// An in-order queue of work of one device, which it keeps alive. Cloning gives another handle of the same
 /// stream.
@@ -65,12 +67,15 @@ impl<B: Backend> Stream<B> {
         variant: O::Variant,
         operation: &O,
     ) -> Result<(), DeviceError> {
-        self.check(variant, operation)?;
-        // SAFETY: checked above, and for the rest the caller's promise.
-        unsafe { self.backend().launch(self.raw(), variant, operation)? };
-        self.device().captures().queued(self.id());
+        let (kernel, pointers) = (O::info(variant), operation.pointers());
+        let pointers = pointers.as_ref();
+        self.check_call(variant, operation, pointers)?;
+        let captures = self.device().captures();
+        captures.queue(self.id(), kernel.name, named(kernel, pointers), || {
+            // SAFETY: checked above, and for the rest the caller's promise.
+            unsafe { self.backend().launch(self.raw(), variant, operation) }
+        })?;
         if self.backend().waits_for_launches() {
-            let captures = self.device().captures();
             captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;
         }
         Ok(())
@@ -87,12 +92,22 @@ impl<B: Backend> Stream<B> {
         variant: O::Variant,
         operation: &O,
     ) -> Result<(), DeviceError> {
-        let kernel = O::info(variant);
+        let (kernel, pointers) = (O::info(variant), operation.pointers());
+        let pointers = pointers.as_ref();
+        self.check_call(variant, operation, pointers)?;
+        self.device().captures().check_retained(self.id(), kernel.name, named(kernel, pointers))
+    }
+
+    /// The same but for captures.
+    fn check_call<O: Operation>(
+        &self,
+        variant: O::Variant,
+        operation: &O,
+        pointers: &[Span],
+    ) -> Result<(), DeviceError> {
+        let (kernel, extents) = (O::info(variant), operation.extents(variant));
         check_grid(kernel.name, operation.grid(variant))?;
-        let (pointers, extents) = (operation.pointers(), operation.extents(variant));
-        check_pointers(kernel, pointers.as_ref(), extents.as_ref(), self.device().id())?;
-        let named = kernel.pointers.iter().map(|info| info.name).zip(pointers.as_ref());
-        self.device().captures().check_retained(self.id(), kernel.name, named)
+        check_pointers(kernel, pointers, extents.as_ref(), self.device().id())
     }
 
     /// Waits until all its work is done; faults of its kernels surface here.
@@ -133,6 +148,14 @@ impl<B: Backend> Stream<B> {
     pub(crate) fn backend(&self) -> &B {
         self.device().backend()
     }
+}
+
+/// A launch's memory, with the names of its arguments.
+fn named<'s>(
+    kernel: &'static KernelInfo,
+    pointers: &'s [Span],
+) -> impl Iterator<Item = (&'static str, &'s Span)> {
+    kernel.pointers.iter().map(|info| info.name).zip(pointers)
 }
 
 /// A point in a stream.

@@ -26,15 +26,15 @@ impl<B: Backend> Stream<B> {
             return Err(DeviceError::Aliased { kernel: "copy", argument: "to", other: "from" });
         }
         let named = [("from", &source), ("to", &target)];
-        self.device().captures().check_retained(self.id(), "copy", named)?;
+        let captures = self.device().captures();
         if source.bytes == 0 {
-            return Ok(());
+            return captures.check_retained(self.id(), "copy", named);
         }
-        // SAFETY: two ranges of live buffers of this device, which do not overlap; freeing one waits for
-        // the copy, and a graph keeps both.
-        unsafe { self.backend().copy(self.raw(), source.address, target.address, source.bytes)? };
-        self.device().captures().queued(self.id());
-        Ok(())
+        captures.queue(self.id(), "copy", named, || {
+            // SAFETY: two ranges of live buffers of this device, which do not overlap; freeing one waits for
+            // the copy, and a graph keeps both.
+            unsafe { self.backend().copy(self.raw(), source.address, target.address, source.bytes) }
+        })
     }
 
     /// Queues filling all of `to` with one byte.
@@ -43,14 +43,14 @@ impl<B: Backend> Stream<B> {
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::NotRetained`] in a capture; [`DeviceError::Cuda`].
     pub fn fill<T: Pod>(&self, to: &Buffer<B, T>, byte: u8) -> Result<(), DeviceError> {
         let target = to.range("fill", self.device().id(), 0, to.len())?;
-        self.device().captures().check_retained(self.id(), "fill", [("to", &target)])?;
+        let captures = self.device().captures();
         if target.bytes == 0 {
-            return Ok(());
+            return captures.check_retained(self.id(), "fill", [("to", &target)]);
         }
-        // SAFETY: all of a live buffer of this device; freeing it waits, and a graph keeps it.
-        unsafe { self.backend().fill(self.raw(), target.address, byte, target.bytes)? };
-        self.device().captures().queued(self.id());
-        Ok(())
+        captures.queue(self.id(), "fill", [("to", &target)], || {
+            // SAFETY: all of a live buffer of this device; freeing it waits, and a graph keeps it.
+            unsafe { self.backend().fill(self.raw(), target.address, byte, target.bytes) }
+        })
     }
 
     /// Copies `values` to elements `at..` of `to` and waits for all work of the stream.

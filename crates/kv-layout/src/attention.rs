@@ -64,7 +64,7 @@ impl KeySplit {
         }
     }
 
-    /// The split of keys that are not a window alone, of which so many blocks share a part.
+    /// The split with which `blocks` thread blocks, one or two, share the keys of a part in layers with entries.
     #[must_use]
     pub const fn of_blocks(blocks: u32) -> Self {
         if blocks > 1 { Self::TwoBlocks } else { Self::OneBlock }

@@ -39,12 +39,11 @@ impl DeviceAtomicU32 {
         imp::atomic::global_add(self.word, value)
     }
 
-    /// Adds modulo 2^32; the old value. What the thread did before is ordered before what threads do that see the
-    /// sum by an atomic that orders, as by [`Self::add`] between two [`fence_device`], in less time
-    /// (`atom.acq_rel.gpu.global.add.u32`).
+    /// Adds modulo 2^32, with acquire-release order at device scope; the old value (`atom.acq_rel.gpu.global.add.u32`).
+    /// Orders as [`Self::add`] between two [`fence_device`], in less time.
     #[inline(always)]
-    pub fn add_in_order(self, value: u32) -> u32 {
-        imp::atomic::global_add_in_order(self.word, value)
+    pub fn add_acq_rel(self, value: u32) -> u32 {
+        imp::atomic::global_add_acq_rel(self.word, value)
     }
 
     /// Sets the larger of the two; the old value (`atom.relaxed.gpu.global.max.u32`).

@@ -45,7 +45,7 @@
 //! | [`shared::Shared::load_from`], `load_u32x4_from`, `store_to` | `mapa`, `ld`, `st` `.shared::cluster` | bounds, unwritten words, races (only barriers of the cluster order blocks), ranks outside the cluster, a block that may have returned |
 //! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
 //! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment, memory that the launch writes |
-//! | [`mem::Global::load_u32_in_order`], [`load_u32x4_in_order`](mem::Global::load_u32x4_in_order) | `ld.global` in volatile asm | bounds, alignment |
+//! | [`mem::Global::load_u32_volatile`], [`load_u32x4_volatile`](mem::Global::load_u32x4_volatile) | `ld.global` in volatile asm | bounds, alignment |
 //! | [`mem::Global::prefetch_l2`] | `cp.async.bulk.prefetch.L2` | bounds, alignment |
 //! | [`mem::GlobalMut::load`], [`store`](mem::GlobalMut::store), and their vectors | `ld.global`, `st.global` | bounds, alignment, races with other threads of the launch, in the order of the run |
 //! | [`shared::Shared::load`], `store`, and their vectors | `ld.shared`, `st.shared` | bounds, alignment, unwritten words, races |

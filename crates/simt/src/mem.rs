@@ -147,13 +147,13 @@ impl<T: Element> Global<T> {
     #[inline(always)]
     #[track_caller]
     #[must_use]
-    pub unsafe fn load_u32_in_order(self, i: u64) -> u32 {
+    pub unsafe fn load_u32_volatile(self, i: u64) -> u32 {
         const { assert!(size_of::<T>() == 4) };
         // SAFETY: in bounds and aligned by the caller's promise.
-        unsafe { imp::mem::load_in_order(self.0, i) }
+        unsafe { imp::mem::load_volatile(self.0, i) }
     }
 
-    /// [`Self::load_u32x4`] as a volatile access; see [`Self::load_u32_in_order`]
+    /// [`Self::load_u32x4`] as a volatile access; see [`Self::load_u32_volatile`]
     /// (`ld.global.v4.u32`).
     ///
     /// # Safety
@@ -161,7 +161,7 @@ impl<T: Element> Global<T> {
     #[inline(always)]
     #[track_caller]
     #[must_use]
-    pub unsafe fn load_u32x4_in_order(self, i: u64) -> [u32; 4] {
+    pub unsafe fn load_u32x4_volatile(self, i: u64) -> [u32; 4] {
         // SAFETY: in bounds and aligned by the caller's promise.
         unsafe { imp::mem::load_x4(self.0, i) }
     }

@@ -1,13 +1,16 @@
 //! Matrix products of a warpgroup, four consecutive warps, on the tensor cores: A in registers or in shared
 //! memory, B in shared memory.
 //!
-//! The warps multiply a matrix A of 64 rows by a matrix B of 64 or 128 columns. Warp `w` holds rows `16 w` to
+//! The warps multiply a matrix A of 64 rows by a matrix B of 64, 128 or 256 columns. Warp `w` holds rows `16 w` to
 //! `16 w + 15` of A and of the product. Within a warp the fragments are those of [`crate::mma`]: of the
-//! product, eight fragments of 8 columns; of A, one fragment for each step of 32 bytes of a row, which is 16
-//! columns of BF16, or 32 columns of 8-bit integers or E4M3. B lies in shared memory by column: bytes
-//! `16 e` to `16 e + 15` of column `n` are the four words from [`right_word`]`(e, n)` on (PTX ISA
-//! 9.7.15.5.1, "Shared Memory Matrix Layout" without swizzling: core matrices of 8 columns by 16 bytes,
-//! columns first).
+//! product, 8, 16 or 32 fragments of 8 columns; of A, one fragment for each step of 32 bytes of a row, which is 16
+//! columns of BF16, or 32 columns of 8-bit integers or E4M3.
+//!
+//! An operand in shared memory has one of two layouts (PTX ISA 9.7.15.5.1, "Shared Memory Matrix Layout"):
+//!
+//! - without swizzling, as the indexer's keys: bytes `16 e` to `16 e + 15` of column `n` of B are the four words from
+//!   [`right_word`]`(e, n)` on, in core matrices of 8 columns by 16 bytes, columns first;
+//! - with a swizzle of 128 bytes, as attention's: [`Rows`] and [`Panels`].
 //!
 //! `sm_90a` has the instruction `wgmma` for this. Other targets and the emulator use `mma` warp by warp;
 //! only the order of the sums differs.
@@ -15,9 +18,9 @@
 pub(crate) mod in_flight;
 pub(crate) mod layout;
 
-pub use in_flight::{FragmentsInFlight, InFlight, TallInFlight};
+pub use in_flight::{FragmentsInFlight, InFlight, InFlightN256};
 pub use layout::{
-    Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
+    Fragments, FragmentsN128, FragmentsN256, IntegerFragments, Panels, Rows, right_word,
 };
 
 use crate::shared::Shared;
@@ -101,8 +104,8 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
     adds: bool,
-    sum: WideFragments,
-) -> WideFragments {
+    sum: FragmentsN128,
+) -> FragmentsN128 {
     // SAFETY: the caller brings all threads of the four warps, and both operands.
     unsafe { form::bf16_m64n128k32(left, right, adds, sum) }
 }
@@ -118,9 +121,9 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
 pub unsafe fn bf16_m64n128k64<T, const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
-    sum: WideFragments,
+    sum: FragmentsN128,
     meanwhile: impl FnOnce() -> T,
-) -> (WideFragments, T) {
+) -> (FragmentsN128, T) {
     // SAFETY: the caller brings all threads of the four warps, and both operands.
     unsafe { form::bf16_m64n128k64(left, right, sum, meanwhile) }
 }
@@ -196,8 +199,8 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,
-    sum: TallInFlight<N>,
-) -> TallInFlight<N> {
+    sum: InFlightN256<N>,
+) -> InFlightN256<N> {
     // SAFETY: the caller brings all threads of the four warps, and both operands.
     unsafe { form::start_bf16_m64n256k32(left, right, sum) }
 }
@@ -266,14 +269,14 @@ impl<const N: usize> FragmentsInFlight<N> {
     }
 }
 
-impl<const N: usize> TallInFlight<N> {
+impl<const N: usize> InFlightN256<N> {
     /// As [`FragmentsInFlight::wait`].
     ///
     /// # Safety
     /// - As there.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn wait<const PENDING: u32>(self) -> TallFragments {
+    pub unsafe fn wait<const PENDING: u32>(self) -> FragmentsN256 {
         // SAFETY: the caller's duty is this callee's.
         unsafe { self.finish::<PENDING>() }
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::step::{AttentionHeads, CompressorInputs, CsaInputs, HcaInputs, QueryForm};
+use dsv4_kv::step::{AttentionTensors, CompressorInputs, CsaInputs, HcaInputs, QueryForm};
 use dsv4_kv::{
     Accepted, BlockId, CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, Step,
     StepRequest,
@@ -268,10 +268,10 @@ impl<B: Backend> Tensors<B> {
         Ok(stream.upload(&list, &self.list, 0)?)
     }
 
-    fn heads(&self) -> AttentionHeads<'_, B> {
+    fn heads(&self) -> AttentionTensors<'_, B> {
         let Self { heads, query, sinks, out, .. } = self;
         let heads = heads.end - heads.start;
-        AttentionHeads { heads, query, form: QueryForm::Raw, sinks, out, lse: None }
+        AttentionTensors { heads, query, form: QueryForm::Raw, sinks, out, lse: None }
     }
 }
 

@@ -23,6 +23,7 @@ use kv_layout::geometry::INDEX_DIM;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, Memory, Stream, bf16};
 use crate::error::KvError;
+use crate::ops::check_argument;
 use crate::weights::upload;
 
 pub use select::{Activations, ProjectedQueries, Selection};
@@ -33,7 +34,8 @@ pub use workspace::{IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 /// of 32.
 #[derive(Clone)]
 pub enum QueryWeight<B: Backend> {
-    /// In BF16: projected, then rotated and quantised.
+    /// In BF16. Up to 64 queries take a launch for the product and one for RoPE, Hadamard transform and quantisation; more take one
+    /// for all.
     Bf16(Buffer<B, bf16>),
     /// In NVFP4: one launch from activations to queries.
     Nvfp4(Nvfp4Linear<B>),
@@ -96,7 +98,7 @@ impl<B: Backend> CsaIndexer<B> {
     /// `indexer.weights_proj`, with zeros behind each row up to a multiple of 32.
     ///
     /// # Errors
-    /// [`KvError::Device`] if a weight in BF16 is too short for the model; [`KvError::QueryWeight`] for one in
+    /// [`KvError::Device`] for a model without columns, or of more than `2^31`, or if a weight in BF16 is too short for it; [`KvError::QueryWeight`] for one in
     /// NVFP4 of another shape.
     pub fn new(
         model: &ModelConfig,
@@ -104,6 +106,7 @@ impl<B: Backend> CsaIndexer<B> {
         head_weight: Buffer<B, bf16>,
     ) -> Result<Self, KvError> {
         let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
+        check_columns(model)?;
         let [latent_columns, hidden_columns] = [q_lora_rank, hidden_size].map(padded_columns);
         let of_heads = |columns: u32| u64::from(heads) * u64::from(columns);
         let query_weight = query_weight.into();
@@ -134,6 +137,7 @@ impl<B: Backend> CsaIndexer<B> {
         model: &ModelConfig,
         weights: &IndexerWeights,
     ) -> Result<Self, KvError> {
+        check_columns(model)?;
         let query = match &weights.query {
             QueryValues::Bf16(values) => {
                 let padded = padded_rows(values, model.q_lora_rank);
@@ -145,8 +149,8 @@ impl<B: Backend> CsaIndexer<B> {
         Self::new(model, query, upload(stream, "indexer head weight", &head)?)
     }
 
-    /// `[heads * 128, latent_columns]`: for callers who project, as [`crate::step`]'s
-    /// `select_projected` takes it.
+    /// `[heads * 128, latent_columns]`, BF16 or NVFP4: for callers who multiply by it themselves, and give the product to
+    /// [`crate::step::UpdatedLayer::select_projected`].
     #[must_use]
     pub fn query_weight(&self) -> &QueryWeight<B> {
         &self.query_weight
@@ -177,6 +181,12 @@ impl<B: Backend> CsaIndexer<B> {
         memory.push(self.head_weight.memory());
         memory
     }
+}
+
+/// Refuses a model whose weights have no columns, or too many to be padded.
+fn check_columns(model: &ModelConfig) -> Result<(), KvError> {
+    check_argument("query latent columns", model.q_lora_rank, 1, 1 << 31)?;
+    Ok(check_argument("hidden columns", model.hidden_size, 1, 1 << 31)?)
 }
 
 /// Rows of `columns`, with zeros behind each.

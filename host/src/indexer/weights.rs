@@ -62,7 +62,10 @@ fn padded(rows: u32, columns: u32, parts: &Nvfp4Parts) -> Result<Nvfp4Matrix, Kv
     Ok(Nvfp4Matrix::from_parts(rows, inner, codes, scales, *scale)?)
 }
 
-/// Columns of activations that the products take for a model with these: the next multiple of 32.
+/// Columns of activations that the products take for a model with these, at most `2^31`: the next multiple of 32.
+///
+/// # Panics
+/// Above `u32::MAX - 31`, in a build that checks for overflow.
 #[must_use]
 pub const fn padded_columns(columns: u32) -> u32 {
     columns.next_multiple_of(INNER_STEP)

@@ -173,7 +173,7 @@ impl Ledger {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`];
     /// [`KvError::AcceptedTooMany`] if it has fewer tokens; [`KvError::NotRollbackable`] if they are
-    /// more than `max_draft` + 1 behind the last one written.
+    /// more than `max_draft` + 1 behind the last one written; [`KvError::Overwritten`] after a restore that failed.
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         let group = LayerGroup::Draft;
         let (rollback, is_open) = (self.rollback_tokens, self.is_in_step(group, id));
@@ -186,9 +186,11 @@ impl Ledger {
         if committed > written {
             return Err(KvError::AcceptedTooMany { request: id, accepted: committed, written });
         }
+        if written_to == u32::MAX {
+            return Err(KvError::Overwritten { request: id, group, committed: written });
+        }
         if !progress.can_resume_at(committed, rollback) {
-            let written = written_to;
-            let limit = rollback;
+            let (written, limit) = (written_to, rollback);
             return Err(KvError::NotRollbackable {
                 request: id,
                 accepted: committed,

@@ -93,9 +93,9 @@ pub struct Attention<'a, B: Backend> {
     /// Multiprocessors that the launch is sized for ([`MULTIPROCESSORS`]). They decide how many blocks a work item (a query, a part of its
     /// keys, up to 64 heads) has, and change no bit. The first of these that applies:
     ///
-    /// - Spread over clusters of eight blocks: with `exchange`, and queries that are [`QueryForm::Rotated`], where a part has at most 1,152
-    ///   keys, or twice that if keys are split and two clusters have half each; the clusters are at most `multiprocessors / 10 * 9 / 8`, and at
-    ///   most those of `exchange`.
+    /// - Spread over clusters of eight blocks: with `exchange`, and queries that are [`QueryForm::Rotated`], where a part has at most 1,536
+    ///   keys ([`SPREAD_TILES`] tiles of 64), or 3,072 if keys are split and two clusters have half each; the clusters are at most
+    ///   `multiprocessors / 10 * 9 / 8`, and at most those of `exchange`.
     /// - Consecutive: with `own`, without entries, [`QueryForm::Rotated`], more queries than `multiprocessors / ceil(heads / 64)`. A block takes
     ///   up to 32 consecutive queries, and loads the rows once that they share.
     /// - At most `multiprocessors / 8` work items: two clusters, or two blocks, for each, with half of the channels of the values.
@@ -209,7 +209,7 @@ impl<B: Backend> Attention<'_, B> {
         let spread = self.spread(&params);
         let form = match self.consecutive(&params) {
             Some(queries) => {
-                params.queries = queries;
+                params.queries_per_block = queries;
                 AttendForm::Consecutive
             }
             None => form_of(self.keys(), spread, params.parts, params.entry_rows),
@@ -357,7 +357,7 @@ impl<B: Backend> Attention<'_, B> {
             num_blocks: 0,
             split: self.split.blocks(self.keys()),
             halves: 1,
-            queries: 1,
+            queries_per_block: 1,
         };
         self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, self.split, ring))
     }

@@ -9,7 +9,8 @@ use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 /// Workspace for keys that are split into parts (split-KV, as in Flash-Decoding): those of queries that may have more
 /// than 960 entries without a list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A cluster
 /// has one part, and 64 heads of a query, and stores its partial output and log-sum-exp. Launches that use it must
-/// run one after the other, as those of one stream do: two at a time would add up each other's parts.
+/// run one after the other, as those of one stream do: two at a time would add up each other's parts, and leave
+/// counters by which later ones are wrong too: then make a new one.
 pub struct AttentionParts<B: Backend> {
     /// `[clusters, 64, 512]` f32: partial outputs.
     pub(crate) sums: Buffer<B, f32>,

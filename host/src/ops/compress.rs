@@ -5,9 +5,9 @@ use kernels_gpu::params::{
 };
 use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor, csa_own_rows, hca_state_rows};
 
-use super::check_length;
 use super::gather::BlockTable;
 use super::state_copy::{CheckpointArguments, CheckpointRows};
+use super::{check_length, check_most};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, ListClosingTokens, UpdateTable, WriteState};
 
@@ -125,12 +125,18 @@ pub struct WorkLists<'a, B: Backend> {
 /// Queues `list_closing_tokens`: both work lists of the step.
 ///
 /// # Errors
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Argument`] for more than `i32::MAX` tokens, or records of a list; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn list_closing_tokens<B: Backend>(
     stream: &Stream<B>,
     lists: &WorkLists<'_, B>,
 ) -> Result<(), DeviceError> {
     let WorkLists { tokens, csa, hca } = *lists;
+    let counts = [
+        ("tokens of the step", tokens.count),
+        ("records of the CSA list", csa.capacity),
+        ("records of the HCA list", hca.capacity),
+    ];
+    counts.iter().try_for_each(|&(what, count)| check_most(what, count.into(), i32::MAX as u32))?;
     let operation = ListClosingTokens {
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),

@@ -87,8 +87,10 @@ pub struct HcaDecode<'a, B: Backend> {
 /// device and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token; [`DeviceError::Argument`] for a window's ring or
-/// pools out of range; [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token, or an indexer's state of fewer slots than the
+/// entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of different formats, or an
+/// indexer's ring of another length than the entries'; [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter
+/// than its shape; as [`Stream::launch`].
 pub fn decode_csa<B: Backend>(
     stream: &Stream<B>,
     decode: &CsaDecode<'_, B>,

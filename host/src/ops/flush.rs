@@ -19,7 +19,7 @@ pub struct IndexKeys<'a, B: Backend> {
     pub format: IndexFormat,
     /// Whether keys are multiplied by the Hadamard matrix before they are quantised, as the released
     /// model does.
-    pub rotate: bool,
+    pub hadamard: bool,
     /// Blocks.
     pub num_blocks: u32,
 }
@@ -42,7 +42,7 @@ pub struct Flush<'a, B: Backend> {
 
 /// Indexer keys on their way into the pool, with the entries of the same windows.
 pub struct KeyFlush<'a, B: Backend> {
-    /// `[capacity, 128]` BF16, not yet rotated.
+    /// `[capacity, 128]` BF16, with RoPE, before the Hadamard transform.
     pub keys: &'a View<B, bf16>,
     /// The pool.
     pub to: &'a IndexKeys<'a, B>,
@@ -79,7 +79,7 @@ pub fn flush_csa<B: Backend>(
             slots: table.slots,
             max_blocks: table.max_blocks,
             num_blocks: to.num_blocks,
-            rotate: index.rotate.into(),
+            hadamard: index.hadamard.into(),
             tokens: tokens.count,
         },
     };

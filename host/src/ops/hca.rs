@@ -121,7 +121,7 @@ pub fn flush_hca<B: Backend>(
             slots: table.slots,
             max_blocks: table.max_blocks,
             num_blocks: to.num_blocks,
-            rotate: 0,
+            hadamard: 0,
             tokens: tokens.count,
         },
     };

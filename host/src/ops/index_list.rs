@@ -24,10 +24,13 @@ pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> 
     const AT_ONCE: u32 = 16;
     const OF_QUERY: u32 = 8;
     let measured = format == IndexFormat::Mxfp4 && columns <= SHORT && MEASURED.contains(&queries);
+    if !measured {
+        return false;
+    }
     let rounds_of_query = (columns / TILE).div_ceil(OF_QUERY);
     let one = queries.div_ceil(MULTIPROCESSORS) * rounds_of_query;
     let two = tiles_per_block(columns, queries) / WARPS;
-    measured && OF_QUERY * one <= AT_ONCE * two
+    OF_QUERY * one <= AT_ONCE * two
 }
 
 /// Keys to score, and lists to make of the scores.

@@ -70,7 +70,7 @@ fn check_most(what: &'static str, value: u64, most: u32) -> Result<(), DeviceErr
 }
 
 /// Refuses a number that is 0, above `most`, or no multiple of `multiple`.
-fn check_argument(
+pub(crate) fn check_argument(
     what: &'static str,
     value: impl Into<u64>,
     multiple: u32,

@@ -122,8 +122,9 @@ pub struct WindowGather<'a, B: Backend> {
 /// Queues `gather_swa`: the window of each query into its tile, and its number of rows.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter than its
-/// shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring shorter than a window; [`DeviceError::Argument`] for rings of more than `i32::MAX`
+/// rows, or queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as
+/// [`Stream::launch`].
 pub fn gather_swa<B: Backend>(
     stream: &Stream<B>,
     gather: &WindowGather<'_, B>,

@@ -15,13 +15,13 @@ use crate::ops::{
     self, Attended, AttendedEntries, Attention, OwnRows, QueryForm, SwaRing, WindowAppend,
 };
 
-/// The heads of some queries of a step: what attention reads of the model, and where its results go.
+/// The tensors of attention of some queries of a step: what it reads of the model, and where its results go.
 ///
 /// ```
 /// use dsv4_kv::device::{EmuDevice, EmuOptions, bf16};
 /// use dsv4_kv::kv_layout::config::ModelConfig;
 /// use dsv4_kv::kv_layout::geometry::LayerKind;
-/// use dsv4_kv::step::{AttentionHeads, QueryForm};
+/// use dsv4_kv::step::{AttentionTensors, QueryForm};
 /// use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, LayerId, StepRequest};
 ///
 /// # let tiny = ModelConfig::preset("tiny").expect("a preset");
@@ -41,8 +41,8 @@ use crate::ops::{
 /// let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
 /// let layer = step.swa(LayerId(0))?.update(&kv)?;
 /// let form = QueryForm::Rotated;
-/// let heads = AttentionHeads { heads: 4, query: &query, form, sinks: &sinks, out: &out, lse: None };
-/// layer.attend(0..3, &heads)?;
+/// let tensors = AttentionTensors { heads: 4, query: &query, form, sinks: &sinks, out: &out, lse: None };
+/// layer.attend(0..3, &tensors)?;
 /// layer.append()?;
 /// step.commit(&[Accepted::count(id, 3)])?;
 ///
@@ -52,7 +52,7 @@ use crate::ops::{
 /// assert_eq!(results[2 * 4 * 512].to_f32(), 0.75);
 /// # Ok::<(), dsv4_kv::KvError>(())
 /// ```
-pub struct AttentionHeads<'i, B: Backend> {
+pub struct AttentionTensors<'i, B: Backend> {
     /// Heads of a query, 1 to 128.
     pub heads: u32,
     /// `[queries, heads, 512]` BF16.
@@ -61,7 +61,7 @@ pub struct AttentionHeads<'i, B: Backend> {
     pub form: QueryForm,
     /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
     pub sinks: &'i Buffer<B, f32>,
-    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, rotary channels turned back. Padding stays untouched. Not in the memory of the
+    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, with inverse RoPE. Padding stays untouched. Not in the memory of the
     /// layer's `kv`, if that is still to be appended.
     pub out: &'i Buffer<B, bf16>,
     /// `[queries, heads]` f32, if it is wanted: the natural logarithm of the softmax's denominator, the sink included.
@@ -85,9 +85,9 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     pub fn attend(
         &self,
         queries: Range<u32>,
-        heads: &AttentionHeads<'_, B>,
+        tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, None, heads)
+        self.attend_to(queries, None, tensors)
     }
 }
 
@@ -109,9 +109,9 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         queries: Range<u32>,
         selected: &Buffer<B, i32>,
         rows: u32,
-        heads: &AttentionHeads<'_, B>,
+        tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, Some((Attended::List(selected), rows)), heads)
+        self.attend_to(queries, Some((Attended::List(selected), rows)), tensors)
     }
 }
 
@@ -126,9 +126,9 @@ impl<B: Backend> UpdatedLayer<'_, B, Hca> {
     pub fn attend(
         &self,
         queries: Range<u32>,
-        heads: &AttentionHeads<'_, B>,
+        tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, Some((Attended::All, self.access.most_entries()?)), heads)
+        self.attend_to(queries, Some((Attended::All, self.access.most_entries()?)), tensors)
     }
 }
 
@@ -139,7 +139,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         &self,
         queries: Range<u32>,
         which: Option<(Attended<'_, B>, u32)>,
-        heads: &AttentionHeads<'_, B>,
+        tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
         self.check_window()?;
         let access = &self.access;
@@ -165,19 +165,19 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         };
         let attention = Attention {
             queries: &queries,
-            query: heads.query,
-            form: heads.form,
-            heads: heads.heads,
+            query: tensors.query,
+            form: tensors.form,
+            heads: tensors.heads,
             split: access.core.config.attention_split,
             multiprocessors: ops::MULTIPROCESSORS,
             exchange: Some(access.exchange),
-            sinks: heads.sinks,
+            sinks: tensors.sinks,
             frequencies: access.frequencies(),
             ring: &ring,
             own: (!is_in_ring).then_some(own),
             entries: attended,
-            out: heads.out,
-            lse: heads.lse,
+            out: tensors.out,
+            lse: tensors.lse,
             // All forms count in the word of `Whole`.
             faults: access.fault_word::<Attend>(AttendKernel {
                 format: ring.format,
@@ -186,8 +186,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         };
         // The call is checked before any launch is queued: a refused one queues nothing.
         if !is_in_ring {
-            let out = heads.out.span();
-            let lse = heads.lse.map_or(out, |lse| lse.span());
+            let out = tensors.out.span();
+            let lse = tensors.lse.map_or(out, |lse| lse.span());
             self.check_outputs("attend", [("out", out), ("lse", lse)])?;
             self.quantise_once(&attention)?;
         }
@@ -197,10 +197,12 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     /// Queues the quantisation of the step's own rows, unless a call before has. Attention that would be refused queues nothing.
     fn quantise_once(&self, attention: &Attention<'_, B>) -> Result<(), KvError> {
         let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*has_own_rows {
+        // What is only recorded does not run in this step, and what has run in it is not in that graph.
+        let is_only_recorded = self.access.is_only_recorded();
+        if is_only_recorded || !*has_own_rows {
             ops::check_attend(self.access.stream, attention)?;
             self.access.quantise_rows(&self.kv)?;
-            *has_own_rows = true;
+            *has_own_rows |= !is_only_recorded;
         }
         Ok(())
     }

@@ -109,7 +109,7 @@ fn begin<B: Backend>(
     // Nothing can fail from here on.
     ledger.enter_step(group, requests);
     memory.freed.clear();
-    Ok(BegunStep { shape, plan, bucket })
+    Ok(BegunStep { shape, plan, bucket, is_captured: false })
 }
 
 /// Checks the step, and queues StepMeta and what has to be poisoned before it.

@@ -1,6 +1,7 @@
 //! A captured step: one graph for every step of a bucket.
 
 use super::layers::Layers;
+use super::tracker::may_have_run;
 use crate::bucket::Bucket;
 use crate::device::{Backend, DevicePtr, Graph};
 use crate::error::KvError;
@@ -54,15 +55,18 @@ impl<B: Backend> Layers<'_, B> {
                 return Err(KvError::LayerRepeated { layer: LayerId(layer), progress });
             }
         }
+        let replayed = self.stream.replay(&graph.graph).map_err(KvError::from);
+        if !may_have_run(&replayed) {
+            return replayed;
+        }
         // The emulator runs a graph node by node: where one fails, those before it have run.
         self.touched = true;
-        let replayed = self.stream.replay(&graph.graph);
         for (now, &recorded) in self.memory.progress.iter_mut().zip(&graph.progress) {
             if recorded != LayerProgress::NotStarted {
                 *now = if replayed.is_ok() { recorded } else { LayerProgress::Failed };
             }
         }
-        Ok(replayed?)
+        replayed
     }
 
     /// Queues a graph again whose layers are all finished.

@@ -1,8 +1,8 @@
 //! The update of a CSA layer.
 
-use kv_layout::geometry::{CSA_RATIO, CsaCompressor};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor};
 
-use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
+use super::layer::{CompressorInputs, Csa, Layer, UpdatedLayer};
 use super::shape::StepShape;
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
@@ -30,16 +30,18 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// same bytes.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, or a launch failed.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, a launch failed, or in a capture of the stream that is
+    /// not the step's own.
     pub fn update(
         mut self,
         inputs: &CsaInputs<'_, B>,
     ) -> Result<UpdatedLayer<'s, B, Csa>, KvError> {
         let tokens = self.access.shape.tokens;
         self.tracker.check_not_started()?;
+        self.access.check_runs()?;
         self.access.check_rows(inputs.kv)?;
-        inputs.main.check(CompressorShape::CSA_MAIN, tokens)?;
-        inputs.index.check(CompressorShape::CSA_INDEX, tokens)?;
+        inputs.main.check(CompressorKind::CsaMain, tokens)?;
+        inputs.index.check(CompressorKind::CsaIndex, tokens)?;
         if self.access.shape.is_fused() {
             self.decode(inputs)?;
             self.tracker.reached(LayerProgress::Finished);

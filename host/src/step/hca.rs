@@ -1,6 +1,8 @@
 //! The update of an HCA layer.
 
-use super::layer::{CompressorInputs, CompressorShape, Hca, Layer, UpdatedLayer};
+use kv_layout::geometry::CompressorKind;
+
+use super::layer::{CompressorInputs, Hca, Layer, UpdatedLayer};
 use super::shape::StepShape;
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
@@ -25,14 +27,16 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
     /// `max_draft` + 1 tokens, one launch does that and the append, with the same bytes.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, or a launch failed.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, a launch failed, or in a capture of the stream that is
+    /// not the step's own.
     pub fn update(
         mut self,
         inputs: &HcaInputs<'_, B>,
     ) -> Result<UpdatedLayer<'s, B, Hca>, KvError> {
         self.tracker.check_not_started()?;
+        self.access.check_runs()?;
         self.access.check_rows(inputs.kv)?;
-        inputs.main.check(CompressorShape::HCA, self.access.shape.tokens)?;
+        inputs.main.check(CompressorKind::Hca, self.access.shape.tokens)?;
         if self.access.shape.is_fused() {
             self.decode(inputs)?;
             self.tracker.reached(LayerProgress::Finished);

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::Mutex;
 
 use kernels_gpu::launch::AppendSwa;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{CompressorKind, HEAD_DIM};
 
 use super::shape::StepShape;
 use super::tracker::Tracker;
@@ -45,6 +45,8 @@ pub(crate) struct Access<'s, B: Backend> {
     pub compressed: Option<&'s Compressed<B>>,
     pub stream: &'s Stream<B>,
     pub shape: StepShape,
+    /// Whether the step is captured.
+    pub is_captured: bool,
 }
 
 /// A layer of a step that is not updated yet.
@@ -61,7 +63,7 @@ pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(super) tracker: Tracker<'s>,
     /// `[tokens, 512]` BF16: the step's window rows, which are read until they are appended.
     pub(super) kv: Buffer<B, bf16>,
-    /// Whether the step's own planes hold them.
+    /// Whether the step's own planes hold them, or will where the capture is replayed that the step is.
     pub(super) has_own_rows: Mutex<bool>,
     kind: PhantomData<K>,
 }
@@ -105,7 +107,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
     ///
     /// # Errors
     /// [`KvError::LayerNotUpdated`]; [`KvError::Device`] if `kv` is too short.
-    pub fn resume(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
+    pub fn already_updated(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
             LayerProgress::Updated | LayerProgress::Finished => {
@@ -160,11 +162,13 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     /// written.
     ///
     /// # Errors
-    /// [`KvError::Device`] if the launch failed. The layer can then be resumed.
+    /// [`KvError::Device`] if the launch failed, or in a capture of the stream that is not the step's own. The layer then counts as
+    /// updated: go on with [`Layer::already_updated`].
     pub fn append(mut self) -> Result<(), KvError> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
         }
+        self.access.check_runs()?;
         self.tracker.appended(self.access.append(&self.kv))?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
@@ -202,6 +206,20 @@ impl<B: Backend> Access<'_, B> {
         (!row.is_empty()).then(|| self.core.memory.state.rows(self.pools.schema.layer, row))
     }
 
+    /// Whether launches are recorded by a capture that is not the step's own, and so do not run in this step.
+    pub fn is_only_recorded(&self) -> bool {
+        !self.is_captured && self.stream.is_capturing()
+    }
+
+    /// Refuses to write rows of the cache by launches that are only recorded: the step would count them as run.
+    pub fn check_runs(&self) -> Result<(), KvError> {
+        let operation = "writing rows of a step that was begun before";
+        if self.is_only_recorded() {
+            return Err(DeviceError::ForbiddenInCapture { operation }.into());
+        }
+        Ok(())
+    }
+
     /// Refuses window rows that do not cover the step.
     pub fn check_rows(&self, kv: &Buffer<B, bf16>) -> Result<(), KvError> {
         check("window rows", kv.len(), self.shape.tokens, HEAD_DIM)
@@ -213,29 +231,14 @@ impl<B: Backend> Access<'_, B> {
     }
 }
 
-/// Which compressor a [`CompressorInputs`] is for.
-#[derive(Clone, Copy)]
-pub(super) struct CompressorShape {
-    ratio: u32,
-    columns: u32,
-    channels: u32,
-}
-
-impl CompressorShape {
-    pub const CSA_MAIN: Self = Self { ratio: CSA_RATIO, columns: 2 * HEAD_DIM, channels: HEAD_DIM };
-    pub const CSA_INDEX: Self =
-        Self { ratio: CSA_RATIO, columns: 2 * INDEX_DIM, channels: INDEX_DIM };
-    pub const HCA: Self = Self { ratio: HCA_RATIO, columns: HEAD_DIM, channels: HEAD_DIM };
-}
-
 impl<B: Backend> CompressorInputs<'_, B> {
     /// Refuses tensors that do not cover the step, before anything is queued.
-    pub(super) fn check(&self, shape: CompressorShape, tokens: u32) -> Result<(), KvError> {
-        let CompressorShape { ratio, columns, channels } = shape;
+    pub(super) fn check(&self, compressor: CompressorKind, tokens: u32) -> Result<(), KvError> {
+        let (ratio, columns) = (compressor.ratio(), compressor.columns());
         check("key projections", self.kv.len(), tokens, columns)?;
         check("gate projections", self.gate.len(), tokens, columns)?;
         check("position bias", self.ape.len(), ratio, columns)?;
-        check("norm weights", self.norm.len(), 1, channels)
+        check("norm weights", self.norm.len(), 1, compressor.channels())
     }
 }
 

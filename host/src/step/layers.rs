@@ -28,6 +28,7 @@ pub struct Layers<'a, B: Backend> {
     pub(super) shape: StepShape,
     pub(super) plan: StepPlan,
     pub(super) bucket: Option<Bucket>,
+    pub(super) is_captured: bool,
     /// Whether a kernel of a layer was queued.
     pub(super) touched: bool,
     /// Of the step; none of a capture.
@@ -45,9 +46,10 @@ impl<'a, B: Backend> Layers<'a, B> {
         span: Span,
     ) -> Self {
         memory.progress.fill(LayerProgress::NotStarted);
-        let BegunStep { shape, plan, bucket } = begun;
+        let BegunStep { shape, plan, bucket, is_captured } = begun;
         let (ids, stream) = (core.config.group_layers(group), stream.clone());
-        Self { core, memory, group, ids, stream, shape, plan, bucket, touched: false, span }
+        let touched = false;
+        Self { core, memory, group, ids, stream, shape, plan, bucket, is_captured, touched, span }
     }
 
     /// The span of the step, to be entered while the model runs; [`crate::trace`] says what it tells.
@@ -140,6 +142,7 @@ impl<'a, B: Backend> Layers<'a, B> {
                 compressed: compressed.as_ref(),
                 stream: &self.stream,
                 shape: self.shape,
+                is_captured: self.is_captured,
             },
             Tracker { layer, progress, touched: &mut self.touched },
         ))

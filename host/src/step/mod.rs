@@ -25,7 +25,7 @@ mod shape;
 mod tracker;
 mod window;
 
-pub use attend::AttentionHeads;
+pub use attend::AttentionTensors;
 
 pub use crate::ops::QueryForm;
 pub use begin::{Group, Launches};

@@ -34,7 +34,7 @@ impl<B: Backend> Group<'_, B> {
         let plan = StepPlan { saves, ..StepPlan::default() };
         memory.lay_out(plan.layout_in(Some(bucket)));
         let shape = StepShape::of_bucket(bucket, &core.config);
-        let begun = BegunStep { shape, plan, bucket: Some(*bucket) };
+        let begun = BegunStep { shape, plan, bucket: Some(*bucket), is_captured: true };
         let mut layers = Layers::new(core, memory, *group, stream, begun, Span::none());
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();

@@ -28,6 +28,8 @@ pub(crate) struct BegunStep {
     pub plan: StepPlan,
     /// The bucket that it runs under.
     pub bucket: Option<Bucket>,
+    /// Whether it is captured: its launches are recorded, and run in the steps that replay them.
+    pub is_captured: bool,
 }
 
 impl StepShape {

@@ -7,7 +7,7 @@ use crate::layer_progress::LayerProgress;
 
 /// Whether a launch was queued, or may have been. A driver may report the error of earlier work for a
 /// launch that it has queued, and the emulator runs a kernel up to the fault that it meets.
-fn may_have_run(launch: &Result<(), KvError>) -> bool {
+pub(super) fn may_have_run(launch: &Result<(), KvError>) -> bool {
     use DeviceError::{Cuda, Fault, KernelFault};
     match launch {
         Ok(()) => true,

@@ -16,10 +16,11 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// [`UpdatedLayer::append`] does. Nobody writes them before that.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, or the launch failed. The update can then be
-    /// repeated.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, the launch failed, or in a capture of the stream that is not
+    /// the step's own. The update can then be repeated.
     pub fn update(mut self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
         self.tracker.check_not_started()?;
+        self.access.check_runs()?;
         self.access.check_rows(kv)?;
         if self.access.shape.is_fused() {
             self.tracker.appended(self.access.append(kv))?;

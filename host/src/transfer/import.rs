@@ -97,7 +97,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing.
     ///
     /// # Errors
-    /// As these. Nothing has changed then.
+    /// As these. Nothing has changed then, but prefixes that were evicted for it.
     pub fn import(
         &mut self,
         stream: &Stream<B>,

@@ -35,7 +35,7 @@ pub struct Port<B: Backend> {
 /// Blocks that go at once, and bytes of memory for so many, or for a slot.
 fn staging(config: &CacheConfig, layout: &PartLayout, slot_bytes: u64) -> (u32, u64) {
     let most = STAGING.checked_div(layout.block_bytes()).unwrap_or(1);
-    let blocks = most.clamp(1, config.max_blocks_per_request().into()) as u32;
+    let blocks = most.clamp(1, config.max_blocks_per_request().max(1).into()) as u32;
     (blocks, slot_bytes.max(u64::from(blocks) * layout.block_bytes()))
 }
 

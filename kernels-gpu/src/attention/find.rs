@@ -8,15 +8,15 @@ use kv_layout::main_row::{DATA_BYTES, data_offset};
 use simt::{thread, warp};
 
 use super::keys::{KeySet, Keys, Listed, Located};
-use super::memory::{FOUND_TILES, GROUP, Small, TILE, found};
+use super::memory::{Arrays, FOUND_TILES, TILE, WARPGROUP, found};
 use super::rows::{Row, Source};
 use crate::fault;
 
 /// Tiles whose keys are found together.
-const TILES: u32 = GROUP / TILE;
+const TILES: u32 = WARPGROUP / TILE;
 const _: () = assert!(FOUND_TILES == 2 * TILES);
 
-/// The lists of a block's first keys, on their way.
+/// Loads of the list in flight, for the first two pairs of tiles of this thread block: of each pair one key a thread.
 pub struct FirstKeys<'a> {
     finder: Finder<'a>,
     listed: [Listed; 2],
@@ -63,7 +63,7 @@ impl<'a> FirstKeys<'a> {
     }
 }
 
-/// The blocks of a block's first keys, on their way.
+/// Loads of the block table in flight, for the first two pairs of tiles of this thread block, and of the list for the next two.
 pub struct FirstBlocks<'a> {
     finder: Finder<'a>,
     listed: [Listed; 2],
@@ -76,16 +76,16 @@ impl<'a> FirstBlocks<'a> {
     /// # Safety
     /// As [`FirstKeys::start`].
     #[inline(always)]
-    pub unsafe fn publish<W: KeySet>(self, small: Small) -> Finder<'a> {
+    pub unsafe fn publish<W: KeySet>(self, arrays: Arrays) -> Finder<'a> {
         let Self { mut finder, listed, located } = self;
         let tiles = finder.end - finder.first;
         // SAFETY: by this function's own contract; no thread has read the row locations that these replace.
         unsafe {
             if tiles > 0 {
-                finder.store::<W>(small, 0, located[0]);
+                finder.store::<W>(arrays, 0, located[0]);
             }
             if tiles > TILES {
-                finder.store::<W>(small, 1, located[1]);
+                finder.store::<W>(arrays, 1, located[1]);
             }
             finder.located = finder.locate::<W>(listed[0]);
         }
@@ -113,7 +113,7 @@ impl Finder<'_> {
     /// As [`FirstKeys::start`].
     #[inline(always)]
     unsafe fn list<W: KeySet>(&self, pair: u32) -> Listed {
-        let key = thread::thread_idx_x() - GROUP;
+        let key = thread::thread_idx_x() - WARPGROUP;
         // Held, so that what depends on the thread alone does not stay in registers.
         let tile = thread::hold_u32(self.first + TILES * pair + key / TILE);
         // SAFETY: by this function's own contract.
@@ -137,7 +137,7 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.
     #[inline(always)]
-    pub unsafe fn advance<W: KeySet>(&mut self, small: Small, tile: u32) {
+    pub unsafe fn advance<W: KeySet>(&mut self, arrays: Arrays, tile: u32) {
         let next = tile + FOUND_TILES - 1;
         if tile % TILES + 1 < TILES || next >= self.end - self.first {
             return;
@@ -145,7 +145,7 @@ impl Finder<'_> {
         let pair = next / TILES;
         // SAFETY: by this function's own contract.
         unsafe {
-            self.store::<W>(small, pair, self.located);
+            self.store::<W>(arrays, pair, self.located);
             if W::HAS_PARTS {
                 self.prefetch::<W>(self.located);
             }
@@ -171,12 +171,12 @@ impl Finder<'_> {
     /// # Safety
     /// As [`FirstKeys::start`]; no thread still reads the row locations that these replace.
     #[inline(always)]
-    unsafe fn store<W: KeySet>(&mut self, small: Small, pair: u32, located: Located) {
-        let key = thread::thread_idx_x() - GROUP;
+    unsafe fn store<W: KeySet>(&mut self, arrays: Arrays, pair: u32, located: Located) {
+        let key = thread::thread_idx_x() - WARPGROUP;
         let words = self.keys.row::<W>(self.source, located);
         // SAFETY: words by one thread each, with a barrier before others read them.
         unsafe {
-            small.found.store_u32x2(2 * (GROUP * (pair % 2) + key), words);
+            arrays.found.store_u32x2(2 * (WARPGROUP * (pair % 2) + key), words);
             found(pair).arrive();
         }
         self.refused += u32::from(self.keys.is_refused::<W>(self.source, located));
@@ -211,10 +211,10 @@ pub unsafe fn wait_for(tile: u32) {
 /// # Safety
 /// [`wait_for`] was called for the tile.
 #[inline(always)]
-pub unsafe fn row_of(source: Source<'_>, small: Small, (tile, row): (u32, u32)) -> Row {
+pub unsafe fn row_of(source: Source<'_>, arrays: Arrays, (tile, row): (u32, u32)) -> Row {
     let at = tile % FOUND_TILES * TILE + row;
     // SAFETY: by this function's own contract.
-    source.row(unsafe { small.found.load_u32x2(2 * at) })
+    source.row(unsafe { arrays.found.load_u32x2(2 * at) })
 }
 
 /// Whether tile `tile` is the first of those that are found together.

@@ -25,7 +25,7 @@ pub trait KeySet {
     /// Most tiles of a cluster of eight blocks over which a query is spread.
     const SPREAD_TILES: u32 = SPREAD_TILES;
     /// Blocks of a cluster, among which the keys of a part are split, unless a launch has each part in one block.
-    const BLOCKS: u32 = Self::KEYS.blocks();
+    const CLUSTER_BLOCKS: u32 = Self::KEYS.blocks();
 }
 
 /// The window alone.
@@ -63,14 +63,14 @@ impl KeySet for All {
     const KEYS: AttendedKeys = AttendedKeys::All;
 }
 
-/// A key as far as its entry: what the list says, as it was loaded.
+/// A key, and the entry that the list names for it, whose load may be in flight.
 #[derive(Clone, Copy)]
 pub struct Listed {
     key: u32,
     entry: i32,
 }
 
-/// The same, as far as its block: what the table says, as it was loaded.
+/// The same, and the cache block of that entry, whose load may be in flight.
 #[derive(Clone, Copy)]
 pub struct Located {
     listed: Listed,
@@ -125,6 +125,7 @@ pub struct Keys {
     /// Whether the query counts as a fault: neither valid nor padding, or it sees more entries than the launch may
     /// attend to.
     pub is_refused: bool,
+    /// The query's position in its request.
     pub position: u32,
     /// Window rows, at most 128.
     window: u32,

@@ -5,14 +5,16 @@ use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::{cluster_arrive, cluster_wait, sync_cluster};
 use simt::shared::Shared;
 use simt::thread;
-use simt::warpgroup::TallFragments;
+use simt::warpgroup::FragmentsN256;
 
 use super::keys::{KeySet, Keys};
-use super::memory::{BLOCKS, GROUP, HEADS, QUERIES, Small, THREADS, barrier};
-use super::output::{CHANNELS, QUARTERS, last_turn, store_head, turn};
+use super::memory::{
+    Arrays, CLUSTER_BLOCKS, HEADS, MULTIPLYING_THREADS, QUERIES, WARPGROUP, barrier,
+};
+use super::output::{CHANNELS, QUARTERS, last_rotation, pair_rotation, store_head};
 use super::parts;
 use super::softmax::{first_row, output_scales};
-use super::work_item::{Place, Split};
+use super::work_item::{Split, Task};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -22,21 +24,21 @@ const STRIDE: u32 = HEAD_DIM + 8;
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
 /// Loads early what [`write`] needs late: returns the sink of the thread's head, times log2 e, in each of the first
-/// 64 threads; stores the cosines and sines of the rotary angles in `small`.
+/// 64 threads; stores the cosines and sines of the rotary angles in `arrays`.
 ///
 /// # Safety
 /// As [`write`], in the first warpgroup; a barrier follows.
 #[inline(always)]
-pub unsafe fn load_early(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
+pub unsafe fn load_early(args: &Attend, keys: Keys, arrays: Arrays, task: Task) -> f32 {
     let thread = thread::thread_idx_x();
     // SAFETY: by this function's own contract.
     unsafe {
-        if thread >= GROUP - ROPE_DIM / 2 {
-            let pair = GROUP - 1 - thread;
-            small.rotation.store_u32x2(2 * pair, turn(args, keys.position, pair));
+        if thread >= WARPGROUP - ROPE_DIM / 2 {
+            let pair = WARPGROUP - 1 - thread;
+            arrays.rotation.store_u32x2(2 * pair, pair_rotation(args, keys.position, pair));
         }
-        if thread < at.heads.count(args) {
-            args.sinks.load(u64::from(at.heads.first + thread)) * core::f32::consts::LOG2_E
+        if thread < task.heads.count(args) {
+            args.sinks.load(u64::from(task.heads.first + thread)) * core::f32::consts::LOG2_E
         } else {
             0.0
         }
@@ -49,7 +51,7 @@ pub unsafe fn load_early(args: &Attend, keys: Keys, small: Small, at: Place) -> 
 /// # Safety
 /// All threads of a multiplying warpgroup call it together, or [`store_none`], before [`write`]; the others call [`wait`].
 #[inline(always)]
-pub unsafe fn store(values: TallFragments) {
+pub unsafe fn store(values: FragmentsN256) {
     // SAFETY: by this function's own contract.
     unsafe {
         barrier();
@@ -68,28 +70,28 @@ pub unsafe fn store_none() {
 }
 
 /// Merges the blocks' parts and writes the heads. The first warpgroup has put what the heads' weights are relative to
-/// and their sums into `small`, where the queries were until [`store`].
+/// and their sums into `arrays`, where the queries were until [`store`].
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
 /// [`wait`].
 #[inline(always)]
-pub unsafe fn write<W: KeySet>(args: &Attend, keys: Keys, small: Small, sink: f32, at: Place) {
+pub unsafe fn write<W: KeySet>(args: &Attend, keys: Keys, arrays: Arrays, sink: f32, task: Task) {
     // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
     // others read its memory.
     unsafe {
         let sums = Shared::<f32, SUMS>::at(0);
-        split_barrier(at.split);
-        store_output_scales::<W>(args, keys, small, (sink, at));
+        split_barrier(task.split);
+        store_output_scales::<W>(args, keys, arrays, (sink, task));
         barrier();
-        if at.channels.halves == 1 {
-            write_heads::<W, QUARTERS>(args, keys, (small, sums), at);
+        if task.channels.halves == 1 {
+            write_heads::<W, QUARTERS>(args, keys, (arrays, sums), task);
         } else {
-            write_heads::<W, { QUARTERS / 2 }>(args, keys, (small, sums), at);
+            write_heads::<W, { QUARTERS / 2 }>(args, keys, (arrays, sums), task);
         }
-        wait_before_exit(at.split);
-        if W::HAS_PARTS && at.heads.parts > 1 {
-            parts::finish::<W>(args, small, at);
+        wait_before_exit(task.split);
+        if W::HAS_PARTS && task.heads.parts > 1 {
+            parts::finish::<W>(args, arrays, task);
         }
     }
 }
@@ -139,7 +141,7 @@ unsafe fn wait_before_exit(split: Split) {
 /// # Safety
 /// As [`store`].
 #[inline(always)]
-unsafe fn store_sums(sums: Shared<f32, SUMS>, values: TallFragments) {
+unsafe fn store_sums(sums: Shared<f32, SUMS>, values: FragmentsN256) {
     let pair = 2 * (thread::lane_id() % 4);
     let at = first_row() * STRIDE + HEAD_DIM / 2 * (thread::warp_id() / 4) + pair;
     unroll::<2>(|half| {
@@ -162,7 +164,7 @@ unsafe fn store_sums(sums: Shared<f32, SUMS>, values: TallFragments) {
 #[inline(always)]
 unsafe fn load<W: KeySet, const N: usize>(memory: Shared<f32, N>, rank: u32, i: u32) -> f32 {
     // SAFETY: by this function's own contract.
-    unsafe { if W::BLOCKS > 1 { memory.load_from(rank, i) } else { memory.load(i) } }
+    unsafe { if W::CLUSTER_BLOCKS > 1 { memory.load_from(rank, i) } else { memory.load(i) } }
 }
 
 /// What the sums of each block are multiplied by, a head a thread; the log-sum-exp if it is asked for.
@@ -173,87 +175,91 @@ unsafe fn load<W: KeySet, const N: usize>(memory: Shared<f32, N>, rank: u32, i: 
 unsafe fn store_output_scales<W: KeySet>(
     args: &Attend,
     keys: Keys,
-    small: Small,
-    (sink, at): (f32, Place),
+    arrays: Arrays,
+    (sink, task): (f32, Task),
 ) {
     let head = thread::thread_idx_x();
     if head >= HEADS {
         return;
     }
     let tiles = keys.tiles;
-    let is_part = W::HAS_PARTS && at.heads.parts > 1;
+    let is_part = W::HAS_PARTS && task.heads.parts > 1;
     // The sink is no part's.
     let sink = if is_part { f32::NEG_INFINITY } else { sink };
-    let split = at.split;
+    let split = task.split;
     let has_keys = |rank: u32| {
         let (from, to) = split.tiles_of(tiles, rank);
         rank < split.blocks && from < to
     };
     // SAFETY: by this function's own contract.
     unsafe {
-        let bases: [f32; BLOCKS as usize] = array_from_fn(|i| {
+        let bases: [f32; CLUSTER_BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
             if has_keys(rank) {
-                load::<W, _>(small.base, split.in_cluster(rank), head)
+                load::<W, _>(arrays.base, split.in_cluster(rank), head)
             } else {
                 f32::NEG_INFINITY
             }
         });
-        let weights: [f32; BLOCKS as usize] = array_from_fn(|i| {
+        let weights: [f32; CLUSTER_BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
-            if has_keys(rank) { load::<W, _>(small.sum, split.in_cluster(rank), head) } else { 0.0 }
+            if has_keys(rank) {
+                load::<W, _>(arrays.sum, split.in_cluster(rank), head)
+            } else {
+                0.0
+            }
         });
         let (scales, lse) = output_scales(sink, bases, weights);
-        unroll::<{ BLOCKS as usize }>(|i| {
-            small.output_scales.store(BLOCKS * head + i as u32, scales[i]);
+        unroll::<{ CLUSTER_BLOCKS as usize }>(|i| {
+            arrays.output_scales.store(CLUSTER_BLOCKS * head + i as u32, scales[i]);
         });
-        if is_part && head % split.blocks == split.rank && at.channels.is_first() {
+        if is_part && head % split.blocks == split.rank && task.channels.is_first() {
             args.part_lse.store(
-                at.heads.part(args, at.heads.part) * u64::from(HEADS) + u64::from(head),
+                task.heads.part(args, task.heads.part) * u64::from(HEADS) + u64::from(head),
                 lse,
             );
         }
         if !is_part
             && args.params.lse_heads > 0
             && split.rank == 0
-            && at.channels.is_first()
-            && head < at.heads.count(args)
+            && task.channels.is_first()
+            && head < task.heads.count(args)
         {
-            args.lse.store(at.heads.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
+            args.lse.store(task.heads.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
         }
     }
 }
 
-/// Adds up the block's share of the heads, `N` quarters of their channels, turns rotary channels back, and writes
+/// Adds up the block's share of the heads, `N` quarters of their channels, applies inverse RoPE, and writes
 /// them, a head a warp.
 ///
 /// # Safety
-/// As [`write`], with the output scales in `small`.
+/// As [`write`], with the output scales in `arrays`.
 #[inline(always)]
 unsafe fn write_heads<W: KeySet, const N: usize>(
     args: &Attend,
     keys: Keys,
-    (small, sums): (Small, Shared<f32, SUMS>),
-    at: Place,
+    (arrays, sums): (Arrays, Shared<f32, SUMS>),
+    task: Task,
 ) {
-    const WARPS: u32 = THREADS / 32;
+    const WARPS: u32 = MULTIPLYING_THREADS / 32;
     // Where there is half, it lies where the second warpgroup's sums do.
     let column = 4 * thread::lane_id() + HEAD_DIM - CHANNELS * N as u32;
-    let (tiles, split) = (keys.tiles, at.split);
+    let (tiles, split) = (keys.tiles, task.split);
     // SAFETY: by this function's own contract.
     unsafe {
-        let turn = last_turn(small);
+        let rotation = last_rotation(arrays);
         let mut head = split.rank + split.blocks * thread::warp_id();
-        while head < at.heads.count(args) {
+        while head < task.heads.count(args) {
             let mut values = [[0.0_f32; 4]; N];
-            unroll::<{ BLOCKS as usize }>(|i| {
+            unroll::<{ CLUSTER_BLOCKS as usize }>(|i| {
                 let rank = i as u32;
                 let (from, to) = split.tiles_of(tiles, rank);
                 if rank < split.blocks && from < to {
-                    let factor = small.output_scales.load(BLOCKS * head + rank);
+                    let factor = arrays.output_scales.load(CLUSTER_BLOCKS * head + rank);
                     let words: [[u32; 4]; N] = array_from_fn(|n| {
                         let at = head * STRIDE + column + CHANNELS * n as u32;
-                        if W::BLOCKS > 1 {
+                        if W::CLUSTER_BLOCKS > 1 {
                             sums.load_u32x4_from(split.in_cluster(rank), at)
                         } else {
                             sums.load_u32x4(at)
@@ -264,10 +270,10 @@ unsafe fn write_heads<W: KeySet, const N: usize>(
                     });
                 }
             });
-            if W::HAS_PARTS && at.heads.parts > 1 {
-                parts::store(args, at, head, values);
+            if W::HAS_PARTS && task.heads.parts > 1 {
+                parts::store(args, task, head, values);
             } else {
-                store_head(args, at, head, (values, turn));
+                store_head(args, task, head, (values, rotation));
             }
             head += split.blocks * WARPS;
         }

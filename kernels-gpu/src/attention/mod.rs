@@ -43,7 +43,7 @@ mod work_item;
 
 use kv_layout::main_row::MainFormat;
 use simt::warpgroup::{
-    InFlight, TallFragments, TallInFlight, fence_shared, fewer_registers, more_registers,
+    FragmentsN256, InFlight, InFlightN256, fence_shared, fewer_registers, more_registers,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 use simt::{copy, thread, warp};
@@ -53,16 +53,16 @@ use crate::fault;
 use find::{Finder, FirstKeys};
 pub use keys::{All, KeySet, List, Short, Window};
 use keys::{Keys, Token};
-pub use memory::{BLOCK, HEADS, SHARED_BYTES};
 use memory::{
-    EIGHTS, GROUP, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
-    panels, unpacked, weighed, weights_of,
+    Arrays, EIGHTS, MULTIPLYING_THREADS, QUERIES, QUERIES_COPIED, TILE, WARPGROUP, WORDS, keys_of,
+    multiplied, panels, unpacked, weighed, weights_of,
 };
+pub use memory::{BLOCK_THREADS, HEADS, SHARED_BYTES};
 use rows::{Row, Source};
 use softmax::{KeyMask, Softmax, first_row, rescale};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
-use work_item::{Channels, Heads, Place, Split};
+use work_item::{Channels, Heads, Split, Task};
 
 /// Registers of a thread of the first, second and third warpgroup. For rows with F32 scales, which take more to
 /// unpack, the first leaves some to the third.
@@ -72,13 +72,13 @@ const MULTIPLIER: u32 = 160;
 const UNPACKER: u32 = 128;
 const UNPACKER_F32: u32 = 136;
 /// Registers of a thread when a block starts: as many as 65,536 are enough for, in units of 8.
-const AT_START: u32 = 65_536 / BLOCK / 8 * 8;
+const AT_START: u32 = 65_536 / BLOCK_THREADS / 8 * 8;
 const _: () = assert!(can_be_set(SCORER, UNPACKER) && can_be_set(SCORER_F32, UNPACKER_F32));
 
 /// Whether `setmaxnreg` can deal these out: no more than the block started with, to the first warpgroup more than at
 /// the start and to the others fewer, or as many. In the other direction it is an illegal instruction.
 const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
-    (scorer + MULTIPLIER + unpacker) * GROUP <= BLOCK * AT_START
+    (scorer + MULTIPLIER + unpacker) * WARPGROUP <= BLOCK_THREADS * AT_START
         && scorer >= AT_START
         && MULTIPLIER <= AT_START
         && unpacker <= AT_START
@@ -88,14 +88,14 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * halves * parts * tokens`, rounded up, of `heads / 64` groups,
-/// rounded up, with 384 threads a block and `W::BLOCKS` blocks a cluster call it.
+/// rounded up, with 384 threads a block and `W::CLUSTER_BLOCKS` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let split = Split::of::<W>(&args);
     let (first_head, cluster) = Heads::of_cluster(&args, thread::block_idx_x() / split.blocks);
-    let (channels, task) = Channels::of_cluster(&args, cluster);
+    let (channels, work_item) = Channels::of_cluster(&args, cluster);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
-    let (query, part) = (task / most_parts, task % most_parts);
+    let (query, part) = (work_item / most_parts, work_item % most_parts);
     // With one-block split the grid is rounded up to whole clusters: the last block may have no work item.
     if query >= args.params.tokens {
         return;
@@ -117,8 +117,8 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         }
         let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
         let heads = Heads { query, first: first_head, part, parts };
-        let at = Place { heads, split, channels };
-        let small = Small::new();
+        let task = Task { heads, split, channels };
+        let arrays = Arrays::new();
         let own = own_tiles(keys, split);
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
@@ -128,47 +128,49 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
             } else {
                 fewer_registers::<UNPACKER>();
             }
-            unpack_tiles::<F>(Source(&args), own, small);
+            unpack_tiles::<F>(Source(&args), own, arrays);
             merge::wait(split);
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
             let first = FirstKeys::start::<W>(Source(&args), keys, own);
             let finder = query::start::<{ query::COPIES_NONE }, _, _>(
                 &args,
-                small,
-                at,
+                arrays,
+                task,
                 || first.locate::<W>(),
-                |found| found.publish::<W>(small),
+                |found| found.publish::<W>(arrays),
             );
             let reports_refused = first_head == 0 && channels.is_first();
             let finder = (finder, reports_refused);
             let values = if channels.halves == 2 && channels.half == 0 {
-                multiply_tiles::<W, 0>(own, small, finder)
+                multiply_tiles::<W, 0>(own, arrays, finder)
             } else {
-                multiply_tiles::<W, HALF>(own, small, finder)
+                multiply_tiles::<W, HALF>(own, arrays, finder)
             };
             merge::store(values);
-            merge::write::<W>(&args, keys, small, 0.0, at);
+            merge::write::<W>(&args, keys, arrays, 0.0, task);
         } else {
             if is_f32::<F>() {
                 more_registers::<SCORER_F32>();
             } else {
                 more_registers::<SCORER>();
             }
-            let start = || merge::load_early(&args, keys, small, at);
+            let start = || merge::load_early(&args, keys, arrays, task);
             let sink =
-                query::start::<{ query::COPIES_ALL }, _, _>(&args, small, at, start, |sink| sink);
+                query::start::<{ query::COPIES_ALL }, _, _>(&args, arrays, task, start, |sink| {
+                    sink
+                });
             let softmax = if channels.halves == 1 {
-                let (values, softmax) = score_tiles(own, small);
+                let (values, softmax) = score_tiles(own, arrays);
                 merge::store(values);
                 softmax
             } else {
-                let softmax = score_tiles_alone(own, small);
+                let softmax = score_tiles_alone(own, arrays);
                 merge::store_none();
                 softmax
             };
-            softmax.store(small);
-            merge::write::<W>(&args, keys, small, sink, at);
+            softmax.store(arrays);
+            merge::write::<W>(&args, keys, arrays, sink, task);
         }
     }
 }
@@ -197,8 +199,8 @@ fn own_tiles(keys: Keys, split: Split) -> (u32, u32) {
 unsafe fn start_values(
     (tile, half): (u32, u32),
     panel: u32,
-    sum: TallInFlight<WORDS>,
-) -> TallInFlight<WORDS> {
+    sum: InFlightN256<WORDS>,
+) -> InFlightN256<WORDS> {
     let (weights, keys) = (weights_of(tile).from(4 * half, 0), keys_of(tile));
     // SAFETY: by this function's own contract.
     unsafe { start_bf16_m64n256k32(weights, keys.from(panel, TILE / 2 * half), sum) }
@@ -212,9 +214,9 @@ unsafe fn start_values(
 /// Tiles `first..end` are the block's, the copy of the queries is under way; all threads of the first warpgroup call it
 /// together, those of the second [`multiply_tiles`], those of the third [`unpack_tiles`].
 #[inline(always)]
-unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments, Softmax) {
+unsafe fn score_tiles((first, end): (u32, u32), arrays: Arrays) -> (FragmentsN256, Softmax) {
     let tiles = end - first;
-    let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
+    let mut values: FragmentsN256 = [[[0.0; 4]; 16]; 2];
     let mut softmax = Softmax::new();
     copy::wait_for_groups::<0>();
     // SAFETY: words of shared memory are written before a barrier that their readers come after; tiles change places.
@@ -226,8 +228,8 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
             // reader fences, for both multiplying warpgroups: a fence would make the third wait for its loads.
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
-            let mask = KeyMask::load(small, 0);
-            softmax.weigh_first(mask.apply(scores.wait::<0>()), small);
+            let mask = KeyMask::load(arrays, 0);
+            softmax.weigh_first(mask.apply(scores.wait::<0>()), arrays);
             // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second
             // warpgroup by the barrier.
             fence_shared();
@@ -247,9 +249,9 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
                 if tile + 2 < tiles {
                     multiplied(tile, 1).arrive();
                 }
-                let mask = KeyMask::load(small, tile + 1);
+                let mask = KeyMask::load(arrays, tile + 1);
                 let scores = scores.wait::<0>();
-                let factor = softmax.weigh(mask.apply(scores), small, tile + 1);
+                let factor = softmax.weigh(mask.apply(scores), arrays, tile + 1);
                 fence_shared();
                 weighed(tile + 1).arrive();
                 values = rescale(values, factor);
@@ -268,7 +270,7 @@ unsafe fn score_tiles((first, end): (u32, u32), small: Small) -> (TallFragments,
 /// # Safety
 /// As [`score_tiles`].
 #[inline(always)]
-unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
+unsafe fn score_tiles_alone((first, end): (u32, u32), arrays: Arrays) -> Softmax {
     let tiles = end - first;
     let mut softmax = Softmax::new();
     copy::wait_for_groups::<0>();
@@ -280,7 +282,7 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
             unpacked(tile).sync();
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile));
-            let mask = KeyMask::load(small, tile);
+            let mask = KeyMask::load(arrays, tile);
             let scores = scores.wait::<0>();
             if tile + 2 < tiles {
                 multiplied(tile, 0).arrive();
@@ -288,9 +290,9 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
             }
             let scores = mask.apply(scores);
             if tile == 0 {
-                softmax.weigh_first(scores, small);
+                softmax.weigh_first(scores, arrays);
             } else {
-                softmax.weigh(scores, small, tile);
+                softmax.weigh(scores, arrays, tile);
             }
             fence_shared();
             weighed(tile).arrive();
@@ -308,18 +310,18 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), small: Small) -> Softmax {
 #[inline(always)]
 unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
     (first, end): (u32, u32),
-    small: Small,
+    arrays: Arrays,
     (mut finder, reports_refused): (Finder<'_>, bool),
-) -> TallFragments {
+) -> FragmentsN256 {
     let tiles = end - first;
-    let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
+    let mut values: FragmentsN256 = [[[0.0; 4]; 16]; 2];
     // SAFETY: as in `score_tiles`.
     unsafe {
         let mut tile = 0;
         while tile < tiles {
             weighed(tile).sync();
             let row = tile % 2 * HEADS + first_row();
-            let factor = [small.factor.load(row), small.factor.load(row + 8)];
+            let factor = [arrays.factor.load(row), arrays.factor.load(row + 8)];
             values = rescale(values, factor);
             let low = start_values((tile, 0), PANEL, InFlight::idle(values));
             let both = start_values((tile, 1), PANEL, low);
@@ -331,7 +333,7 @@ unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
             if tile + 2 < tiles {
                 multiplied(tile, 1).arrive();
             }
-            finder.advance::<W>(small, tile);
+            finder.advance::<W>(arrays, tile);
             tile += 1;
         }
         if W::HAS_ENTRIES && reports_refused {
@@ -347,27 +349,27 @@ unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
 /// # Safety
 /// As [`score_tiles`], for the last warpgroup.
 #[inline(always)]
-unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32), small: Small) {
+unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32), arrays: Arrays) {
     let tiles = end - first;
-    let row = (thread::thread_idx_x() - THREADS) / 4;
+    let row = (thread::thread_idx_x() - MULTIPLYING_THREADS) / 4;
     if tiles == 0 {
         return;
     }
     // SAFETY: as in `score_tiles`.
     unsafe {
         find::wait_for(0);
-        let mut raw = RawKeys::load::<F>(find::row_of(source, small, (0, row)));
+        let mut raw = RawKeys::load::<F>(find::row_of(source, arrays, (0, row)));
         let mut tile = 0;
         while tile < tiles {
             let second = (tile, row + TILE / 2);
-            raw = unpack_half::<F>(raw, small, (tile, 0), find::row_of(source, small, second));
+            raw = unpack_half::<F>(raw, arrays, (tile, 0), find::row_of(source, arrays, second));
             let next = tile + 1;
             if find::is_first_of_pair(next) && next < tiles {
                 find::wait_for(next);
             }
             // Past the last tile any row.
             let first = if next < tiles { (next, row) } else { second };
-            raw = unpack_half::<F>(raw, small, (tile, 1), find::row_of(source, small, first));
+            raw = unpack_half::<F>(raw, arrays, (tile, 1), find::row_of(source, arrays, first));
             unpacked(tile).arrive();
             tile = next;
         }
@@ -382,11 +384,11 @@ unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32
 #[inline(always)]
 unsafe fn unpack_half<F: KeyFormat>(
     raw: RawKeys,
-    small: Small,
+    arrays: Arrays,
     (tile, half): (u32, u32),
     next: Row,
 ) -> RawKeys {
-    let row = (thread::thread_idx_x() - THREADS) / 4;
+    let row = (thread::thread_idx_x() - MULTIPLYING_THREADS) / 4;
     // SAFETY: by this function's own contract.
     unsafe {
         // Waits for the loads. Who waits for one waits for all that were issued since, which share its scoreboard: so
@@ -400,8 +402,8 @@ unsafe fn unpack_half<F: KeyFormat>(
         // A bit of four lanes is a key's.
         let mask = warp::ballot(raw.is_there());
         if thread::lane_id() == 0 {
-            let eight = EIGHTS / 2 * half + thread::warp_id() - THREADS / 32;
-            small.mask.store(tile % 2 * EIGHTS + eight, mask);
+            let eight = EIGHTS / 2 * half + thread::warp_id() - MULTIPLYING_THREADS / 32;
+            arrays.mask.store(tile % 2 * EIGHTS + eight, mask);
         }
         next
     }

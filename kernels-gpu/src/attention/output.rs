@@ -1,11 +1,11 @@
-//! A head's result on its way out: rotary channels turned back, rounded to BF16.
+//! A head's result on its way out: inverse RoPE, rounded to BF16.
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::thread;
 
-use super::memory::Small;
+use super::memory::Arrays;
 use super::softmax::first_row;
-use super::work_item::{Heads, Place};
+use super::work_item::{Heads, Task};
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;
@@ -16,28 +16,28 @@ pub const CHANNELS: u32 = 4 * 32;
 /// Such quarters of a head.
 pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
 
-/// Writes a head's result, four channels of each 128 a lane, of all channels or the block's half; the last of all are turned
-/// back.
+/// Writes a head's result, four channels of each 128 a lane, of all channels or the block's half; with inverse RoPE
+/// on rotary channels, which are last.
 ///
 /// # Safety
 /// As [`super::merge::write`].
 #[inline(always)]
 pub unsafe fn store_head<const N: usize>(
     args: &Attend,
-    at: Place,
+    task: Task,
     head: u32,
-    (values, turn): ([[f32; 4]; N], [f32; 4]),
+    (values, rotation): ([[f32; 4]; N], [f32; 4]),
 ) {
-    let channel = at.first_channel() + 4 * thread::lane_id();
-    let to = (at.heads.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
-    // Of the last quarter half of the lanes have rotary channels. The others' are not turned by an angle of 0: an
+    let channel = task.first_channel() + 4 * thread::lane_id();
+    let to = (task.heads.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
+    // Of the last quarter half of the lanes have rotary channels. The others' are not rotated by an angle of 0: an
     // infinity would make its neighbour NaN.
-    let has_rotary = N == QUARTERS || at.channels.has_rotary();
+    let has_rotary = N == QUARTERS || task.channels.has_rotary();
     let is_rotary = has_rotary && channel + CHANNELS * (N as u32 - 1) >= NOPE_DIM;
     unroll::<N>(|n| {
         let pairs = packed(values[n]);
-        let is_turned = n + 1 == N && is_rotary;
-        let pairs = if is_turned { turned(values[n], turn) } else { pairs };
+        let is_rotary = n + 1 == N && is_rotary;
+        let pairs = if is_rotary { inverse_rope_packed(values[n], rotation) } else { pairs };
         // SAFETY: by this function's own contract.
         unsafe { args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs) }
     });
@@ -49,16 +49,20 @@ fn packed([a, b, c, d]: [f32; 4]) -> [u32; 2] {
     [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
 }
 
-/// Four channels turned back, as BF16.
+/// Four channels with inverse RoPE, as BF16.
 #[inline(always)]
-fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [u32; 2] {
-    let (low, high) = (turned_back([a, b], [cos, sin]), turned_back([c, d], [next_cos, next_sin]));
+fn inverse_rope_packed(
+    [a, b, c, d]: [f32; 4],
+    [cos, sin, next_cos, next_sin]: [f32; 4],
+) -> [u32; 2] {
+    let (low, high) =
+        (inverse_rope([a, b], [cos, sin]), inverse_rope([c, d], [next_cos, next_sin]));
     packed([low[0], low[1], high[0], high[1]])
 }
 
-/// A pair of channels turned back by an angle of this cosine and sine.
+/// A pair of channels rotated back by the angle of this cosine and sine.
 #[inline(always)]
-pub fn turned_back([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
+pub fn inverse_rope([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
     [a * cos + b * sin, b * cos - a * sin]
 }
 
@@ -67,7 +71,7 @@ pub fn turned_back([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
 /// # Safety
 /// Pointers and shapes as in the kernel table; `pair` is below 32.
 #[inline(always)]
-pub unsafe fn turn(args: &Attend, position: u32, pair: u32) -> [u32; 2] {
+pub unsafe fn pair_rotation(args: &Attend, position: u32, pair: u32) -> [u32; 2] {
     // SAFETY: by this function's own contract.
     let frequency = unsafe { args.frequencies.load(u64::from(pair)) };
     let (cos, sin) = cos_sin(position as f32 * frequency);
@@ -79,22 +83,22 @@ pub unsafe fn turn(args: &Attend, position: u32, pair: u32) -> [u32; 2] {
 /// # Safety
 /// As [`rotation`].
 #[inline(always)]
-pub unsafe fn last_turn(small: Small) -> [f32; 4] {
+pub unsafe fn last_rotation(arrays: Arrays) -> [f32; 4] {
     // SAFETY: by this function's own contract.
-    unsafe { rotation(small, 4 * thread::lane_id() + CHANNELS * (QUARTERS as u32 - 1)) }
+    unsafe { rotation(arrays, 4 * thread::lane_id() + CHANNELS * (QUARTERS as u32 - 1)) }
 }
 
 /// Cosine and sine of the angles of two pairs of channels from `channel` on; of channels that are not rotated 1 and 0.
 ///
 /// # Safety
-/// `small` has them, and a barrier has passed.
+/// `arrays` has them, and a barrier has passed.
 #[inline(always)]
-pub unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
+pub unsafe fn rotation(arrays: Arrays, channel: u32) -> [f32; 4] {
     if channel < NOPE_DIM {
         return [1.0, 0.0, 1.0, 0.0];
     }
     // SAFETY: pairs below 32, by this function's own contract.
-    unsafe { small.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
+    unsafe { arrays.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
 }
 
 /// The sinks of the thread's heads, which are needed in the end; 0 past the last.

@@ -8,17 +8,17 @@ use simt::math::max;
 use simt::thread;
 
 use super::keys::KeySet;
-use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
-use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
+use super::memory::{Arrays, HEADS, MULTIPLYING_THREADS, PART_WRITTEN};
+use super::output::{CHANNELS, QUARTERS, last_rotation, store_head};
 use super::softmax::finite;
-use super::work_item::{Channels, Heads, Place, Split};
+use super::work_item::{Channels, Heads, Split, Task};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Element of the parts' sums where those of head `head` of part `part` start for the lane.
 #[inline(always)]
-fn sums_of(args: &Attend, at: Place, part: u32, head: u32) -> u64 {
-    let row = at.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
+fn sums_of(args: &Attend, task: Task, part: u32, head: u32) -> u64 {
+    let row = task.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
     row * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id())
 }
 
@@ -27,8 +27,8 @@ fn sums_of(args: &Attend, at: Place, part: u32, head: u32) -> u64 {
 /// # Safety
 /// As [`super::merge::write`], in a launch with several parts.
 #[inline(always)]
-pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values: [[f32; 4]; N]) {
-    let to = sums_of(args, at, at.heads.part, head) + u64::from(at.first_channel());
+pub unsafe fn store<const N: usize>(args: &Attend, task: Task, head: u32, values: [[f32; 4]; N]) {
+    let to = sums_of(args, task, task.heads.part, head) + u64::from(task.first_channel());
     unroll::<N>(|n| {
         let words = values[n].map(f32::to_bits);
         // SAFETY: by this function's own contract.
@@ -42,34 +42,34 @@ pub unsafe fn store<const N: usize>(args: &Attend, at: Place, head: u32, values:
 /// As [`super::merge::write`], whose threads call it when they have stored their partial outputs and no thread reads the block's shared
 /// memory any more.
 #[inline(always)]
-pub unsafe fn finish<W: KeySet>(args: &Attend, small: Small, at: Place) {
-    const WARPS: u32 = THREADS / 32;
-    let Split { blocks, rank, .. } = at.split;
+pub unsafe fn finish<W: KeySet>(args: &Attend, arrays: Arrays, task: Task) {
+    const WARPS: u32 = MULTIPLYING_THREADS / 32;
+    let Split { blocks, rank, .. } = task.split;
     // SAFETY: one thread arrives, between two barriers.
     unsafe {
         PART_WRITTEN.sync();
         if thread::thread_idx_x() == 0 {
-            let counter = at.heads.group(args) * u64::from(W::BLOCKS) + u64::from(rank);
-            let is_last = arrive(args, counter, at.heads.parts * at.channels.halves);
+            let counter = task.heads.group(args) * u64::from(W::CLUSTER_BLOCKS) + u64::from(rank);
+            let is_last = arrive(args, counter, task.heads.parts * task.channels.halves);
             // The mask of keys is not read any more.
-            small.mask.store(0, u32::from(is_last));
+            arrays.mask.store(0, u32::from(is_last));
         }
         PART_WRITTEN.sync();
-        if small.mask.load(0) == 0 {
+        if arrays.mask.load(0) == 0 {
             return;
         }
-        let turn = last_turn(small);
-        let all = Place { channels: Channels::ALL, ..at };
-        let is_there = |head: u32| head < at.heads.count(args);
+        let rotation = last_rotation(arrays);
+        let all = Task { channels: Channels::ALL, ..task };
+        let is_there = |head: u32| head < task.heads.count(args);
         let mut head = rank + blocks * thread::warp_id();
         while is_there(head) {
             let other = head + blocks * WARPS;
             // What is under way for one is waited for with the other.
             let [of_head, of_other] =
-                add_up(args, at, [head, if is_there(other) { other } else { head }]);
-            store_head(args, all, head, (of_head, turn));
+                add_up(args, task, [head, if is_there(other) { other } else { head }]);
+            store_head(args, all, head, (of_head, rotation));
             if is_there(other) {
-                store_head(args, all, other, (of_other, turn));
+                store_head(args, all, other, (of_other, rotation));
             }
             head += 2 * blocks * WARPS;
         }
@@ -88,7 +88,7 @@ pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
     // others stored before theirs before what follows.
     unsafe {
         let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
-        let is_last = arrivals.add_in_order(1) == blocks - 1;
+        let is_last = arrivals.add_acq_rel(1) == blocks - 1;
         if is_last {
             arrivals.store(0);
         }
@@ -105,26 +105,26 @@ pub const AT_ONCE: usize = 2;
 /// # Safety
 /// All parts are stored; all lanes of the warp call it together.
 #[inline(always)]
-unsafe fn add_up(args: &Attend, at: Place, heads: [u32; 2]) -> [[[f32; 4]; QUARTERS]; 2] {
+unsafe fn add_up(args: &Attend, task: Task, heads: [u32; 2]) -> [[[f32; 4]; QUARTERS]; 2] {
     // SAFETY: by this function's own contract.
     unsafe {
         let [a, b] = heads;
-        let mut sums = [Sum::new(args, at.heads, a), Sum::new(args, at.heads, b)];
+        let mut sums = [Sum::new(args, task.heads, a), Sum::new(args, task.heads, b)];
         let mut first = 0;
-        while first < at.heads.parts {
-            let lse = [lse_of(args, at, first, a), lse_of(args, at, first, b)];
+        while first < task.heads.parts {
+            let lse = [lse_of(args, task, first, a), lse_of(args, task, first, b)];
             unroll::<2>(|i| sums[i].softmax.raise(lse[i]));
             first += AT_ONCE as u32;
         }
         first = 0;
-        while first < at.heads.parts {
-            let lse = [lse_of(args, at, first, a), lse_of(args, at, first, b)];
-            let values = [values_of(args, at, first, a), values_of(args, at, first, b)];
-            unroll::<2>(|i| sums[i].add(at.heads.parts - first, lse[i], values[i]));
+        while first < task.heads.parts {
+            let lse = [lse_of(args, task, first, a), lse_of(args, task, first, b)];
+            let values = [values_of(args, task, first, a), values_of(args, task, first, b)];
+            unroll::<2>(|i| sums[i].add(task.heads.parts - first, lse[i], values[i]));
             first += AT_ONCE as u32;
         }
         let [of_a, of_b] = sums;
-        [of_a.finish(args, at.heads, a), of_b.finish(args, at.heads, b)]
+        [of_a.finish(args, task.heads, a), of_b.finish(args, task.heads, b)]
     }
 }
 
@@ -133,11 +133,11 @@ unsafe fn add_up(args: &Attend, at: Place, heads: [u32; 2]) -> [[[f32; 4]; QUART
 /// # Safety
 /// As [`add_up`].
 #[inline(always)]
-unsafe fn lse_of(args: &Attend, at: Place, first: u32, head: u32) -> [f32; AT_ONCE] {
+unsafe fn lse_of(args: &Attend, task: Task, first: u32, head: u32) -> [f32; AT_ONCE] {
     array_from_fn(|i| {
         let part = first + i as u32;
-        let of_head = at.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
-        if part < at.heads.parts {
+        let of_head = task.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
+        if part < task.heads.parts {
             // SAFETY: by this function's own contract.
             unsafe { args.part_lse.load(of_head) }
         } else {
@@ -153,12 +153,12 @@ unsafe fn lse_of(args: &Attend, at: Place, first: u32, head: u32) -> [f32; AT_ON
 #[inline(always)]
 unsafe fn values_of(
     args: &Attend,
-    at: Place,
+    task: Task,
     first: u32,
     head: u32,
 ) -> [[[u32; 4]; QUARTERS]; AT_ONCE] {
     array_from_fn(|i| {
-        let from = sums_of(args, at, (first + i as u32).min(at.heads.parts - 1), head);
+        let from = sums_of(args, task, (first + i as u32).min(task.heads.parts - 1), head);
         // SAFETY: by this function's own contract.
         array_from_fn(|n| unsafe {
             args.part_sums.load_u32x4(from + u64::from(CHANNELS * n as u32))

@@ -7,10 +7,11 @@ use simt::warpgroup::Panels;
 use simt::{copy, thread, warp};
 
 use super::memory::{
-    GROUP, HEADS, Memory, QUERIES, QUERIES_COPIED, ROTATION, Small, THREADS, panels,
+    Arrays, HEADS, MULTIPLYING_THREADS, Memory, QUERIES, QUERIES_COPIED, ROTATION, WARPGROUP,
+    panels,
 };
 use super::output::rotation;
-use super::work_item::Place;
+use super::work_item::Task;
 use crate::args::Attend;
 use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
 use crate::math::{rms_scale, rotate};
@@ -31,7 +32,7 @@ const SIXTEENS: u32 = HEAD_DIM / 8;
 /// [`QUERIES_COPIED`] at once. Both norm and rotate raw queries, a part each, and the second arrives when it has
 /// written its own.
 ///
-/// Calls `meanwhile`, which in some of the threads stores cosines and sines in `small`, and then `next`, both before queries
+/// Calls `meanwhile`, which in some of the threads stores cosines and sines in `arrays`, and then `next`, both before queries
 /// are normed and rotated, if they are raw.
 ///
 /// # Safety
@@ -40,8 +41,8 @@ const SIXTEENS: u32 = HEAD_DIM / 8;
 #[inline(always)]
 pub unsafe fn start<const COPIES: bool, T, U>(
     args: &Attend,
-    small: Small,
-    at: Place,
+    arrays: Arrays,
+    task: Task,
     meanwhile: impl FnOnce() -> T,
     next: impl FnOnce(T) -> U,
 ) -> U {
@@ -50,7 +51,7 @@ pub unsafe fn start<const COPIES: bool, T, U>(
     let done = unsafe {
         if are_ready {
             if COPIES {
-                start_copies(args, at);
+                start_copies(args, task);
             } else {
                 QUERIES_COPIED.arrive();
             }
@@ -61,7 +62,7 @@ pub unsafe fn start<const COPIES: bool, T, U>(
         }
         let done = next(done);
         if !are_ready {
-            norm_and_rotate(args, small, at);
+            norm_and_rotate(args, arrays, task);
             if !COPIES {
                 QUERIES_COPIED.arrive();
             }
@@ -79,24 +80,24 @@ pub unsafe fn start<const COPIES: bool, T, U>(
 /// # Safety
 /// As [`start`], in the first warpgroup.
 #[inline(always)]
-unsafe fn start_copies(args: &Attend, at: Place) {
-    let rows = (at.heads.row(args), at.heads.count(args));
+unsafe fn start_copies(args: &Attend, task: Task) {
+    let rows = (task.heads.row(args), task.heads.count(args));
     // SAFETY: by this function's own contract; the whole shared memory of the block.
-    unsafe { copy_ready::<GROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
+    unsafe { copy_ready::<WARPGROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
 }
 
 /// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on, to a matrix of
 /// 64 rows in shared memory; its other rows are zeroed.
 ///
 /// # Safety
-/// The rows exist; the block's first `THREADS` threads call it once; the matrix lies in `memory`.
+/// The rows exist; the block's first `MULTIPLYING_THREADS` threads call it once; the matrix lies in `memory`.
 #[inline(always)]
-pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
+pub unsafe fn copy_ready<const MULTIPLYING_THREADS: u32, const N: usize>(
     args: &Attend,
     (row, heads): (u64, u32),
     (memory, queries): (Shared<u32, N>, Panels<N>),
 ) {
-    let heads_at_once = THREADS / SIXTEENS;
+    let heads_at_once = MULTIPLYING_THREADS / SIXTEENS;
     let (mut head, sixteen) =
         (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
     let panel = queries.panel(sixteen / 8);
@@ -119,13 +120,13 @@ pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
 /// Norms and rotates queries, a head a warp, and rounds them once. A lane has eight channels of each half of a head.
 ///
 /// # Safety
-/// As [`start`]; `small` has cosines and sines.
+/// As [`start`]; `arrays` has cosines and sines.
 #[inline(always)]
-unsafe fn norm_and_rotate(args: &Attend, small: Small, at: Place) {
-    const WARPS: u32 = THREADS / 32;
+unsafe fn norm_and_rotate(args: &Attend, arrays: Arrays, task: Task) {
+    const WARPS: u32 = MULTIPLYING_THREADS / 32;
     /// Heads of a warp whose loads are under way together.
     const AT_ONCE: usize = 4;
-    let (row, heads) = (at.heads.row(args), at.heads.count(args));
+    let (row, heads) = (task.heads.row(args), task.heads.count(args));
     let lane = thread::lane_id();
     let channel = HEAD_DIM / 2 + 8 * lane;
     let places = [0, SIXTEENS / 2].map(|first| {
@@ -135,7 +136,7 @@ unsafe fn norm_and_rotate(args: &Attend, small: Small, at: Place) {
     // SAFETY: 16 bytes of a matrix once; the branch on the head is the same in all lanes.
     unsafe {
         let memory = Memory::at(0);
-        let turn = [rotation(small, channel), rotation(small, channel + 4)];
+        let rotations = [rotation(arrays, channel), rotation(arrays, channel + 4)];
         let mut first = thread::warp_id();
         while first < HEADS {
             let halves: [[[u32; 4]; 2]; AT_ONCE] = array_from_fn(|i| {
@@ -148,7 +149,7 @@ unsafe fn norm_and_rotate(args: &Attend, small: Small, at: Place) {
             });
             unroll::<AT_ONCE>(|i| {
                 let head = first + WARPS * i as u32;
-                let halves = finish(halves[i], turn, channel >= NOPE_DIM);
+                let halves = finish(halves[i], rotations, channel >= NOPE_DIM);
                 unroll::<2>(|half| {
                     let (panel, sixteen) = places[half];
                     memory.store_u32x4(panel.word(sixteen, head), halves[half]);
@@ -164,7 +165,11 @@ unsafe fn norm_and_rotate(args: &Attend, small: Small, at: Place) {
 /// # Safety
 /// All lanes of the warp call it together, with the channels of one head.
 #[inline(always)]
-unsafe fn finish(halves: [[u32; 4]; 2], turn: [[f32; 4]; 2], is_rotary: bool) -> [[u32; 4]; 2] {
+unsafe fn finish(
+    halves: [[u32; 4]; 2],
+    rotations: [[f32; 4]; 2],
+    is_rotary: bool,
+) -> [[u32; 4]; 2] {
     let values = halves.map(|half| half.map(f32x2_from_bf16));
     let mut squares = 0.0_f32;
     unroll::<16>(|i| {
@@ -176,7 +181,7 @@ unsafe fn finish(halves: [[u32; 4]; 2], turn: [[f32; 4]; 2], is_rotary: bool) ->
     let [low, high] = values.map(|half| half.map(|pair| pair.map(|value| value * scale)));
     let high: [[f32; 2]; 4] = array_from_fn(|i| {
         let [even, odd] = high[i];
-        let [cos, sin] = [turn[i / 2][i % 2 * 2], turn[i / 2][i % 2 * 2 + 1]];
+        let [cos, sin] = [rotations[i / 2][i % 2 * 2], rotations[i / 2][i % 2 * 2 + 1]];
         if is_rotary { rotate(even, odd, (cos, sin)) } else { [even, odd] }
     });
     [low, high].map(|half| half.map(|[even, odd]| bf16x2_from_f32(even, odd)))

@@ -13,13 +13,17 @@ pub struct Source<'a>(pub &'a Attend);
 /// Rows of a cache: planes of data and scales; or a row: where its data and its scales begin.
 #[derive(Clone, Copy)]
 pub struct Planes {
+    /// `[rows, 576]` u8.
     pub data: Global<u8>,
+    /// `[rows, 8]` UE8M0, or `[rows, 4]` f32.
     pub scale: Global<u8>,
 }
 
-/// Planes that a row lies in.
+/// Planes that a row lies in: those of the rings.
 pub const RING: u32 = 0;
+/// Those of the step's own rows.
 pub const OWN: u32 = 1;
+/// Those of compressed entries.
 pub const ENTRIES: u32 = 2;
 /// None: the row that is named exists, in the ring, and does not count.
 pub const NONE: u32 = 3;
@@ -27,7 +31,9 @@ pub const NONE: u32 = 3;
 /// The row of a key, or one whose bytes do not count.
 #[derive(Clone, Copy)]
 pub struct Row {
+    /// Where it lies.
     pub planes: Planes,
+    /// Its number there.
     pub row: u64,
     /// Whether it is the key's.
     pub is_there: bool,

@@ -4,10 +4,10 @@ use kv_layout::geometry::HEAD_DIM;
 use simt::math::approx::{ex2, ex2_ftz, lg2};
 use simt::math::{max, mul_add};
 use simt::shared::Shared;
-use simt::warpgroup::{Fragments, Rows, TallFragments};
+use simt::warpgroup::{Fragments, FragmentsN256, Rows};
 use simt::{thread, warp};
 
-use super::memory::{EIGHTS, HEADS, Small, TILE, WORDS, weights_of};
+use super::memory::{Arrays, EIGHTS, HEADS, TILE, WORDS, weights_of};
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -61,7 +61,7 @@ impl Softmax {
     /// # Safety
     /// All threads of the warpgroup call it together; nobody reads the weights before a barrier.
     #[inline(always)]
-    pub unsafe fn weigh(&mut self, products: Fragments, small: Small, tile: u32) -> [f32; 2] {
+    pub unsafe fn weigh(&mut self, products: Fragments, arrays: Arrays, tile: u32) -> [f32; 2] {
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
             let weights = weights_of(tile);
@@ -76,7 +76,7 @@ impl Softmax {
                 self.sum = [0, 1].map(|i| self.sum[i] * factor[i] + sum[i]);
                 factor
             };
-            publish_factor(small, tile, factor);
+            publish_factor(arrays, tile, factor);
             factor
         }
     }
@@ -86,12 +86,12 @@ impl Softmax {
     /// # Safety
     /// As [`Self::weigh`].
     #[inline(always)]
-    pub unsafe fn weigh_first(&mut self, products: Fragments, small: Small) {
+    pub unsafe fn weigh_first(&mut self, products: Fragments, arrays: Arrays) {
         // SAFETY: as in `weigh`.
         unsafe {
             self.raise(products);
             self.sum = self.store_weights(products, weights_of(0));
-            publish_factor(small, 0, [1.0; 2]);
+            publish_factor(arrays, 0, [1.0; 2]);
         }
     }
 
@@ -122,12 +122,12 @@ impl Softmax {
         unsafe { store_weights(products, self.base, (Shared::at(0), weights)) }
     }
 
-    /// What the weights of the thread's heads are relative to, and their sums over all keys of the block.
+    /// Base and sum of weights of the thread's two heads, over all keys of the block.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
     #[inline(always)]
-    pub unsafe fn ends(self) -> ([f32; 2], [f32; 2]) {
+    pub unsafe fn bases_and_sums(self) -> ([f32; 2], [f32; 2]) {
         // SAFETY: by this function's own contract.
         let sum = self.sum.map(|sum| unsafe {
             let sum = sum + warp::shuffle_xor_f32(sum, 1);
@@ -136,20 +136,20 @@ impl Softmax {
         (self.base, sum)
     }
 
-    /// Stores each head's base and sum of weights over all keys of the block in `small`.
+    /// Stores each head's base and sum of weights over all keys of the block in `arrays`.
     ///
     /// # Safety
     /// All threads of the warpgroup call it together; a barrier follows before others read them.
     #[inline(always)]
-    pub unsafe fn store(self, small: Small) {
+    pub unsafe fn store(self, arrays: Arrays) {
         let row = first_row();
         // SAFETY: as in `weigh`.
         unsafe {
-            let (base, sum) = self.ends();
+            let (base, sum) = self.bases_and_sums();
             if thread::lane_id().is_multiple_of(4) {
                 unroll::<2>(|i| {
-                    small.sum.store(row + 8 * i as u32, sum[i]);
-                    small.base.store(row + 8 * i as u32, base[i]);
+                    arrays.sum.store(row + 8 * i as u32, sum[i]);
+                    arrays.base.store(row + 8 * i as u32, base[i]);
                 });
             }
         }
@@ -169,8 +169,8 @@ pub const fn raised(base: f32, most: f32) -> f32 {
     }
 }
 
-/// Whether weights relative to 0 that add up to these in a thread, of its two heads, leave them relative to 0 behind other keys, as by
-/// [`raised`]. May be false though they would.
+/// Whether these sums of weights with base 0, of the thread's two heads, prove that no score is more than [`SLACK`] above 0, so that
+/// the base stays 0 ([`raised`]). False proves nothing.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -275,13 +275,13 @@ pub fn output_scales<const N: usize>(
 /// # Safety
 /// As [`Softmax::weigh`], whose last act it is.
 #[inline(always)]
-unsafe fn publish_factor(small: Small, tile: u32, factor: [f32; 2]) {
+unsafe fn publish_factor(arrays: Arrays, tile: u32, factor: [f32; 2]) {
     // SAFETY: by this function's own contract, a word by one thread.
     unsafe {
         if thread::lane_id().is_multiple_of(4) {
             let row = tile % 2 * HEADS + first_row();
-            small.factor.store(row, factor[0]);
-            small.factor.store(row + 8, factor[1]);
+            arrays.factor.store(row, factor[0]);
+            arrays.factor.store(row + 8, factor[1]);
         }
         // A warp's products read weights of all its lanes, and an arrival at a named barrier orders nothing for it.
         warp::sync_warp();
@@ -304,12 +304,12 @@ impl KeyMask {
     /// Those of tile `tile`.
     ///
     /// # Safety
-    /// `small` has them.
+    /// `arrays` has them.
     #[inline(always)]
-    pub unsafe fn load(small: Small, tile: u32) -> Self {
+    pub unsafe fn load(arrays: Arrays, tile: u32) -> Self {
         // SAFETY: two fours of words of the tile.
         let words: [[u32; 4]; 2] =
-            array_from_fn(|i| unsafe { small.mask.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
+            array_from_fn(|i| unsafe { arrays.mask.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
         // Held, so that it is computed before the products are waited for.
         let all = thread::hold_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
         Self { words, all }
@@ -360,7 +360,7 @@ pub fn finite(base: f32) -> f32 {
 /// # Safety
 /// All lanes of the warp call it together.
 #[inline(always)]
-pub unsafe fn rescale(values: TallFragments, factor: [f32; 2]) -> TallFragments {
+pub unsafe fn rescale(values: FragmentsN256, factor: [f32; 2]) -> FragmentsN256 {
     // SAFETY: by this function's own contract.
     if unsafe { warp::all(factor[0] == 1.0 && factor[1] == 1.0) } {
         return values;

@@ -80,7 +80,7 @@ impl KeyFormat for Ue8m0Row {
     #[inline(always)]
     unsafe fn scale_at(plane: Global<u8>, panel: u32) -> u32 {
         // SAFETY: one of the two words of a row's scales.
-        unsafe { plane.cast::<u32>().load_u32_in_order(u64::from(panel / 4)) }
+        unsafe { plane.cast::<u32>().load_u32_volatile(u64::from(panel / 4)) }
     }
 
     /// Seven bytes at once: the eighth is none of a group.
@@ -150,7 +150,7 @@ impl KeyFormat for F32Row {
     #[inline(always)]
     unsafe fn scale_at(plane: Global<u8>, _panel: u32) -> u32 {
         // SAFETY: the scale of a row.
-        unsafe { plane.cast::<u32>().load_u32_in_order(0) }
+        unsafe { plane.cast::<u32>().load_u32_volatile(0) }
     }
 
     #[inline(always)]
@@ -209,7 +209,7 @@ impl RawKeys {
         unsafe {
             let from = data_offset(at.row);
             let pieces = array_from_fn(|piece| {
-                at.planes.data.load_u32x4_in_order(from + u64::from(piece_byte(piece)))
+                at.planes.data.load_u32x4_volatile(from + u64::from(piece_byte(piece)))
             });
             Self { pieces, scales: F::load_scales(at.planes.scale, at.row), is_there: at.is_there }
         }

@@ -22,14 +22,14 @@ impl Split {
     /// The launch's, as this block sees it.
     #[inline(always)]
     pub fn of<W: KeySet>(args: &Attend) -> Self {
-        if W::BLOCKS == 1 {
+        if W::CLUSTER_BLOCKS == 1 {
             return Self { blocks: 1, first: 0, rank: 0 };
         }
         let rank = block_rank();
         if args.params.split == 1 {
             Self { blocks: 1, first: rank, rank: 0 }
         } else {
-            Self { blocks: W::BLOCKS, first: 0, rank }
+            Self { blocks: W::CLUSTER_BLOCKS, first: 0, rank }
         }
     }
 
@@ -135,7 +135,7 @@ impl Heads {
 
 /// The work of a block: heads, keys, channels.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Task {
     pub heads: Heads,
     /// The blocks among which the part's keys are split.
     pub split: Split,
@@ -143,7 +143,7 @@ pub struct Place {
     pub channels: Channels,
 }
 
-impl Place {
+impl Task {
     /// The first channel that the block writes.
     #[inline(always)]
     pub const fn first_channel(self) -> u32 {

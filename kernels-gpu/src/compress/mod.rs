@@ -175,5 +175,5 @@ impl<const COLUMNS: u32> Projections<COLUMNS> {
 #[inline(always)]
 pub unsafe fn load_quad(tensor: Global<f32>, at: u64) -> Quad {
     // SAFETY: by this function's own contract.
-    unsafe { tensor.load_u32x4_in_order(at) }.map(f32::from_bits)
+    unsafe { tensor.load_u32x4_volatile(at) }.map(f32::from_bits)
 }

@@ -38,7 +38,7 @@ impl Finish {
         let pair = u64::from(if rotary { (channel - (DIM - ROPE_DIM)) / 2 } else { 0 });
         // SAFETY: by this function's own contract: pairs 0..32.
         unsafe {
-            let load = |pair| f32::from_bits(frequencies.load_u32_in_order(pair));
+            let load = |pair| f32::from_bits(frequencies.load_u32_volatile(pair));
             let frequency = [load(pair), load(pair + 1)];
             Self { weight: load_quad(norm, u64::from(channel)), frequency, rotary }
         }

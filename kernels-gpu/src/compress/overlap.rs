@@ -231,7 +231,8 @@ pub unsafe fn main(args: Compress) {
         let pooled = softmax_sum(window);
         let squares = EntryMemory::new().sum_of_squares(pooled);
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
-        args.entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
+        let to = u64::from(record) * u64::from(HEAD_DIM) + u64::from(channel);
+        args.entries.store_u32x2(to, words);
     }
 }
 
@@ -255,7 +256,8 @@ pub unsafe fn index(args: Compress) {
         let window = windows.load(closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let words = index_key(window, finish, rotation);
-        args.entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
+        let to = u64::from(record) * u64::from(INDEX_DIM) + u64::from(channel);
+        args.entries.store_u32x2(to, words);
     }
 }
 

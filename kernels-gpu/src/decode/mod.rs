@@ -59,10 +59,10 @@ impl Step {
         let at = u64::from(row);
         // SAFETY: by this function's own contract.
         unsafe {
-            let slot = self.slot.load_u32_in_order(at).cast_signed();
-            let index = self.index.load_u32_in_order(at);
-            let remaining = self.remaining.load_u32_in_order(at);
-            let position = self.position.load_u32_in_order(at);
+            let slot = self.slot.load_u32_volatile(at).cast_signed();
+            let index = self.index.load_u32_volatile(at);
+            let remaining = self.remaining.load_u32_volatile(at);
+            let position = self.position.load_u32_volatile(at);
             Token { row, position, slot, index, remaining }
         }
     }
@@ -102,7 +102,7 @@ impl Appended {
         // SAFETY: by this function's own contract.
         unsafe {
             let token = step.token(row);
-            let ring_row = step.ring_row.load_u32_in_order(u64::from(row));
+            let ring_row = step.ring_row.load_u32_volatile(u64::from(row));
             let values = Bf16Lane::load(kv, u64::from(row), thread::lane_id());
             Self { is_live: step.is_live(token), values, ring_row }
         }

@@ -11,7 +11,7 @@
 use kv_layout::linear::TILE_INNER;
 use simt::mem::Global;
 use simt::shared::Shared;
-use simt::warpgroup::{Rows, WideFragments, bf16_m64n128k64, fence_shared};
+use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k64, fence_shared};
 use simt::{copy, thread};
 
 use crate::unroll::{array_from_fn, unroll};
@@ -47,7 +47,7 @@ pub const SHARED_BYTES: u32 = Stages::BYTES;
 type Stages = Shared<u32, WORDS>;
 
 /// A thread's sums: of its warpgroup's 64 tokens by all columns.
-pub type Sums = WideFragments;
+pub type Sums = FragmentsN128;
 
 /// Blocks for each [`TOKENS`] of `tokens` tokens, where there are `units` tiles of columns: so many that all blocks
 /// run at once where `at_once` do, and at least one.

@@ -42,6 +42,6 @@ parameters! {
         /// `attend_spread_parts_*` each has half of the keys.
         halves,
         /// Queries that a block takes one after another, 1 to 32, if the kernel is for consecutive ones.
-        queries,
+        queries_per_block,
     }
 }

@@ -125,7 +125,7 @@ parameters! {
 parameters! {
     /// Scalars of `compress_csa` and `compress_index`.
     CompressParams {
-        /// Records that the launch covers: entries of the work list.
+        /// Records that the launch covers: records of the work list.
         capacity,
         /// Rows of one request's ring of own halves.
         ring,
@@ -139,7 +139,7 @@ parameters! {
 parameters! {
     /// Scalars of `compress_hca`.
     CompressHcaParams {
-        /// Records that the launch covers: entries of the list of runs.
+        /// Records that the launch covers: records of the list of runs.
         capacity,
         /// Rows of one request's ring.
         ring,
@@ -293,7 +293,7 @@ parameters! {
 parameters! {
     /// Scalars of `flush_*`.
     FlushParams {
-        /// Records that the launch covers: entries of the work list.
+        /// Records that the launch covers: records of the work list.
         capacity,
         /// Rows of the block table; a slot beyond them is a fault, not a read.
         slots,
@@ -302,7 +302,7 @@ parameters! {
         /// Blocks of the planes; one beyond them is a fault, not a write.
         num_blocks,
         /// 1 = multiply indexer keys by the Hadamard matrix first, as the released model does; else 0.
-        rotate,
+        hadamard,
         /// Tokens of the step; a record that names one beyond them is a fault, not a read.
         tokens,
     }

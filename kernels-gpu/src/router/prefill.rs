@@ -12,7 +12,7 @@ use kv_layout::router::{DECODE_SLICES, LogitsSplit};
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::mem::Global;
 use simt::shared::Shared;
-use simt::warpgroup::{Rows, WideFragments, bf16_m64n128k32, fence_shared};
+use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k32, fence_shared};
 use simt::{copy, thread};
 
 use super::order::{PARTS, Slice, add_slices};
@@ -49,7 +49,7 @@ const _: () = assert!(SUMS <= WORDS);
 
 type Stages = Shared<u32, WORDS>;
 /// A thread's sums: of its warpgroup's 64 tokens by 128 experts.
-type Sums = WideFragments;
+type Sums = FragmentsN128;
 
 /// A block's tile of the product.
 #[derive(Clone, Copy)]

@@ -60,7 +60,7 @@ macro_rules! attention_rows {
                 faults: mut u32 [1];
                 AttendParams
             )
-            { block: if f.is_spread() { attention::spread::BLOCK } else { attention::BLOCK }, min_blocks: 1,
+            { block: if f.is_spread() { attention::spread::BLOCK_THREADS } else { attention::BLOCK_THREADS }, min_blocks: 1,
               shared: if f.is_spread() { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
               grid: [attend_blocks(&p, f), if matches!(f.form, AttendForm::Whole(_)) { 1 } else { p.heads.div_ceil(attention::HEADS) }] }
             bodies {

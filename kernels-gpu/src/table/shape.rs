@@ -41,7 +41,9 @@ pub const fn several(shares: u32, count: u32) -> u32 {
 pub fn attend_blocks(p: &AttendParams, f: AttendKernel) -> u32 {
     let pieces = p.tokens.saturating_mul(f.pieces(p.parts, p.halves));
     match f.form {
-        AttendForm::Consecutive => p.tokens.div_ceil(p.queries.clamp(1, MOST_CONSECUTIVE)),
+        AttendForm::Consecutive => {
+            p.tokens.div_ceil(p.queries_per_block.clamp(1, MOST_CONSECUTIVE))
+        }
         AttendForm::Spread(_) | AttendForm::SpreadParts(_) => pieces.saturating_mul(f.cluster()),
         AttendForm::Whole(_) => {
             let shares = p.heads.div_ceil(HEADS).saturating_mul(p.halves).saturating_mul(p.split);

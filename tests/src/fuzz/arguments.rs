@@ -262,7 +262,7 @@ fn poisoned_keys(
     let code = case.buffer(rows * format.code_bytes());
     let scale = case.buffer(rows * format.scale_bytes());
     let num_blocks = paged.num_blocks;
-    let keys = IndexKeys { code: &code, scale: &scale, format, rotate: true, num_blocks };
+    let keys = IndexKeys { code: &code, scale: &scale, format, hadamard: true, num_blocks };
     let scored =
         Scored { skip: case.choices.number(), columns: case.choices.number().min(1 << 12) };
     let search = ops::PoisonedKeySearch {

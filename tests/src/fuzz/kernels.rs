@@ -189,7 +189,7 @@ impl Scalars for Attend {
             num_blocks: of_entries(c.range(0, 3)),
             split: c.one_of(&[1, kernel.keys().blocks()]),
             halves: c.one_of(&[1, 2]),
-            queries: c.range(0, 3),
+            queries_per_block: c.range(0, 3),
         }
     }
 }
@@ -239,11 +239,11 @@ scalars! {
     DigestSections: |c, _| DigestParams { sections: c.range(0, 5), words: c.range(0, 9000) }
     FlushCsa: |c, _| FlushParams {
         capacity: c.range(0, 5), slots: c.range(0, 3), max_blocks: c.range(0, 4),
-        num_blocks: c.range(0, 4), rotate: c.range(0, 1), tokens: c.range(0, 9),
+        num_blocks: c.range(0, 4), hadamard: c.range(0, 1), tokens: c.range(0, 9),
     }
     FlushHca: |c, _| FlushParams {
         capacity: c.range(0, 9), slots: c.range(0, 3), max_blocks: c.range(0, 4),
-        num_blocks: c.range(0, 4), rotate: 0, tokens: c.range(0, 9),
+        num_blocks: c.range(0, 4), hadamard: 0, tokens: c.range(0, 9),
     }
     DecodeCsa: |c, _| DecodeParams {
         tokens: c.range(0, 4), slots: c.range(0, 3), window_rows: c.range(0, 300),

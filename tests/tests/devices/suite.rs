@@ -382,6 +382,11 @@ suite! {
         windows_of_a_long_chunk_are_gathered_before_its_append,
         results_do_not_replace_rows_that_are_not_appended,
     }
+    step::recorded {
+        rows_that_are_only_recorded_are_refused,
+        attention_that_is_only_recorded_quantises_for_itself,
+        a_replay_that_is_refused_changes_nothing,
+    }
     step::poison {
         what_nobody_wrote_is_named,
         a_chunk_reads_every_row_of_its_windows,

@@ -133,7 +133,7 @@ pub(super) fn scores<B: Backend>(
         let (all, maxima) =
             (part(&layers.scores, layer, nodes), part(&layers.maxima, layer, nodes));
         let to = Scores { scores: &all, maxima: &maxima, columns: entries };
-        let keys = &IndexKeys { code: &code, scale: &scale, format, rotate: true, num_blocks };
+        let keys = &IndexKeys { code: &code, scale: &scale, format, hadamard: true, num_blocks };
         let queries = &StepQueries { position, slot, index: slot, first: 0, count: slots };
         let table = &BlockTable { table, slots, max_blocks };
         let from = &IndexQueries { query, weight, heads: HEADS };

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
-use dsv4_kv::step::{AttentionHeads, QueryForm};
+use dsv4_kv::step::{AttentionTensors, QueryForm};
 use dsv4_kv::{KvError, LayerId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -117,13 +117,13 @@ impl<B: Backend> Attend<B> {
         &self,
         (step, layer): (u64, LayerId),
         (first, queries): (u32, u32),
-        attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+        attend: impl FnOnce(&AttentionTensors<'_, B>) -> Result<(), KvError>,
     ) -> Result<()> {
         let row = u64::from(HeadSource::start(step, layer, first)) * u64::from(HEAD_DIM);
         let len = u64::from(queries * self.heads) * u64::from(HEAD_DIM);
         let query = &self.pool.slice(row, len).context("heads lie inside the pool")?;
         let Self { sinks, out, heads, .. } = self;
         let form = QueryForm::Rotated;
-        Ok(attend(&AttentionHeads { heads: *heads, query, form, sinks, out, lse: None })?)
+        Ok(attend(&AttentionTensors { heads: *heads, query, form, sinks, out, lse: None })?)
     }
 }

@@ -9,7 +9,7 @@ use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::step::{
-    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer,
 };
 use dsv4_kv::{
     CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerId, Layers, StepRequest,
@@ -257,7 +257,7 @@ impl<B: Backend> Tensors<B> {
         &self,
         updated: &UpdatedLayer<'_, B, K>,
         queries: &Range<u32>,
-        attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+        attend: impl FnOnce(&AttentionTensors<'_, B>) -> Result<(), KvError>,
     ) -> Result<()> {
         let Some(to) = &self.attend else { return Ok(()) };
         let (layer, count) = (updated.schema().layer, queries.len() as u32);

@@ -1,6 +1,6 @@
 //! Where attention runs, and what each place needs on the device.
 
-use dsv4_kv::step::{AttentionHeads, QueryForm};
+use dsv4_kv::step::{AttentionTensors, QueryForm};
 use dsv4_kv::{CacheConfig, KvError};
 use dsv4_kv_device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
 use half::bf16;
@@ -101,13 +101,13 @@ impl<B: Backend> Heads<B> {
         &self,
         queries: u32,
         sinks: &Buffer<B, f32>,
-        attend: impl FnOnce(&AttentionHeads<'_, B>) -> R,
+        attend: impl FnOnce(&AttentionTensors<'_, B>) -> R,
     ) -> R {
         let elements = u64::from(queries) * u64::from(self.heads) * u64::from(HEAD_DIM);
         let part = |of: &Buffer<B, bf16>| of.slice(0, elements).expect("queries of a tile");
         let (query, out, heads) = (&part(&self.query), &part(&self.out), self.heads);
         let form = QueryForm::Rotated;
-        attend(&AttentionHeads { heads, query, form, sinks, out, lse: None })
+        attend(&AttentionTensors { heads, query, form, sinks, out, lse: None })
     }
 
     /// Waits for attention of the first `queries` queries, and brings back what it gave, `[queries, heads * 512]`.

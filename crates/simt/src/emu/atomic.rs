@@ -66,7 +66,7 @@ pub fn global_add(word: GlobalWord, value: u32) -> u32 {
     word.modify(|word| word.fetch_add(value, Ordering::Relaxed))
 }
 
-pub fn global_add_in_order(word: GlobalWord, value: u32) -> u32 {
+pub fn global_add_acq_rel(word: GlobalWord, value: u32) -> u32 {
     let add = |word: &AtomicU32| word.fetch_add(value, Ordering::AcqRel);
     word.operate(Ordered::AcquireRelease, |word| (add(word), Effect::Modify))
 }

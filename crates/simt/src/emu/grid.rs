@@ -1,7 +1,7 @@
 //! [`crate::grid`] on the CPU: launches do not overlap, so there is nothing to wait for.
 
 use super::block::current;
-use super::mem::{Access, Pointer, load_in_order};
+use super::mem::{Access, Pointer, load_volatile};
 use super::order::Order;
 
 #[inline(always)]
@@ -14,7 +14,7 @@ pub fn launch_dependents() {}
 #[track_caller]
 pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     // SAFETY: by the caller's promise.
-    let word = unsafe { load_in_order(memory, i) };
+    let word = unsafe { load_volatile(memory, i) };
     let (seed, (x, y)) = current(|block| (block.launch.get().seed, block.index.get()));
     let block = u64::from(y) << 32 | u64::from(x);
     if Order::new(seed, block).shuffled(2)[0] == 0 {

@@ -233,7 +233,7 @@ pub unsafe fn precompute_address<T: Access>(_pointer: Pointer<T>, _i: u64) {}
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_in_order<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
+pub unsafe fn load_volatile<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { u32::load(pointer.access(i, 4, AccessKind::Read)) }
 }

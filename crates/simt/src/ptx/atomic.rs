@@ -37,7 +37,7 @@ macro_rules! in_global_memory {
 
 in_global_memory! {
     global_add: "atom.relaxed.gpu.global.add.u32";
-    global_add_in_order: "atom.acq_rel.gpu.global.add.u32";
+    global_add_acq_rel: "atom.acq_rel.gpu.global.add.u32";
     global_max: "atom.relaxed.gpu.global.max.u32";
     global_exchange: "atom.relaxed.gpu.global.exch.b32";
 }

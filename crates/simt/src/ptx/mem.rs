@@ -175,7 +175,7 @@ pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
 }
 
 #[inline(always)]
-pub unsafe fn load_in_order<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
+pub unsafe fn load_volatile<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
     let word: u32;
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe {

@@ -3,8 +3,8 @@
 
 use core::marker::PhantomData;
 
-use super::in_flight::{FragmentsInFlight, InFlight, NO_PRODUCT, TallInFlight};
-use super::layout::{Fragments, IntegerFragments, Panels, Rows, WideFragments, right_word};
+use super::in_flight::{FragmentsInFlight, InFlight, InFlightN256, NO_PRODUCT};
+use super::layout::{Fragments, FragmentsN128, IntegerFragments, Panels, Rows, right_word};
 use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
@@ -46,8 +46,8 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
     adds: bool,
-    sum: WideFragments,
-) -> WideFragments {
+    sum: FragmentsN128,
+) -> FragmentsN128 {
     // SAFETY: by the caller's promises.
     waited(|| unsafe { two_steps(left, right, adds, sum) }, || ()).0
 }
@@ -57,9 +57,9 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
 pub unsafe fn bf16_m64n128k64<T, const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
-    sum: WideFragments,
+    sum: FragmentsN128,
     meanwhile: impl FnOnce() -> T,
-) -> (WideFragments, T) {
+) -> (FragmentsN128, T) {
     // SAFETY: by the caller's promises.
     let four_steps = || unsafe {
         let sum = two_steps(left, right, true, sum);
@@ -78,8 +78,8 @@ unsafe fn two_steps<const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
     adds: bool,
-    sum: WideFragments,
-) -> WideFragments {
+    sum: FragmentsN128,
+) -> FragmentsN128 {
     // SAFETY: by this function's own contract; all lanes of the warp are together.
     unsafe {
         let (first, second) = (own_rows(left, 0), own_rows(left, 1));
@@ -146,8 +146,8 @@ pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,
-    sum: TallInFlight<N>,
-) -> TallInFlight<N> {
+    sum: InFlightN256<N>,
+) -> InFlightN256<N> {
     let number = form::start_product();
     let (mut sum, mut step) = (sum.fragments, 0);
     while step < 2 {
@@ -245,8 +245,8 @@ unsafe fn panel_step<const N: usize>(
 unsafe fn wide_step<const N: usize>(
     (rows, step): ([u32; 4], u32),
     right: Panels<N>,
-    sum: WideFragments,
-) -> WideFragments {
+    sum: FragmentsN128,
+) -> FragmentsN128 {
     let columns = |eight: u32| {
         // SAFETY: by this function's own contract.
         unsafe {

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::layout::{Fragments, Panels, Rows, TallFragments};
+use super::layout::{Fragments, FragmentsN256, Panels, Rows};
 
 /// The number of no product.
 #[cfg(not(target_feature = "sm_90a"))]
@@ -23,7 +23,7 @@ pub struct InFlight<T, Operands> {
 pub type FragmentsInFlight<const N: usize> = InFlight<Fragments, (Panels<N>, Panels<N>)>;
 
 /// A product of 256 columns in flight.
-pub type TallInFlight<const N: usize> = InFlight<TallFragments, (Rows<N>, Panels<N>)>;
+pub type InFlightN256<const N: usize> = InFlight<FragmentsN256, (Rows<N>, Panels<N>)>;
 
 impl<T, Operands> InFlight<T, Operands> {
     /// Fragments that no product is writing.

@@ -16,7 +16,7 @@ pub const fn right_word(sixteen: u32, column: u32) -> u32 {
 }
 
 /// A lane's part of a product of 128 columns in f32.
-pub type WideFragments = [[f32; 4]; 16];
+pub type FragmentsN128 = [[f32; 4]; 16];
 
 /// Rows of 64 BF16 in shared memory, as products take an operand that lies there: row after row, 128 bytes each, of
 /// which the 16 bytes from byte `16 sixteen` on are the four words from [`Rows::word`]`(sixteen, row)` on (PTX ISA
@@ -80,7 +80,7 @@ impl<const N: usize> Rows<N> {
 }
 
 /// A lane's part of a product of 256 columns in f32: fragments of columns 0 to 127, then of 128 to 255.
-pub type TallFragments = [WideFragments; 2];
+pub type FragmentsN256 = [FragmentsN128; 2];
 
 /// A matrix of 64 rows of BF16 in shared memory, 64 columns of all rows after another: panels of [`Rows`], 8 KiB each.
 #[derive(Clone, Copy, Debug)]

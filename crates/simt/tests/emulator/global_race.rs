@@ -119,7 +119,7 @@ fn blocks_that_arrive_at_a_counter() {
     let of = |arrive: &(dyn Fn(DeviceAtomicU32) -> u32 + Sync)| {
         races(8, 1, |words| last_reads(words, arrive))
     };
-    assert!(!of(&|counter| counter.add_in_order(1)));
+    assert!(!of(&|counter| counter.add_acq_rel(1)));
     assert!(of(&|counter| counter.add(1)));
     let fenced = |before: fn(), behind: fn()| {
         of(&|counter| {
@@ -147,7 +147,7 @@ fn a_counter_orders_what_its_thread_knows() {
             if is_ordered {
                 sync_threads();
             }
-            if thread == 0 && DeviceAtomicU32::new(words, 63).add_in_order(1) == 3 {
+            if thread == 0 && DeviceAtomicU32::new(words, 63).add_acq_rel(1) == 3 {
                 (0..4).for_each(|block| _ = words.load(block));
             }
         }
@@ -167,10 +167,10 @@ fn order_passes_from_block_to_block() {
             }
             let counter = |at| DeviceAtomicU32::new(words, at);
             words.store(u64::from(block_idx_x()), 1);
-            if counter(60).add_in_order(1) == 7 {
-                counter(61).add_in_order(1);
+            if counter(60).add_acq_rel(1) == 7 {
+                counter(61).add_acq_rel(1);
             }
-            if counter(61).add_in_order(0) == 1 {
+            if counter(61).add_acq_rel(0) == 1 {
                 assert_eq!((0..8).map(|block| words.load(block)).sum::<u32>(), 8);
             }
         }
@@ -293,9 +293,9 @@ fn arrivals_release_what_they_say() {
             let seen = match (rank, thread) {
                 (0, 0) => {
                     words.store(0, 1);
-                    counter.add_in_order(1)
+                    counter.add_acq_rel(1)
                 }
-                (1, 5) => counter.add_in_order(1),
+                (1, 5) => counter.add_acq_rel(1),
                 _ => 2,
             };
             if (rank, thread) == (1, 5) {
@@ -328,7 +328,7 @@ fn blocks_of_a_cluster_run_in_any_order() {
                 if block_rank() == 0 {
                     words.store(0, 1);
                 }
-                counter.add_in_order(1);
+                counter.add_acq_rel(1);
                 if block_rank() == 1 {
                     _ = words.load(0);
                 }
@@ -422,7 +422,7 @@ fn constant_loads_of_memory_that_is_written() {
     // SAFETY: in bounds.
     let constant = |words: GlobalMut<u32>| unsafe { _ = words.read_only().load_u32x4(0) };
     // SAFETY: in bounds.
-    let in_order = |words: GlobalMut<u32>| unsafe { _ = words.read_only().load_u32x4_in_order(0) };
+    let in_order = |words: GlobalMut<u32>| unsafe { _ = words.read_only().load_u32x4_volatile(0) };
     assert!(races(1, 1, |words| after(words, constant)));
     assert!(races(1, 1, |words| before(words, constant)));
     assert!(!races(1, 1, |words| after(words, in_order)));

@@ -124,7 +124,7 @@ fn perform(words: GlobalMut<u32>, step: Step) {
         match step {
             Step::Read(at) => _ = words.load(at.into()),
             Step::Write(at) => words.store(at.into(), 1),
-            Step::InOrder(at) => _ = counter(at).add_in_order(1),
+            Step::InOrder(at) => _ = counter(at).add_acq_rel(1),
             Step::Relaxed(at) => _ = counter(at).add(1),
             Step::Fence => fence_device(),
         }

@@ -14,11 +14,11 @@ mod queries;
 mod row;
 
 use simt::warpgroup::{
-    InFlight, TallFragments, fence_shared, fewer_registers, more_registers, start_bf16_m64n64k512,
+    FragmentsN256, InFlight, fence_shared, fewer_registers, more_registers, start_bf16_m64n64k512,
 };
 use simt::{copy, thread, warp};
 
-use super::memory::{GROUP, HEADS, QUERIES, Small, TILE, keys_of, panels};
+use super::memory::{Arrays as CommonArrays, HEADS, QUERIES, TILE, WARPGROUP, keys_of, panels};
 use super::output::load_sinks;
 use super::rows::Source;
 use super::softmax::{Softmax, first_keys, first_row, rescale};
@@ -28,7 +28,7 @@ use crate::args::Attend;
 use crate::fault;
 use crate::math::cos_sin;
 use memory::{Arrays, LOADED, MULTIPLIED, READY, SCALED, WEIGHED};
-pub use memory::{BLOCK, SHARED_BYTES};
+pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use queries::{Queries, Query};
 use row::{WarpRow, own_key};
 
@@ -90,7 +90,7 @@ unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
                 copy::wait_for_groups::<0>();
                 fence_shared();
                 READY.sync();
-                let softmax = weigh(query, arrays.small);
+                let softmax = weigh(query, arrays.common);
                 fence_shared();
                 WEIGHED[1].arrive();
                 start_copies(queries, i + 1);
@@ -148,18 +148,18 @@ unsafe fn load_own<F: KeyFormat>(queries: Queries<'_>, i: u32) -> Option<WarpRow
 /// # Safety
 /// All threads of the first warpgroup call it together; queries and keys are there, weights read no more.
 #[inline(always)]
-unsafe fn weigh(query: Query, small: Small) -> Softmax {
+unsafe fn weigh(query: Query, common: CommonArrays) -> Softmax {
     // SAFETY: by this function's own contract.
     unsafe {
         let mut softmax = Softmax::new();
         // One product at a time: with two in flight `ptxas` keeps descriptors in ordinary registers.
         let low = start_bf16_m64n64k512(panels(QUERIES), keys_of(0)).wait::<0>();
-        softmax.weigh_first(first_keys(low, query.window()), small);
+        softmax.weigh_first(first_keys(low, query.window()), common);
         fence_shared();
         WEIGHED[0].arrive();
         if query.has_two_tiles() {
             let high = start_bf16_m64n64k512(panels(QUERIES), keys_of(1)).wait::<0>();
-            softmax.weigh(first_keys(high, query.window() - TILE), small, 1);
+            softmax.weigh(first_keys(high, query.window() - TILE), common, 1);
         }
         softmax
     }
@@ -173,13 +173,13 @@ unsafe fn weigh(query: Query, small: Small) -> Softmax {
 #[inline(always)]
 unsafe fn multiply<F: KeyFormat>(queries: Queries<'_>, arrays: Arrays, panel: u32) {
     let args = queries.args;
-    let factor = arrays.small.factor;
+    let factor = arrays.common.factor;
     let row = first_row();
     // SAFETY: as in `score`.
     unsafe {
         let frequency = args.frequencies.load(u64::from(thread::lane_id()));
         // One warp brings the row by which the next query's keys differ.
-        let has_own = warp::all(thread::warp_id() == GROUP / 32);
+        let has_own = warp::all(thread::warp_id() == WARPGROUP / 32);
         let mut own_row = if has_own { load_own::<F>(queries, 1) } else { None };
         let mut i = 0;
         while i < queries.count {
@@ -196,7 +196,7 @@ unsafe fn multiply<F: KeyFormat>(queries: Queries<'_>, arrays: Arrays, panel: u3
             }
             let own = own.map(|own| own.unpack::<F>());
             let (cos, sin) = cos_sin(query.position as f32 * frequency);
-            let zeros: TallFragments = [[[0.0; 4]; 16]; 2];
+            let zeros: FragmentsN256 = [[[0.0; 4]; 16]; 2];
             WEIGHED[0].sync();
             let low = start_values((0, 0), panel, InFlight::idle(zeros));
             let mut values = start_values((0, 1), panel, low).wait::<0>();

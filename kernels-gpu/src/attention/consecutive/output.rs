@@ -1,10 +1,10 @@
-//! The heads' results from registers: rotary channels turned back, rounded to BF16.
+//! The heads' results from registers: inverse RoPE, rounded to BF16.
 
 use kv_layout::geometry::HEAD_DIM;
-use simt::warpgroup::TallFragments;
+use simt::warpgroup::FragmentsN256;
 use simt::{thread, warp};
 
-use super::super::output::turned_back;
+use super::super::output::inverse_rope;
 use super::super::softmax::{Softmax, first_row, output_scales};
 use super::super::work_item::Heads;
 use super::memory::Arrays;
@@ -15,7 +15,7 @@ use crate::unroll::{array_from_fn, unroll};
 /// Fragments of eight channels of a panel.
 const EIGHTS: usize = 8;
 
-/// Leaves what the sums of each head are multiplied by, and writes log-sum-exps if they are asked for.
+/// Stores each head's output scale in shared memory, and writes its log-sum-exp if it is asked for.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the first warpgroup call it together, and a barrier
@@ -29,7 +29,7 @@ pub unsafe fn store_output_scales(
 ) {
     // SAFETY: by this function's own contract; words by one thread each.
     unsafe {
-        let (base, sum) = softmax.ends();
+        let (base, sum) = softmax.bases_and_sums();
         unroll::<2>(|i| {
             let row = first_row() + 8 * i as u32;
             let sink = sinks[i] * core::f32::consts::LOG2_E;
@@ -46,7 +46,7 @@ pub unsafe fn store_output_scales(
 }
 
 /// Writes 256 channels of the thread's heads, from panel `panel` on, 0 or 4. Those of the last of all panels are
-/// turned back, by angles whose cosine and sine `turn` has, a pair a lane.
+/// rotated back (inverse RoPE), by angles whose cosine and sine `rotation` has, a pair a lane.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the warpgroup call it together.
@@ -54,8 +54,8 @@ pub unsafe fn store_output_scales(
 pub unsafe fn write(
     args: &Attend,
     heads: Heads,
-    (values, scales): (TallFragments, [f32; 2]),
-    (panel, turn): (u32, [f32; 2]),
+    (values, scales): (FragmentsN256, [f32; 2]),
+    (panel, rotation): (u32, [f32; 2]),
 ) {
     unroll::<4>(|i| {
         let pairs = array_from_fn(|n| {
@@ -67,7 +67,7 @@ pub unsafe fn write(
         // SAFETY: by this function's own contract; the condition is the same in all lanes.
         unsafe {
             let is_rotary = i == 3 && warp::all(panel > 0);
-            let pairs = if is_rotary { turned(pairs, turn) } else { pairs };
+            let pairs = if is_rotary { inverse_rope_pairs(pairs, rotation) } else { pairs };
             write_panel(args, heads, (panel + i as u32, pairs));
         }
     });
@@ -76,17 +76,17 @@ pub unsafe fn write(
 /// Pairs of a thread's two heads, of each eight channels of a panel.
 type Pairs = [[[f32; 2]; 2]; EIGHTS];
 
-/// The same, turned back.
+/// The same with inverse RoPE.
 ///
 /// # Safety
 /// As [`write`].
 #[inline(always)]
-unsafe fn turned(pairs: Pairs, turn: [f32; 2]) -> Pairs {
+unsafe fn inverse_rope_pairs(pairs: Pairs, rotation: [f32; 2]) -> Pairs {
     array_from_fn(|n| {
         let lane = 4 * n as u32 + thread::lane_id() % 4;
         // SAFETY: by this function's own contract.
-        let turn = unsafe { turn.map(|of| warp::shuffle_idx_f32(of, lane)) };
-        pairs[n].map(|pair| turned_back(pair, turn))
+        let rotation = unsafe { rotation.map(|of| warp::shuffle_idx_f32(of, lane)) };
+        pairs[n].map(|pair| inverse_rope(pair, rotation))
     })
 }
 

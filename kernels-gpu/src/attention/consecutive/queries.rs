@@ -66,7 +66,7 @@ impl<'a> Queries<'a> {
     /// Pointers and shapes as in the kernel table; all threads of the block call it.
     #[inline(always)]
     pub unsafe fn of_block(args: &'a Attend, arrays: Arrays) -> Self {
-        let most = args.params.queries.clamp(1, MOST_CONSECUTIVE);
+        let most = args.params.queries_per_block.clamp(1, MOST_CONSECUTIVE);
         let own = thread::thread_idx_x();
         // SAFETY: by this function's own contract; words by one thread each.
         unsafe {

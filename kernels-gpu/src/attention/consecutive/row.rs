@@ -5,7 +5,7 @@ use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::{thread, warp};
 
 use super::super::keys::Keys;
-use super::super::memory::{GROUP, HEADS, Memory, QUERIES, TILE, keys_of, panels};
+use super::super::memory::{HEADS, Memory, QUERIES, TILE, WARPGROUP, keys_of, panels};
 use super::super::rows::{Row, Source};
 use super::super::unpack::{KeyFormat, RawKeys};
 use crate::args::Attend;
@@ -44,7 +44,7 @@ impl WarpRow {
         // SAFETY: 16 bytes inside the row; planes are aligned to 16 bytes, and so are rows of 576 and pieces of 16.
         unsafe {
             let load =
-                |piece: u32| at.planes.data.load_u32x4_in_order(from + u64::from(byte(piece)));
+                |piece: u32| at.planes.data.load_u32x4_volatile(from + u64::from(byte(piece)));
             Self {
                 pieces: [load(0), load(1)],
                 scales: F::load_scales(at.planes.scale, at.row),
@@ -111,7 +111,7 @@ impl UnpackedRow {
 /// keys without a barrier between.
 #[inline(always)]
 pub unsafe fn load_all<F: KeyFormat>(source: Source<'_>, keys: Keys) {
-    let row = (thread::thread_idx_x() - GROUP) / 4;
+    let row = (thread::thread_idx_x() - WARPGROUP) / 4;
     // SAFETY: by this function's own contract.
     unsafe {
         let [low, high] = [row, row + TILE].map(|key| source.row(keys.window_row(source.0, key)));

@@ -6,7 +6,7 @@ use simt::thread;
 use super::super::memory::HEADS;
 use super::super::parts::{AT_ONCE, PartsSoftmax, arrive};
 use super::super::softmax::{first_row, output_scales};
-use super::memory::{Arrays, BLOCKS, GROUP, MULTIPLIED};
+use super::memory::{Arrays, CLUSTER_BLOCKS, MULTIPLIED, WARPGROUP};
 use super::task::Task;
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
@@ -14,10 +14,10 @@ use crate::unroll::{array_from_fn, unroll};
 /// A thread's results of its two heads: 32 of the block's channels, those of its warpgroup.
 pub type Half = [[f32; 4]; 4];
 
-/// The element of the sums' ends where those of the block's copy start, of cluster `cluster` of the query.
+/// The element of the clusters' log-sum-exps where those of the block's copy start, of cluster `cluster` of the query.
 #[inline(always)]
-fn ends_of(args: &Attend, task: Task, cluster: u32) -> u64 {
-    let block = task.cluster(args, cluster) * u64::from(BLOCKS) + u64::from(task.rank);
+fn lse_index(args: &Attend, task: Task, cluster: u32) -> u64 {
+    let block = task.cluster(args, cluster) * u64::from(CLUSTER_BLOCKS) + u64::from(task.rank);
     block * u64::from(2 * HEADS)
 }
 
@@ -26,9 +26,9 @@ fn ends_of(args: &Attend, task: Task, cluster: u32) -> u64 {
 #[inline(always)]
 fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     /// Words of a warpgroup's half of a block's channels.
-    const HALF: u32 = 16 * GROUP;
-    let block = task.cluster(args, cluster) * u64::from(BLOCKS) + u64::from(task.rank);
-    let (group, thread) = (thread::thread_idx_x() / GROUP, thread::thread_idx_x() % GROUP);
+    const HALF: u32 = 16 * WARPGROUP;
+    let block = task.cluster(args, cluster) * u64::from(CLUSTER_BLOCKS) + u64::from(task.rank);
+    let (group, thread) = (thread::thread_idx_x() / WARPGROUP, thread::thread_idx_x() % WARPGROUP);
     block * u64::from(2 * HALF) + u64::from(HALF * group + 4 * thread)
 }
 
@@ -40,7 +40,7 @@ fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
 #[inline(always)]
 pub unsafe fn store_lse(args: &Attend, task: Task, row: u32, lse: f32) {
     // SAFETY: by this function's own contract.
-    unsafe { args.part_lse.store(ends_of(args, task, task.own_cluster()) + u64::from(row), lse) }
+    unsafe { args.part_lse.store(lse_index(args, task, task.own_cluster()) + u64::from(row), lse) }
 }
 
 /// Stores for the same blocks, of a head of a half of a part: what its weights are relative to, and their sum.
@@ -49,7 +49,7 @@ pub unsafe fn store_lse(args: &Attend, task: Task, row: u32, lse: f32) {
 /// As [`store_lse`].
 #[inline(always)]
 pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32; 2]) {
-    let to = ends_of(args, task, task.own_cluster()) + u64::from(row);
+    let to = lse_index(args, task, task.own_cluster()) + u64::from(row);
     // SAFETY: by this function's own contract.
     unsafe {
         args.part_lse.store(to, base);
@@ -75,11 +75,11 @@ pub unsafe fn add_up(
     unsafe {
         unroll::<4>(|n| {
             let words = values[n].map(f32::to_bits);
-            args.part_sums.store_u32x4(to + u64::from(4 * GROUP * n as u32), words);
+            args.part_sums.store_u32x4(to + u64::from(4 * WARPGROUP * n as u32), words);
         });
         MULTIPLIED.sync();
         if thread::thread_idx_x() == 0 {
-            let counter = task.heads.group(args) * u64::from(BLOCKS) + u64::from(task.rank);
+            let counter = task.heads.group(args) * u64::from(CLUSTER_BLOCKS) + u64::from(task.rank);
             let is_last = arrive(args, counter, task.clusters());
             arrays.found.store(0, u32::from(is_last));
         }
@@ -109,7 +109,7 @@ impl Pair {
     unsafe fn load(args: &Attend, task: Task, first: u32, sinks: [f32; 2]) -> Self {
         let at = |i: u32, head: usize| {
             let cluster = (first + i).min(task.clusters() - 1);
-            ends_of(args, task, cluster) + u64::from(first_row() + 8 * head as u32)
+            lse_index(args, task, cluster) + u64::from(first_row() + 8 * head as u32)
         };
         // SAFETY: by this function's own contract.
         let load = |from: u64| unsafe { args.part_lse.load(from) };
@@ -142,7 +142,7 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
     let mut softmax = sinks.map(PartsSoftmax::new);
     let mut values: Half = [[0.0; 4]; 4];
     // Of a query of one part.
-    let mut ends = [(1.0, 0.0); 2];
+    let mut scales_and_lses = [(1.0, 0.0); 2];
     // SAFETY: by this function's own contract.
     unsafe {
         let mut first = 0;
@@ -156,7 +156,9 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
             // Past the last it again.
             let words: [Words; AT_ONCE] = array_from_fn(|i| {
                 let from = sums_of(args, task, (first + i as u32).min(clusters - 1));
-                array_from_fn(|n| args.part_sums.load_u32x4(from + u64::from(4 * GROUP * n as u32)))
+                array_from_fn(|n| {
+                    args.part_sums.load_u32x4(from + u64::from(4 * WARPGROUP * n as u32))
+                })
             });
             let Pair { lse, scales } = Pair::load(args, task, first, sinks);
             if task.halves == 2 {
@@ -165,7 +167,7 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
                 let both = weighted([[0.0; 4]; 4], scales.map(|of| of[0]), words[0]);
                 let both = weighted(both, scales.map(|of| of[1]), words[1]);
                 values = weighted(values, weight, both.map(|of| of.map(f32::to_bits)));
-                ends = lse.map(|[lse, _]| (1.0, lse * core::f32::consts::LN_2));
+                scales_and_lses = lse.map(|[lse, _]| (1.0, lse * core::f32::consts::LN_2));
             } else {
                 unroll::<AT_ONCE>(|i| {
                     if first + (i as u32) < clusters {
@@ -177,7 +179,12 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
             }
             first += AT_ONCE as u32;
         }
-        end(args, task, if is_part { softmax.map(PartsSoftmax::end) } else { ends }, values)
+        end(
+            args,
+            task,
+            if is_part { softmax.map(PartsSoftmax::end) } else { scales_and_lses },
+            values,
+        )
     }
 }
 
@@ -195,9 +202,9 @@ fn weighted(values: Half, weight: [f32; 2], words: Words) -> Half {
 /// # Safety
 /// As [`sum`].
 #[inline(always)]
-unsafe fn end(args: &Attend, task: Task, ends: [(f32, f32); 2], values: Half) -> Half {
-    let [(a, lse_a), (b, lse_b)] = ends;
-    let has_lse = args.params.lse_heads > 0 && task.rank == 0 && thread::thread_idx_x() < GROUP;
+unsafe fn end(args: &Attend, task: Task, scales_and_lses: [(f32, f32); 2], values: Half) -> Half {
+    let [(a, lse_a), (b, lse_b)] = scales_and_lses;
+    let has_lse = args.params.lse_heads > 0 && task.rank == 0 && thread::thread_idx_x() < WARPGROUP;
     if has_lse && thread::lane_id().is_multiple_of(4) {
         let (row, count) = (first_row(), task.heads.count(args));
         let to = task.heads.row(args) + u64::from(row);

@@ -4,19 +4,21 @@ use simt::mem::GlobalMut;
 use simt::thread;
 
 use super::super::memory::HEADS;
-use super::memory::{GROUP, PANEL, TILES};
+use super::memory::{PANEL, TILES, WARPGROUP};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Words of a tile of keys: its weights, then each thread's sums of them.
-const TILE_WORDS: u32 = PANEL + 2 * GROUP;
+const TILE_WORDS: u32 = PANEL + 2 * WARPGROUP;
 /// Words of a cluster.
 pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 
 /// A thread's weights of a tile, 16 keys a step as products read them, and their sums, of two heads.
 #[derive(Clone, Copy, Default)]
 pub struct Weights {
+    /// Pairs of BF16.
     pub words: [[u32; 4]; 4],
+    /// Bits of the f32 sums.
     pub sums: [u32; 2],
 }
 
@@ -35,7 +37,7 @@ impl Exchange {
         let groups = args.params.heads.div_ceil(HEADS);
         let cluster = u64::from(cluster) * u64::from(groups) + u64::from(thread::block_idx_y());
         let cluster = args.exchange.skip(cluster * u64::from(CLUSTER_WORDS));
-        let thread = thread::thread_idx_x() % GROUP;
+        let thread = thread::thread_idx_x() % WARPGROUP;
         Self {
             weights: cluster.skip(u64::from(4 * thread)).held(),
             sums: cluster.skip(u64::from(PANEL + 2 * thread)).held(),
@@ -52,7 +54,7 @@ impl Exchange {
         // SAFETY: by this function's own contract; words by one thread each.
         unsafe {
             unroll::<4>(|step| {
-                let at = u64::from(from + 4 * GROUP * step as u32);
+                let at = u64::from(from + 4 * WARPGROUP * step as u32);
                 self.weights.store_u32x4(at, weights.words[step]);
             });
             self.sums.store_u32x2(u64::from(from), weights.sums);
@@ -73,7 +75,7 @@ impl Exchange {
         unsafe {
             Weights {
                 words: array_from_fn(|step| {
-                    self.weights.load_u32x4(u64::from(from + 4 * GROUP * step as u32))
+                    self.weights.load_u32x4(u64::from(from + 4 * WARPGROUP * step as u32))
                 }),
                 sums: self.sums.load_u32x2(u64::from(from)),
             }

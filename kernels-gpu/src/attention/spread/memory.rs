@@ -9,14 +9,14 @@ use simt::warpgroup::Panels;
 
 use super::super::keys::KeySet;
 use super::super::memory::MATRIX;
-pub(super) use super::super::memory::{GROUP, PANEL, TILE};
+pub(super) use super::super::memory::{PANEL, TILE, WARPGROUP};
 
 /// Threads of a block: two warpgroups that multiply, and two that unpack values.
-pub const BLOCK: u32 = 4 * GROUP;
+pub const BLOCK_THREADS: u32 = 4 * WARPGROUP;
 /// Warps that multiply.
-pub const WARPS: u32 = 2 * GROUP / 32;
+pub const WARPS: u32 = 2 * WARPGROUP / 32;
 /// Blocks of a cluster.
-pub const BLOCKS: u32 = SPREAD_BLOCKS;
+pub const CLUSTER_BLOCKS: u32 = SPREAD_BLOCKS;
 /// Most tiles of a cluster.
 pub const TILES: u32 = SPREAD_TILES;
 
@@ -29,7 +29,7 @@ pub const fn may_have_clusters<W: KeySet>() -> bool {
 /// Whether a block may have three tiles of keys to score, and not two at most.
 #[inline(always)]
 pub const fn may_score_three<W: KeySet>() -> bool {
-    W::SPREAD_TILES > 2 * BLOCKS
+    W::SPREAD_TILES > 2 * CLUSTER_BLOCKS
 }
 
 /// First words of the queries, behind two tiles of keys.
@@ -41,7 +41,7 @@ pub const FREE: u32 = MATRIX / PANEL;
 /// Places of a tile's values.
 pub const PLACES: u32 = WORDS as u32 / PANEL;
 /// Channels of values that a block has: a panel.
-pub const CHANNELS: u32 = HEAD_DIM / BLOCKS;
+pub const CHANNELS: u32 = HEAD_DIM / CLUSTER_BLOCKS;
 const _: () = assert!(TILES * PANEL <= WORDS as u32);
 const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
@@ -55,7 +55,7 @@ pub type Missing = Shared<u32, { (TILES * TILE / 32) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
 /// Whether a multiplying warp of a block has weights that may not stay relative to 0: `[8, 8]`.
-pub type Far = Shared<u32, { (BLOCKS * WARPS) as usize }>;
+pub type Far = Shared<u32, { (CLUSTER_BLOCKS * WARPS) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
 
@@ -70,12 +70,19 @@ pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 /// The arrays in a block's shared memory.
 #[derive(Clone, Copy)]
 pub struct Arrays {
+    /// Keys, queries and weights, then values.
     pub memory: Memory,
+    /// Addresses of rows.
     pub found: Found,
+    /// Keys that do not count.
     pub missing: Missing,
-    pub ends: Shared<f32, { (4 * TILE) as usize }>,
+    /// `[2, 64]` base of each sum's weights, then `[2, 64]` their sums, in the place of `found`.
+    pub bases_and_sums: Shared<f32, { (4 * TILE) as usize }>,
+    /// Largest scores.
     pub most: Most,
+    /// Flags for weights that may not stay relative to 0.
     pub far: Far,
+    /// Cosines and sines.
     pub rotation: Rotation,
 }
 
@@ -84,13 +91,13 @@ impl Arrays {
     /// The block has [`SHARED_BYTES`] and uses them for nothing else.
     #[inline(always)]
     pub unsafe fn new() -> Self {
-        // SAFETY: by this function's own contract; the arrays lie behind each other, `ends` in the place of `found`.
+        // SAFETY: by this function's own contract; the arrays lie behind each other, `bases_and_sums` in the place of `found`.
         unsafe {
             Self {
                 memory: Shared::at(0),
                 found: Shared::at(FOUND),
                 missing: Shared::at(MISSING),
-                ends: Shared::at(FOUND),
+                bases_and_sums: Shared::at(FOUND),
                 most: Shared::at(MOST),
                 far: Shared::at(FAR),
                 rotation: Shared::at(ROTATION),
@@ -120,21 +127,21 @@ impl Arrays {
 }
 
 /// First word of what the multiplying warpgroups exchange in the end, where values were.
-pub const ENDS: u32 = 0;
+pub const EXCHANGED: u32 = 0;
 
 /// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups
 /// arrive, the others wait.
-pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK);
+pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK_THREADS);
 /// The first of three tiles of keys is not read any more. The first warpgroup arrives, the unpacking ones wait.
-pub const FIRST_SCORED: NamedBarrier = NamedBarrier::new(5, 3 * GROUP);
+pub const FIRST_SCORED: NamedBarrier = NamedBarrier::new(5, 3 * WARPGROUP);
 /// The third tile of keys is unpacked. The unpacking warpgroups arrive, the first waits.
-pub const THIRD_UNPACKED: NamedBarrier = NamedBarrier::new(6, 3 * GROUP);
+pub const THIRD_UNPACKED: NamedBarrier = NamedBarrier::new(6, 3 * WARPGROUP);
 /// The block's keys and queries are not read any more. The multiplying warpgroups arrive, the others wait.
-pub const SCORED: NamedBarrier = NamedBarrier::new(2, BLOCK);
+pub const SCORED: NamedBarrier = NamedBarrier::new(2, BLOCK_THREADS);
 /// All values are there. The unpacking warpgroups arrive, the others wait.
-pub const VALUES_UNPACKED: NamedBarrier = NamedBarrier::new(3, BLOCK);
+pub const VALUES_UNPACKED: NamedBarrier = NamedBarrier::new(3, BLOCK_THREADS);
 /// What the multiplying warpgroups exchange is in shared memory.
-pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(4, 2 * GROUP);
+pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(4, 2 * WARPGROUP);
 
 /// Waits for all threads of the cluster, which have arrived at its barrier.
 ///

@@ -39,12 +39,12 @@ use crate::args::Attend;
 use crate::fault;
 pub use exchange::CLUSTER_WORDS;
 use exchange::Exchange;
-use memory::{Arrays, BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_for_cluster};
-pub use memory::{BLOCK, SHARED_BYTES};
+use memory::{Arrays, CLUSTER_BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_for_cluster};
+pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use task::Task;
 
 /// Attention of 64 heads of a query, normed and rotated, each part of whose keys, or half of one, is at most [`KeySet::SPREAD_TILES`] tiles.
-/// `halves` of 2 is for keys that are split: halves have two sums.
+/// With `halves` of 2, for keys that are split, each cluster has half of the keys, and computes one of the two sums.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if `halves` is 2, are no more tiles than
@@ -52,7 +52,7 @@ use task::Task;
 /// cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
-    let (cluster, rank) = (thread::block_idx_x() / BLOCKS, block_rank());
+    let (cluster, rank) = (thread::block_idx_x() / CLUSTER_BLOCKS, block_rank());
     let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
     let halves = if may_have_clusters::<W>() { args.params.halves } else { 1 };
     // Divisions take time, and few launches have several clusters for a query.
@@ -69,7 +69,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let token = Token::load(&args, query);
         let heads = Heads { query, first, part, parts: 1 };
         let rows = (heads.row(&args), heads.count(&args));
-        copy_ready::<BLOCK, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
+        copy_ready::<BLOCK_THREADS, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
         let keys = Keys::of::<W>(&args, query, token);
         let parts = if most_parts > 1 { keys.parts::<W>(&args) } else { 1 };
@@ -77,7 +77,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let is_first = reports && piece == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
         // Few keys are not worth adding up: the first cluster has both halves.
-        let is_halved = halves == 2 && (parts > 1 || keys.tiles > BLOCKS);
+        let is_halved = halves == 2 && (parts > 1 || keys.tiles > CLUSTER_BLOCKS);
         if !keys.is_live || part >= parts || half > u32::from(is_halved) {
             copy::wait_for_groups::<0>();
             return;
@@ -85,7 +85,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let keys = if parts > 1 { keys.of_piece(part, parts) } else { keys };
         let keys = if is_halved { keys.of_piece(half, 2) } else { keys };
         let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
-        let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / BLOCKS);
+        let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / CLUSTER_BLOCKS);
         let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };
         let task = Task {
             heads,

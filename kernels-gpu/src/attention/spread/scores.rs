@@ -8,8 +8,8 @@ use super::super::keys::KeySet;
 use super::super::softmax::{self, are_near, are_small, first_row, largest};
 use super::exchange::{Exchange, Weights};
 use super::memory::{
-    Arrays, BLOCKS, FIRST_SCORED, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS, may_score_three,
-    wait_for_cluster,
+    Arrays, CLUSTER_BLOCKS, FIRST_SCORED, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS,
+    may_score_three, wait_for_cluster,
 };
 use super::task::Task;
 use crate::unroll::{array_from_fn, unroll};
@@ -113,7 +113,7 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
 #[inline(always)]
 unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
     const QUARTERS: u32 = 4;
-    unroll::<{ (BLOCKS / QUARTERS) as usize }>(|i| {
+    unroll::<{ (CLUSTER_BLOCKS / QUARTERS) as usize }>(|i| {
         let rank = thread::lane_id() % QUARTERS + QUARTERS * i as u32;
         let at = TILE * tile + first_row();
         // SAFETY: a word of each block, by one thread of the cluster.
@@ -131,7 +131,7 @@ unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
 #[inline(always)]
 unsafe fn publish_far(arrays: Arrays, task: Task, is_far: bool) {
     let rank = thread::lane_id();
-    if rank < BLOCKS {
+    if rank < CLUSTER_BLOCKS {
         let at = WARPS * task.rank + thread::warp_id();
         // SAFETY: a word of each block, by one thread of the cluster.
         unsafe { arrays.far.store_to(rank, at, u32::from(is_far)) }

@@ -7,12 +7,12 @@ use simt::{thread, warp};
 
 use super::super::keys::KeySet;
 use super::super::memory::HEADS;
-use super::super::output::{turn, turned_back};
+use super::super::output::{inverse_rope, pair_rotation};
 use super::super::softmax::{first_row, output_scales};
 use super::combine::{self, Half};
 use super::exchange::{Exchange, Weights};
 use super::memory::{
-    Arrays, CHANNELS, ENDS, GROUP, MULTIPLIED, VALUES_UNPACKED, WORDS, may_have_clusters,
+    Arrays, CHANNELS, EXCHANGED, MULTIPLIED, VALUES_UNPACKED, WARPGROUP, WORDS, may_have_clusters,
 };
 use super::scores::raised;
 use super::task::Task;
@@ -25,11 +25,11 @@ use crate::unroll::{array_from_fn, unroll};
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the unpacking warpgroups call it, and a barrier follows.
 #[inline(always)]
-pub unsafe fn store_turns(args: &Attend, position: u32, arrays: Arrays) {
-    let pair = thread::thread_idx_x() - 2 * GROUP;
+pub unsafe fn store_rotations(args: &Attend, position: u32, arrays: Arrays) {
+    let pair = thread::thread_idx_x() - 2 * WARPGROUP;
     if pair < ROPE_DIM / 2 {
         // SAFETY: by this function's own contract.
-        unsafe { arrays.rotation.store_u32x2(2 * pair, turn(args, position, pair)) }
+        unsafe { arrays.rotation.store_u32x2(2 * pair, pair_rotation(args, position, pair)) }
     }
 }
 
@@ -192,7 +192,7 @@ pub unsafe fn write<W: KeySet>(
 ) {
     // SAFETY: by this function's own contract; all products are done behind the first barrier.
     unsafe {
-        store_ends(arrays, sum, group);
+        store_bases_and_sums(arrays, sum, group);
         MULTIPLIED.sync();
         let scale =
             [0, 1].map(|i| output_scale::<W>(args, task, arrays, (group, i, sinks[i as usize])));
@@ -203,15 +203,15 @@ pub unsafe fn write<W: KeySet>(
         let [low, high] = [0, 4].map(|n| [scaled[n], scaled[n + 1], scaled[n + 2], scaled[n + 3]]);
         // Each warpgroup adds up half of the channels, and stores the others for the other one.
         let (own, others) = if group == 0 { (low, high) } else { (high, low) };
-        let place = ENDS + 4 * (thread::thread_idx_x() % GROUP);
-        let half = |group: u32| place + 4 * (4 * GROUP) * group;
+        let place = EXCHANGED + 4 * (thread::thread_idx_x() % WARPGROUP);
+        let half = |group: u32| place + 4 * (4 * WARPGROUP) * group;
         unroll::<4>(|n| {
-            let at = half(group) + 4 * GROUP * n as u32;
+            let at = half(group) + 4 * WARPGROUP * n as u32;
             arrays.memory.store_u32x4(at, others[n].map(f32::to_bits));
         });
         MULTIPLIED.sync();
         let theirs: Half = array_from_fn(|n| {
-            let at = half(1 - group) + 4 * GROUP * n as u32;
+            let at = half(1 - group) + 4 * WARPGROUP * n as u32;
             arrays.memory.load_u32x4(at).map(f32::from_bits)
         });
         let mut values = if group == 0 { added(own, theirs) } else { added(theirs, own) };
@@ -234,14 +234,14 @@ fn added(first: Half, second: Half) -> Half {
 /// # Safety
 /// As [`write`].
 #[inline(always)]
-unsafe fn store_ends(arrays: Arrays, sum: Sum, group: u32) {
+unsafe fn store_bases_and_sums(arrays: Arrays, sum: Sum, group: u32) {
     if thread::lane_id().is_multiple_of(4) {
         unroll::<2>(|i| {
             let at = HEADS * group + first_row() + 8 * i as u32;
             // SAFETY: by this function's own contract, a word by one thread.
             unsafe {
-                arrays.ends.store(at, sum.base[i]);
-                arrays.ends.store(2 * HEADS + at, sum.total[i]);
+                arrays.bases_and_sums.store(at, sum.base[i]);
+                arrays.bases_and_sums.store(2 * HEADS + at, sum.total[i]);
             }
         });
     }
@@ -251,7 +251,7 @@ unsafe fn store_ends(arrays: Arrays, sum: Sum, group: u32) {
 /// is asked for.
 ///
 /// # Safety
-/// As [`write`], behind [`store_ends`] and a barrier.
+/// As [`write`], behind [`store_bases_and_sums`] and a barrier.
 #[inline(always)]
 unsafe fn output_scale<W: KeySet>(
     args: &Attend,
@@ -266,7 +266,8 @@ unsafe fn output_scale<W: KeySet>(
         if group == 0 && thread::lane_id().is_multiple_of(4) {
             // SAFETY: by this function's own contract.
             unsafe {
-                let end = [arrays.ends.load(row), arrays.ends.load(2 * HEADS + row)];
+                let end =
+                    [arrays.bases_and_sums.load(row), arrays.bases_and_sums.load(2 * HEADS + row)];
                 combine::store_end(args, task, row, end);
             }
         }
@@ -276,8 +277,11 @@ unsafe fn output_scale<W: KeySet>(
     let sink = if is_part { f32::NEG_INFINITY } else { sink * core::f32::consts::LOG2_E };
     // SAFETY: by this function's own contract.
     unsafe {
-        let bases = [arrays.ends.load(row), arrays.ends.load(HEADS + row)];
-        let totals = [arrays.ends.load(2 * HEADS + row), arrays.ends.load(3 * HEADS + row)];
+        let bases = [arrays.bases_and_sums.load(row), arrays.bases_and_sums.load(HEADS + row)];
+        let totals = [
+            arrays.bases_and_sums.load(2 * HEADS + row),
+            arrays.bases_and_sums.load(3 * HEADS + row),
+        ];
         let (scales, lse) = output_scales(sink, bases, totals);
         if group == 0 && thread::lane_id().is_multiple_of(4) {
             if is_part {
@@ -291,7 +295,7 @@ unsafe fn output_scale<W: KeySet>(
     }
 }
 
-/// Writes 32 of the block's channels, from its eight `eight` on, of the thread's heads; rotary ones are turned back.
+/// Writes 32 of the block's channels, from its eight `eight` on, of the thread's heads; rotary ones with inverse RoPE.
 ///
 /// # Safety
 /// As [`write`].
@@ -309,8 +313,8 @@ unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32
         unsafe {
             let [mut low, mut high] = [0, 2].map(|i| [values[n][i], values[n][i + 1]]);
             if is_rotary {
-                let turn = arrays.rotation.load_u32x2(channel).map(f32::from_bits);
-                (low, high) = (turned_back(low, turn), turned_back(high, turn));
+                let rotation = arrays.rotation.load_u32x2(channel).map(f32::from_bits);
+                (low, high) = (inverse_rope(low, rotation), inverse_rope(high, rotation));
             }
             let to = to + u64::from((CHANNELS * task.rank + channel) / 2);
             if row < heads {

@@ -1,7 +1,7 @@
 //! The work of a block: heads, keys and channels of a query, and where its partial output lies.
 
 use super::super::work_item::Heads;
-use super::memory::BLOCKS;
+use super::memory::CLUSTER_BLOCKS;
 use crate::args::Attend;
 
 /// The work of a block.
@@ -29,7 +29,7 @@ impl Task {
     /// Whether the block's channels of values are the rotary ones, which are last.
     #[inline(always)]
     pub const fn has_rotary(self) -> bool {
-        self.rank + 1 == BLOCKS
+        self.rank + 1 == CLUSTER_BLOCKS
     }
 
     /// Clusters of the query.

@@ -10,11 +10,11 @@ use super::super::keys::{KeySet, Keys, Listed, Located};
 use super::super::rows::{Planes, Source};
 use super::super::unpack::KeyFormat;
 use super::memory::{
-    Arrays, BLOCK, FIRST_SCORED, FREE, GROUP, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
-    UNPACKED, VALUES_UNPACKED, WORDS, may_score_three, wait_for_cluster,
+    Arrays, BLOCK_THREADS, FIRST_SCORED, FREE, PANEL, PLACES, SCORED, THIRD_UNPACKED, TILE, TILES,
+    UNPACKED, VALUES_UNPACKED, WARPGROUP, WORDS, may_score_three, wait_for_cluster,
 };
 use super::scores::{are_far, pass_barriers};
-use super::sums::store_turns;
+use super::sums::store_rotations;
 use super::task::Task;
 use crate::fault_injection;
 use crate::row::StoredScales;
@@ -41,10 +41,10 @@ pub unsafe fn find<F: KeyFormat, W: KeySet>(
 ) -> u32 {
     // SAFETY: by this function's own contract.
     unsafe {
-        match (W::SPREAD_TILES * TILE).div_ceil(BLOCK) {
+        match (W::SPREAD_TILES * TILE).div_ceil(BLOCK_THREADS) {
             1 => find_some::<F, W, 1>(source, keys, task, arrays),
             2 => find_some::<F, W, 2>(source, keys, task, arrays),
-            _ => find_some::<F, W, { (TILES * TILE).div_ceil(BLOCK) as usize }>(
+            _ => find_some::<F, W, { (TILES * TILE).div_ceil(BLOCK_THREADS) as usize }>(
                 source, keys, task, arrays,
             ),
         }
@@ -63,7 +63,7 @@ unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
     arrays: Arrays,
 ) -> u32 {
     let thread = thread::thread_idx_x();
-    let tile = |i: usize| thread / TILE + BLOCK / TILE * i as u32;
+    let tile = |i: usize| thread / TILE + BLOCK_THREADS / TILE * i as u32;
     let end = keys.first_tile + task.tiles;
     // Each step of all keys before the next, which waits for what it loaded.
     // SAFETY: by this function's own contract; words by one thread each.
@@ -78,7 +78,7 @@ unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
         unroll::<N>(|i| {
             if tile(i) < task.tiles.max(1) {
                 let (places, is_there) = source.places::<F>(keys.row::<W>(source, located[i]));
-                let key = thread + BLOCK * i as u32;
+                let key = thread + BLOCK_THREADS * i as u32;
                 arrays.found.store_u32x4(4 * key, places);
                 let missing = !warp::ballot(is_there);
                 if thread::lane_id() == 0 {
@@ -123,7 +123,7 @@ unsafe fn is_there(arrays: Arrays, (tile, key): (u32, u32)) -> bool {
 unsafe fn load_codes(row: Planes, panel: u32) -> [u32; 4] {
     let at = u64::from(UE8M0_GROUP * panel + 16 * (thread::lane_id() % 4));
     // SAFETY: 16 bytes inside the row; planes are aligned to 16 bytes, and so are rows of 576 and pieces of 16.
-    unsafe { row.data.load_u32x4_in_order(at) }
+    unsafe { row.data.load_u32x4_volatile(at) }
 }
 
 /// A lane's 16 channels of a panel of a row as they are stored, and the word of the panel's scale.
@@ -345,7 +345,7 @@ const fn of_panel([a, b, c, d]: FourPanels, i: u32) -> [u32; 4] {
 }
 
 /// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free, and the angles by
-/// which rotary ones are turned back; passes the barriers of the cluster that the multiplying warpgroups pass
+/// which rotary ones get inverse RoPE; passes the barriers of the cluster that the multiplying warpgroups pass
 /// meanwhile.
 ///
 /// # Safety
@@ -358,7 +358,7 @@ pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
     task: Task,
     arrays: Arrays,
 ) {
-    let key = (thread::thread_idx_x() - 2 * GROUP) / 4;
+    let key = (thread::thread_idx_x() - 2 * WARPGROUP) / 4;
     // The first stage whose places are free when the block's products are done.
     let blocked = if task.scored_tiles < 2 { FREE / STAGE } else { 0 };
     // SAFETY: by this function's own contract.
@@ -367,7 +367,7 @@ pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
         cluster_arrive();
         if task.has_rotary() {
             copy_all_rotary(source, (task, blocked), key, arrays);
-            store_turns(source.0, position, arrays);
+            store_rotations(source.0, position, arrays);
         } else {
             unpack_all::<F, W>(source, (task, blocked), key, arrays);
         }

@@ -32,7 +32,7 @@ pub unsafe fn maxima(args: ScoreMaxima) {
     unsafe {
         let at = |i| start + u64::from(first(i).min(columns - 4));
         let fetched: [[u32; 4]; VECTORS] =
-            array_from_fn(|i| args.scores.load_u32x4_in_order(at(i)));
+            array_from_fn(|i| args.scores.load_u32x4_volatile(at(i)));
         let length = (args.lengths.load(row).max(0) as u32).min(columns);
         unroll::<VECTORS>(|i| {
             let of = |j: usize| {

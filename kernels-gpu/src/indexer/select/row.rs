@@ -47,7 +47,7 @@ impl Scores for Global<f32> {
     #[inline(always)]
     unsafe fn fetch_x4(self, at: u64) -> [u32; 4] {
         // SAFETY: by this function's own contract.
-        unsafe { self.load_u32x4_in_order(at) }
+        unsafe { self.load_u32x4_volatile(at) }
     }
 
     #[inline(always)]
@@ -153,7 +153,7 @@ impl<const THREADS: u32> Row<THREADS> {
     #[must_use]
     pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; GROUPS_PER_THREAD] {
         // SAFETY: groups of the row.
-        array_from_fn(|i| unsafe { maxima.load_u32_in_order(self.group(i)) })
+        array_from_fn(|i| unsafe { maxima.load_u32_volatile(self.group(i)) })
     }
 
     /// Element number of group `i` of the thread, or of the row's last.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
-use dsv4_kv::step::{AttentionHeads, QueryForm};
+use dsv4_kv::step::{AttentionTensors, QueryForm};
 use dsv4_kv::{Bucket, KvError, LayerId, RequestId, ops};
 use kv_layout::attention::KeySplit;
 use kv_layout::index_row::IndexFormat;
@@ -214,7 +214,7 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     let (query, out) = (filled::<B, bf16>(&stream, 3 * 1024), filled::<B, bf16>(&stream, 3 * 1024));
     let (sinks, lse) = (upload(&stream, &[0.0_f32; 2]), filled::<B, f32>(&stream, 6));
     let lists = upload(&stream, &[-1_i32; 12]);
-    let heads = || AttentionHeads {
+    let heads = || AttentionTensors {
         heads: HEADS as u32,
         query: &query,
         form: QueryForm::Rotated,
@@ -225,12 +225,12 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
     for layer in (0..LAYERS.len() as u32).map(LayerId) {
         let updated = fed.inputs.update(&mut steps[0], layer).unwrap();
-        let attend = |queries, rows, heads: AttentionHeads<'_, B>| {
+        let attend = |queries, rows, heads: AttentionTensors<'_, B>| {
             updated.attend(queries, (&lists, rows), &heads)
         };
         refuse_ranges(&|queries| attend(queries, 4, heads()));
         for wrong in [0, 129, u32::MAX] {
-            let error = attend(0..3, 4, AttentionHeads { heads: wrong, ..heads() }).unwrap_err();
+            let error = attend(0..3, 4, AttentionTensors { heads: wrong, ..heads() }).unwrap_err();
             let KvError::Device(DeviceError::Argument { what, value, most, .. }) = error else {
                 panic!("{error}")
             };
@@ -239,10 +239,10 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         let [query, out] = [&query, &out].map(|all| all.slice(0, all.len() - 1).unwrap());
         let [sinks, lse] = [&sinks, &lse].map(|all| all.slice(0, all.len() - 1).unwrap());
         for (name, heads) in [
-            ("query", AttentionHeads { query: &query, ..heads() }),
-            ("sinks", AttentionHeads { sinks: &sinks, ..heads() }),
-            ("out", AttentionHeads { out: &out, ..heads() }),
-            ("lse", AttentionHeads { lse: Some(&lse), ..heads() }),
+            ("query", AttentionTensors { query: &query, ..heads() }),
+            ("sinks", AttentionTensors { sinks: &sinks, ..heads() }),
+            ("out", AttentionTensors { out: &out, ..heads() }),
+            ("lse", AttentionTensors { lse: Some(&lse), ..heads() }),
         ] {
             assert_short(attend(0..3, 4, heads), name);
         }

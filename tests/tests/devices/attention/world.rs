@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream, bf16};
-use dsv4_kv::step::{AttentionHeads, QueryForm};
+use dsv4_kv::step::{AttentionTensors, QueryForm};
 use dsv4_kv::{CacheConfig, CapturedStep, KvError, LayerId, RequestId};
 use dsv4_kv_oracle::attention::{self, Attended};
 use dsv4_kv_oracle::compressor::visible;
@@ -180,7 +180,7 @@ impl<B: Backend> Places<B> {
         let Tensors { query, lists, out, lse } = &self.layers[layer.0 as usize];
         let (query, out) = (part(query, range, ELEMENTS), part(out, range, ELEMENTS));
         let (lists, lse) = (part(lists, range, LIST), part(lse, range, HEADS));
-        let heads = AttentionHeads {
+        let heads = AttentionTensors {
             heads: HEADS as u32,
             query: &query,
             form: form_of(layer, window_queries),

@@ -67,9 +67,9 @@ impl<B: Backend> Paged<B> {
         BlockTable { table: &self.table, slots: 2, max_blocks: 4 }
     }
 
-    fn keys(&self, rotate: bool) -> IndexKeys<'_, B> {
+    fn keys(&self, hadamard: bool) -> IndexKeys<'_, B> {
         let (code, scale, format) = (&self.code, &self.index_scale, self.formats.1);
-        IndexKeys { code, scale, format, rotate, num_blocks: Self::BLOCKS }
+        IndexKeys { code, scale, format, hadamard, num_blocks: Self::BLOCKS }
     }
 
     /// Plane row of entry `i` of the request in slot 1.

@@ -100,7 +100,7 @@ pub fn indexer_keys_equal_the_oracle<B: Backend>(device: &Device<B>) {
                 code: &code,
                 scale: &scale,
                 format,
-                rotate: false,
+                hadamard: false,
                 num_blocks: to.num_blocks,
             };
             ops::flush_csa(

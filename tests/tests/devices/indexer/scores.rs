@@ -101,7 +101,7 @@ impl<B: Backend> Layer<B> {
     pub fn keys(&self) -> IndexKeys<'_, B> {
         let Self { code, scale, format, num_blocks, .. } = self;
         let (format, num_blocks) = (*format, *num_blocks);
-        IndexKeys { code, scale, format, rotate: true, num_blocks }
+        IndexKeys { code, scale, format, hadamard: true, num_blocks }
     }
 
     /// Queries (slot, position) from `first` on.

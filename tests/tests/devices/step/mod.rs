@@ -17,6 +17,7 @@ pub mod moves;
 pub mod poison;
 pub mod poison_keys;
 pub mod pro_step;
+pub mod recorded;
 pub mod refusals;
 pub mod reuse;
 pub mod rotary;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, bf16};
-use dsv4_kv::step::{AttentionHeads, CompressorInputs, QueryForm};
+use dsv4_kv::step::{AttentionTensors, CompressorInputs, QueryForm};
 use dsv4_kv::{Accepted, KvError, LayerGroup, LayerId, Layers};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -193,7 +193,7 @@ pub fn results_do_not_replace_rows_that_are_not_appended<B: Backend>(device: &De
                       out: &Buffer<B, bf16>,
                       lse: Option<&Buffer<B, f32>>| {
             let form = QueryForm::Rotated;
-            let heads = AttentionHeads { heads: 1, query: &query, form, sinks: &sinks, out, lse };
+            let heads = AttentionTensors { heads: 1, query: &query, form, sinks: &sinks, out, lse };
             layer.attend(0..TOKENS, (&words, 1), &heads)
         };
         let layer = fed.inputs.update(&mut steps[0], id).unwrap();

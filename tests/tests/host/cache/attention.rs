@@ -5,7 +5,7 @@ use std::ops::Range;
 use dsv4_kv::device::{Null, NullDevice, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::step::{AttentionHeads, Csa, Hca, QueryForm, Swa, UpdatedLayer};
+use dsv4_kv::step::{AttentionTensors, Csa, Hca, QueryForm, Swa, UpdatedLayer};
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, StepRequest};
 
 /// A cache of one layer with a window alone, and drafts of up to two tokens.
@@ -28,7 +28,8 @@ fn launches(
     let [query, out] = [0, 1].map(|_| device.allocate("rows", tokens * 4 * 512).unwrap());
     let sinks = device.allocate("sinks", 4).unwrap();
     let form = QueryForm::Rotated;
-    let heads = AttentionHeads { heads, query: &query, form, sinks: &sinks, out: &out, lse: None };
+    let heads =
+        AttentionTensors { heads, query: &query, form, sinks: &sinks, out: &out, lse: None };
     let before = device.backend().calls().launches;
     let result = layer.attend(queries, &heads);
     (device.backend().calls().launches - before, result)

@@ -176,8 +176,9 @@ fn no_count_overflows() {
     assert!(!capacity.fits(&[(1 << 30, u32::MAX); 1000]), "2^65 blocks");
     assert!(capacity.fits(&[(1 << 20, 4096)]), "4096 requests of 2^13 blocks");
     assert!(!capacity.fits(&[(1 << 20, 4096), (4, 1)]));
-    assert!(capacity.fits(&[(1 << 20, 4096), (3, 65536 - 4096), (u32::MAX, 0)]));
-    assert!(!capacity.fits(&[(1 << 20, 4096), (3, 65537 - 4096)]));
+    let others = CacheConfig::MAX_REQUESTS - 4096;
+    assert!(capacity.fits(&[(1 << 20, 4096), (3, others), (u32::MAX, 0)]));
+    assert!(!capacity.fits(&[(1 << 20, 4096), (3, others + 1)]));
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use dsv4_kv::indexer::{
 };
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::step::{
-    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Layer, QueryForm, Swa,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Layer, QueryForm, Swa,
     UpdatedLayer,
 };
 use dsv4_kv::{CacheConfig, KvError, LayerId, Layers};
@@ -141,10 +141,10 @@ impl Inputs {
     }
 
     /// What attention in place takes besides.
-    pub fn heads(&self) -> AttentionHeads<'_, Null> {
+    pub fn heads(&self) -> AttentionTensors<'_, Null> {
         let Self { heads: query, floats: sinks, attended: out, .. } = self;
         let form = QueryForm::Rotated;
-        AttentionHeads { heads: HEADS, query, form, sinks, out, lse: None }
+        AttentionTensors { heads: HEADS, query, form, sinks, out, lse: None }
     }
 
     /// Queues attention in place over the window and the entries that lists name.

@@ -30,25 +30,25 @@ const KINDS: [(&str, LayerKind, Queue); 10] = [
         inputs.update_hca(step.hca(layer)?).map(drop)
     }),
     ("gather_window", LayerKind::Csa, |inputs, step, layer| {
-        inputs.gather_window(&step.csa(layer)?.resume(inputs.rows())?, REQUESTS)
+        inputs.gather_window(&step.csa(layer)?.already_updated(inputs.rows())?, REQUESTS)
     }),
     ("gather_window", LayerKind::Hca, |inputs, step, layer| {
-        inputs.gather_window(&step.hca(layer)?.resume(inputs.rows())?, REQUESTS)
+        inputs.gather_window(&step.hca(layer)?.already_updated(inputs.rows())?, REQUESTS)
     }),
     ("select", LayerKind::Csa, |inputs, step, layer| {
-        inputs.select(&step.csa(layer)?.resume(inputs.rows())?, REQUESTS)
+        inputs.select(&step.csa(layer)?.already_updated(inputs.rows())?, REQUESTS)
     }),
     ("gather_entries", LayerKind::Csa, |inputs, step, layer| {
-        inputs.gather_entries(&step.csa(layer)?.resume(inputs.rows())?, REQUESTS)
+        inputs.gather_entries(&step.csa(layer)?.already_updated(inputs.rows())?, REQUESTS)
     }),
     ("gather_all", LayerKind::Hca, |inputs, step, layer| {
-        inputs.gather_all(&step.hca(layer)?.resume(inputs.rows())?, REQUESTS)
+        inputs.gather_all(&step.hca(layer)?.already_updated(inputs.rows())?, REQUESTS)
     }),
     ("attend", LayerKind::Csa, |inputs, step, layer| {
-        inputs.attend_listed(&step.csa(layer)?.resume(inputs.rows())?, REQUESTS)
+        inputs.attend_listed(&step.csa(layer)?.already_updated(inputs.rows())?, REQUESTS)
     }),
     ("attend", LayerKind::Hca, |inputs, step, layer| {
-        step.hca(layer)?.resume(inputs.rows())?.attend(0..REQUESTS, &inputs.heads())
+        step.hca(layer)?.already_updated(inputs.rows())?.attend(0..REQUESTS, &inputs.heads())
     }),
 ];
 

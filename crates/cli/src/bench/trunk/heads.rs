@@ -3,7 +3,7 @@
 use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
-use dsv4_kv::step::{AttentionHeads, QueryForm};
+use dsv4_kv::step::{AttentionTensors, QueryForm};
 
 use super::super::projections::random_bf16;
 use anyhow::Result;
@@ -32,11 +32,11 @@ impl<B: Backend> Heads<B> {
     /// Hands them to `attend`, as the cache takes them.
     pub fn with(
         &self,
-        attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+        attend: impl FnOnce(&AttentionTensors<'_, B>) -> Result<(), KvError>,
     ) -> Result<()> {
         let Self { heads, query, sinks, out } = self;
         let form = QueryForm::Rotated;
-        Ok(attend(&AttentionHeads { heads: *heads, query, form, sinks, out, lse: None })?)
+        Ok(attend(&AttentionTensors { heads: *heads, query, form, sinks, out, lse: None })?)
     }
 
     /// All of it, for a graph to retain.

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use dsv4_kv::device::Backend;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::ops::{self, IndexQueries, QueryQuantisation, StepQueries};
-use dsv4_kv::step::{AttentionHeads, CsaInputs, HcaInputs, UpdatedLayer};
+use dsv4_kv::step::{AttentionTensors, CsaInputs, HcaInputs, UpdatedLayer};
 use dsv4_kv::step_meta::Section;
 use dsv4_kv::{KvError, LayerId, Layers};
 
@@ -73,7 +73,7 @@ fn queue_swa<B: Backend>(
     let kv = &tensors.layer(layer).projections.kv;
     let layer = layers.swa(layer)?;
     let update = parts.contains(&Part::Update(LayerKind::Swa));
-    let updated = if update { layer.update(kv)? } else { layer.resume(kv)? };
+    let updated = if update { layer.update(kv)? } else { layer.already_updated(kv)? };
     attend(tensors, parts, LayerKind::Swa, |heads| updated.attend(0..tensors.tokens, heads))?;
     finish(tensors, updated, parts)
 }
@@ -92,7 +92,7 @@ fn queue_csa<B: Backend>(
     let updated = if has(Part::Update(LayerKind::Csa)) {
         layer.update(&CsaInputs { kv, main: main.inputs(), index: index.inputs() })?
     } else {
-        layer.resume(kv)?
+        layer.already_updated(kv)?
     };
     if has(Part::Select) {
         updated.select(indexer, &of.activations(), &tensors.selection())?;
@@ -120,7 +120,7 @@ fn queue_hca<B: Backend>(
     let updated = if has(Part::Update(LayerKind::Hca)) {
         layer.update(&HcaInputs { kv, main: main.inputs() })?
     } else {
-        layer.resume(kv)?
+        layer.already_updated(kv)?
     };
     let Tensors { tokens, all, entries, entry_lengths, .. } = tensors;
     if has(Part::All) {
@@ -135,7 +135,7 @@ fn attend<B: Backend>(
     tensors: &Tensors<B>,
     parts: &[Part],
     kind: LayerKind,
-    attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+    attend: impl FnOnce(&AttentionTensors<'_, B>) -> Result<(), KvError>,
 ) -> Result<()> {
     if parts.contains(&Part::Attend(kind)) {
         tensors.attention()?.with(attend)?;

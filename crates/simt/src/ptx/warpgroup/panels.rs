@@ -4,8 +4,8 @@ use core::arch::asm;
 
 use super::address;
 use super::wide::descriptor;
-use crate::warpgroup::in_flight::{FragmentsInFlight, InFlight, TallInFlight};
-use crate::warpgroup::layout::{Fragments, Panels, Rows, TallFragments};
+use crate::warpgroup::in_flight::{FragmentsInFlight, InFlight, InFlightN256};
+use crate::warpgroup::layout::{Fragments, FragmentsN256, Panels, Rows};
 
 /// Distance of two panels in a descriptor, in units of 16 bytes.
 const PANEL: u64 = 8192 / 16;
@@ -241,8 +241,8 @@ macro_rules! tall {
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,
-    sum: TallInFlight<N>,
-) -> TallInFlight<N> {
+    sum: InFlightN256<N>,
+) -> InFlightN256<N> {
     let mut d = sum.fragments;
     // SAFETY: the caller brings all threads of the four warps, and both operands.
     unsafe {
@@ -282,9 +282,9 @@ impl<const N: usize> FragmentsInFlight<N> {
     }
 }
 
-impl<const N: usize> TallInFlight<N> {
+impl<const N: usize> InFlightN256<N> {
     #[inline(always)]
-    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> TallFragments {
+    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> FragmentsN256 {
         let mut d = self.fragments;
         // SAFETY: the product that was started; its registers pass through.
         unsafe {

@@ -3,7 +3,7 @@
 use core::arch::asm;
 
 use super::address;
-use crate::warpgroup::layout::{Rows, WideFragments};
+use crate::warpgroup::layout::{FragmentsN128, Rows};
 
 /// The descriptor of 32 bytes of each row, with 128-byte swizzling (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor
 /// Format"): eight rows of 128 bytes lie 1,024 bytes from the next eight.
@@ -42,8 +42,8 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
     adds: bool,
-    sum: WideFragments,
-) -> WideFragments {
+    sum: FragmentsN128,
+) -> FragmentsN128 {
     let mut d = sum;
     // SAFETY: the caller brings all threads of the four warps, and both operands.
     unsafe {
@@ -82,9 +82,9 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
 pub unsafe fn bf16_m64n128k64<T, const N: usize>(
     left: Rows<N>,
     right: Rows<N>,
-    sum: WideFragments,
+    sum: FragmentsN128,
     meanwhile: impl FnOnce() -> T,
-) -> (WideFragments, T) {
+) -> (FragmentsN128, T) {
     let mut d = sum;
     // SAFETY: the caller brings all threads of the four warps, and both operands; the wait is below.
     unsafe {
