@@ -73,7 +73,7 @@ pub struct CacheConfig {
 impl CacheConfig {
     /// Most blocks a cache can have: block ids and rows are 32-bit on the device.
     pub const MAX_BLOCKS: u32 = 1 << 25;
-    /// Most requests: a launch that copies the state of all of them has as many blocks in its second dimension.
+    /// Most requests: the launch that copies the state of all of them has a row of blocks for each, and a grid has at most 65,535.
     pub const MAX_REQUESTS: u32 = (1 << 16) - 1;
     /// Most checkpoints: checkpoint times window rows is 31-bit on the device.
     pub const MAX_CHECKPOINTS: u32 = 1 << 23;

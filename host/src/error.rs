@@ -472,8 +472,8 @@ pub enum KvError {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,
     },
-    /// A gather returned rows, or the indexer scored keys, that nobody wrote. Attention in place is not searched: its result is
-    /// NaN then. Reported by a cache with `CacheConfig::poison`.
+    /// A gather returned rows, or the indexer scored keys, that nobody wrote. Rows that attention in place reads are not
+    /// searched: they make its result NaN. Reported by a cache with `CacheConfig::poison`.
     #[error(
         "{count} gathered rows or scored keys hold what nobody wrote; the first: {}",
         rows.first().map_or_else(String::new, |row| format!("{row:?}"))

@@ -245,8 +245,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.memory.table().table.view()
     }
 
-    /// All of its device memory, for a graph to retain that is captured from an open step: of reads, as updates and appends are refused
-    /// there ([`Self::capture`] captures whole steps). Such a graph is replayed in steps of the same kind only, in their stream: it reads
+    /// All of its device memory, to be retained by a graph that is captured from an open step. Such a graph can only read: updates and
+    /// appends are refused ([`Self::capture`] captures whole steps). It is replayed in steps of the same kind only, in their stream: it reads
     /// their StepMeta, whose memory holds something else between steps, and uses their workspaces.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {

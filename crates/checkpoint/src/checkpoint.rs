@@ -67,7 +67,7 @@ impl Checkpoint {
         Ok(Self { config, catalogue, progress: Box::new(progress), read: AtomicU64::new(0) })
     }
 
-    /// Every file that [`Self::open`] reads of `directory`, in an order of their own: what they hold is all that the checkpoint is.
+    /// Every file that [`Self::open`] reads of `directory`, in a fixed order: what they hold is all that the checkpoint is.
     ///
     /// # Errors
     /// [`CheckpointError`], as [`Self::open`], for weight files or an index that are not there or not what they should be.

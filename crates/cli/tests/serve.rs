@@ -123,7 +123,7 @@ fn what_cannot_be_served_is_refused() {
         ("--listen nowhere", "give an address and a port, as in 127.0.0.1:8000"),
         ("--host-cache 1GiB", "--host-cache 1.0 GiB needs --checkpoints"),
         ("--context 1048577", "from 1 to 1048576"),
-        ("--max-requests 0", "from 1 to 65536"),
+        ("--max-requests 0", "from 1 to 65535"),
         ("--cold-cache /tmp", "--cold-cache needs --host-cache"),
     ];
     for (options, message) in refusals {

@@ -23,7 +23,8 @@ use crate::span::Span;
 pub(crate) struct Captures {
     /// Whether `current` is occupied; read without the lock on every launch.
     active: AtomicBool,
-    /// Held for reading by calls that a capture forbids or records, as long as they last; for writing while one begins.
+    /// Held for reading by calls that a capture forbids or records, as long as they last; for writing while one begins. So a capture
+    /// begins behind a wait for a stream, and launches of other threads behind it.
     gate: RwLock<()>,
     current: Mutex<Option<Capture>>,
 }

@@ -105,7 +105,7 @@ impl<B: Backend> Cold<B> {
         true
     }
 
-    /// Asks for a request's prompt, unless it was asked for; if too many are on their way, later.
+    /// Asks for a request's prompt, unless it was asked for.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
         let Some(Open { tier, .. }) = open else { return };
@@ -115,13 +115,20 @@ impl<B: Backend> Cold<B> {
         }
         let prompt =
             Prompt { tokens: request.sequence.tokens(), salt: &request.salt, adapter: b"" };
-        request.store_since.get_or_insert_with(Instant::now);
+        request.store_since = Some(Instant::now());
         request.fetch = match tier.fetch(engine.cache(), &prompt) {
             Ok(Some(id)) => Fetch::Asked(id),
-            Err(ColdError::TooManyFetches { .. }) => Fetch::New,
-            // It is computed, as without a store.
+            // It is computed, as without a store; also if so many are on their way that others have been waited for in vain.
             Ok(None) | Err(_) => Fetch::Done,
         };
+    }
+
+    /// A request does not wait for the store any more.
+    pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
+        if let (Some(open), Fetch::Asked(id)) = (&mut self.0, request.fetch) {
+            open.tier.cancel(engine.cache_mut(), id);
+        }
+        request.fetch = Fetch::Done;
     }
 
     /// Whether what the store has of a request's prompt is there, or has been waited for long enough.
@@ -130,7 +137,7 @@ impl<B: Backend> Cold<B> {
         let is_late = || request.store_since.is_some_and(|since| since.elapsed() >= open.patience);
         match request.fetch {
             Fetch::Done => true,
-            Fetch::New => is_late(),
+            Fetch::New => false,
             Fetch::Asked(id) => !open.tier.is_fetching(id) || is_late(),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! each step   requests whose client has left are released
-//!             with a cold tier, prompts that wait are asked for there, and admitted once what it has is in host memory
+//!             with a cold tier, prompts that wait are asked for there, and admitted once what it has is in host memory, or
+//!             after the patience
 //!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free; with
 //!             what others have computed of their tokens
 //!             one token of every request; what is left goes to drafts, then to chunks of prompts, oldest first
@@ -22,6 +23,7 @@ use dsv4_kv::{KvError, RequestId};
 use dsv4_kv_device::Backend;
 use dsv4_kv_model::sequence::{Generated, Sequence, Work};
 use dsv4_kv_model::{Chunk, Engine, ModelError};
+use dsv4_kv_tier::MOST_FETCHES;
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use crate::cold::{Cold, ColdCache};
@@ -202,13 +204,29 @@ impl<B: Backend> Scheduler<B> {
         Ok(progress)
     }
 
-    /// Waits for what is on its way to host memory and back; whether there was something. What the device refuses here it refuses the
-    /// next step, which counts as one that fails.
-    fn settle_tier(&mut self) -> Result<bool, ModelError> {
+    /// Waits for what is on its way to host memory and back; whether there was something. Where the device fails, that counts as a
+    /// step that fails.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    fn settle_tier(&mut self) -> Result<bool, ServerError> {
         match self.engine.settle_tier() {
-            Err(ModelError::Cache(KvError::Device(_))) => Ok(false),
-            settled => settled,
+            Err(error @ ModelError::Cache(KvError::Device(_))) => {
+                self.count_failure(error)?;
+                Ok(false)
+            }
+            settled => Ok(settled?),
         }
+    }
+
+    /// Counts a step that has failed.
+    fn count_failure(&mut self, error: ModelError) -> Result<(), ServerError> {
+        self.metrics.failed_steps.increment(1);
+        self.failed_steps += 1;
+        if self.failed_steps < FAILED_STEPS {
+            return Ok(());
+        }
+        Err(ServerError::StepsFail { steps: self.failed_steps, error })
     }
 
     /// Releases requests that nobody waits for any more.
@@ -224,15 +242,20 @@ impl<B: Backend> Scheduler<B> {
     /// Asks the store for the prompts of those that are admitted next.
     fn ask_store(&mut self) {
         let Self { engine, queue, cold, .. } = self;
-        let most = engine.cache().config().max_requests as usize;
-        queue.for_oldest(most, |request| cold.ask(engine, request));
+        let most = (engine.cache().config().max_requests as usize).min(MOST_FETCHES);
+        queue.for_oldest(most, |request| {
+            if !request.events.is_closed() {
+                cold.ask(engine, request);
+            }
+        });
     }
 
     /// Admits requests, oldest first, while there are a slot and blocks for the tokens that they have. One that
     /// does not fit is not overtaken.
     fn admit(&mut self) -> Result<(), ModelError> {
         while self.running.len() < self.engine.cache().config().max_requests as usize {
-            let Some(request) = self.next_that_fits()? else { break };
+            let Some(mut request) = self.next_that_fits()? else { break };
+            self.cold.give_up(&mut self.engine, &mut request);
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
             } else if !request.events.is_closed() {
@@ -263,7 +286,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(Running { id: admission.id, request })
     }
 
-    /// The oldest that waits, if blocks are free for the tokens that it has, and the store has brought what it has of them.
+    /// The oldest that waits, if blocks are free for the tokens that it has, and the store has brought what it has of them, or
+    /// has been waited for long enough.
     fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
@@ -355,12 +379,7 @@ impl<B: Backend> Scheduler<B> {
             let _ = request.events.send(Event::Failed(failure.clone()));
             self.engine.release(id)?;
         }
-        self.metrics.failed_steps.increment(1);
-        self.failed_steps += 1;
-        if self.failed_steps < FAILED_STEPS {
-            return Ok(());
-        }
-        Err(ServerError::StepsFail { steps: self.failed_steps, error })
+        self.count_failure(error)
     }
 
     /// Releases requests that are done, and tells it.

@@ -56,7 +56,7 @@ pub struct Server<B: Backend> {
 pub enum Ended {
     /// All requests came to their end.
     Done,
-    /// Some took longer than it had patience for, and were ended.
+    /// Some were ended, or their answers were not sent, within its patience.
     Cut,
 }
 
@@ -121,7 +121,7 @@ impl<B: Backend> Server<B> {
         app.queue.abort();
         let ended = ended?;
         if !thread.is_finished() {
-            // It is in a call of the device that does not return.
+            // It is in a call of the device, or of the store, that does not return.
             return Ok(Ended::Cut);
         }
         thread.join().map_err(|_| ServerError::Panicked)??;
@@ -151,17 +151,18 @@ async fn serve(
     while !stop() && !scheduler.is_finished() {
         tokio::time::sleep(LOOK).await;
     }
+    let patience = if scheduler.is_finished() { LAST_WORDS } else { settings.patience };
     // The listener stays open meanwhile: new requests are told that there is no use.
     app.queue.close();
     let begin = Instant::now();
-    let is_done = wait_for(scheduler, settings.patience).await;
+    let is_done = wait_for(scheduler, patience).await;
     if !is_done {
         app.queue.abort();
         wait_for(scheduler, LAST_WORDS).await;
     }
     let _ = close.send(());
     // Answers that are whole may still be on their way to clients that read slowly.
-    let left = settings.patience.saturating_sub(begin.elapsed()).max(LAST_WORDS);
+    let left = patience.saturating_sub(begin.elapsed()).max(LAST_WORDS);
     let are_told = tokio::time::timeout(left, connections).await.is_ok();
     tidying.abort();
     Ok(if is_done && are_told { Ended::Done } else { Ended::Cut })

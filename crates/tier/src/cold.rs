@@ -86,7 +86,7 @@ struct Filled<B: Backend> {
 /// Reasons that are kept until they are asked for.
 const ERRORS: usize = 256;
 /// Prompts that are on their way at most: each is a copy of its tokens, and is read wholly to memory.
-const FETCHES: usize = 64;
+pub const MOST_FETCHES: usize = 64;
 
 impl<B: Backend> ColdTier<B> {
     /// Opens the store of `url`, or a local directory, which is made if it is not there, below the host tier of `cache`.
@@ -127,7 +127,8 @@ impl<B: Backend> ColdTier<B> {
     }
 
     /// Asks for what the store has of a prompt, behind what device and host memory have a checkpoint of; `None` if the
-    /// prompt closes no block behind that, or the store is not known to have more of it, which does not wait for the store. What it has is in host memory some calls of [`Self::advance`] later, for
+    /// prompt closes no block behind that, or the store is not known to have more of it. Does not wait for the store. What the
+    /// store has is in host memory some calls of [`Self::advance`] later, for
     /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one.
     ///
     /// # Errors
@@ -156,8 +157,8 @@ impl<B: Backend> ColdTier<B> {
         if let Some(wanted) = self.fetching.iter().find(is_it) {
             return Ok(Some(FetchId(wanted.id)));
         }
-        if self.fetching.len() >= FETCHES {
-            return Err(ColdError::TooManyFetches { most: FETCHES });
+        if self.fetching.len() >= MOST_FETCHES {
+            return Err(ColdError::TooManyFetches { most: MOST_FETCHES });
         }
         let Some(keys) = self.store.keys(&root, tokens, worth) else {
             self.stats.not_there += 1;
@@ -170,6 +171,14 @@ impl<B: Backend> ColdTier<B> {
         self.fetching.push(wanted);
         self.pending += 1;
         Ok(Some(FetchId(id)))
+    }
+
+    /// Nobody waits for a prompt any more: it is not read, unless that has begun. For one that is not on its way it does nothing.
+    pub fn cancel(&mut self, cache: &KvCacheManager<B>, id: FetchId) {
+        if self.is_below(cache) && self.store.cancel(id.0) {
+            self.pending -= 1;
+            self.forget(id.0);
+        }
     }
 
     /// Whether a prompt is still on its way.

@@ -80,6 +80,6 @@ mod key;
 pub mod mistake;
 mod store;
 
-pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId};
+pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId, MOST_FETCHES};
 pub use image::{ImageError, Section};
 pub use store::{ColdError, ColdErrorKind};

@@ -214,7 +214,8 @@ enum Job {
     Work(Box<dyn FnOnce() + Send>),
 }
 
-/// What waits for the thread, the first kind first: somebody waits for reads, and what was read for work.
+/// What waits for the thread. Works come first: what was read waits for them in memory. Then reads, for which somebody waits,
+/// then stores.
 #[derive(Default)]
 struct Queue {
     works: VecDeque<Box<dyn FnOnce() + Send>>,
@@ -323,6 +324,14 @@ impl Store {
         self.shared.queue().found
     }
 
+    /// Takes a read back that has not begun; whether there was one.
+    pub fn cancel(&self, id: u64) -> bool {
+        let mut queue = self.shared.queue();
+        let before = queue.reads.len();
+        queue.reads.retain(|wanted| wanted.id != id);
+        queue.reads.len() < before
+    }
+
     /// Does some work on the thread, before what waits to be read or stored.
     pub fn work(&self, work: impl FnOnce() + Send + 'static) {
         self.shared.queue().works.push_back(Box::new(work));
@@ -364,6 +373,8 @@ impl Drop for Store {
         self.shared.changed.notify_one();
         // A panic of the thread has nobody to go to.
         self.thread.take().map(JoinHandle::join);
+        // What a panic of the thread has left holds the queue that it is in.
+        self.clear();
     }
 }
 

@@ -98,7 +98,8 @@ impl<B: Backend> CsaIndexer<B> {
     /// `indexer.weights_proj`, with zeros behind each row up to a multiple of 32.
     ///
     /// # Errors
-    /// [`KvError::Device`] for a model without columns, or of more than `2^31`, or if a weight in BF16 is too short for it; [`KvError::QueryWeight`] for one in
+    /// [`KvError::Device`] for a model whose query latent or hidden state has no columns, or more than `2^31`, or for a weight in
+    /// BF16 that is too short; [`KvError::QueryWeight`] for one in
     /// NVFP4 of another shape.
     pub fn new(
         model: &ModelConfig,

@@ -17,7 +17,7 @@ pub(super) const fn spread_clusters(multiprocessors: u32) -> u32 {
 /// Workspace of launches that are spread over clusters of eight blocks: what the blocks of a cluster, and the clusters of a query,
 /// compute for each other. 348 KiB a cluster, which has up to 64 heads of a query and all of its keys, a part, or half of one; one
 /// allocation. Launches that use it must run one after the other, as those of one stream do: two at a time would read each other's, and leave
-/// counters by which later ones are wrong too: then make a new one.
+/// counters by which later ones are wrong too; after that, make a new workspace.
 pub struct AttentionExchange<B: Backend> {
     /// `[clusters, 24, 2304]` u32: for each tile of keys the softmax weights, 64 heads by 64 keys, BF16, in the order of `wgmma`'s A
     /// fragments (2,048 words), then two f32 sums of weights of each of 128 threads.

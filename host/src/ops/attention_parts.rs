@@ -10,7 +10,7 @@ use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 /// than 960 entries without a list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A cluster
 /// has one part, and 64 heads of a query, and stores its partial output and log-sum-exp. Launches that use it must
 /// run one after the other, as those of one stream do: two at a time would add up each other's parts, and leave
-/// counters by which later ones are wrong too: then make a new one.
+/// counters by which later ones are wrong too; after that, make a new workspace.
 pub struct AttentionParts<B: Backend> {
     /// `[clusters, 64, 512]` f32: partial outputs.
     pub(crate) sums: Buffer<B, f32>,

@@ -30,8 +30,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// same bytes.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, a launch failed, or in a capture of the stream that is
-    /// not the step's own.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while another capture
+    /// than the step's own records the stream.
     pub fn update(
         mut self,
         inputs: &CsaInputs<'_, B>,

@@ -27,8 +27,8 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
     /// `max_draft` + 1 tokens, one launch does that and the append, with the same bytes.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, a launch failed, or in a capture of the stream that is
-    /// not the step's own.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while another capture
+    /// than the step's own records the stream.
     pub fn update(
         mut self,
         inputs: &HcaInputs<'_, B>,

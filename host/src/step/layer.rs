@@ -63,7 +63,7 @@ pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(super) tracker: Tracker<'s>,
     /// `[tokens, 512]` BF16: the step's window rows, which are read until they are appended.
     pub(super) kv: Buffer<B, bf16>,
-    /// Whether the step's own planes hold them, or will where the capture is replayed that the step is.
+    /// Whether the step's own planes hold them; in a captured step, whether they will when its graph is replayed.
     pub(super) has_own_rows: Mutex<bool>,
     kind: PhantomData<K>,
 }
@@ -162,7 +162,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     /// written.
     ///
     /// # Errors
-    /// [`KvError::Device`] if the launch failed, or in a capture of the stream that is not the step's own. The layer then counts as
+    /// [`KvError::Device`] if the launch failed, or while another capture than the step's own records the stream. The layer then counts as
     /// updated: go on with [`Layer::already_updated`].
     pub fn append(mut self) -> Result<(), KvError> {
         if *self.tracker.progress == LayerProgress::Finished {
@@ -213,7 +213,7 @@ impl<B: Backend> Access<'_, B> {
 
     /// Refuses to write rows of the cache by launches that are only recorded: the step would count them as run.
     pub fn check_runs(&self) -> Result<(), KvError> {
-        let operation = "writing rows of a step that was begun before";
+        let operation = "updating or appending a layer of a step that this capture does not record";
         if self.is_only_recorded() {
             return Err(DeviceError::ForbiddenInCapture { operation }.into());
         }

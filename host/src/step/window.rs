@@ -16,8 +16,8 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// [`UpdatedLayer::append`] does. Nobody writes them before that.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, the launch failed, or in a capture of the stream that is not
-    /// the step's own. The update can then be repeated.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, if the launch failed, or while another capture than the
+    /// step's own records the stream. The update can then be repeated.
     pub fn update(mut self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
         self.tracker.check_not_started()?;
         self.access.check_runs()?;

@@ -95,9 +95,12 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let (first_head, cluster) = Heads::of_cluster(&args, thread::block_idx_x() / split.blocks);
     let (channels, work_item) = Channels::of_cluster(&args, cluster);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
-    let (query, part) = (work_item / most_parts, work_item % most_parts);
+    // All first parts, then all second ones: in a graph for longer requests, blocks without a part come last.
+    let tokens = args.params.tokens;
+    let (query, part) =
+        if W::HAS_PARTS { (work_item % tokens, work_item / tokens) } else { (work_item, 0) };
     // With one-block split the grid is rounded up to whole clusters: the last block may have no work item.
-    if query >= args.params.tokens {
+    if query >= tokens || part >= most_parts {
         return;
     }
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the blocks that

@@ -125,7 +125,7 @@ parameters! {
 parameters! {
     /// Scalars of `compress_csa` and `compress_index`.
     CompressParams {
-        /// Records that the launch covers: records of the work list.
+        /// Records of the work list that the launch covers.
         capacity,
         /// Rows of one request's ring of own halves.
         ring,
@@ -139,7 +139,7 @@ parameters! {
 parameters! {
     /// Scalars of `compress_hca`.
     CompressHcaParams {
-        /// Records that the launch covers: records of the list of runs.
+        /// Records of the list of runs that the launch covers.
         capacity,
         /// Rows of one request's ring.
         ring,
@@ -293,7 +293,7 @@ parameters! {
 parameters! {
     /// Scalars of `flush_*`.
     FlushParams {
-        /// Records that the launch covers: records of the work list.
+        /// Records of the work list that the launch covers.
         capacity,
         /// Rows of the block table; a slot beyond them is a fault, not a read.
         slots,

@@ -61,7 +61,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FORMAT", default_value = IndexFormat::default().name(), value_parser = named(IndexFormat::ALL.map(|format| (format.name(), format))))]
     pub index_format: IndexFormat,
 
-    /// Request slots, 1 to 65536: how many requests run at once. Blocks take the memory that is left.
+    /// Request slots, 1 to 65535: how many requests run at once. Blocks take the memory that is left.
     /// [default: as many as let most requests of --context tokens fit]
     #[arg(long, value_name = "N", value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: Option<u32>,
@@ -77,7 +77,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,
 
-    /// Requests that can be suspended at once, 0 to 65536: each takes the memory of a slot.
+    /// Requests that can be suspended at once, 0 to 65535: each takes the memory of a slot.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = integer(0..=CacheConfig::MAX_REQUESTS))]
     pub suspended: u32,
 

@@ -160,7 +160,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "BYTES", hide = true, requires = "peer")]
     pub peer_memory: Option<u64>,
 
-    /// Request slots, 1 to 65536: how many requests run at once.
+    /// Request slots, 1 to 65535: how many requests run at once.
     /// [default: as many as let the most requests of the load's mean length fit]
     #[arg(long, value_name = "N", value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: Option<u32>,

@@ -22,13 +22,22 @@ pub(super) fn of(
 ) -> Result<Vec<u8>, InputError> {
     let files = Checkpoint::files(folder)
         .map_err(|error| InputError::Serve(format!("--cold-cache: {error}")))?;
-    let program = std::env::current_exe();
-    let program = program.map_err(|error| failed(Path::new("this program"), &error))?;
     let mut digest = Sha256::new();
     let mut chunk = vec![0; CHUNK];
-    for path in files.iter().chain([&program]) {
+    for path in &files {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        digest.update((name.len() as u64).to_le_bytes());
+        digest.update(name);
         add(&mut digest, path, &mut chunk).map_err(|error| failed(path, &error))?;
     }
+    // The program that runs, whatever its path names by now; under whatever name.
+    let program = if cfg!(target_os = "linux") {
+        Ok(PathBuf::from("/proc/self/exe"))
+    } else {
+        std::env::current_exe()
+    };
+    let added = program.and_then(|path| add(&mut digest, &path, &mut chunk));
+    added.map_err(|error| failed(Path::new("this program"), &error))?;
     let others = format!("{place:?}\n{device}\n{}", processor());
     Ok([&digest.finalize()[..], others.as_bytes()].concat())
 }
@@ -37,12 +46,9 @@ fn failed(path: &Path, error: &io::Error) -> InputError {
     InputError::Serve(format!("{}: {error}; --cold-cache reads all of it", path.display()))
 }
 
-/// Adds a file with its name and length.
-fn add(digest: &mut Sha256, path: &PathBuf, chunk: &mut [u8]) -> io::Result<()> {
+/// Adds a file with its length.
+fn add(digest: &mut Sha256, path: &Path, chunk: &mut [u8]) -> io::Result<()> {
     let mut file = File::open(path)?;
-    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    digest.update((name.len() as u64).to_le_bytes());
-    digest.update(name);
     digest.update(file.metadata()?.len().to_le_bytes());
     loop {
         match file.read(chunk)? {
@@ -57,12 +63,13 @@ fn processor() -> String {
     let arch = std::env::consts::ARCH;
     #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
     {
-        let [fma, avx, avx512f] = [
+        let [fma, avx, avx2, avx512f] = [
             std::is_x86_feature_detected!("fma"),
             std::is_x86_feature_detected!("avx"),
+            std::is_x86_feature_detected!("avx2"),
             std::is_x86_feature_detected!("avx512f"),
         ];
-        format!("{arch} fma={fma} avx={avx} avx512f={avx512f}")
+        format!("{arch} fma={fma} avx={avx} avx2={avx2} avx512f={avx512f}")
     }
     #[cfg(not(any(target_arch = "x86", target_arch = "x86_64")))]
     arch.to_owned()

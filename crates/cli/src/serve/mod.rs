@@ -77,7 +77,9 @@ fn on_device<B: Backend>(
     match server.run(|| interrupt.is_requested())? {
         Ended::Done => Ok(Outcome::Passed),
         Ended::Cut => {
-            output::note("note: some completions took longer than --shutdown-timeout");
+            output::note(
+                "note: some completions, or answers on their way to clients, took longer than --shutdown-timeout",
+            );
             Ok(Outcome::Interrupted)
         }
     }

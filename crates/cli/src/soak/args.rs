@@ -85,7 +85,7 @@ pub struct SoakArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = number(0.0..=100.0))]
     pub preemptions: f64,
 
-    /// Request slots, 1 to 65536.
+    /// Request slots, 1 to 65535.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = integer(1..=CacheConfig::MAX_REQUESTS))]
     pub max_requests: u32,
 

@@ -492,8 +492,20 @@ fn a_closed_queue_is_emptied_and_an_aborted_one_is_not() {
     }
 }
 
-/// A store that does not answer holds up nobody for longer than the patience: the prompt is computed, and what the store has comes too late.
-/// Whoever has left meanwhile holds up nobody at all.
+/// Lets who opens a fifo for reading read nothing, whatever has happened.
+struct Unblock(std::path::PathBuf);
+
+impl Drop for Unblock {
+    fn drop(&mut self) {
+        // Opened in both directions it waits for nobody.
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&self.0);
+        thread::sleep(Duration::from_millis(100));
+        drop(opened);
+    }
+}
+
+/// A completion waits for a store that does not answer no longer than the patience; then its prompt is computed. Whoever has left
+/// meanwhile holds up nobody at all.
 #[test]
 fn a_store_that_hangs_holds_nobody_up() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -525,6 +537,7 @@ fn a_store_that_hangs_holds_nobody_up() {
     // Opening it waits for somebody who writes.
     let made = std::process::Command::new("mkfifo").arg(&object).status().expect("mkfifo");
     assert!(made.success());
+    let unblock = Unblock(object);
     let begin = Instant::now();
     drop(submit(&scheduler.queue(), &submission(3)));
     let mut events = submit(&scheduler.queue(), &submission(2));
@@ -533,6 +546,44 @@ fn a_store_that_hangs_holds_nobody_up() {
     let (tokens, end) = received(&mut events);
     assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
     // The store's thread, which is waited for, ends once somebody has written nothing.
-    drop(std::fs::OpenOptions::new().write(true).open(&object).expect("the fifo"));
+    drop(unblock);
     drop(scheduler);
+}
+
+/// A device that fails while prefixes go to host memory is one step that fails; one that always does ends the server.
+#[test]
+fn a_device_that_fails_between_steps_counts_as_one_that_fails() {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let engine = small::engine(&device, &HASH, limits);
+    let metrics = Metrics::new().expect("metrics");
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let submission = |last| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: Vec::new(),
+    };
+    let mut events = submit(&scheduler.queue(), &submission(1));
+    while received(&mut events).1.is_none() {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    assert!(scheduler.engine().cache().is_moving(), "its prefix is on its way to host memory");
+    device.backend().fail(0, failing::Failure::Instead);
+    assert_eq!(scheduler.step().ok(), Some(Progress::Idle));
+    assert!(device.backend().failed().is_some(), "nothing failed");
+    assert_eq!(value(&metrics, "dsv4_steps_failed_total"), 1);
+    let mut events = submit(&scheduler.queue(), &submission(2));
+    while scheduler.step().expect("no step fails any more") == Progress::Ran {}
+    assert_eq!(received(&mut events).0, alone_to_long(2, 4));
+
+    let mut events = submit(&scheduler.queue(), &submission(3));
+    while received(&mut events).1.is_none() {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    let mut failed = Vec::new();
+    for _ in 0..3 {
+        device.backend().fail(0, failing::Failure::Instead);
+        failed.extend(scheduler.step().err());
+    }
+    assert!(matches!(failed[..], [ServerError::StepsFail { steps: 3, .. }]), "{failed:?}");
 }

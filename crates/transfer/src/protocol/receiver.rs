@@ -313,8 +313,8 @@ impl<T: Transport> Receiver<T> {
         self.budget.take(needed).ok_or(none)
     }
 
-    /// Frees memory that no read writes: for the next payload, unless something was read to it that was not verified, as bytes may still come
-    /// to where wrong ones did.
+    /// Gives memory back that no read writes: for the next payload if nothing was read to it; else it is freed, since bytes that were not
+    /// verified may still come late.
     pub(super) fn release(&mut self, memory: Registered, share: Share, was_read: bool) {
         match self.transport.deregister(memory) {
             Ok(region) if was_read => drop(region),
