@@ -14,8 +14,9 @@ use object_store::{ObjectStore, parse_url_opts};
 use serde::Serialize;
 use url::Url;
 
+use crate::error::{ColdError, ColdErrorKind};
 use crate::image::BLOCK;
-use crate::store::{ColdError, ColdErrorKind, Done, Owner, Source, Store, Wanted};
+use crate::store::{Done, Owner, Source, Store, Wanted};
 
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`cold`] | [`ColdTier`]: below the host tier of a cache |
 //! | [`mod@image`] | the bytes of an object |
+//! | `error` | why a prefix was not stored, or not read |
 //! | `key` | what objects are called |
 //! | `store` | the thread that waits for the store |
 //!
@@ -74,6 +75,7 @@
 //! ```
 
 pub mod cold;
+mod error;
 pub mod image;
 mod key;
 #[doc(hidden)]
@@ -81,5 +83,5 @@ pub mod mistake;
 mod store;
 
 pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId, MOST_FETCHES};
+pub use error::{ColdError, ColdErrorKind};
 pub use image::{ImageError, Section};
-pub use store::{ColdError, ColdErrorKind};

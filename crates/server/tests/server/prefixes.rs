@@ -1,0 +1,292 @@
+//! Prefixes that completions share, in host memory and in a store that outlives the server.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dsv4_kv_device::EmuOptions;
+use dsv4_kv_model::EngineLimits;
+use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
+use dsv4_kv_server::ColdCache;
+use dsv4_kv_server::error::ServerError;
+use dsv4_kv_server::metrics::Metrics;
+use dsv4_kv_server::queue::{Event, Submission};
+use dsv4_kv_server::scheduler::{Progress, Scheduler};
+use dsv4_kv_tests::failing::{self, Failing};
+
+use crate::scheduler::{LIMITS, received, submit, value};
+use crate::small::{self, HASH};
+
+/// How long completions wait for a store.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Prompts that differ in their last ten tokens of 142: so what they share is one block of 128.
+fn long_prompt(last: u32) -> Vec<u32> {
+    (0..142).map(|at| if at < 132 { at * at % 251 } else { last }).collect()
+}
+
+/// The first `tokens` of eight that the model answers to a long prompt alone: computed once for all tests.
+fn alone_to_long(last: u32, tokens: usize) -> Vec<Generated> {
+    static ANSWERS: Mutex<BTreeMap<u32, Vec<Generated>>> = Mutex::new(BTreeMap::new());
+    let mut answers = ANSWERS.lock().expect("no test has failed");
+    let all = answers.entry(last).or_insert_with(|| {
+        let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
+        let (prompt, continuation) = (long_prompt(last), small::continuation(8));
+        small::alone(&mut engine, &Submission { prompt, continuation, salt: Vec::new() }).0
+    });
+    all[..tokens].to_vec()
+}
+
+/// A device with room for the prefix of one completion: that of another comes back from host memory, and its completion
+/// answers as alone.
+#[test]
+fn a_prefix_comes_back_from_host_memory() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 1, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let submission = |last: u32, salt: &[u8]| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: salt.to_vec(),
+    };
+    for (last, salt, reused) in [(1, b"a", 0), (2, b"b", 0), (3, b"a", 128), (4, b"b", 2 * 128)] {
+        let new = submission(last, salt);
+        let mut events = submit(&queue, &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused, "{last}");
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        assert_eq!(tokens, alone_to_long(last, 4), "{last}");
+    }
+    let stats = scheduler.engine().cache().tier_stats();
+    assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 256));
+    scheduler.engine().cache().audit_tier().expect("a right tier");
+}
+
+/// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
+/// and other salts, find nothing.
+#[test]
+fn a_prefix_outlives_its_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let start = |identity: &[u8]| {
+        let metrics = Metrics::new().expect("metrics");
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let report = |error: &_, _| panic!("{error}");
+        let cold = ColdCache { url, patience: PATIENCE, identity: identity.to_vec(), report };
+        scheduler.open_cold(&cold).expect("a directory");
+        (scheduler, metrics)
+    };
+    let submission = |last: u32, salt: &[u8]| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: salt.to_vec(),
+    };
+    let cases =
+        [("a", 1, b"s", 0, 1), ("a", 2, b"s", 128, 1), ("a", 3, b"t", 0, 2), ("b", 4, b"s", 0, 3)];
+    for (identity, last, salt, reused, files) in cases {
+        let (mut scheduler, metrics) = start(identity.as_bytes());
+        let new = submission(last, salt);
+        let mut events = submit(&scheduler.queue(), &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused, "{last}");
+        assert_eq!(value(&metrics, "dsv4_kv_cold_restored_tokens_total"), reused, "{last}");
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        assert_eq!(tokens, alone_to_long(last, 4), "{last}");
+        scheduler.engine().cache().audit_tier().expect("a right tier");
+        // What waits to be stored is stored before the server ends.
+        drop(scheduler);
+        let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
+        assert_eq!(folder.count(), files, "{last}");
+        assert_eq!(value(&metrics, "dsv4_kv_cold_failures_total"), 0);
+    }
+    let engine = small::engine(&small::emulated(), &HASH, small::limits(2, 6));
+    let mut scheduler =
+        Scheduler::new(engine, LIMITS, Metrics::new().expect("metrics")).expect("a scheduler");
+    let (url, identity) = ("/nowhere".into(), b"a".to_vec());
+    let cold = ColdCache { url, patience: PATIENCE, identity, report: |_, _| () };
+    let refused = scheduler.open_cold(&cold).map_err(|error| error.to_string());
+    assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
+}
+
+/// A file that is damaged is a miss, is counted, and is told with its reason.
+#[test]
+fn a_damaged_file_is_told() {
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let report = |error: &dsv4_kv_server::ColdError, others: u64| {
+        TOLD.lock().expect("no panic").push(format!("{error}, {others} others"));
+    };
+    let mut failures = 0;
+    for last in 1..=2 {
+        let metrics = Metrics::new().expect("metrics");
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let cold = ColdCache { url, patience: PATIENCE, identity: b"a".to_vec(), report };
+        scheduler.open_cold(&cold).expect("a directory");
+        let (prompt, continuation) = (long_prompt(last), small::continuation(4));
+        let mut events =
+            submit(&scheduler.queue(), &Submission { prompt, continuation, salt: Vec::new() });
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(received(&mut events).1, Some(Event::Finished(Finish::Length)));
+        drop(scheduler);
+        failures = value(&metrics, "dsv4_kv_cold_failures_total");
+        for file in std::fs::read_dir(directory.path().join("v1")).expect("a folder") {
+            let path = file.expect("a file").path();
+            let mut bytes = std::fs::read(&path).expect("its bytes");
+            bytes.truncate(bytes.len() / 2);
+            std::fs::write(&path, bytes).expect("half of it");
+        }
+    }
+    assert!(failures > 0);
+    let told = TOLD.lock().expect("no panic").clone();
+    assert!(
+        told.len() == 1 && told[0].starts_with("v1/") && told[0].ends_with(", 0 others"),
+        "{told:?}"
+    );
+}
+
+/// Completions that begin alike: what one has computed others go on from, and each answers as alone; under another salt
+/// nothing is shared.
+#[test]
+fn completions_that_share_a_prefix_equal_each_alone() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 4, ..small::limits(3, 9) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let submission = |last: u32, salt: &[u8]| Submission {
+        prompt: long_prompt(last),
+        continuation: Continuation { drafts: 2, ..small::continuation(8) },
+        salt: salt.to_vec(),
+    };
+    // One first, so that there is something to share; then two at once; then another salt.
+    let batches = [
+        (vec![submission(1, b"a")], 0),
+        (vec![submission(2, b"a"), submission(3, b"a")], 2 * 128),
+        (vec![submission(2, b"b")], 2 * 128),
+    ];
+    let mut answers = Vec::new();
+    for (submissions, reused) in batches {
+        let mut events: Vec<_> = submissions.iter().map(|new| submit(&queue, new)).collect();
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused);
+        for events in &mut events {
+            let (tokens, end) = received(events);
+            assert_eq!(end, Some(Event::Finished(Finish::Length)));
+            answers.push(tokens);
+        }
+    }
+    for (last, answer) in [1, 2, 3].into_iter().zip(&answers) {
+        assert_eq!(*answer, alone_to_long(last, 8), "{last}");
+    }
+    assert_eq!(answers[3], answers[1]);
+    let ledger = scheduler.engine().cache().ledger();
+    assert_eq!(ledger.free_blocks() + ledger.evictable_blocks(), ledger.total_blocks());
+    ledger.audit().expect("a right tree");
+}
+
+/// Lets who opens a fifo for reading read nothing, whatever has happened.
+struct Unblock(std::path::PathBuf);
+
+impl Drop for Unblock {
+    fn drop(&mut self) {
+        // Opened in both directions it waits for nobody.
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&self.0);
+        thread::sleep(Duration::from_millis(100));
+        drop(opened);
+    }
+}
+
+/// A completion waits for a store that does not answer no longer than the patience; then its prompt is computed. Whoever has left
+/// meanwhile holds up nobody at all.
+#[test]
+fn a_store_that_hangs_holds_nobody_up() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let start = |patience: Duration| {
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let metrics = Metrics::new().expect("metrics");
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let cold = ColdCache { url, patience, identity: b"a".to_vec(), report: |_, _| () };
+        scheduler.open_cold(&cold).expect("a directory");
+        scheduler
+    };
+    let submission = |last| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: Vec::new(),
+    };
+    let mut first = start(PATIENCE);
+    let _events = submit(&first.queue(), &submission(1));
+    while first.step().expect("no step fails") == Progress::Ran {}
+    drop(first);
+
+    let short = Duration::from_millis(300);
+    let mut scheduler = start(short);
+    let mut folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
+    let object = folder.next().expect("it was stored").expect("a file").path();
+    std::fs::remove_file(&object).expect("a file");
+    // Opening it waits for somebody who writes.
+    let made = std::process::Command::new("mkfifo").arg(&object).status().expect("mkfifo");
+    assert!(made.success());
+    let unblock = Unblock(object);
+    let begin = Instant::now();
+    drop(submit(&scheduler.queue(), &submission(3)));
+    let mut events = submit(&scheduler.queue(), &submission(2));
+    while scheduler.step().expect("no step fails") == Progress::Ran {}
+    assert!(begin.elapsed() >= short, "it was waited for");
+    let (tokens, end) = received(&mut events);
+    assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
+    // The store's thread, which is waited for, ends once somebody has written nothing.
+    drop(unblock);
+    drop(scheduler);
+}
+
+/// A device that fails while prefixes go to host memory, and nothing runs, is one step that fails; one that always does ends the server.
+#[test]
+fn a_device_that_fails_between_steps_counts_as_one_that_fails() {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let engine = small::engine(&device, &HASH, limits);
+    let metrics = Metrics::new().expect("metrics");
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let submission = |last| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: last.to_le_bytes().to_vec(),
+    };
+    // A client that leaves while the checkpoint of its prompt is on its way.
+    let leave = |scheduler: &mut Scheduler<_>, last| {
+        let events = submit(&scheduler.queue(), &submission(last));
+        while !scheduler.engine().cache().is_moving() {
+            assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+        }
+        drop(events);
+    };
+    leave(&mut scheduler, 1);
+    device.backend().fail(0, failing::Failure::Instead);
+    assert_eq!(scheduler.step().ok(), Some(Progress::Idle));
+    assert!(device.backend().failed().is_some(), "nothing failed");
+    assert_eq!(value(&metrics, "dsv4_steps_failed_total"), 1);
+    let mut events = submit(&scheduler.queue(), &submission(2));
+    while scheduler.step().expect("no step fails any more") == Progress::Ran {}
+    assert_eq!(received(&mut events).0, alone_to_long(2, 4));
+
+    leave(&mut scheduler, 3);
+    let mut failed = Vec::new();
+    for _ in 0..3 {
+        device.backend().fail(0, failing::Failure::Instead);
+        failed.extend(scheduler.step().err());
+    }
+    assert!(matches!(failed[..], [ServerError::StepsFail { steps: 3, .. }]), "{failed:?}");
+}
