@@ -94,7 +94,7 @@ pub struct Attention<'a, B: Backend> {
     /// keys, up to 64 heads) has, and change no bit. The first of these that applies:
     ///
     /// - Spread over clusters of eight blocks: with `exchange`, and queries that are [`QueryForm::Rotated`], where a part has at most 1,536
-    ///   keys ([`SPREAD_TILES`] tiles of 64), or 3,072 if keys are split and two clusters have half each; the clusters are at most
+    ///   keys ([`SPREAD_TILES`](kv_layout::attention::SPREAD_TILES) tiles of 64), or 3,072 if keys are split and two clusters have half each; the clusters are at most
     ///   `multiprocessors / 10 * 9 / 8`, and at most those of `exchange`.
     /// - Consecutive: with `own`, without entries, [`QueryForm::Rotated`], more queries than `multiprocessors / ceil(heads / 64)`. A block takes
     ///   up to 32 consecutive queries, and loads the rows once that they share.
