@@ -113,6 +113,14 @@ mod tests {
         // The same two files, of which the index takes the other.
         write("model.safetensors.index.json", index("other.safetensors").as_bytes());
         seen.push(identity(host, "a"));
+        // The same two shards, which have each other's tensors.
+        for [first, second] in
+            [["shard.bin", "other.safetensors"], ["other.safetensors", "shard.bin"]]
+        {
+            let map = format!(r#"{{"weight_map": {{"a": "{first}", "b": "{second}"}}}}"#);
+            write("model.safetensors.index.json", map.as_bytes());
+            seen.push(identity(host, "a"));
+        }
         let all = seen.len();
         seen.sort();
         seen.dedup();

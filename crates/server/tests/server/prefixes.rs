@@ -245,6 +245,7 @@ fn a_store_that_hangs_holds_nobody_up() {
     let mut events = submit(&scheduler.queue(), &submission(2));
     while scheduler.step().expect("no step fails") == Progress::Ran {}
     assert!(begin.elapsed() >= short, "it was waited for");
+    assert!(begin.elapsed() < Duration::from_secs(120), "but not longer");
     let (tokens, end) = received(&mut events);
     assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
     // The store's thread, which is waited for, ends once somebody has written nothing.
