@@ -115,9 +115,8 @@ impl<B: Backend> Cold<B> {
         }
         let prompt =
             Prompt { tokens: request.sequence.tokens(), salt: &request.salt, adapter: b"" };
-        request.store_since = Some(Instant::now());
         request.fetch = match tier.fetch(engine.cache(), &prompt) {
-            Ok(Some(id)) => Fetch::Asked(id),
+            Ok(Some(id)) => Fetch::Asked { id, since: Instant::now() },
             // It is computed, as without a store; also if so many are on their way that others have been waited for in vain.
             Ok(None) | Err(_) => Fetch::Done,
         };
@@ -125,7 +124,7 @@ impl<B: Backend> Cold<B> {
 
     /// A request does not wait for the store any more.
     pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
-        if let (Some(open), Fetch::Asked(id)) = (&mut self.0, request.fetch) {
+        if let (Some(open), Fetch::Asked { id, .. }) = (&mut self.0, request.fetch) {
             open.tier.cancel(engine.cache_mut(), id);
         }
         request.fetch = Fetch::Done;
@@ -134,11 +133,12 @@ impl<B: Backend> Cold<B> {
     /// Whether what the store has of a request's prompt is there, or has been waited for long enough.
     pub fn is_ready(&self, request: &Request) -> bool {
         let Some(open) = &self.0 else { return true };
-        let is_late = || request.store_since.is_some_and(|since| since.elapsed() >= open.patience);
         match request.fetch {
             Fetch::Done => true,
             Fetch::New => false,
-            Fetch::Asked(id) => !open.tier.is_fetching(id) || is_late(),
+            Fetch::Asked { id, since } => {
+                !open.tier.is_fetching(id) || since.elapsed() >= open.patience
+            }
         }
     }
 

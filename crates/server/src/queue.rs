@@ -53,7 +53,12 @@ pub(crate) enum Fetch {
     /// It was not asked.
     New,
     /// It was asked.
-    Asked(FetchId),
+    Asked {
+        /// For what.
+        id: FetchId,
+        /// When.
+        since: Instant,
+    },
     /// It has no more of it than what is in host memory, or is not to be asked.
     Done,
 }
@@ -72,8 +77,6 @@ pub(crate) struct Request {
     pub was_admitted: bool,
     /// How far the cold tier is with its prompt.
     pub fetch: Fetch,
-    /// When that was asked for it first.
-    pub store_since: Option<Instant>,
 }
 
 /// Sequences in the order in which they came. A request that gets no place is refused at once.
@@ -128,7 +131,6 @@ impl Queue {
                 last: now,
                 was_admitted: false,
                 fetch: Fetch::New,
-                store_since: None,
             });
             events.push(receiver);
         }

@@ -1,7 +1,7 @@
 //! The store's own thread: what is asked of it waits for a disk or a network there, and nowhere else.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -69,8 +69,8 @@ pub(crate) struct Found {
     pub checkpoint: Bytes,
     pub about: (Origin, bool),
     block_bytes: usize,
-    /// Its place among those that were read, once it is one.
-    place: Option<Place>,
+    /// Held until it is dropped.
+    _place: Place,
 }
 
 /// The place of a prefix among those that were read and are not in host memory yet; dropping it makes room for the next read.
@@ -252,14 +252,10 @@ impl Store {
     /// # Errors
     /// [`ColdError::ThreadEnded`].
     pub fn next(&self, most: Duration) -> Result<Option<Done>, ColdError> {
-        let done = self.done.recv_timeout(most).map_err(|error| match error {
-            RecvTimeoutError::Timeout => TryRecvError::Empty,
-            RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
-        });
-        match done {
+        match self.done.recv_timeout(most) {
             Ok(done) => Ok(Some(done)),
-            Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(ColdError::ThreadEnded),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(ColdError::ThreadEnded),
         }
     }
 
@@ -326,10 +322,7 @@ impl Objects {
                 Job::Store(source) => Done::Stored(runtime.block_on(self.store(&*source))),
                 Job::Read(wanted) => {
                     let id = wanted.id;
-                    let (mut found, errors) = runtime.block_on(self.read(wanted));
-                    if let Some(found) = &mut found {
-                        found.place = Some(Place::new(queue));
-                    }
+                    let (found, errors) = runtime.block_on(self.read(wanted, queue));
                     Done::Read(id, found.map(Box::new), errors)
                 }
                 Job::Work(work) => {
@@ -372,7 +365,7 @@ impl Objects {
     }
 
     /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read.
-    async fn read(&self, wanted: Wanted) -> (Option<Found>, Vec<ColdError>) {
+    async fn read(&self, wanted: Wanted, queue: &Arc<Shared>) -> (Option<Found>, Vec<ColdError>) {
         let keys = Arc::clone(&wanted.keys);
         let mut errors = Vec::new();
         for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
@@ -382,9 +375,9 @@ impl Objects {
             match self.read_parts(&wanted, &keys[..blocks]).await {
                 Ok((parts, checkpoint, about)) => {
                     let (blocks, block_bytes) = (blocks as u32, self.owner.block_bytes as usize);
-                    let place = None;
+                    let _place = Place::new(queue);
                     let found =
-                        Found { wanted, blocks, parts, checkpoint, about, block_bytes, place };
+                        Found { wanted, blocks, parts, checkpoint, about, block_bytes, _place };
                     return (Some(found), errors);
                 }
                 Err(error) => errors.push(error),

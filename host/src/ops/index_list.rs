@@ -151,5 +151,8 @@ mod tests {
             assert!(!in_one(size), "{size:?}");
         }
         assert!(!one_launch_is_faster(IndexFormat::Fp8, 2048, 128));
+        for (columns, queries) in [(2048, 0), (0, 0), (u32::MAX, u32::MAX)] {
+            assert!(!one_launch_is_faster(IndexFormat::Mxfp4, columns, queries));
+        }
     }
 }

@@ -90,14 +90,14 @@ unsafe fn start_copies(args: &Attend, task: Task) {
 /// 64 rows in shared memory; its other rows are zeroed.
 ///
 /// # Safety
-/// The rows exist; the block's first `MULTIPLYING_THREADS` threads call it once; the matrix lies in `memory`.
+/// The rows exist; the block's first `THREADS` threads call it once; the matrix lies in `memory`.
 #[inline(always)]
-pub unsafe fn copy_ready<const MULTIPLYING_THREADS: u32, const N: usize>(
+pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
     args: &Attend,
     (row, heads): (u64, u32),
     (memory, queries): (Shared<u32, N>, Panels<N>),
 ) {
-    let heads_at_once = MULTIPLYING_THREADS / SIXTEENS;
+    let heads_at_once = THREADS / SIXTEENS;
     let (mut head, sixteen) =
         (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
     let panel = queries.panel(sixteen / 8);
