@@ -86,12 +86,12 @@ pub enum KvError {
     },
     /// The step needs more blocks than are free.
     #[error(
-        "the step needs {needed} new blocks and {free} are free; release or suspend a request, or leave one out"
+        "{needed} new blocks are needed, and {free} are free or can be evicted; release or suspend a request, or leave one out of the step"
     )]
     OutOfBlocks {
-        /// New blocks the step needs.
+        /// New blocks that are needed.
         needed: u32,
-        /// Blocks that are free.
+        /// Blocks that are free, or held by nothing but the prefix tree.
         free: u32,
     },
     /// More checkpoints are needed than are free.
@@ -296,6 +296,21 @@ pub enum KvError {
         written: u32,
         /// Most tokens of a step that can be partly rejected.
         limit: u32,
+    },
+    /// The draft layers cannot go to that token.
+    #[error(
+        "{request}: the draft layers have {committed} tokens, and the rows of those before {earliest} are overwritten; \
+         rewind to between the two, not to {to}"
+    )]
+    CannotRewind {
+        /// The request.
+        request: RequestId,
+        /// Tokens to rewind to.
+        to: u32,
+        /// Tokens that the draft layers have.
+        committed: u32,
+        /// Fewest tokens to which they can go back: `max_draft` + 1 behind the last one written.
+        earliest: u32,
     },
     /// No step of the group is open.
     #[error("no {group} step is open; begin one first")]

@@ -7,12 +7,12 @@ use std::sync::{Arc, PoisonError, Weak};
 #[cfg(loom)]
 use loom::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 #[cfg(not(loom))]
 use std::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use crate::error::DeviceError;
@@ -29,6 +29,16 @@ pub(crate) struct Captures {
     current: Mutex<Option<Capture>>,
 }
 
+/// How many captures of a stream have begun.
+#[derive(Default)]
+pub(crate) struct Begun(AtomicU64);
+
+impl Begun {
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 struct Capture {
     /// The stream being captured, by the backend's own identity of it.
     stream: u64,
@@ -43,8 +53,13 @@ struct Capture {
 }
 
 impl Captures {
-    /// Begins a capture of `stream`, after every call in flight that a capture forbids.
-    pub fn begin(&self, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
+    /// Begins a capture of `stream`, after every call in flight that a capture forbids or records, and counts it in `begun`.
+    pub fn begin(
+        &self,
+        stream: u64,
+        begun: &Begun,
+        retained: Vec<Span>,
+    ) -> Result<(), DeviceError> {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let mut current = self.lock();
         if current.is_some() {
@@ -52,6 +67,7 @@ impl Captures {
         }
         *current =
             Some(Capture { stream, retained, nodes: 0, violation: None, put_off: Vec::new() });
+        begun.0.fetch_add(1, Ordering::AcqRel);
         self.active.store(true, Ordering::Release);
         Ok(())
     }
@@ -219,7 +235,7 @@ mod loom_tests {
             let captures = loom::sync::Arc::new(Captures::default());
             let other = loom::sync::Arc::clone(&captures);
             let other = thread::spawn(move || other.outside("allocating", || Ok(())).is_err());
-            captures.begin(1, Vec::new()).unwrap();
+            captures.begin(1, &Begun::default(), Vec::new()).unwrap();
             let failed = captures.end().is_err();
             assert_eq!(other.join().unwrap(), failed);
         });
@@ -231,7 +247,9 @@ mod loom_tests {
         loom::model(|| {
             let captures = loom::sync::Arc::new(Captures::default());
             let other = loom::sync::Arc::clone(&captures);
-            let begin = |captures: &Captures, stream| captures.begin(stream, Vec::new()).is_ok();
+            let begin = |captures: &Captures, stream| {
+                captures.begin(stream, &Begun::default(), Vec::new()).is_ok()
+            };
             let other = thread::spawn(move || begin(&other, 1));
             let here = begin(&captures, 2);
             assert!(here != other.join().unwrap());
@@ -258,7 +276,38 @@ mod loom_tests {
                 let _ = other.queue(1, "kernel", [("to", &span)], runs);
                 let _ = other.replay(1, runs);
             });
-            captures.begin(1, Vec::new()).unwrap();
+            captures.begin(1, &Begun::default(), Vec::new()).unwrap();
+            captured.store(true, Ordering::Release);
+            thread::yield_now();
+            captured.store(false, Ordering::Release);
+            let _ = captures.end();
+            other.join().unwrap();
+        });
+    }
+
+    /// What was queued ran, if its stream was not captured before and no capture has begun since.
+    #[test]
+    fn what_is_recorded_shows_in_the_count() {
+        loom::model(|| {
+            let shared = loom::sync::Arc::new((Captures::default(), Begun::default()));
+            let captured = loom::sync::Arc::new(AtomicBool::new(false));
+            let (other, flag) = (shared.clone(), captured.clone());
+            let other = thread::spawn(move || {
+                let (captures, begun) = &*other;
+                let before = begun.count();
+                if captures.is_capturing(1) {
+                    return;
+                }
+                let mut is_recorded = false;
+                let note = || {
+                    is_recorded = flag.load(Ordering::Acquire);
+                    Ok(())
+                };
+                captures.queue(1, "kernel", [], note).unwrap();
+                assert!(!is_recorded || begun.count() != before);
+            });
+            let (captures, begun) = &*shared;
+            captures.begin(1, begun, Vec::new()).unwrap();
             captured.store(true, Ordering::Release);
             thread::yield_now();
             captured.store(false, Ordering::Release);
@@ -296,7 +345,7 @@ mod loom_tests {
                 });
                 other.free(freed);
             });
-            captures.begin(1, Vec::new()).unwrap();
+            captures.begin(1, &Begun::default(), Vec::new()).unwrap();
             captured.store(true, Ordering::Release);
             captured.store(false, Ordering::Release);
             let _ = captures.end();

@@ -131,14 +131,14 @@ pub enum DeviceError {
         /// Its alignment.
         align: usize,
     },
-    /// A buffer is too short for what was asked of it.
-    #[error("{what}: {needed} elements needed, the buffer has {found}")]
+    /// Memory, or a count, is too small for what was asked.
+    #[error("{what}: {needed} needed, {found} given")]
     Length {
         /// What was asked.
         what: &'static str,
-        /// Elements the buffer has.
+        /// How much was given: of a buffer its elements.
         found: u64,
-        /// Elements that were needed.
+        /// How much is needed.
         needed: u64,
     },
     /// A launch may touch more of an argument than there is.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::backend::{Backend, Priority};
+use crate::capture::Begun;
 use crate::checks::{check_device, check_grid, check_pointers};
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -21,6 +22,7 @@ struct Shared<B: Backend> {
     // Dropped before the device.
     raw: Owned<B::Stream>,
     device: Device<B>,
+    captures: Begun,
 }
 
 impl<B: Backend> Clone for Stream<B> {
@@ -31,7 +33,8 @@ impl<B: Backend> Clone for Stream<B> {
 
 impl<B: Backend> Stream<B> {
     pub(crate) fn new(raw: Owned<B::Stream>, device: &Device<B>) -> Self {
-        Self { shared: Arc::new(Shared { raw, device: device.clone() }) }
+        let (device, captures) = (device.clone(), Begun::default());
+        Self { shared: Arc::new(Shared { raw, device, captures }) }
     }
 
     /// The device.
@@ -50,6 +53,13 @@ impl<B: Backend> Stream<B> {
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.device().captures().is_capturing(self.id())
+    }
+
+    /// How many captures of it have begun. Between two calls that return the same number, where [`Self::is_capturing`] was false behind
+    /// the first, everything that was queued runs.
+    #[must_use]
+    pub fn captures_begun(&self) -> u64 {
+        self.begun().count()
     }
 
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
@@ -139,6 +149,10 @@ impl<B: Backend> Stream<B> {
         let raw = event.raw_for(self.device())?;
         let captures = self.device().captures();
         captures.outside("waiting for an event", || self.backend().wait_in_stream(self.raw(), raw))
+    }
+
+    pub(crate) fn begun(&self) -> &Begun {
+        &self.shared.captures
     }
 
     pub(crate) fn raw(&self) -> &B::Stream {

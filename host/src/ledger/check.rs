@@ -52,10 +52,7 @@ impl Ledger {
         if tokens > u64::from(limits.tokens) {
             return Err(KvError::StepTooLong { tokens, limit: limits.tokens, by });
         }
-        if new_blocks > self.blocks.free() && !self.make_room(new_blocks) {
-            let free = self.blocks.free() + self.evictable_blocks();
-            return Err(KvError::OutOfBlocks { needed: new_blocks, free });
-        }
+        self.require_blocks(new_blocks)?;
         let requests = step.len() as u32;
         let (tokens, saves) = (tokens as u32, None);
         Ok(StepPlan { tokens, tokens_per_request, requests, context, new_blocks, saves })

@@ -46,9 +46,11 @@ impl Ledger {
         let shared = needed.min(committed / BLOCK_TOKENS);
         let last = request.blocks.get(shared as usize).map(Held::id).filter(|_| shared < needed);
         let id = self.admit()?;
-        if last.is_some() && !self.make_room(1) {
+        if last.is_some()
+            && let Err(error) = self.require_blocks(1)
+        {
             drop(self.requests.release(id));
-            return Err(KvError::OutOfBlocks { needed: 1, free: self.blocks.free() });
+            return Err(error);
         }
         let copied = last.and_then(|last| Some((last, self.blocks.take()?)));
         Ok(Fork { of, id, shared, copied })

@@ -172,8 +172,8 @@ impl Ledger {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`];
-    /// [`KvError::AcceptedTooMany`] if it has fewer tokens; [`KvError::NotRollbackable`] if they are
-    /// more than `max_draft` + 1 behind the last one written; [`KvError::Overwritten`] after a restore that failed.
+    /// [`KvError::CannotRewind`] if it has fewer tokens, or if `committed` is more than `max_draft` + 1 behind the last one
+    /// written; [`KvError::Overwritten`] after a restore that failed.
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         let group = LayerGroup::Draft;
         let (rollback, is_open) = (self.rollback_tokens, self.is_in_step(group, id));
@@ -183,20 +183,12 @@ impl Ledger {
             return Err(KvError::RequestInStep { request: id, group });
         }
         let Progress { committed: written, written_to, .. } = *progress;
-        if committed > written {
-            return Err(KvError::AcceptedTooMany { request: id, accepted: committed, written });
-        }
         if written_to == u32::MAX {
             return Err(KvError::Overwritten { request: id, group, committed: written });
         }
-        if !progress.can_resume_at(committed, rollback) {
-            let (written, limit) = (written_to, rollback);
-            return Err(KvError::NotRollbackable {
-                request: id,
-                accepted: committed,
-                written,
-                limit,
-            });
+        if committed > written || !progress.can_resume_at(committed, rollback) {
+            let (to, earliest) = (committed, written_to.saturating_sub(rollback));
+            return Err(KvError::CannotRewind { request: id, to, committed: written, earliest });
         }
         progress.committed = committed;
         Ok(())

@@ -8,14 +8,27 @@ use super::Ledger;
 use super::open_step::StepRequest;
 use super::shared::Prompt;
 use super::shared::Tree;
+use crate::error::KvError;
 
 impl Ledger {
-    /// Evicts until so many blocks are free, if that can be.
-    pub(super) fn make_room(&mut self, blocks: u32) -> bool {
-        let short = blocks.saturating_sub(self.blocks.free());
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return short == 0 };
-        let need = Need { blocks: short, checkpoints: 0 };
-        sharing.tree.evict(need, |freed| pools.take_back(freed)).is_ok()
+    /// Evicts until so many blocks are free.
+    ///
+    /// # Errors
+    /// [`KvError::OutOfBlocks`] if that cannot be; nothing is evicted then.
+    pub(super) fn require_blocks(&mut self, needed: u32) -> Result<(), KvError> {
+        let short = needed.saturating_sub(self.blocks.free());
+        let is_free = match self.sharing_parts() {
+            None => short == 0,
+            Some((sharing, _, mut pools)) => {
+                let need = Need { blocks: short, checkpoints: 0 };
+                sharing.tree.evict(need, |freed| pools.take_back(freed)).is_ok()
+            }
+        };
+        if is_free {
+            return Ok(());
+        }
+        let free = self.blocks.free() + self.evictable_blocks();
+        Err(KvError::OutOfBlocks { needed, free })
     }
 
     /// Evicts so that up to so many checkpoints are free; where nothing is left to be evicted, answers lose theirs.

@@ -140,10 +140,7 @@ impl Ledger {
         if free == 0 {
             return Err(KvError::OutOfCheckpoints { needed: 1, free });
         }
-        if !self.make_room(needed) {
-            let free = self.blocks.free() + self.evictable_blocks();
-            return Err(KvError::OutOfBlocks { needed, free });
-        }
+        self.require_blocks(needed)?;
         self.make_room_for_saves(1);
         let blocks = std::iter::from_fn(|| self.blocks.take()).take(needed as usize).collect();
         let Some(checkpoint) = self.checkpoints.take() else {

@@ -56,7 +56,7 @@ impl Ledger {
         self.check_positions(at)?;
         let needed = self.blocks_of(at.trunk);
         self.check_free_slot()?;
-        self.room_of(needed)?;
+        self.require_blocks(needed)?;
         let slots = self.limits.requests;
         let slot = self.requests.reserve().ok_or(KvError::NoFreeSlot { slots })?;
         let blocks = std::iter::from_fn(|| self.blocks.take()).take(needed as usize).collect();
@@ -71,14 +71,6 @@ impl Ledger {
     pub fn arrive(&mut self, at: Positions) -> Result<RequestId, MoveError> {
         let room = self.take_room_for(at)?;
         Ok(self.enter_room(room))
-    }
-
-    fn room_of(&mut self, needed: u32) -> Result<(), KvError> {
-        if self.make_room(needed) {
-            return Ok(());
-        }
-        let free = self.blocks.free() + self.evictable_blocks();
-        Err(KvError::OutOfBlocks { needed, free })
     }
 
     /// Whether the room is of this ledger.

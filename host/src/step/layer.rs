@@ -168,8 +168,9 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
         }
-        self.access.check_runs()?;
+        let begun = self.access.check_runs()?;
         self.tracker.appended(self.access.append(&self.kv))?;
+        self.access.check_ran(begun)?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }
@@ -211,13 +212,18 @@ impl<B: Backend> Access<'_, B> {
         !self.is_captured && self.stream.is_capturing()
     }
 
-    /// Refuses to write rows of the cache by launches that are only recorded: the step would count them as run.
-    pub fn check_runs(&self) -> Result<(), KvError> {
-        let operation = "updating or appending a layer of a step that this capture does not record";
-        if self.is_only_recorded() {
-            return Err(DeviceError::ForbiddenInCapture { operation }.into());
-        }
-        Ok(())
+    /// Refuses to write rows of the cache by launches that are only recorded: the step would count them as run. How many captures of the
+    /// stream had begun before, for [`Self::check_ran`].
+    pub fn check_runs(&self) -> Result<u64, KvError> {
+        let begun = self.stream.captures_begun();
+        if self.is_only_recorded() { Err(only_recorded()) } else { Ok(begun) }
+    }
+
+    /// Refuses to count launches as run, behind them, if another thread has begun a capture of the stream since [`Self::check_runs`]
+    /// returned `begun`.
+    pub fn check_ran(&self, begun: u64) -> Result<(), KvError> {
+        let ran = self.is_captured || self.stream.captures_begun() == begun;
+        if ran { Ok(()) } else { Err(only_recorded()) }
     }
 
     /// Refuses window rows that do not cover the step.
@@ -240,6 +246,12 @@ impl<B: Backend> CompressorInputs<'_, B> {
         check("position bias", self.ape.len(), ratio, columns)?;
         check("norm weights", self.norm.len(), 1, compressor.channels())
     }
+}
+
+/// The refusal of launches that write rows of the cache and do not run in their step.
+fn only_recorded() -> KvError {
+    let operation = "updating or appending a layer of a step that this capture does not record";
+    DeviceError::ForbiddenInCapture { operation }.into()
 }
 
 fn check(what: &'static str, found: u64, rows: u32, columns: u32) -> Result<(), KvError> {

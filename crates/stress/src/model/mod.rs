@@ -207,15 +207,12 @@ impl Model {
     ) -> Result<(), String> {
         let (id, limit) = (self.handle(name), self.rollback());
         let now = self.live.get(&id).map(|request| request.group(LayerGroup::Draft));
-        let (request, accepted) = (id, committed);
+        let (request, to) = (id, committed);
         let want = match now {
             None => self.check_known(id),
-            Some(now) if committed > now.tokens => {
-                Err(KvError::AcceptedTooMany { request, accepted, written: now.tokens })
-            }
-            Some(now) if !now.is_whole_at(committed, limit) => {
-                let written = now.written_to;
-                Err(KvError::NotRollbackable { request, accepted, written, limit })
+            Some(now) if committed > now.tokens || !now.is_whole_at(committed, limit) => {
+                let (committed, earliest) = (now.tokens, now.written_to.saturating_sub(limit));
+                Err(KvError::CannotRewind { request, to, committed, earliest })
             }
             Some(_) => Ok(()),
         };

@@ -45,9 +45,8 @@ fn the_ledger_never_leaves_the_model() {
         "release refused: ForeignRequest",
         "release refused: UnknownRequest",
         "rewind",
-        "rewind refused: AcceptedTooMany",
+        "rewind refused: CannotRewind",
         "rewind refused: ForeignRequest",
-        "rewind refused: NotRollbackable",
         "rewind refused: UnknownRequest",
         "steps during another",
         "tokens accepted",
@@ -270,7 +269,7 @@ impl Subject for Broken {
 
     fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         match self.ledger.rewind_draft(id, committed) {
-            Err(KvError::NotRollbackable { .. })
+            Err(KvError::CannotRewind { .. })
                 if matches!(self.mistake, Mistake::RewoundTooFar) =>
             {
                 Ok(())

@@ -249,7 +249,7 @@ fn a_step_that_cannot_be_is_refused_whole() {
     assert!(matches!(error, KvError::TooManyRequests { requests: 4, limit: 3, .. }), "{error}");
     let error = refuse(&[good, part(0, 1200)]);
     assert!(matches!(error, KvError::OutOfBlocks { needed: 12, free: 10 }), "{error}");
-    assert!(error.to_string().contains("12 new blocks and 10 are free"), "{error}");
+    assert!(error.to_string().contains("12 new blocks are needed, and 10 are free"), "{error}");
 }
 
 /// A commit that is refused leaves the step open, and changes nothing.
@@ -305,15 +305,22 @@ fn draft_layers_run_ahead_and_back() {
     (200..203).for_each(|position| draft(&mut ledger, position, 1));
     let at = |ledger: &Ledger| ledger.committed_in(group, id).unwrap();
     assert_eq!((at(&ledger), ledger.committed(id).unwrap(), ledger.free_blocks()), (203, 0, 10));
-    assert!(matches!(ledger.rewind_draft(id, 204), Err(KvError::AcceptedTooMany { .. })));
-    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { limit: 3, .. })));
+    let to = |ledger: &mut Ledger, to| ledger.rewind_draft(id, to).unwrap_err().to_string();
+    let advice = |to| {
+        format!(
+            "{id}: the draft layers have 203 tokens, and the rows of those before 200 are overwritten; \
+             rewind to between the two, not to {to}"
+        )
+    };
+    assert_eq!(to(&mut ledger, 204), advice(204));
+    assert_eq!(to(&mut ledger, 199), advice(199));
     ledger.rewind_draft(id, 201).unwrap();
     // What was written counts, not what was final: 203 tokens were.
-    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { .. })));
+    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::CannotRewind { .. })));
     ledger.rewind_draft(id, 200).unwrap();
     draft(&mut ledger, 200, 2);
     assert_eq!(at(&ledger), 202);
-    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { .. })));
+    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::CannotRewind { .. })));
 }
 
 /// A request that goes on from a checkpoint has the window rows for that position: its draft layers do not go back behind
