@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use crate::block;
 use crate::config::CacheConfig;
-use crate::error::KvError;
+use crate::error::{KvError, MemoryTooSmall};
+use crate::memory::{cache_memory, state_layout, state_memory, step_memory};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{Pool, Schema};
 use crate::tier::layout::{self, TierLayout};
-use crate::{cache_memory, state_layout, state_memory, step_memory};
 
 /// What a cache has room for, and its bytes on the device, exactly.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -149,7 +149,7 @@ impl CacheConfig {
         let left = memory.checked_sub(taken.saturating_add(working_bytes));
         match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
             Some(blocks @ 1..) => Ok(blocks.min(u64::from(Self::MAX_BLOCKS)) as u32),
-            _ => Err(KvError::MemoryTooSmall {
+            _ => Err(KvError::MemoryTooSmall(Box::new(MemoryTooSmall {
                 memory,
                 slots,
                 slot_bytes,
@@ -157,7 +157,7 @@ impl CacheConfig {
                 block_bytes,
                 checkpoint_bytes,
                 working_bytes,
-            }),
+            }))),
         }
     }
 }
@@ -299,7 +299,7 @@ pub fn most_requests(
         }
     }
     match most {
-        0 => Err(KvError::MemoryTooSmall {
+        0 => Err(KvError::MemoryTooSmall(Box::new(MemoryTooSmall {
             memory,
             slots: 1 + one.suspended,
             slot_bytes: one.slot_bytes,
@@ -307,7 +307,7 @@ pub fn most_requests(
             block_bytes: one.block_bytes,
             checkpoint_bytes: one.all_checkpoint_bytes(),
             working_bytes: one.working_bytes,
-        }),
+        }))),
         max_requests => CacheConfig { max_requests, ..config }.with_memory(memory),
     }
 }

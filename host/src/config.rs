@@ -51,7 +51,7 @@ pub struct CacheConfig {
     /// none; at most 1,048,576. Each costs 560 bytes of host memory.
     #[serde(default)]
     pub event_capacity: u32,
-    /// Bytes of pinned host memory that keep what the device evicts ([`crate::host_tier`]), or 0 for none: at least those
+    /// Bytes of pinned host memory that keep what the device evicts ([`crate::manager::host_tier`]), or 0 for none: at least those
     /// of a block and a checkpoint, in a cache with checkpoints.
     #[serde(default)]
     pub host_bytes: u64,

@@ -4,8 +4,8 @@ use kv_layout::config::ModelConfig;
 use kv_layout::geometry::LayerKind;
 
 use crate::config::CacheConfig;
+use crate::memory::state_layout::LAYOUT_VERSION;
 use crate::schema::Schema;
-use crate::state_layout::LAYOUT_VERSION;
 
 impl CacheConfig {
     /// What is the same in all caches whose bytes are the same for the same weights and tokens: the model but for its name,

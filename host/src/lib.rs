@@ -109,54 +109,35 @@ mod readme {}
 
 pub mod block;
 pub mod bucket;
-mod buffer_spec;
-mod cache_memory;
 pub mod capacity;
 pub mod checkpoints;
 pub mod config;
-mod copied;
-mod core;
 pub mod device;
 pub mod error;
-mod error_text;
 pub mod events;
-pub mod host_tier;
 mod identity;
 pub mod ids;
 pub mod indexer;
 pub mod layer_progress;
 pub mod ledger;
-mod limits;
 pub mod manager;
+mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod ops;
 pub mod poison;
-mod poison_read;
 pub mod pool_kind;
-mod pools;
 pub mod ptx;
-mod refusal;
-mod request_copies;
-mod requests;
-pub mod reuse;
 pub mod rope;
 pub mod schema;
 pub mod state;
-mod state_copies;
-mod state_layout;
-mod state_memory;
 pub mod step;
-mod step_memory;
 pub mod step_meta;
-pub mod suspended;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tier;
 pub mod trace;
 pub mod transfer;
-mod transfers;
-mod unit_list;
 mod weights;
 
 pub use bucket::Bucket;
@@ -173,6 +154,7 @@ pub use indexer::{
 };
 pub use ledger::{Accepted, Admission, Ledger, Prompt, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
+pub use manager::{host_tier, reuse, suspended};
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};
 pub use suspended::{ResumeRefused, Suspended};

@@ -9,12 +9,12 @@ use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 
 use crate::device::{Backend, Buffer, Stream};
 use crate::error::KvError;
+pub use crate::error::poison_read::{PoisonRead, PoisonedRow};
 use crate::ids::{BlockId, LayerId, SlotId};
 use crate::ledger::Ledger;
-pub use crate::poison_read::{PoisonRead, PoisonedRow};
+use crate::ledger::unit_list::UnitList;
 use crate::pool_kind::PoolUnit;
 use crate::schema::Pool;
-use crate::unit_list::UnitList;
 
 /// What every byte of poisoned memory is: NaN as E4M3, BF16, UE8M0 and f32.
 pub const POISON: u8 = 0xFF;

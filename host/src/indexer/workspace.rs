@@ -8,10 +8,10 @@ use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use serde::Serialize;
 
-use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
 use crate::ids::LedgerId;
+use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::ops::{IndexQueries, maxima_len};
 
 /// What a workspace shall hold, and in how much memory.

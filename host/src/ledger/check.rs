@@ -5,8 +5,8 @@ use super::open_step::{Growth, StepPlan, StepRequest};
 use crate::block;
 use crate::error::KvError;
 use crate::ids::LayerGroup;
-use crate::limits::StepLimits;
-use crate::requests::Progress;
+use crate::ledger::limits::StepLimits;
+use crate::ledger::requests::Progress;
 
 impl Ledger {
     /// Checks a step of `group` against `limits`; its numbers.

@@ -22,9 +22,11 @@
 
 mod check;
 mod fork;
+mod limits;
 mod offers;
 mod open_step;
 mod outputs;
+pub(crate) mod requests;
 mod room;
 mod saves;
 mod shared;
@@ -34,6 +36,7 @@ mod step;
 mod suspend;
 mod tier;
 mod transfer;
+pub(crate) mod unit_list;
 mod wanted;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
@@ -46,11 +49,11 @@ use crate::checkpoints::CheckpointPool;
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
-use crate::limits::StepLimits;
+use crate::ledger::limits::StepLimits;
+use crate::ledger::requests::{Progress, Request, Requests};
+use crate::ledger::unit_list::UnitList;
 use crate::pool_kind::PoolUnit;
-use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
-use crate::unit_list::UnitList;
 pub(crate) use fork::Fork;
 use open_step::{Growth, OpenStep};
 pub(crate) use shared::Sharer;

@@ -10,9 +10,9 @@ use crate::block::{BLOCK, Block, BlockPool};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
 use crate::ids::{RequestId, SlotId};
+use crate::ledger::unit_list::UnitList;
+use crate::memory::state_layout;
 use crate::schema::Schema;
-use crate::state_layout;
-use crate::unit_list::UnitList;
 
 /// Evicted blocks that are remembered, to tell why tokens were not reused.
 const REMEMBERED: u32 = 1 << 16;

@@ -10,7 +10,7 @@ use crate::block::{BLOCK, Held};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
-use crate::requests::Requests;
+use crate::ledger::requests::Requests;
 
 impl Ledger {
     /// Admits a request with the blocks and tokens that it shares with earlier requests. Of a ledger without device

@@ -4,7 +4,7 @@ use super::Ledger;
 use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, is_boundary};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
-use crate::requests::Progress;
+use crate::ledger::requests::Progress;
 
 impl Ledger {
     /// Checkpoints that are free.

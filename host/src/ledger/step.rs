@@ -6,8 +6,8 @@ use crate::block::Held;
 use crate::bucket::Bucket;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
-use crate::limits::StepLimits;
-use crate::requests::Progress;
+use crate::ledger::limits::StepLimits;
+use crate::ledger::requests::Progress;
 use crate::step_meta::{self, Chunk, NONE, Section, StepLayout};
 
 impl Ledger {

@@ -3,7 +3,7 @@
 use super::{Ledger, give_up};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId, SlotId};
-use crate::suspended::{ResumeRefused, Suspended};
+use crate::manager::suspended::{ResumeRefused, Suspended};
 
 impl Ledger {
     /// Takes a request out of its slot; it keeps its blocks, and its id ends. Of a ledger without device memory, as are

@@ -4,7 +4,7 @@ use super::Ledger;
 use crate::block::Held;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LedgerId, RequestId};
-use crate::requests::Progress;
+use crate::ledger::requests::Progress;
 use crate::transfer::{MoveError, Positions, Room};
 
 impl Ledger {

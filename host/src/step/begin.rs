@@ -6,13 +6,13 @@ use super::layers::Layers;
 use super::open_step::Step;
 use super::shape::{BegunStep, StepShape};
 use crate::bucket::Bucket;
-use crate::core::Core;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Ledger, StepPlan, StepRequest};
+use crate::manager::core::Core;
+use crate::memory::step_memory::StepMemory;
 use crate::ops::{self, CopyDirection, StateCopies, TableUpdate, WorkLists};
-use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
 use crate::trace;
 

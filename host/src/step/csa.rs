@@ -7,9 +7,9 @@ use super::shape::StepShape;
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
+use crate::memory::step_memory::Compressed;
 use crate::ops::{self, Compression, CsaDecode, Flush, KeyFlush, WorkList, plan_capacity};
 use crate::pool_kind::PoolKind;
-use crate::step_memory::Compressed;
 use kernels_gpu::launch::{DecodeCsa, FlushCsa};
 
 /// What a CSA layer's update reads.

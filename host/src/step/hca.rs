@@ -7,9 +7,9 @@ use super::shape::StepShape;
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
+use crate::memory::step_memory::Compressed;
 use crate::ops::{self, HcaCompression, HcaDecode, HcaFlush, WorkList, run_capacity};
 use crate::pool_kind::PoolKind;
-use crate::step_memory::Compressed;
 use kernels_gpu::launch::{DecodeHca, FlushHca};
 
 /// What an HCA layer's update reads.

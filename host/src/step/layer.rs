@@ -13,16 +13,16 @@ use kv_layout::geometry::{CompressorKind, HEAD_DIM};
 
 use super::shape::StepShape;
 use super::tracker::Tracker;
-use crate::core::Core;
 use crate::device::Operation;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Span, Stream, View, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
+use crate::manager::core::Core;
+use crate::memory::pools::LayerPools;
+use crate::memory::step_memory::{Compressed, OwnPlanes, Sections};
 use crate::ops::{self, AttentionExchange};
-use crate::pools::LayerPools;
 use crate::schema::LayerCacheSchema;
-use crate::step_memory::{Compressed, OwnPlanes, Sections};
 use crate::step_meta::Section;
 
 /// A layer with a sliding window alone.

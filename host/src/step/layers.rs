@@ -7,13 +7,13 @@ use super::layer::{Csa, Hca, Layer, Swa};
 use super::shape::{BegunStep, StepShape};
 use super::tracker::Tracker;
 use crate::bucket::Bucket;
-use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId};
 use crate::layer_progress::LayerProgress;
 use crate::ledger::{StepPlan, Written};
-use crate::step_memory::StepMemory;
+use crate::manager::core::Core;
+use crate::memory::step_memory::StepMemory;
 use crate::step_meta::Section;
 use crate::trace::Span;
 

@@ -7,10 +7,10 @@ use super::mistake::{Mistake, made};
 use super::state::{Arriving, PrefetchId, Tier, Wanted};
 use super::stats::{TierEvent, TierMiss};
 use crate::block::BLOCK;
-use crate::core::Core;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ledger::{Arrival, Ledger};
+use crate::manager::core::Core;
 
 /// Prompts that wait for their turn at most: each is a copy of its tokens.
 const PROMPTS: usize = 64;

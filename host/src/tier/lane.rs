@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::layout::TierLayout;
 use super::mistake::{Mistake, made};
-use crate::core::Core;
 use crate::device::{Backend, Buffer, Device, Event, HostCopies, HostUnit, Staged, Stream};
 use crate::error::KvError;
 use crate::ids::BlockId;
+use crate::manager::core::Core;
 use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
 
 /// One direction.

@@ -2,10 +2,10 @@
 
 use crate::config::CacheConfig;
 use crate::error::KvError;
+use crate::memory::state_layout;
 use crate::ops::JOB;
 use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
-use crate::state_layout;
 
 /// Bytes of blocks that are packed by one launch, at most: a copy of them takes far longer than to begin one.
 const ROUND: u64 = 16 << 20;

@@ -8,10 +8,10 @@ use super::flight::{Flight, Landed};
 use super::mistake::{Mistake, made};
 use super::state::{HostCheckpoint, Leaving, Tier};
 use super::stats::{TierEvent, TierMiss};
-use crate::core::Core;
 use crate::device::{Backend, HostUnit, Stream};
 use crate::error::KvError;
 use crate::ledger::{Departure, Ledger};
+use crate::manager::core::Core;
 
 impl<B: Backend> Tier<B> {
     /// Whether there is something for the device to do: the next checkpoint that is to leave, if none does. What the host

@@ -1,9 +1,9 @@
 //! Nothing is told.
 
 use crate::error::KvError;
-use crate::host_tier::TierEvent;
 use crate::ids::LayerGroup;
 use crate::ledger::{Accepted, Admission, Prompt, StepPlan, StepRequest};
+use crate::manager::host_tier::TierEvent;
 
 /// No span.
 #[derive(Clone)]

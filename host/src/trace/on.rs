@@ -6,9 +6,9 @@ use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 use tracing::{Level, debug, debug_span};
 
 use crate::error::KvError;
-use crate::host_tier::TierEvent;
 use crate::ids::LayerGroup;
 use crate::ledger::{Accepted, Admission, Prompt, StepPlan, StepRequest};
+use crate::manager::host_tier::TierEvent;
 
 /// Whether anyone may want to know.
 fn is_off() -> bool {

@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use crate::config::CacheConfig;
 use crate::ids::LayerGroup;
+use crate::memory::state_layout;
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{LayerCacheSchema, Pool, Schema};
-use crate::state_layout;
 
 /// How far a request is in each layer group: tokens that are final.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -105,7 +105,7 @@ pub(super) struct Ring {
     pub rows: u32,
 }
 
-/// The rings of a pool of slots. Part of what [`LAYOUT_VERSION`](crate::state_layout::LAYOUT_VERSION) counts.
+/// The rings of a pool of slots. Part of what [`LAYOUT_VERSION`](crate::memory::state_layout::LAYOUT_VERSION) counts.
 pub(super) fn rings(layer: LayerKind, pool: &Pool) -> Vec<Ring> {
     let whole = |kind| vec![Ring { kind, first: 0, rows: pool.rows }];
     let halves = |own_kind, previous_kind| {

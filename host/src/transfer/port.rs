@@ -5,14 +5,14 @@ use super::memory::{Parts, PartsMut, part};
 use super::parts::PartLayout;
 use super::rows::Rows;
 use crate::config::CacheConfig;
-use crate::core::Core;
 use crate::device::{Backend, Buffer, Staged, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LedgerId};
+use crate::manager::core::Core;
+use crate::memory::state_layout::unit_image_bytes;
 use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
 use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
-use crate::state_layout::unit_image_bytes;
 
 /// Bytes of blocks that go at once, at most: those of a slot where it has more.
 const STAGING: u64 = 8 << 20;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::parts::{Part, PartKind, rings};
 use crate::ids::LayerId;
+use crate::memory::state_layout::{UnitPlace, unit_places};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{Pool, Schema};
-use crate::state_layout::{UnitPlace, unit_places};
 
 /// Where a ring lies in the image of a slot.
 #[derive(Clone, Copy, Debug)]

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use dsv4_kv::error::MemoryTooSmall;
 use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
 use dsv4_kv_checkpoint::Config;
 use dsv4_kv_router::RouterConfig;
@@ -35,11 +36,10 @@ pub fn config(bytes: &[u8]) {
     if config.validate().is_err() {
         return;
     }
-    let Err(KvError::MemoryTooSmall { slot_bytes, block_bytes, working_bytes, .. }) =
-        config.compute_block_budget(0)
-    else {
+    let Err(KvError::MemoryTooSmall(error)) = config.compute_block_budget(0) else {
         panic!("a cache in no memory")
     };
+    let MemoryTooSmall { slot_bytes, block_bytes, working_bytes, .. } = *error;
     let memory = working_bytes + slot_bytes + 3 * block_bytes;
     let blocks = config.compute_block_budget(memory).expect("a slot and three blocks fit");
     assert!(blocks == 3 || block_bytes == 0, "{blocks} blocks");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dsv4_kv::bucket::LimitedBy;
+use dsv4_kv::error::LimitedBy;
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::{Bucket, CacheConfig, KvError, LayerGroup, LayerId, StepPlan, StepRequest};
 use kv_layout::geometry::LayerKind;

@@ -269,9 +269,7 @@ impl Subject for Broken {
 
     fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         match self.ledger.rewind_draft(id, committed) {
-            Err(KvError::CannotRewind { .. })
-                if matches!(self.mistake, Mistake::RewoundTooFar) =>
-            {
+            Err(KvError::CannotRewind { .. }) if matches!(self.mistake, Mistake::RewoundTooFar) => {
                 Ok(())
             }
             result => result,

@@ -1,7 +1,7 @@
 //! Which launches a selection takes, in a cache for long contexts: counted on a device that does nothing.
 
-use dsv4_kv::bucket::LimitedBy;
 use dsv4_kv::device::{DeviceError, Null, NullDevice, Stream};
+use dsv4_kv::error::LimitedBy;
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;

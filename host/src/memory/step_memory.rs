@@ -8,7 +8,6 @@ use kv_layout::attention::{AttendedKeys, MOST_HEADS};
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use kv_layout::main_row::DATA_BYTES;
 
-use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
 use crate::device::{
     Backend, Buffer, Device, DeviceError, Event, Memory, Staged, Stream, View, bf16,
@@ -17,6 +16,7 @@ use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::ledger::{Ledger, Written, largest_layout};
+use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::ops::{
     AttentionExchange, AttentionParts, SPREAD_CLUSTERS, StepTokens, exchange_elements,
     part_elements, plan_capacity, run_capacity,

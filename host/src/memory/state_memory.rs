@@ -4,11 +4,11 @@ use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Device, Memory, Stream, View};
 use crate::error::KvError;
 use crate::ids::{CheckpointId, LayerGroup, LayerId};
+use crate::memory::pools::Pools;
+use crate::memory::state_layout::{self, Piece, checkpoint_pieces, unit_pieces};
 use crate::ops::{CheckpointRows, CopyPieces, LayerImage, StateArena};
 use crate::pool_kind::{PoolKind, PoolUnit};
-use crate::pools::Pools;
 use crate::schema::Schema;
-use crate::state_layout::{self, Piece, checkpoint_pieces, unit_pieces};
 
 /// Bytes of all checkpoints.
 pub(crate) fn checkpoint_bytes(config: &CacheConfig, schema: &Schema) -> u64 {

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::bucket::{Bucket, LimitedBy};
+use crate::bucket::Bucket;
 use crate::config::CacheConfig;
-use crate::error::KvError;
+use crate::error::{KvError, LimitedBy};
 
 impl Bucket {
     /// The bucket for decode steps of up to `requests` requests, one token each, of any length that

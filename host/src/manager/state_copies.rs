@@ -1,13 +1,13 @@
 //! Between steps: requests are saved to checkpoints, and go on from them.
 
 use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, SavedPlace};
-use crate::copied::Copied;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
+use crate::manager::copied::Copied;
+use crate::manager::queued_copies::TransferFailed;
 use crate::ops::{CheckpointCopy, CopyPieces, JobWords, StateArena};
-use crate::transfers::TransferFailed;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Saves requests, each at a position: the state that a request which has the blocks before it needs to go on there,

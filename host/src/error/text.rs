@@ -1,11 +1,5 @@
 //! Parts of the messages of errors.
 
-/// Bytes of so many parts of so many bytes each.
-pub(crate) fn sum(parts: &[(u32, u64)]) -> u64 {
-    let bytes = parts.iter().map(|&(count, bytes)| u64::from(count).saturating_mul(bytes));
-    bytes.fold(0, u64::saturating_add)
-}
-
 /// From which position on a request's rows are still there.
 pub(crate) fn still_there(written: u32, limit: u32) -> String {
     if written == u32::MAX {

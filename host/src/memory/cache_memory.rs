@@ -4,16 +4,16 @@
 use kernels_gpu::launch::CopyState;
 use kernels_gpu::table::KERNELS;
 
-use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Device, Memory, Operation, Stream, arena_bytes};
 use crate::error::KvError;
+use crate::memory::buffer_spec::{Allocator, BufferSpec};
+use crate::memory::pools::Pools;
+use crate::memory::state_memory::{self, StateMemory};
 use crate::ops::BlockTable;
 use crate::poison::{self, POISON};
-use crate::pools::Pools;
 use crate::rope;
 use crate::schema::Schema;
-use crate::state_memory::{self, StateMemory};
 
 /// The buffers besides the pools, each once.
 struct Specs {

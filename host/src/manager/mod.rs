@@ -1,20 +1,29 @@
 //! `KvCacheManager`: the ledger and the device memory it describes.
 
+pub(crate) mod copied;
+pub(crate) mod core;
+pub mod host_tier;
+mod queued_copies;
+mod request_copies;
+pub mod reuse;
+mod state_copies;
+pub mod suspended;
+
 use std::ops::Deref;
 
 use crate::bucket::Bucket;
 use crate::config::CacheConfig;
-use crate::copied::Copied;
-use crate::core::Core;
 use crate::device::{Backend, Device, Memory, Stream, View};
 use crate::error::KvError;
 use crate::ids::{BlockId, CacheId, LayerGroup, LayerId, RequestId};
 use crate::ledger::{Ledger, StepRequest};
+use crate::manager::copied::Copied;
+use crate::manager::core::Core;
+use crate::memory::step_memory::StepMemory;
 use crate::ops::JobWords;
 use crate::pool_kind::PoolKind;
 use crate::schema::Schema;
 use crate::step::{CapturedStep, Group, Launches, Layers, Step};
-use crate::step_memory::StepMemory;
 use crate::tier::Tier;
 use crate::trace;
 

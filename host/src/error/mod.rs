@@ -1,18 +1,27 @@
 //! Why the cache refuses or fails. A refusal leaves all state as it was; what a failed device call
 //! leaves is said by the function that returns it.
 
-use crate::bucket::{Bucket, LimitedBy};
+mod limited_by;
+mod memory_too_small;
+pub(crate) mod poison_read;
+mod refusal;
+mod text;
+
+pub use limited_by::LimitedBy;
+pub use memory_too_small::MemoryTooSmall;
+pub use refusal::Refusal;
+
+use crate::bucket::Bucket;
 use crate::device::DeviceError;
-use crate::error_text::{still_there, sum};
 use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::layer_progress::LayerProgress;
-use crate::poison_read::PoisonRead;
 use crate::pool_kind::PoolKind;
-pub use crate::refusal::Refusal;
-use crate::refusal::list;
 use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::LinearError;
 use kv_layout::geometry::LayerKind;
+use poison_read::PoisonRead;
+use refusal::list;
+use text::still_there;
 
 /// Why the cache refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -56,28 +65,8 @@ pub enum KvError {
         most: u32,
     },
     /// The memory given does not hold the slots, blocks and buffers that are needed at least.
-    #[error(
-        "{memory} bytes of memory are too few: the cache needs {}, for {slots} slots of {slot_bytes} bytes, {blocks} \
-         blocks of {block_bytes}, {checkpoint_bytes} bytes of checkpoints, and {working_bytes} bytes that steps need; \
-         give more memory, or ask for fewer slots or checkpoints or a shorter context",
-        sum(&[(*slots, *slot_bytes), (*blocks, *block_bytes), (1, *checkpoint_bytes), (1, *working_bytes)])
-    )]
-    MemoryTooSmall {
-        /// Bytes given.
-        memory: u64,
-        /// Request slots wanted.
-        slots: u32,
-        /// Bytes of one slot over all layers.
-        slot_bytes: u64,
-        /// Blocks needed at least.
-        blocks: u32,
-        /// Bytes of one block over all layers.
-        block_bytes: u64,
-        /// Bytes of all checkpoints.
-        checkpoint_bytes: u64,
-        /// Bytes of the block table, the work lists and the metadata of a step.
-        working_bytes: u64,
-    },
+    #[error(transparent)]
+    MemoryTooSmall(Box<MemoryTooSmall>),
     /// All request slots are taken.
     #[error("all {slots} request slots are taken; release or suspend a request first")]
     NoFreeSlot {

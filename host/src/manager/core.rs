@@ -4,12 +4,12 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kernels_gpu::table::KERNELS;
 
-use crate::cache_memory::CacheMemory;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Device, DeviceError, Stream};
 use crate::error::{KvError, Refusal};
 use crate::ids::LedgerId;
 use crate::ledger::Ledger;
+use crate::memory::cache_memory::CacheMemory;
 use crate::poison;
 use crate::schema::Schema;
 

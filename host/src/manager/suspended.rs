@@ -8,7 +8,7 @@ use crate::block::Held;
 use crate::error::KvError;
 use crate::ids::{LedgerId, SlotId};
 use crate::ledger::Sharer;
-use crate::requests::Progress;
+use crate::ledger::requests::Progress;
 
 /// A request that was suspended: its blocks, and a copy of what its slot held. It runs in no step until it is resumed, in
 /// whatever slot is free then, and holds memory until it is resumed or discarded.

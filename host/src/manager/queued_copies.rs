@@ -1,14 +1,14 @@
 //! What is queued between steps: copies of slots, checkpoints and blocks, and rows of the block table. What it is travels
 //! in the memory of the trunk's StepMeta, which nobody uses between steps.
 
-use crate::copied::Copied;
-use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, SlotId};
 use crate::manager::KvCacheManager;
+use crate::manager::copied::Copied;
+use crate::manager::core::Core;
+use crate::memory::step_memory::StepMemory;
 use crate::ops::{self, CopyDirection, JOB, JobWords, StateCopies, TableUpdate};
-use crate::step_memory::StepMemory;
 
 /// A transfer that failed.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! Between steps: requests that begin as copies of others, and requests that give their slot up for a while.
 
-use crate::copied::Copied;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{RequestId, SlotId};
 use crate::ledger::Fork;
 use crate::manager::KvCacheManager;
+use crate::manager::copied::Copied;
+use crate::manager::suspended::{ResumeRefused, Suspended};
 use crate::ops::{BlockCopy, SlotCopy};
-use crate::suspended::{ResumeRefused, Suspended};
 
 impl<B: Backend> KvCacheManager<B> {
     /// Admits a request that is a copy of another: the same tokens, in all layers, from which each goes on by itself, drafts
