@@ -107,7 +107,7 @@ enum Task {
     /// Install NIXL and Dynamo's indexer into target/, let requests move between processes, and events go to the indexer.
     ScaleTest {
         /// Test examples/dynamo-worker instead: Dynamo's conformance kit, and workers behind its frontend. It is built with
-        /// Dynamo's runtime, which takes half an hour on two cores.
+        /// Dynamo's runtime, which takes 25 minutes on two busy cores, and up to an hour beside other builds.
         #[arg(long)]
         dynamo_worker: bool,
     },

@@ -128,6 +128,18 @@ pub enum CheckpointError {
         /// Types that it may have.
         expected: &'static str,
     },
+    /// A weight that is NaN or infinite.
+    #[error(
+        "{name}[{index}] is {value}: no model can be computed with it; the file is damaged, or was written so"
+    )]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// The element, counted through the whole tensor.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
     /// A value cannot be given without a rounding.
     #[error("{name}[{index}] is {value:e}, which {to} cannot hold; ask for it as f32")]
     WouldRound {

@@ -183,6 +183,15 @@ pub enum InputError {
     #[cfg(feature = "serve")]
     #[error("--cold-cache needs --host-cache: prefixes are stored from host memory")]
     ColdWithoutHost,
+    /// Graphs of steps that are longer than any step.
+    #[cfg(feature = "serve")]
+    #[error(
+        "--graphs needs --step-tokens of at least {needed}, --draft + 1: a graph serves a step of a completion"
+    )]
+    GraphsWithoutTokens {
+        /// Least tokens of a step.
+        needed: u32,
+    },
     /// A server that cannot be as asked.
     #[cfg(feature = "serve")]
     #[error("serve: {0}")]

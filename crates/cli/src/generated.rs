@@ -47,6 +47,8 @@ pub enum Finish {
     Length,
     /// A token that ends it was generated.
     End,
+    /// The program was interrupted.
+    Interrupted,
 }
 
 impl fmt::Display for Finish {
@@ -54,6 +56,7 @@ impl fmt::Display for Finish {
         f.write_str(match self {
             Self::Length => "length",
             Self::End => "end",
+            Self::Interrupted => "interrupted",
         })
     }
 }

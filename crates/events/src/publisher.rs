@@ -70,7 +70,8 @@ impl Publisher {
     /// snapshot.
     ///
     /// # Errors
-    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`].
+    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`],
+    /// [`PublishError::Ended`].
     pub fn start(
         source: &mut impl EventSource<BLOCK>,
         options: PublisherOptions,

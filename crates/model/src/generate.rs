@@ -14,8 +14,8 @@ use crate::sequence::{Continuation, Finish, Generated, Sequence, Work};
 pub struct Summary {
     /// The tokens behind the prompt.
     pub tokens: Vec<u32>,
-    /// Why it ended.
-    pub finish: Finish,
+    /// Why it ended; `None` if the observer ended it.
+    pub finish: Option<Finish>,
     /// From the call to the first token.
     pub time_to_first_token: Duration,
     /// From the first token to the last.
@@ -86,7 +86,7 @@ impl<B: Backend> Engine<B> {
         let first = first.unwrap_or(begin);
         Ok(Summary {
             tokens: sequence.generated().to_vec(),
-            finish: sequence.finish().unwrap_or(Finish::End),
+            finish: sequence.finish(),
             time_to_first_token: first - begin,
             decode_time: first.elapsed(),
             steps,

@@ -39,7 +39,7 @@ impl Sampling {
         let token = if self.temperature > 0.0 {
             self.draw(logits, position)
         } else {
-            most_likely(logits).next().expect("a vocabulary")
+            first_of_the_largest(logits)
         };
         Picked { token, logprob: logprob(logits, token) }
     }
@@ -57,8 +57,7 @@ impl Sampling {
                 break;
             }
         }
-        let mut random = StdRng::seed_from_u64(mixed(self.seed, position));
-        let mut left = random.random::<f64>() * sum;
+        let mut left = random(self.seed, position).random::<f64>() * sum;
         for &token in &kept {
             left -= weight(token);
             if left < 0.0 {
@@ -69,18 +68,30 @@ impl Sampling {
     }
 }
 
-/// The seed of a position, so that neighbouring seeds and positions have nothing in common.
-fn mixed(seed: u64, position: u32) -> u64 {
-    StdRng::seed_from_u64(seed).random::<u64>()
-        ^ StdRng::seed_from_u64(position.into()).random::<u64>()
+/// The generator for a seed's draw at a position; both are its key, so that no two have anything in common.
+fn random(seed: u64, position: u32) -> StdRng {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..12].copy_from_slice(&position.to_le_bytes());
+    StdRng::from_seed(key)
+}
+
+/// What tokens are ordered by: one that is not a number comes last, and -0 is 0.
+fn order(logit: f32) -> f32 {
+    if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 }
+}
+
+/// The most likely token, the lowest of several.
+fn first_of_the_largest(logits: ArrayView1<'_, f32>) -> u32 {
+    let tokens = (0..logits.len() as u32).rev();
+    let key = |token: &u32| order(logits[*token as usize]);
+    // Of equal ones `max_by` takes the last.
+    tokens.max_by(|a, b| key(a).total_cmp(&key(b))).expect("a vocabulary")
 }
 
 /// Tokens, most likely first.
 fn most_likely(logits: ArrayView1<'_, f32>) -> impl Iterator<Item = u32> {
-    let key = |token: &u32| {
-        let logit = logits[*token as usize];
-        if logit.is_nan() { f32::NEG_INFINITY } else { logit }
-    };
+    let key = |token: &u32| order(logits[*token as usize]);
     let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
     tokens.sort_by(|a, b| key(b).total_cmp(&key(a)));
     tokens.into_iter()
@@ -89,6 +100,9 @@ fn most_likely(logits: ArrayView1<'_, f32>) -> impl Iterator<Item = u32> {
 /// The `count` most likely tokens with the logarithms of their probabilities, most likely first.
 #[must_use]
 pub fn top_logprobs(logits: ArrayView1<'_, f32>, count: usize) -> Vec<Picked> {
+    if count == 0 {
+        return Vec::new();
+    }
     let picked = |token| Picked { token, logprob: logprob(logits, token) };
     most_likely(logits).take(count).map(picked).collect()
 }
@@ -110,9 +124,12 @@ fn logprob(logits: ArrayView1<'_, f32>, token: u32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use ndarray::array;
+    use std::array;
 
-    use super::{GREEDY, Sampling, top_logprobs};
+    use ndarray::array;
+    use rand::Rng;
+
+    use super::{GREEDY, Sampling, random, top_logprobs};
 
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
@@ -135,6 +152,18 @@ mod tests {
         for token in 0..4 {
             assert!(drawn(1).contains(&token), "token {token} is never drawn");
         }
+        // Where a seed and a position change places, and where they are the same number.
+        let numbers = |pairs: [(u64, u32); 64]| {
+            pairs.map(|(seed, position)| random(seed, position).random::<u64>())
+        };
+        let at = |i: usize| (i as u64 + 100, i as u32);
+        let there = numbers(array::from_fn(at));
+        let back = numbers(array::from_fn(|i| (u64::from(at(i).1), at(i).0 as u32)));
+        let same = numbers(array::from_fn(|i| (i as u64, i as u32)));
+        let mut all: Vec<_> = [there, back, same].concat();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 192);
     }
 
     #[test]

@@ -59,10 +59,25 @@ impl Text {
 
     #[cfg(feature = "tokenizers")]
     fn from_file(path: PathBuf) -> Result<Self, TextError> {
-        match tokenizers::Tokenizer::from_file(&path) {
-            Ok(tokenizer) => Ok(Self::Tokenizer(Box::new(tokenizer))),
-            Err(reason) => Err(TextError::Refused { path, reason: reason.to_string() }),
+        let refused = |path, reason| TextError::Refused { path, reason };
+        let mut tokenizer = match tokenizers::Tokenizer::from_file(&path) {
+            Ok(tokenizer) => tokenizer,
+            Err(reason) => return Err(refused(path, reason.to_string())),
+        };
+        // What training left in the file would shorten prompts, or add to them.
+        tokenizer.with_padding(None);
+        if let Err(reason) = tokenizer.with_truncation(None) {
+            return Err(refused(path, reason.to_string()));
         }
+        if let tokenizers::ModelWrapper::BPE(bpe) = tokenizer.get_model()
+            && let Some(dropout) = bpe.dropout.filter(|&dropout| dropout > 0.0)
+        {
+            let reason = format!(
+                "the same text would get other tokens each time: dropout is {dropout}; set it to null"
+            );
+            return Err(refused(path, reason));
+        }
+        Ok(Self::Tokenizer(Box::new(tokenizer)))
     }
 
     #[cfg(not(feature = "tokenizers"))]
@@ -93,12 +108,15 @@ impl Text {
         match self {
             Self::Bytes => match String::from_utf8(self.bytes(&[token])) {
                 Ok(text) => text,
-                Err(_) => format!("bytes:\\x{token:02x}"),
+                Err(error) => bytes_name(error.as_bytes()),
             },
             #[cfg(feature = "tokenizers")]
             Self::Tokenizer(tokenizer) => match tokenizer.decode(&[token], false) {
                 Ok(text) if !text.contains(char::REPLACEMENT_CHARACTER) => text,
-                _ => tokenizer.id_to_token(token).unwrap_or_else(|| format!("token:{token}")),
+                _ => match tokenizer.id_to_token(token) {
+                    Some(name) => byte_level(&name).map_or(name, |bytes| bytes_name(&bytes)),
+                    None => format!("token:{token}"),
+                },
             },
         }
     }
@@ -113,6 +131,24 @@ impl Text {
             }
         }
     }
+}
+
+/// The name of bytes that are no text, as OpenAI writes it.
+fn bytes_name(bytes: &[u8]) -> String {
+    let bytes: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+    format!("bytes:{bytes}")
+}
+
+/// The bytes of a token of a byte-level vocabulary, whose names have a character for each byte: printable ones as they are in
+/// Latin-1, the others from U+0100 on, in order (`bytes_to_unicode` of GPT-2). `None` for other names.
+#[cfg(feature = "tokenizers")]
+fn byte_level(name: &str) -> Option<Vec<u8>> {
+    let is_printable = |byte: &u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let byte = |character: char| match u32::from(character) {
+        code @ 0..=0xFF => Some(code as u8).filter(is_printable),
+        code => (0..=0xFF).filter(|byte| !is_printable(byte)).nth(code as usize - 0x100),
+    };
+    name.chars().map(byte).collect()
 }
 
 /// The text of tokens that come one by one. A character is given once it is complete.

@@ -178,11 +178,14 @@ impl Choice {
     fn info(&self, token: &Generated) -> TokenInfo {
         let text = |picked: &Picked| self.style.text.name(picked.token);
         let Generated { picked, top } = token;
-        let mut top: Vec<_> = top.iter().map(|picked| (text(picked), picked.logprob)).collect();
         let own = (text(picked), picked.logprob);
-        if !top.contains(&own) {
-            top.push(own.clone());
+        // Tokens of one name: the one that was chosen, else the likeliest.
+        let mut named = vec![own.clone()];
+        for (name, logprob) in top.iter().map(|picked| (text(picked), picked.logprob)) {
+            if !named.iter().any(|(other, _)| *other == name) {
+                named.push((name, logprob));
+            }
         }
-        TokenInfo { token: own.0, logprob: own.1, top, offset: self.decoded }
+        TokenInfo { token: own.0, logprob: own.1, top: named, offset: self.decoded }
     }
 }

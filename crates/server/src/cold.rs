@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dsv4_kv::Prompt;
 use dsv4_kv_device::Backend;
 use dsv4_kv_model::Engine;
-use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier};
+use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier, FetchId};
 
 use crate::queue::{Fetch, Request};
 
@@ -109,7 +109,7 @@ impl<B: Backend> Cold<B> {
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
         let Some(Open { tier, .. }) = open else { return };
-        if !request.sequence.may_reuse() {
+        if !request.sequence.may_reuse() || request.sequence.finish().is_some() {
             request.fetch = Fetch::Done;
             return;
         }
@@ -122,12 +122,11 @@ impl<B: Backend> Cold<B> {
         };
     }
 
-    /// A request does not wait for the store any more.
-    pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
-        if let (Some(open), Fetch::Asked { id, .. }) = (&mut self.0, request.fetch) {
-            open.tier.cancel(engine.cache_mut(), id);
+    /// Nobody waits for a prompt any more.
+    pub fn cancel(&mut self, engine: &mut Engine<B>, fetch: FetchId) {
+        if let Some(open) = &mut self.0 {
+            open.tier.cancel(engine.cache_mut(), fetch);
         }
-        request.fetch = Fetch::Done;
     }
 
     /// Whether what the store has of a request's prompt is there, or has been waited for long enough.

@@ -71,13 +71,17 @@ impl Fields {
     pub fn end(self) -> Result<(), ApiError> {
         match self.0.into_iter().find(|(_, value)| !value.is_null()) {
             Some((name, _)) => {
+                let name = if name.len() > MOST_NAME { "a long name" } else { &name };
                 let text = format!("`{name}` is not a field that this server knows: leave it out");
-                Err(ApiError::invalid(&name, text))
+                Err(ApiError::invalid(name, text))
             }
             None => Ok(()),
         }
     }
 }
+
+/// Most bytes of a string of a client's that an error repeats.
+const MOST_NAME: usize = 40;
 
 fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, ApiError> {
     let given = shortened(&value);
@@ -90,7 +94,7 @@ pub fn shortened(value: &Value) -> String {
     match value {
         Value::Array(_) => "an array".into(),
         Value::Object(_) => "an object".into(),
-        Value::String(text) if text.len() > 40 => "a long string".into(),
+        Value::String(text) if text.len() > MOST_NAME => "a long string".into(),
         other => other.to_string(),
     }
 }

@@ -114,7 +114,10 @@ impl Metrics {
             queue_time: timed(QUEUE_TIME, "From submission to the first admission"),
             time_to_first_token: timed(TIME_TO_FIRST_TOKEN, "From submission to the first token"),
             inter_token: timed(INTER_TOKEN, "From a token to the next"),
-            end_to_end: timed(END_TO_END, "From submission to the last token"),
+            end_to_end: timed(
+                END_TO_END,
+                "Of requests that were completed, from their arrival to the end of the last answer",
+            ),
             preemptions: counted(
                 "dsv4_num_preemptions_total",
                 "Sequences that were taken out of the cache, to be computed again",

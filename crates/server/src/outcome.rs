@@ -1,11 +1,14 @@
 //! What became of a request, counted once.
 
+use std::time::Instant;
+
 use crate::api_error::ApiError;
 use crate::metrics::Metrics;
 
 /// A request that is being answered. Dropped without a word, its client has left.
 pub struct Outcome {
     metrics: Metrics,
+    begin: Instant,
     is_counted: bool,
 }
 
@@ -13,13 +16,14 @@ impl Outcome {
     /// A request that has just come.
     #[must_use]
     pub fn new(metrics: &Metrics) -> Self {
-        Self { metrics: metrics.clone(), is_counted: false }
+        Self { metrics: metrics.clone(), begin: Instant::now(), is_counted: false }
     }
 
     /// It was answered.
     pub fn completed(mut self) {
         self.is_counted = true;
         self.metrics.completed.increment(1);
+        self.metrics.end_to_end.record(self.begin.elapsed());
     }
 
     /// It gets an error.

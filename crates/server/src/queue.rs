@@ -79,6 +79,13 @@ pub(crate) struct Request {
     pub fetch: Fetch,
 }
 
+impl Request {
+    /// Whether its client has left.
+    pub fn has_left(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
 /// Sequences in the order in which they came. A request that gets no place is refused at once.
 #[derive(Debug)]
 pub struct Queue {
@@ -91,6 +98,13 @@ pub struct Queue {
 struct State {
     waiting: VecDeque<Request>,
     phase: Phase,
+}
+
+impl State {
+    /// How many wait whose client is there.
+    fn here(&self) -> usize {
+        self.waiting.iter().filter(|request| !request.has_left()).count()
+    }
 }
 
 /// How far the server is.
@@ -142,7 +156,10 @@ impl Queue {
         if state.phase != Phase::Open {
             return Err(Refusal::ShuttingDown);
         }
-        let waiting = state.waiting.len();
+        // The scheduler takes back what it has asked for others; these cost no more than memory.
+        let is_asked = |request: &Request| matches!(request.fetch, Fetch::Asked { .. });
+        state.waiting.retain(|request| !request.has_left() || is_asked(request));
+        let waiting = state.here();
         if waiting + requests.len() > most {
             return Err(Refusal::QueueFull { waiting, most });
         }
@@ -205,9 +222,25 @@ impl Queue {
 
     /// How many wait, without those whose client has left.
     pub(crate) fn waiting(&self) -> usize {
+        self.lock().here()
+    }
+
+    /// Takes those whose client has left.
+    pub(crate) fn take_left(&self) -> Vec<Request> {
         let mut state = self.lock();
-        state.waiting.retain(|request| !request.events.is_closed());
-        state.waiting.len()
+        if state.here() == state.waiting.len() {
+            return Vec::new();
+        }
+        let (left, here) = state.waiting.drain(..).partition(Request::has_left);
+        state.waiting = here;
+        Vec::from(left)
+    }
+
+    /// Whether one that waits has asked the cold tier for this.
+    pub(crate) fn awaits(&self, fetch: FetchId) -> bool {
+        let is_it =
+            |request: &Request| matches!(request.fetch, Fetch::Asked { id, .. } if id == fetch);
+        self.lock().waiting.iter().any(is_it)
     }
 
     /// The oldest, if `fits` says so.

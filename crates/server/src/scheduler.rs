@@ -29,7 +29,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
-use crate::queue::{Event, Phase, Queue, QueueLimits, Request};
+use crate::queue::{Event, Fetch, Phase, Queue, QueueLimits, Request};
 
 /// Steps in a row that may fail before the scheduler ends.
 const FAILED_STEPS: u32 = 3;
@@ -142,7 +142,8 @@ impl<B: Backend> Scheduler<B> {
         while self.queue.phase() != Phase::Aborted {
             match self.step() {
                 Ok(Progress::Ran) => {}
-                Ok(Progress::Idle) if self.queue.wait() => {}
+                // One that was preempted is admitted again once what kept its blocks is done, or has failed too often.
+                Ok(Progress::Idle) if !self.preempted.is_empty() || self.queue.wait() => {}
                 Ok(Progress::Idle) => break,
                 Err(error) => {
                     self.end_all(&Failure::Step(error.to_string()));
@@ -231,12 +232,22 @@ impl<B: Backend> Scheduler<B> {
 
     /// Releases requests that nobody waits for any more.
     fn drop_cancelled(&mut self) -> Result<(), ModelError> {
-        self.preempted.retain(|request| !request.events.is_closed());
+        self.preempted.retain(|request| !request.has_left());
         let Self { engine, running, .. } = self;
-        for gone in running.extract_if(.., |running| running.request.events.is_closed()) {
+        for gone in running.extract_if(.., |running| running.request.has_left()) {
             engine.release(gone.id)?;
         }
+        self.queue.take_left().iter_mut().for_each(|left| self.give_up(left));
         Ok(())
+    }
+
+    /// A request does not wait for the store any more; others of the same prompt may.
+    fn give_up(&mut self, request: &mut Request) {
+        if let Fetch::Asked { id, .. } = std::mem::replace(&mut request.fetch, Fetch::Done)
+            && !self.queue.awaits(id)
+        {
+            self.cold.cancel(&mut self.engine, id);
+        }
     }
 
     /// Asks the store for the prompts of those that are admitted next.
@@ -244,7 +255,7 @@ impl<B: Backend> Scheduler<B> {
         let Self { engine, queue, cold, .. } = self;
         let most = (engine.cache().config().max_requests as usize).min(MOST_FETCHES);
         queue.for_oldest(most, |request| {
-            if !request.events.is_closed() {
+            if !request.has_left() {
                 cold.ask(engine, request);
             }
         });
@@ -255,10 +266,10 @@ impl<B: Backend> Scheduler<B> {
     fn admit(&mut self) -> Result<(), ModelError> {
         while self.running.len() < self.engine.cache().config().max_requests as usize {
             let Some(mut request) = self.next_that_fits()? else { break };
-            self.cold.give_up(&mut self.engine, &mut request);
+            self.give_up(&mut request);
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
-            } else if !request.events.is_closed() {
+            } else if !request.has_left() {
                 let admitted = self.admit_request(request)?;
                 self.running.push(admitted);
             }
@@ -298,7 +309,7 @@ impl<B: Backend> Scheduler<B> {
             None => {
                 let cold = &self.cold;
                 let is_next = |first: &Request| cold.is_ready(first) && fits(&first.sequence);
-                self.queue.pop_if(|first| first.events.is_closed() || is_next(first))
+                self.queue.pop_if(|first| first.has_left() || is_next(first))
             }
         })
     }
@@ -384,11 +395,10 @@ impl<B: Backend> Scheduler<B> {
 
     /// Releases requests that are done, and tells it.
     fn release_finished(&mut self) -> Result<(), ModelError> {
-        let Self { engine, running, metrics, .. } = self;
+        let Self { engine, running, .. } = self;
         let is_done = |running: &mut Running| running.request.sequence.finish().is_some();
         for Running { id, request } in running.extract_if(.., is_done) {
             engine.release(id)?;
-            metrics.end_to_end.record(request.submitted.elapsed());
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
             }
@@ -446,9 +456,9 @@ impl Request {
             metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
             metrics.time_to_first_token.record(passed);
         }
-        // Tokens that one step has verified came together: each took a part of its time.
-        for _ in before.max(1)..before + new {
-            metrics.inter_token.record(passed / new as u32);
+        // Tokens that one step has verified came together: each took a part of its time. Behind the first one that is no time at all.
+        if before > 0 {
+            (0..new).for_each(|_| metrics.inter_token.record(passed / new as u32));
         }
         metrics.generated_tokens.increment(new as u64);
         for token in generated {

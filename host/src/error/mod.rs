@@ -93,7 +93,7 @@ pub enum KvError {
         /// Checkpoints that are free.
         free: u32,
     },
-    /// As many prompts as may wait for their turn do.
+    /// The queue of prefetches is full.
     #[error(
         "{most} prompts wait to be brought from host memory; ask again when one of them has arrived"
     )]

@@ -17,7 +17,8 @@ use crate::ops::{IndexQueries, maxima_len};
 /// What a workspace shall hold, and in how much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceLimits {
-    /// Tokens of the longest request.
+    /// Tokens of the longest request: at least the cache's [`CacheConfig::max_context`](crate::CacheConfig::max_context). Steps
+    /// of a cache with a longer context refuse to select with the workspace.
     pub context: u32,
     /// Queries that are to be scored at once, at most.
     pub queries: u32,

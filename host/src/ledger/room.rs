@@ -76,7 +76,8 @@ impl Ledger {
     }
 
     /// Keeps the blocks and checkpoints of the whole blocks of a prefix, down to its deepest checkpoint, until
-    /// [`Self::expire`] is called with a later time. Times count from whenever the caller likes.
+    /// [`Self::expire`] is called with a later time. Times count from whenever the caller likes. All leases together keep at
+    /// most [`CacheConfig::lease_bytes`](crate::CacheConfig::lease_bytes), by default 0: every one is refused then.
     ///
     /// # Errors
     /// [`PinRefused`], also if nothing can be shared in this cache.

@@ -1,6 +1,6 @@
-//! What is copied between steps.
+//! The kinds of copies between steps.
 
-/// What is copied.
+/// What a copy between steps copies, and to what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copied {
     /// Slots to checkpoints, of all layers.

@@ -289,7 +289,7 @@ impl<B: Backend> KvCacheManager<B> {
         tier.end_leaving(&mut core.ledger(), waited)
     }
 
-    /// Begins what is to arrive next; nothing, if that is not `only` this one.
+    /// Starts the next arrival; with `only`, starts that one or nothing.
     fn start_arriving(
         &mut self,
         stream: &Stream<B>,

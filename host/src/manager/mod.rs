@@ -111,14 +111,14 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(())
     }
 
-    /// Memory for the copies of saves, empty; [`Self::put_jobs`] returns it.
+    /// Memory for the copies of saves, empty; [`Self::put_jobs`] takes it back.
     pub(crate) fn take_jobs(&mut self) -> Vec<(Copied, JobWords)> {
         let mut jobs = std::mem::take(&mut self.save_jobs);
         jobs.clear();
         jobs
     }
 
-    /// Returns it.
+    /// Takes back the memory that [`Self::take_jobs`] handed out.
     pub(crate) fn put_jobs(&mut self, jobs: Vec<(Copied, JobWords)>) {
         self.save_jobs = jobs;
     }

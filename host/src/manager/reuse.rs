@@ -46,7 +46,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// What it shares itself is what its commits tell the tokens of ([`crate::Accepted::tokens`]). Checkpoints are
     /// taken inside of its chunks at the prompt's last boundary, where it leaves what is there, and at the cache's
     /// interval; [`Self::save_wanted`] takes those that steps without a long chunk have passed. In a cache without
-    /// checkpoints nothing is reused.
+    /// checkpoints, or whose layers store no entries, nothing is reused.
     ///
     /// Queued in `stream`: the request's row of the block table, and one launch that restores its state.
     ///

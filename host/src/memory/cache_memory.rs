@@ -49,7 +49,7 @@ pub(crate) fn allocations(config: &CacheConfig) -> u32 {
     1 + checkpoints + Specs::of(config).bytes().count() as u32
 }
 
-/// Their bytes besides those of the pools and checkpoints themselves.
+/// Bytes of the allocations that [`allocations`] counts, without the pools and checkpoints themselves.
 pub(crate) fn bytes(config: &CacheConfig, schema: &Schema) -> u64 {
     let pools: u64 = schema.layers.iter().map(|layer| layer.pools.len() as u64).sum();
     let tables = state_memory::table_bytes(config, schema);

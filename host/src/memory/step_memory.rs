@@ -142,7 +142,7 @@ pub(crate) fn buffers(config: &CacheConfig) -> u32 {
     Specs::of_groups(config).map(|specs| specs.bytes().count() as u32).sum()
 }
 
-/// Their bytes.
+/// Bytes of the buffers that the steps of a cache need.
 pub(crate) fn bytes(config: &CacheConfig) -> u64 {
     Specs::of_groups(config).map(|specs| specs.bytes().sum::<u64>()).sum()
 }

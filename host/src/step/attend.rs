@@ -69,7 +69,7 @@ pub struct AttentionTensors<'i, B: Backend> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Swa> {
-    /// Queues attention of queries `first..end` of the step to their sliding windows.
+    /// Queues attention of the step's queries in the range `queries` to their sliding windows.
     ///
     /// All rows are read where they lie, as the cache stores them, and a query's bits depend on its request alone, and on
     /// [`crate::CacheConfig::attention_split`] in layers with entries. Rows
@@ -92,7 +92,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
-    /// Queues attention of queries `first..end` of the step to their sliding windows and to the entries that each query's
+    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to the entries that each query's
     /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none): one softmax over both.
     ///
     /// Of each list the first `min(rows, entries that the query sees)` elements are read; later ones are ignored. Lists of `select` fit:
@@ -116,7 +116,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Hca> {
-    /// Queues attention of queries `first..end` of the step to their sliding windows and to all entries that each query
+    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to all entries that each query
     /// sees: one softmax over both.
     ///
     /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).

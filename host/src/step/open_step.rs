@@ -19,7 +19,7 @@ use crate::trace;
 /// step may run them again; one with more has lost rows that it needs, and is refused by later steps
 /// with [`KvError::Overwritten`] until it is released.
 pub struct Step<'a, B: Backend> {
-    // All that the step is, so that two steps whose layers were exchanged are two steps again.
+    // The only state besides `committed`: `mem::swap` of two steps' `layers` must leave two valid steps.
     layers: Layers<'a, B>,
     /// Whether it was committed, and so is not to be rejected.
     committed: bool,

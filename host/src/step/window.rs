@@ -34,7 +34,7 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
 }
 
 impl<B: Backend, K> UpdatedLayer<'_, B, K> {
-    /// Queues the gather of the sliding window of queries `first..end` of the step.
+    /// Queues the gather of the sliding windows of the step's queries in the range `queries`.
     ///
     /// Keys of the step itself are read from its window rows, through the quantisation that the cache
     /// applies. `tile`: `[queries, 128, 512]` BF16, row j of a query its j-th oldest key, rows past its

@@ -98,7 +98,7 @@ impl<B: Backend> Tier<B> {
             return Ok(false);
         }
         while self.arriving.is_none() {
-            // A transfer that was lost may have come before the one that is to be it.
+            // A lost transfer was requeued at the front, ahead of `only`.
             let at = only.map_or(Some(0), |id| self.wanted.iter().position(|of| of.id == id));
             let next = at.and_then(|at| self.wanted.remove(at));
             let Some(wanted) = next else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! Nothing is told.
+//! The functions of `on` where the feature `tracing` is off: they do nothing.
 
 use crate::error::KvError;
 use crate::ids::LayerGroup;

@@ -41,8 +41,8 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(self.core().ledger().positions(id)?)
     }
 
-    /// A request, to copy its parts: it takes no step meanwhile, so that all of them are of one position. Waits for the steps
-    /// before.
+    /// A request, to copy its parts: it takes no step meanwhile, so that all of them are of one position. Its copies are queued
+    /// behind the steps before; this call waits for nothing.
     ///
     /// # Errors
     /// [`MoveError::ForeignPort`]; [`MoveError::Cache`] as of [`Self::positions`], and for a stream of another device.

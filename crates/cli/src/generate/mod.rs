@@ -77,6 +77,7 @@ fn on_device<B: Backend>(
     let mut console = Console {
         text,
         stream: TextStream::default(),
+        end: model.config.eos.clone(),
         written: String::new(),
         print: !args.json,
         interrupt,
@@ -140,6 +141,8 @@ struct Console {
     /// None: token ids are printed.
     text: Option<Text>,
     stream: TextStream,
+    /// Tokens that end a request.
+    end: Vec<u32>,
     written: String,
     print: bool,
     interrupt: Interrupt,
@@ -177,6 +180,8 @@ impl Observer for Console {
     fn token(&mut self, token: &Generated) -> bool {
         let id = token.picked.token;
         let part = match &self.text {
+            // As the server's, a text has no token that ends it.
+            Some(_) if self.end.contains(&id) => String::new(),
             Some(text) => self.stream.push(text, id),
             None => format!("{id} "),
         };

@@ -25,8 +25,9 @@ pub fn report<B: Backend>(
         tokens: tokens.clone(),
         text,
         finish: match finish {
-            sequence::Finish::Length => Finish::Length,
-            sequence::Finish::End => Finish::End,
+            Some(sequence::Finish::Length) => Finish::Length,
+            Some(sequence::Finish::End) => Finish::End,
+            None => Finish::Interrupted,
         },
         time_to_first_token_ms: time_to_first_token.as_secs_f64() * 1e3,
         tokens_per_second: rate(tokens.len(), *decode_time),

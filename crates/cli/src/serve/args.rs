@@ -59,12 +59,12 @@ pub struct ServeArgs {
     pub context: Option<u32>,
 
     /// Tokens of all completions together that there is memory for; what needs more is computed again later
-    /// [default: a quarter of --max-requests times --context]
+    /// [default: a quarter of --max-requests times --context, at least --context]
     #[arg(long, value_name = "N", value_parser = integer(1..=1 << 31))]
     pub cached_tokens: Option<u32>,
 
-    /// Checkpoints that later completions with the same first tokens go on from, of as many tokens as a window each;
-    /// completions are the same with and without.
+    /// Checkpoints for prefix sharing: saved states from which later completions with the same first tokens and cache_salt
+    /// continue; completions are the same with and without.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = integer(0..=1 << 23))]
     pub checkpoints: u32,
 
@@ -72,8 +72,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,
 
-    /// Where prefixes that came to host memory are stored, for this server and for later ones with the same checkpoint: a
-    /// directory, or the URL of a store; needs --host-cache.
+    /// Where prefixes that came to host memory are stored, for this server and for later ones with the same checkpoint,
+    /// build, device, kind of processor, --attention and --attention-split: a directory, or the URL of a store; needs
+    /// --host-cache.
     #[arg(long, value_name = "URL")]
     pub cold_cache: Option<String>,
 
@@ -93,7 +94,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = integer(0..=31))]
     pub draft: u32,
 
-    /// Completions that may wait; a request for more gets 429.
+    /// Completions that may wait; a request gets 429 while they leave too little room for it, and 400 if it asks for more
+    /// than N completions.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = integer(1..=1 << 20))]
     pub max_waiting: u32,
 

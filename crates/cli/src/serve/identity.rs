@@ -1,8 +1,9 @@
 //! What tells the bytes in a server's cache from those of others.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::engine::AttentionPlace;
@@ -13,31 +14,96 @@ use crate::error::InputError;
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 
-/// A digest of all files of a checkpoint and of this program, with where attention runs, the device and the processor: each of
-/// them makes other bits.
+/// Arguments at which the mathematical functions are compared.
+const FUNCTION_VALUES: u32 = 4096;
+
+/// The files of a checkpoint, as they are before its weights are read.
+pub(super) struct Files {
+    folder: PathBuf,
+    files: Vec<Stamp>,
+}
+
+/// A file, and what changes when another takes its place.
+#[derive(PartialEq, Eq)]
+struct Stamp {
+    path: PathBuf,
+    length: u64,
+    modified: SystemTime,
+    inode: u64,
+}
+
+impl Files {
+    /// Those that are in `folder` now.
+    pub fn of(folder: &Path) -> Result<Self, InputError> {
+        let files = Checkpoint::files(folder)
+            .map_err(|error| InputError::Serve(format!("--cold-cache: {error}")))?;
+        let files = files.into_iter().map(|path| {
+            let stamp = path.metadata().and_then(|data| {
+                let (length, modified) = (data.len(), data.modified()?);
+                Ok(Stamp { path: path.clone(), length, modified, inode: inode(&data) })
+            });
+            stamp.map_err(|error| failed(&path, &error))
+        });
+        Ok(Self { folder: folder.into(), files: files.collect::<Result<_, _>>()? })
+    }
+
+    /// A digest of them, refused if others have taken their place: weights that were read in between may be of either.
+    pub fn digest(&self) -> Result<Sha256, InputError> {
+        let mut digest = Sha256::new();
+        for Stamp { path, .. } in &self.files {
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            digest.update((name.len() as u64).to_le_bytes());
+            digest.update(name);
+            add(&mut digest, path).map_err(|error| failed(path, &error))?;
+        }
+        if Self::of(&self.folder)?.files == self.files {
+            return Ok(digest);
+        }
+        let folder = self.folder.display();
+        Err(InputError::Serve(format!(
+            "files of {folder} have changed while they were read; start again"
+        )))
+    }
+}
+
+#[cfg(unix)]
+fn inode(data: &Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(data)
+}
+
+#[cfg(not(unix))]
+fn inode(_: &Metadata) -> u64 {
+    0
+}
+
+/// A checkpoint's digest with that of this program, where attention runs, the device, the processor and the mathematical
+/// functions of the system: each of them makes other bits.
 pub(super) fn of(
-    folder: &Path,
+    checkpoint: &Sha256,
     place: AttentionPlace,
     device: &str,
 ) -> Result<Vec<u8>, InputError> {
-    let files = Checkpoint::files(folder)
-        .map_err(|error| InputError::Serve(format!("--cold-cache: {error}")))?;
-    let mut digest = Sha256::new();
-    let mut chunk = vec![0; CHUNK];
-    for path in &files {
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        digest.update((name.len() as u64).to_le_bytes());
-        digest.update(name);
-        add(&mut digest, path, &mut chunk).map_err(|error| failed(path, &error))?;
-    }
+    let mut digest = checkpoint.clone();
     // The program that runs, whatever its path names by now; under whatever name.
     let program = if cfg!(target_os = "linux") {
         Ok(PathBuf::from("/proc/self/exe"))
     } else {
         std::env::current_exe()
     };
-    let added = program.and_then(|path| add(&mut digest, &path, &mut chunk));
+    let added = program.and_then(|path| add(&mut digest, &path));
     added.map_err(|error| failed(Path::new("this program"), &error))?;
+    // They are a library's, which may be another one tomorrow.
+    for step in 0..FUNCTION_VALUES {
+        let x = (step as f32 - FUNCTION_VALUES as f32 / 2.0) * 0.037;
+        let (sin, cos) = x.sin_cos();
+        let (wide_sin, wide_cos) = f64::from(x).sin_cos();
+        for value in [x.exp(), sin, cos] {
+            digest.update(value.to_bits().to_le_bytes());
+        }
+        for value in [f64::from(x).exp(), f64::from(x.abs()).ln(), wide_sin, wide_cos] {
+            digest.update(value.to_bits().to_le_bytes());
+        }
+    }
     let others = format!("{place:?}\n{device}\n{}", processor());
     Ok([&digest.finalize()[..], others.as_bytes()].concat())
 }
@@ -47,11 +113,11 @@ fn failed(path: &Path, error: &io::Error) -> InputError {
 }
 
 /// Adds a file with its length.
-fn add(digest: &mut Sha256, path: &Path, chunk: &mut [u8]) -> io::Result<()> {
-    let mut file = File::open(path)?;
+fn add(digest: &mut Sha256, path: &Path) -> io::Result<()> {
+    let (mut file, mut chunk) = (File::open(path)?, vec![0; CHUNK]);
     digest.update(file.metadata()?.len().to_le_bytes());
     loop {
-        match file.read(chunk)? {
+        match file.read(&mut chunk)? {
             0 => return Ok(()),
             read => digest.update(&chunk[..read]),
         }
@@ -91,7 +157,10 @@ mod tests {
         let write = |name: &str, bytes: &[u8]| fs::write(path(name), bytes).unwrap();
         write("config.json", b"{}");
         write("model.safetensors", &[1; CHUNK + 1]);
-        let identity = |place, device| of(folder.path(), place, device).unwrap();
+        let identity = |place, device| {
+            let files = Files::of(folder.path()).unwrap();
+            of(&files.digest().unwrap(), place, device).unwrap()
+        };
         let first = identity(host, "a");
         assert_eq!(identity(host, "a"), first);
         write("README.md", b"of no use");
@@ -125,5 +194,23 @@ mod tests {
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), all);
+    }
+
+    /// Weights that were read while files changed have no identity: of the old files, of the new ones, or of both.
+    #[test]
+    fn files_that_change_meanwhile_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("config.json"), b"{}").unwrap();
+        fs::write(path("model.safetensors"), [1; 8]).unwrap();
+        let files = Files::of(folder.path()).unwrap();
+        files.digest().map(drop).unwrap();
+        // A file of the same length and time.
+        let modified = path("model.safetensors").metadata().unwrap().modified().unwrap();
+        fs::write(path("new"), [2; 8]).unwrap();
+        File::options().write(true).open(path("new")).unwrap().set_modified(modified).unwrap();
+        fs::rename(path("new"), path("model.safetensors")).unwrap();
+        let refused = files.digest().map(drop).unwrap_err().to_string();
+        assert!(refused.contains("have changed while they were read"), "{refused}");
     }
 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 use anyhow::Result;
 use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
-use dsv4_kv_model::engine::AttentionPlace;
 use dsv4_kv_model::text::Text;
 use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
 use dsv4_kv_server::scheduler::SchedulerLimits;
 use dsv4_kv_server::{ColdCache, ColdError, Ended, Server, ServerError, Settings};
+use sha2::Sha256;
 
 pub use args::ServeArgs;
 
@@ -23,6 +23,7 @@ use crate::generate::{EMULATED_MEMORY, load};
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::output;
+use identity::Files;
 
 /// The context, if the model can do as much.
 const CONTEXT: u32 = 8192;
@@ -41,33 +42,50 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
         return Err(InputError::ColdWithoutHost.into());
     }
     let interrupt = Interrupt::listen_to_both()?;
+    let files = args.cold_cache.as_ref().map(|_| Files::of(&args.checkpoint)).transpose()?;
     let model = Arc::new(load(&args.checkpoint)?);
+    let digest = files.as_ref().map(Files::digest).transpose()?;
     let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
     let text = text.map_err(|error| InputError::Serve(error.to_string()))?;
+    let loaded = Loaded { model, text, digest };
     match args.device.gpu(0)? {
-        Some(device) => on_device(&device, args, model, text, &interrupt),
+        Some(device) => on_device(&device, args, loaded, &interrupt),
         None => {
             let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });
-            on_device(&device, args, model, text, &interrupt)
+            on_device(&device, args, loaded, &interrupt)
         }
     }
+}
+
+/// A checkpoint that was read.
+struct Loaded {
+    model: Arc<Model>,
+    text: Text,
+    /// Of its files, where a cold cache needs it.
+    digest: Option<Sha256>,
 }
 
 fn on_device<B: Backend>(
     device: &Device<B>,
     args: &ServeArgs,
-    model: Arc<Model>,
-    text: Text,
+    loaded: Loaded,
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
-    let place = args.attention.place(device, &model);
-    let settings = settings(args, &model, (place, &device.info().name))?;
+    let place = args.attention.place(device, &loaded.model);
+    let identity = loaded.digest.as_ref();
+    let identity = identity.map(|digest| identity::of(digest, place, &device.info().name));
+    let Loaded { model, text, .. } = loaded;
+    let settings = settings(args, &model, identity.transpose()?);
     let mut engine =
         Engine::with_attention(device, Arc::clone(&model), limits(args, &model), place)
             .map_err(refused_engine)?;
     if args.graphs {
         let tokens = args.draft + 1;
-        engine.capture((GRAPH_TOKENS / tokens).min(args.max_requests), tokens)?;
+        let requests = GRAPH_TOKENS.min(args.step_tokens) / tokens;
+        if requests == 0 {
+            return Err(InputError::GraphsWithoutTokens { needed: tokens }.into());
+        }
+        engine.capture(requests.min(args.max_requests), tokens).map_err(refused_engine)?;
     }
     let name = settings.model.clone();
     let server = Server::bind(&args.listen, engine, text, settings)
@@ -102,26 +120,21 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
     }
 }
 
-fn settings(
-    args: &ServeArgs,
-    model: &Model,
-    (place, device): (AttentionPlace, &str),
-) -> Result<Settings, InputError> {
-    let cold = |url: &String| {
-        let identity = identity::of(&args.checkpoint, place, device)?;
+fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Settings {
+    let cold = |(url, identity): (&String, Vec<u8>)| {
         let patience = Duration::from_secs_f64(args.cold_timeout);
-        Ok::<_, InputError>(ColdCache { url: url.clone(), patience, identity, report: report_cold })
+        ColdCache { url: url.clone(), patience, identity, report: report_cold }
     };
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
-    Ok(Settings {
-        cold: args.cold_cache.as_ref().map(cold).transpose()?,
+    Settings {
+        cold: args.cold_cache.as_ref().zip(identity).map(cold),
         model: args.model_name.clone().unwrap_or_else(|| folder_name(&args.checkpoint)),
         end: model.config.eos.clone(),
         drafts: args.draft as usize,
         scheduler: SchedulerLimits { chunk, waiting },
         body_bytes: usize::try_from(args.max_body.as_u64()).unwrap_or(usize::MAX),
         patience: Duration::from_secs_f64(args.shutdown_timeout),
-    })
+    }
 }
 
 fn folder_name(folder: &Path) -> String {

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use dsv4_kv_device::Backend;
+use dsv4_kv_model::Engine;
 use dsv4_kv_model::text::Text;
 use dsv4_kv_server::scheduler::SchedulerLimits;
 use dsv4_kv_server::{Ended, Server, ServerError, Settings};
@@ -40,7 +42,12 @@ pub fn settings() -> Settings {
 impl Running {
     /// A server of the small model with so many slots.
     pub fn start(requests: u32, settings: Settings) -> Self {
-        let engine = small::engine(&small::emulated(), &HASH, small::limits(requests, 16));
+        let limits = small::limits(requests, 16);
+        Self::of(small::engine(&small::emulated(), &HASH, limits), settings)
+    }
+
+    /// A server of an engine.
+    pub fn of<B: Backend>(engine: Engine<B>, settings: Settings) -> Self {
         let server = Server::bind("127.0.0.1:0", engine, Text::Bytes, settings);
         let server = server.expect("a server");
         let address = server.address().expect("an address");

@@ -1,10 +1,13 @@
 //! Completions over HTTP: what clients get is what the model answers alone.
 
+use dsv4_kv_device::EmuOptions;
+use dsv4_kv_model::EngineLimits;
 use dsv4_kv_model::sequence::Finish;
 use dsv4_kv_model::text::{Text, TextStream};
 use dsv4_kv_server::queue::Submission;
 use dsv4_kv_server::scheduler::SchedulerLimits;
-use dsv4_kv_server::{Ended, Settings};
+use dsv4_kv_server::{Ended, Server, ServerError, Settings};
+use dsv4_kv_tests::failing::{self, Failing};
 use serde_json::{Value, json};
 
 use crate::client::{Running, settings};
@@ -149,6 +152,11 @@ fn a_stop_ends_a_completion_and_is_never_sent() {
         assert!(offsets.iter().all(|offset| offset.as_u64() < Some(length)), "{choice}");
     }
     server.wait_for("dsv4_num_requests_running", 0);
+    for ended in
+        ["dsv4_requests_total{outcome=\"completed\"}", "dsv4_e2e_request_latency_seconds_count"]
+    {
+        assert_eq!(server.metric(ended), 2, "{ended}");
+    }
     assert_eq!(server.ended(), Ended::Done);
 }
 
@@ -184,6 +192,9 @@ fn what_is_wrong_is_refused_in_openais_shape() {
         assert_eq!(error["type"], "invalid_request_error");
         assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{error}");
     }
+    let unknown = request(json!({ "x".repeat(2000): 1 })).to_string();
+    let text = server.send("POST", "/v1/completions", &unknown).text();
+    assert!(text.contains("`a long name` is not a field") && text.len() < 400, "{text}");
     let answer = server.send_as("text/plain", "POST", "/v1/completions", "{}");
     assert_eq!(answer.status, 415);
     assert!(answer.json()["error"]["message"].is_string());
@@ -234,6 +245,61 @@ fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
     server.wait_for("dsv4_requests_total{outcome=\"cancelled\"}", 3);
     assert_eq!(server.metric("dsv4_requests_total{outcome=\"refused\"}"), 1);
     assert_eq!(server.ended(), Ended::Done);
+}
+
+/// Only completions with the same `cache_salt` go on from each other's tokens.
+#[test]
+fn another_salt_shares_nothing() {
+    let limits = EngineLimits { checkpoints: 4, ..small::limits(1, 8) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let server = Running::of(engine, settings());
+    let prompt = "0123456789".repeat(13);
+    let mut texts = Vec::new();
+    for (salt, hits) in [(json!("a"), 0), (json!("b"), 0), (json!("a"), 128), (Value::Null, 128)] {
+        let asked = json!({ "prompt": prompt, "cache_salt": salt, "max_tokens": 2 });
+        texts.push(server.complete(&request(asked))["choices"][0]["text"].clone());
+        assert_eq!(server.metric("dsv4_kv_prefix_cache_hits_total"), hits, "{salt}");
+    }
+    texts.dedup();
+    assert_eq!(texts.len(), 1);
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+/// A step that fails is an error of the requests in it, in both kinds of answers, and of no later one.
+#[test]
+fn a_step_that_fails_is_told() {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    let server = Running::of(small::engine(&device, &HASH, small::limits(1, 8)), settings());
+    for stream in [false, true] {
+        device.backend().fail(20, failing::Failure::Instead);
+        let asked = request(json!({ "max_tokens": 2, "stream": stream })).to_string();
+        let answer = server.send("POST", "/v1/completions", &asked);
+        assert_eq!(answer.status, if stream { 200 } else { 500 });
+        let error = match stream {
+            true => serde_json::from_str(answer.events().last().expect("an event")).expect("JSON"),
+            false => answer.json(),
+        };
+        assert_eq!(error["error"]["code"], "step_failed", "{error}");
+        assert!(device.backend().failed().is_some(), "nothing failed");
+        let text = server.complete(&request(json!({ "max_tokens": 2 })))["choices"][0].clone();
+        assert_eq!(text["text"], alone("ab", None, 2));
+    }
+    assert_eq!(server.metric("dsv4_requests_total{outcome=\"failed\"}"), 2);
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+/// Settings that do not fit the engine, and an address that is taken, are refused before anything is served.
+#[test]
+fn a_server_that_cannot_be_is_refused() {
+    let bind = |address: &str, drafts| {
+        let engine = small::engine(&small::emulated(), &HASH, small::limits(1, 8));
+        Server::bind(address, engine, Text::Bytes, Settings { drafts, ..settings() }).err()
+    };
+    let refused = bind("127.0.0.1:0", 3);
+    assert!(matches!(refused, Some(ServerError::TooManyDrafts { drafts: 3, most: 2 })));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("an address");
+    let refused = bind(&taken.local_addr().expect("an address").to_string(), 2);
+    assert!(matches!(refused, Some(ServerError::System { .. })));
 }
 
 #[test]

@@ -241,6 +241,13 @@ fn a_store_that_hangs_holds_nobody_up() {
     assert!(made.success());
     let unblock = Unblock(object);
     let begin = Instant::now();
+    // No token, no prompt to compute.
+    let continuation = small::continuation(0);
+    let mut nothing = submit(&scheduler.queue(), &Submission { continuation, ..submission(4) });
+    assert_eq!(scheduler.step().ok(), Some(Progress::Idle));
+    assert_eq!(received(&mut nothing), (Vec::new(), Some(Event::Finished(Finish::Length))));
+    assert!(begin.elapsed() < short, "it waited for the store");
+    let begin = Instant::now();
     drop(submit(&scheduler.queue(), &submission(3)));
     let mut events = submit(&scheduler.queue(), &submission(2));
     while scheduler.step().expect("no step fails") == Progress::Ran {}
@@ -251,6 +258,88 @@ fn a_store_that_hangs_holds_nobody_up() {
     // The store's thread, which is waited for, ends once somebody has written nothing.
     drop(unblock);
     drop(scheduler);
+}
+
+/// Two completions of one prompt have one read of the store. If the first client leaves, the other gets what the store has.
+#[test]
+fn who_leaves_takes_no_read_from_others() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let start = || {
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let metrics = Metrics::new().expect("metrics");
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let report = |error: &_, _| panic!("{error}");
+        let cold = ColdCache { url, patience: PATIENCE, identity: b"a".to_vec(), report };
+        scheduler.open_cold(&cold).expect("a directory");
+        (scheduler, metrics)
+    };
+    let submission = |last| Submission {
+        prompt: long_prompt(last),
+        continuation: small::continuation(4),
+        salt: Vec::new(),
+    };
+    let (mut first, _) = start();
+    let _events = submit(&first.queue(), &submission(1));
+    while first.step().expect("no step fails") == Progress::Ran {}
+    drop(first);
+
+    let (mut scheduler, metrics) = start();
+    let queue = scheduler.queue();
+    // So that nobody is admitted, and the store is not waited for: one that decodes has the only free slots.
+    let mut running = [5, 6].map(|first| {
+        let continuation = small::continuation(40);
+        submit(&queue, &Submission { prompt: vec![first; 3], continuation, salt: Vec::new() })
+    });
+    assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    let [leaves, mut stays] = [(); 2].map(|()| submit(&queue, &submission(2)));
+    assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    drop(leaves);
+    while scheduler.step().expect("no step fails") == Progress::Ran {}
+    assert_eq!(value(&metrics, "dsv4_kv_cold_restored_tokens_total"), 128);
+    assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), 128);
+    let (tokens, end) = received(&mut stays);
+    assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
+    for events in &mut running {
+        assert_eq!(received(events).0.len(), 40);
+    }
+}
+
+/// A completion that was preempted goes on by itself, though the device failed while what kept its blocks went to host memory.
+#[test]
+fn a_preempted_completion_needs_no_other_to_go_on() {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 3) };
+    let engine = small::engine(&device, &HASH, limits);
+    let metrics = Metrics::new().expect("metrics");
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let prompt: Vec<u32> = (0..125).collect();
+    let grows = Submission { prompt, continuation: small::continuation(8), salt: Vec::new() };
+    let long = Submission { continuation: small::continuation(8), ..grows.clone() };
+    let long = Submission { prompt: long_prompt(1), ..long };
+    let mut first = submit(&queue, &long);
+    let mut second = submit(&queue, &grows);
+    while received(&mut first).1.is_none() {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    assert!(value(&metrics, "dsv4_num_preemptions_total") > 0, "none was preempted");
+    assert!(scheduler.engine().cache().is_moving(), "nothing is on its way");
+    device.backend().fail(0, failing::Failure::Instead);
+    let thread = thread::spawn(move || scheduler.run());
+    let begin = Instant::now();
+    let mut tokens = Vec::new();
+    while tokens.len() < 8 {
+        tokens.extend(received(&mut second).0);
+        assert!(begin.elapsed() < PATIENCE, "it never goes on");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
+    assert_eq!(tokens, small::alone(&mut engine, &grows).0);
+    assert!(value(&metrics, "dsv4_steps_failed_total") > 0, "nothing failed");
+    queue.close();
+    thread.join().expect("no panic").expect("no failure");
 }
 
 /// A device that fails while prefixes go to host memory, and nothing runs, is one step that fails; one that always does ends the server.

@@ -171,6 +171,7 @@ fn what_never_fits_is_refused_before_it_waits() {
     assert_eq!(queue.submit(vec![unknown]).err(), Some(refusal));
     // One waits already: all of a request, or nothing.
     let one = Submission { prompt: vec![0], continuation, salt: Vec::new() };
+    let _waits = queue.submit(vec![one.clone()]).expect("there is room");
     let most = LIMITS.waiting;
     assert_eq!(
         queue.submit(vec![one.clone(); 65]).err(),
@@ -181,6 +182,13 @@ fn what_never_fits_is_refused_before_it_waits() {
         Some(Refusal::QueueFull { waiting: 1, most })
     );
     assert_eq!(queue.submit(vec![one.clone(); 63]).map(|events| events.len()), Ok(63));
+    // Their clients have left: they take no place.
+    let again = queue.submit(vec![one.clone(); 63]).expect("there is room");
+    assert_eq!(
+        queue.submit(vec![one.clone()]).err(),
+        Some(Refusal::QueueFull { waiting: 64, most })
+    );
+    drop(again);
     queue.close();
     assert_eq!(queue.submit(vec![one]).err(), Some(Refusal::ShuttingDown));
 }

@@ -87,5 +87,5 @@ pub fn alone<B: Backend>(
 ) -> (Vec<Generated>, Finish) {
     let mut tokens = Collected(Vec::new());
     let summary = engine.generate(prompt, continuation.clone(), 48, &mut tokens);
-    (tokens.0, summary.expect("an answer").finish)
+    (tokens.0, summary.expect("an answer").finish.expect("an end"))
 }
