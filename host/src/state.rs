@@ -59,7 +59,7 @@ pub enum StateView {
 
 impl<B: Backend> KvCacheManager<B> {
     /// The state of a request's compressor in `layer`: `pool` is [`PoolKind::MainState`] or, in a CSA
-    /// layer, [`PoolKind::IndexState`]. Waits for the device.
+    /// layer, [`PoolKind::IndexState`]. Waits for `stream`, the one of the request's last step.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoSuchLayer`],

@@ -1,6 +1,7 @@
 //! What a capture forbids, whoever's device it is of, and what is put off until it ends.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 
 // Under `--cfg loom` the model checker's own, for the tests at the end.
@@ -27,16 +28,10 @@ pub(crate) struct Captures {
     /// begins behind a wait for a stream, and launches of other threads behind it.
     gate: RwLock<()>,
     current: Mutex<Option<Capture>>,
-}
-
-/// How many captures of a stream have begun.
-#[derive(Default)]
-pub(crate) struct Begun(AtomicU64);
-
-impl Begun {
-    pub fn count(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
+    /// Captures that have begun.
+    begun: AtomicU64,
+    /// For each stream that was captured the number of its last capture.
+    last: Mutex<BTreeMap<u64, u64>>,
 }
 
 struct Capture {
@@ -53,13 +48,8 @@ struct Capture {
 }
 
 impl Captures {
-    /// Begins a capture of `stream`, after every call in flight that a capture forbids or records, and counts it in `begun`.
-    pub fn begin(
-        &self,
-        stream: u64,
-        begun: &Begun,
-        retained: Vec<Span>,
-    ) -> Result<(), DeviceError> {
+    /// Begins a capture of `stream`, after every call in flight that a capture forbids or records.
+    pub fn begin(&self, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let mut current = self.lock();
         if current.is_some() {
@@ -67,7 +57,9 @@ impl Captures {
         }
         *current =
             Some(Capture { stream, retained, nodes: 0, violation: None, put_off: Vec::new() });
-        begun.0.fetch_add(1, Ordering::AcqRel);
+        let number = self.begun.load(Ordering::Acquire) + 1;
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, number);
+        self.begun.store(number, Ordering::Release);
         self.active.store(true, Ordering::Release);
         Ok(())
     }
@@ -115,6 +107,20 @@ impl Captures {
             return Err(DeviceError::NestedCapture);
         }
         replay()
+    }
+
+    /// How many captures have begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Whether a capture of `stream` has begun since [`Self::begun`] was `before`.
+    pub fn has_begun(&self, stream: u64, before: u64) -> bool {
+        // Of no stream, mostly.
+        self.begun() != before && {
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            last.get(&stream).is_some_and(|&number| number > before)
+        }
     }
 
     /// Whether `stream` is being captured.
@@ -235,7 +241,7 @@ mod loom_tests {
             let captures = loom::sync::Arc::new(Captures::default());
             let other = loom::sync::Arc::clone(&captures);
             let other = thread::spawn(move || other.outside("allocating", || Ok(())).is_err());
-            captures.begin(1, &Begun::default(), Vec::new()).unwrap();
+            captures.begin(1, Vec::new()).unwrap();
             let failed = captures.end().is_err();
             assert_eq!(other.join().unwrap(), failed);
         });
@@ -247,9 +253,7 @@ mod loom_tests {
         loom::model(|| {
             let captures = loom::sync::Arc::new(Captures::default());
             let other = loom::sync::Arc::clone(&captures);
-            let begin = |captures: &Captures, stream| {
-                captures.begin(stream, &Begun::default(), Vec::new()).is_ok()
-            };
+            let begin = |captures: &Captures, stream| captures.begin(stream, Vec::new()).is_ok();
             let other = thread::spawn(move || begin(&other, 1));
             let here = begin(&captures, 2);
             assert!(here != other.join().unwrap());
@@ -276,7 +280,7 @@ mod loom_tests {
                 let _ = other.queue(1, "kernel", [("to", &span)], runs);
                 let _ = other.replay(1, runs);
             });
-            captures.begin(1, &Begun::default(), Vec::new()).unwrap();
+            captures.begin(1, Vec::new()).unwrap();
             captured.store(true, Ordering::Release);
             thread::yield_now();
             captured.store(false, Ordering::Release);
@@ -289,13 +293,12 @@ mod loom_tests {
     #[test]
     fn what_is_recorded_shows_in_the_count() {
         loom::model(|| {
-            let shared = loom::sync::Arc::new((Captures::default(), Begun::default()));
+            let captures = loom::sync::Arc::new(Captures::default());
             let captured = loom::sync::Arc::new(AtomicBool::new(false));
-            let (other, flag) = (shared.clone(), captured.clone());
+            let (other, flag) = (captures.clone(), captured.clone());
             let other = thread::spawn(move || {
-                let (captures, begun) = &*other;
-                let before = begun.count();
-                if captures.is_capturing(1) {
+                let before = other.begun();
+                if other.is_capturing(1) {
                     return;
                 }
                 let mut is_recorded = false;
@@ -303,11 +306,11 @@ mod loom_tests {
                     is_recorded = flag.load(Ordering::Acquire);
                     Ok(())
                 };
-                captures.queue(1, "kernel", [], note).unwrap();
-                assert!(!is_recorded || begun.count() != before);
+                other.queue(1, "kernel", [], note).unwrap();
+                assert!(!is_recorded || other.has_begun(1, before));
+                assert!(!other.has_begun(2, before), "another stream");
             });
-            let (captures, begun) = &*shared;
-            captures.begin(1, begun, Vec::new()).unwrap();
+            captures.begin(1, Vec::new()).unwrap();
             captured.store(true, Ordering::Release);
             thread::yield_now();
             captured.store(false, Ordering::Release);
@@ -345,7 +348,7 @@ mod loom_tests {
                 });
                 other.free(freed);
             });
-            captures.begin(1, &Begun::default(), Vec::new()).unwrap();
+            captures.begin(1, Vec::new()).unwrap();
             captured.store(true, Ordering::Release);
             captured.store(false, Ordering::Release);
             let _ = captures.end();

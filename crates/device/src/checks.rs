@@ -123,6 +123,21 @@ pub(crate) fn check_device(
     if found == used { Ok(()) } else { Err(DeviceError::ForeignDevice { what, found, used }) }
 }
 
+/// Refuses a GPU whose blocks can have `found` bytes of shared memory, if a kernel needs more.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) fn check_shared_memory(
+    name: &str,
+    kernels: &[KernelInfo],
+    found: u32,
+) -> Result<(), DeviceError> {
+    match kernels.iter().max_by_key(|kernel| kernel.shared) {
+        Some(&KernelInfo { name: kernel, shared: needed, .. }) if needed > found => {
+            Err(DeviceError::SharedMemory { name: name.to_owned(), kernel, needed, found })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a type of elements that no memory holds: of no bytes, or aligned more than pinned memory is.
 pub(crate) fn check_element<T: Pod>() -> Result<(), DeviceError> {
     let (bytes, align) = (size_of::<T>(), align_of::<T>());

@@ -72,6 +72,21 @@ pub enum DeviceError {
         /// The least that is supported.
         least: u32,
     },
+    /// The GPU has less shared memory than a kernel needs.
+    #[error(
+        "{name} has {found} bytes of shared memory for a block; the kernel {kernel} needs {needed}, as H100, H200 and B200 \
+         have. Use one of those, or the CPU device instead"
+    )]
+    SharedMemory {
+        /// The GPU's name.
+        name: String,
+        /// The kernel.
+        kernel: &'static str,
+        /// Bytes that a block of it needs.
+        needed: u32,
+        /// Most bytes that a block can have.
+        found: u32,
+    },
     /// The driver is older than the PTX.
     #[error(
         "the kernels are PTX {ptx}, which needs a driver for CUDA {needed} or newer; this driver \

@@ -63,7 +63,7 @@ impl<B: Backend> Stream<B> {
         let (device, backend) = (self.device(), self.backend());
         let spans: Vec<_> = retained.iter().map(Memory::span).collect();
         spans.iter().try_for_each(|span| check_device("memory", span.device, device.id()))?;
-        device.captures().begin(self.id(), self.begun(), spans)?;
+        device.captures().begin(self.id(), spans)?;
         if let Err(error) = backend.begin_capture(self.raw()) {
             // Nothing was recorded that could have broken a rule, but by other threads.
             let _ = device.captures().end();

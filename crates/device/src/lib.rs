@@ -125,4 +125,4 @@ pub use pinned::Pinned;
 pub use pointer::{DevicePtr, DevicePtrMut};
 pub use span::Span;
 pub use staged::Staged;
-pub use stream::{Event, Stream};
+pub use stream::{Event, Running, Stream};

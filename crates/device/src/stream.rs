@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::backend::{Backend, Priority};
-use crate::capture::Begun;
 use crate::checks::{check_device, check_grid, check_pointers};
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -22,7 +21,6 @@ struct Shared<B: Backend> {
     // Dropped before the device.
     raw: Owned<B::Stream>,
     device: Device<B>,
-    captures: Begun,
 }
 
 impl<B: Backend> Clone for Stream<B> {
@@ -33,8 +31,7 @@ impl<B: Backend> Clone for Stream<B> {
 
 impl<B: Backend> Stream<B> {
     pub(crate) fn new(raw: Owned<B::Stream>, device: &Device<B>) -> Self {
-        let (device, captures) = (device.clone(), Begun::default());
-        Self { shared: Arc::new(Shared { raw, device, captures }) }
+        Self { shared: Arc::new(Shared { raw, device: device.clone() }) }
     }
 
     /// The device.
@@ -55,11 +52,17 @@ impl<B: Backend> Stream<B> {
         self.device().captures().is_capturing(self.id())
     }
 
-    /// How many captures of it have begun. Between two calls that return the same number, where [`Self::is_capturing`] was false behind
-    /// the first, everything that was queued runs.
-    #[must_use]
-    pub fn captures_begun(&self) -> u64 {
-        self.begun().count()
+    /// Called before work is queued that has to run, not only to be recorded: [`Running::end`] behind it says whether it does.
+    /// `operation` is what needs it, for the error.
+    ///
+    /// # Errors
+    /// [`DeviceError::ForbiddenInCapture`] while it is being captured.
+    pub fn running(&self, operation: &'static str) -> Result<Running<'_, B>, DeviceError> {
+        let begun = self.device().captures().begun();
+        if self.is_capturing() {
+            return Err(DeviceError::ForbiddenInCapture { operation });
+        }
+        Ok(Running { stream: self, operation, begun })
     }
 
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
@@ -151,16 +154,36 @@ impl<B: Backend> Stream<B> {
         captures.outside("waiting for an event", || self.backend().wait_in_stream(self.raw(), raw))
     }
 
-    pub(crate) fn begun(&self) -> &Begun {
-        &self.shared.captures
-    }
-
     pub(crate) fn raw(&self) -> &B::Stream {
         &self.shared.raw
     }
 
     pub(crate) fn backend(&self) -> &B {
         self.device().backend()
+    }
+}
+
+/// Work that is being queued into a stream and has to run; see [`Stream::running`].
+#[must_use = "`end` says whether the work runs"]
+pub struct Running<'s, B: Backend> {
+    stream: &'s Stream<B>,
+    operation: &'static str,
+    /// Captures that had begun.
+    begun: u64,
+}
+
+impl<B: Backend> Running<'_, B> {
+    /// Whether all that was queued since runs.
+    ///
+    /// # Errors
+    /// [`DeviceError::ForbiddenInCapture`] if another thread has begun to capture the stream meanwhile: some of the work was
+    /// recorded, perhaps, and does not run.
+    pub fn end(self) -> Result<(), DeviceError> {
+        let Self { stream, operation, begun } = self;
+        if stream.device().captures().has_begun(stream.id(), begun) {
+            return Err(DeviceError::ForbiddenInCapture { operation });
+        }
+        Ok(())
     }
 }
 

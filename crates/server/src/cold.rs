@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dsv4_kv::Prompt;
 use dsv4_kv_device::Backend;
 use dsv4_kv_model::Engine;
-use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier, FetchId};
+use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier};
 
 use crate::queue::{Fetch, Request};
 
@@ -122,10 +122,11 @@ impl<B: Backend> Cold<B> {
         };
     }
 
-    /// Nobody waits for a prompt any more.
-    pub fn cancel(&mut self, engine: &mut Engine<B>, fetch: FetchId) {
-        if let Some(open) = &mut self.0 {
-            open.tier.cancel(engine.cache_mut(), fetch);
+    /// A request does not wait for the store any more; others of the same prompt may.
+    pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
+        let fetch = std::mem::replace(&mut request.fetch, Fetch::Done);
+        if let (Some(open), Fetch::Asked { id, .. }) = (&mut self.0, fetch) {
+            open.tier.cancel(engine.cache_mut(), id);
         }
     }
 

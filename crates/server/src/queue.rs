@@ -236,13 +236,6 @@ impl Queue {
         Vec::from(left)
     }
 
-    /// Whether one that waits has asked the cold tier for this.
-    pub(crate) fn awaits(&self, fetch: FetchId) -> bool {
-        let is_it =
-            |request: &Request| matches!(request.fetch, Fetch::Asked { id, .. } if id == fetch);
-        self.lock().waiting.iter().any(is_it)
-    }
-
     /// The oldest, if `fits` says so.
     pub(crate) fn pop_if(&self, fits: impl FnOnce(&Request) -> bool) -> Option<Request> {
         let mut state = self.lock();

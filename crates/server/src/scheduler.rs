@@ -29,7 +29,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
-use crate::queue::{Event, Fetch, Phase, Queue, QueueLimits, Request};
+use crate::queue::{Event, Phase, Queue, QueueLimits, Request};
 
 /// Steps in a row that may fail before the scheduler ends.
 const FAILED_STEPS: u32 = 3;
@@ -237,17 +237,10 @@ impl<B: Backend> Scheduler<B> {
         for gone in running.extract_if(.., |running| running.request.has_left()) {
             engine.release(gone.id)?;
         }
-        self.queue.take_left().iter_mut().for_each(|left| self.give_up(left));
-        Ok(())
-    }
-
-    /// A request does not wait for the store any more; others of the same prompt may.
-    fn give_up(&mut self, request: &mut Request) {
-        if let Fetch::Asked { id, .. } = std::mem::replace(&mut request.fetch, Fetch::Done)
-            && !self.queue.awaits(id)
-        {
-            self.cold.cancel(&mut self.engine, id);
+        for mut left in self.queue.take_left() {
+            self.cold.give_up(&mut self.engine, &mut left);
         }
+        Ok(())
     }
 
     /// Asks the store for the prompts of those that are admitted next.
@@ -266,7 +259,7 @@ impl<B: Backend> Scheduler<B> {
     fn admit(&mut self) -> Result<(), ModelError> {
         while self.running.len() < self.engine.cache().config().max_requests as usize {
             let Some(mut request) = self.next_that_fits()? else { break };
-            self.give_up(&mut request);
+            self.cold.give_up(&mut self.engine, &mut request);
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
             } else if !request.has_left() {

@@ -67,13 +67,20 @@ pub struct ColdTier<B: Backend> {
     store: Store,
     filled: (Sender<Filled<B>>, Receiver<Filled<B>>),
     /// Prompts that were asked for.
-    fetching: Vec<Wanted>,
+    fetching: Vec<Fetching>,
     /// Reads, stores and fills that are under way.
     pending: usize,
     /// Whether the store's thread has ended.
     has_ended: bool,
     stats: ColdStats,
     errors: Vec<ColdError>,
+}
+
+/// A prompt that is on its way.
+struct Fetching {
+    wanted: Wanted,
+    /// How often it was asked for, without the calls of [`ColdTier::cancel`].
+    asked: u32,
 }
 
 /// Room that the store's thread has filled.
@@ -154,9 +161,10 @@ impl<B: Backend> ColdTier<B> {
         if tokens.len() <= worth as usize {
             return Ok(None);
         }
-        let is_it = |wanted: &&Wanted| wanted.root == root && *wanted.tokens == *tokens;
-        if let Some(wanted) = self.fetching.iter().find(is_it) {
-            return Ok(Some(FetchId(wanted.id)));
+        let is_it = |one: &&mut Fetching| one.wanted.root == root && *one.wanted.tokens == *tokens;
+        if let Some(one) = self.fetching.iter_mut().find(is_it) {
+            one.asked += 1;
+            return Ok(Some(FetchId(one.wanted.id)));
         }
         if self.fetching.len() >= MOST_FETCHES {
             return Err(ColdError::TooManyFetches { most: MOST_FETCHES });
@@ -169,14 +177,20 @@ impl<B: Backend> ColdTier<B> {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let wanted = Wanted { id, root, tokens: Arc::from(tokens), keys, worth, there };
         self.store.read(wanted.clone());
-        self.fetching.push(wanted);
+        self.fetching.push(Fetching { wanted, asked: 1 });
         self.pending += 1;
         Ok(Some(FetchId(id)))
     }
 
-    /// Nobody waits for a prompt any more: it is not read, unless that has begun. For one that is not on its way it does nothing.
+    /// One of those who asked for a prompt does not wait for it any more. Once nobody does it is not read, unless that has begun.
+    /// For one that is not on its way it does nothing.
     pub fn cancel(&mut self, cache: &KvCacheManager<B>, id: FetchId) {
-        if self.is_below(cache) && self.store.cancel(id.0) {
+        if !self.is_below(cache) {
+            return;
+        }
+        let Some(one) = self.fetching.iter_mut().find(|one| one.wanted.id == id.0) else { return };
+        one.asked = one.asked.saturating_sub(1);
+        if one.asked == 0 && self.store.cancel(id.0) {
             self.pending -= 1;
             self.forget(id.0);
         }
@@ -185,7 +199,7 @@ impl<B: Backend> ColdTier<B> {
     /// Whether a prompt is still on its way.
     #[must_use]
     pub fn is_fetching(&self, id: FetchId) -> bool {
-        self.fetching.iter().any(|wanted| wanted.id == id.0)
+        self.fetching.iter().any(|one| one.wanted.id == id.0)
     }
 
     /// Prompts that are on their way.
@@ -292,7 +306,7 @@ impl<B: Backend> ColdTier<B> {
 
     /// A prompt is not on its way any more.
     fn forget(&mut self, id: u64) {
-        self.fetching.retain(|wanted| wanted.id != id);
+        self.fetching.retain(|one| one.wanted.id != id);
     }
 
     /// Has the store's thread copy what it read to host memory.

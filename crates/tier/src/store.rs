@@ -193,11 +193,19 @@ impl Store {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (known, identity) = (Arc::<Known>::default(), Arc::clone(&owner.identity));
         let objects = Objects { objects, prefix, owner, known: Arc::clone(&known) };
-        runtime.block_on(objects.list())?;
         let (shared, (send, done)) = (Arc::<Shared>::default(), channel());
-        let queue = Arc::clone(&shared);
-        let work = move || objects.serve(&runtime, &queue, &send);
+        let (queue, (tell, listed)) = (Arc::clone(&shared), channel());
+        // On the thread, as whoever calls this may be in a runtime of its own, in which one may not wait.
+        let work = move || match runtime.block_on(objects.list()) {
+            Ok(()) => {
+                if tell.send(Ok(())).is_ok() {
+                    objects.serve(&runtime, &queue, &send);
+                }
+            }
+            Err(error) => _ = tell.send(Err(error)),
+        };
         let thread = std::thread::Builder::new().name("cold tier".into()).spawn(work)?;
+        listed.recv().map_err(|_| ColdError::ThreadEnded)??;
         Ok(Self { shared, known, identity, done, thread: Some(thread) })
     }
 

@@ -98,7 +98,8 @@
 //! }
 //! let mut channel = Channel(&mut sender, None);
 //! let room = theirs.reserve(verified.manifest().at)?;
-//! let mut target = Target { cache: &mut theirs, stream: &stream, port: &mut port };
+//! let weights = b"revision of the weights";
+//! let mut target = Target { cache: &mut theirs, stream: &stream, port: &mut port, weights };
 //! let mut claim = target.load(&verified, room, Duration::from_secs(2), &mut channel)?;
 //! let moved = loop {
 //!     // Between two steps, again and again.

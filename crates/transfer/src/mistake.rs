@@ -18,6 +18,8 @@ pub enum Mistake {
     OpeningIgnored,
     /// What was verified for another model or other formats is admitted.
     ShapeIgnored,
+    /// What was verified for other weights is admitted.
+    WeightsIgnored,
     /// What was verified for another layout is admitted.
     SectionsIgnored,
     /// A request is loaded into room for another position.

@@ -150,17 +150,17 @@ impl Ledger {
     }
 
     /// What has arrived becomes the tree's: blocks of `tokens`, the whole prefix, and the checkpoint at its end. What the
-    /// tree got from elsewhere meanwhile stays as it is: how many blocks it took, and whether it took the checkpoint.
+    /// tree got from elsewhere meanwhile stays as it is: how many blocks it took, and the checkpoint's place if it took that.
     pub(crate) fn enter_arrival(
         &mut self,
         arrival: Arrival,
         tokens: &[[u32; BLOCK]],
         origin: Origin,
         has_draft: bool,
-    ) -> (u32, bool) {
+    ) -> (u32, Option<Place>) {
         let Arrival { mut reference, blocks, checkpoint } = arrival;
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return (0, false) };
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return (0, None) };
         let new = &tokens[reference.blocks() as usize..];
         let take = |index: usize| match blocks[index].take() {
             Some(block) => block,
@@ -174,24 +174,31 @@ impl Ledger {
         let too_high = u32::from(made(Mistake::CheckpointTooHigh) && tokens.len() > 1);
         let above = tokens.len() as u32 - too_high;
         let attached = sharing.tree.attach(&reference, above, origin, saved);
-        let entered = (taken.unwrap_or(0) as u32, attached.is_ok());
-        if let Err(not_taken) = attached {
-            pools.checkpoints.give_back(not_taken.0);
-        }
+        let place = match attached {
+            Ok(place) => Some(place),
+            Err(not_taken) => {
+                pools.checkpoints.give_back(not_taken.0);
+                None
+            }
+        };
         give_back(&mut pools, blocks.into_iter().flatten());
         self.release_place(reference);
-        entered
+        (taken.unwrap_or(0) as u32, place)
     }
 
-    /// A prefix that came from another cache becomes the tree's: how many blocks it took, and whether it took the checkpoint.
-    /// Nothing is known of why that was taken: it counts as a prompt's.
+    /// A prefix that came from another cache becomes the tree's: how many blocks it took, and whether it took the checkpoint, which
+    /// is offered to the lower tier then. Nothing is known of why that was taken: it counts as a prompt's.
     pub(crate) fn enter_moved(
         &mut self,
         arrival: Arrival,
         tokens: &[[u32; BLOCK]],
         has_draft: bool,
     ) -> (u32, bool) {
-        self.enter_arrival(arrival, tokens, Origin::Prompt, has_draft)
+        let (blocks, place) = self.enter_arrival(arrival, tokens, Origin::Prompt, has_draft);
+        if let (Some(place), Some(sharing)) = (place, self.sharing.as_mut()) {
+            sharing.offers.add(place);
+        }
+        (blocks, place.is_some())
     }
 
     /// The blocks of a prompt down to the deepest checkpoint, in order, and that; `None` without one. They stay until the

@@ -53,6 +53,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<Option<PrefetchId>, KvError> {
         let _tier = trace::tier("prefetch").entered();
         self.core().check_stream(stream)?;
+        self.reject_leaked_steps();
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
         match self.start_arriving(stream, None) {
@@ -107,6 +108,7 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn advance_tier(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         let _tier = trace::tier("advance_tier").entered();
         self.core().check_stream(stream)?;
+        self.reject_leaked_steps();
         self.enter_arrived(false)?;
         match self.start_arriving(stream, None) {
             Err(error) if !is_full(&error) => return Err(error),

@@ -208,6 +208,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// As [`Ledger::rewind_draft`].
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
+        self.reject_leaked_steps();
         self.core.ledger().rewind_draft(id, committed)
     }
 

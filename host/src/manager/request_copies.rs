@@ -59,6 +59,7 @@ impl<B: Backend> KvCacheManager<B> {
         let copy = SlotCopy { from: id.slot(), to: image };
         if let Err(error) = self.transfer(stream, &[(Copied::Slots, copy.words())], None) {
             self.core().ledger().give_image_back(image);
+            self.poison_slot(image);
             return Err(error.into());
         }
         let suspended = self.core().ledger().detach(id, image);

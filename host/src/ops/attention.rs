@@ -161,7 +161,8 @@ pub fn attend<B: Backend>(
         // kernel takes, `form_of` no more than the short one does, and halves of keys only where these are split.
         // Work of one stream runs in order, so that parts of one launch are added up before the next leaves its own,
         // and their counters are 0 then; parts and exchange are used by one stream at a time, as their types say.
-        unsafe { stream.launch(plan.kernel, &operation) }
+        let launched = unsafe { stream.launch(plan.kernel, &operation) };
+        launched.inspect_err(|error| attention.clean(stream, error))
     })
 }
 
@@ -304,6 +305,18 @@ impl<B: Backend> Attention<'_, B> {
             faults: faults.ptr_mut(),
             params,
         })
+    }
+
+    /// A kernel that the emulator has stopped may leave counters that are not 0, by which the next launch would be wrong.
+    fn clean(&self, stream: &Stream<B>, error: &DeviceError) {
+        if !matches!(error, DeviceError::Fault(_)) {
+            return;
+        }
+        let parts = self.parts().map(|of| &of.arrivals);
+        for arrivals in parts.into_iter().chain(self.exchange.map(|of| &of.arrivals)) {
+            // The error of the launch is what the caller has to know.
+            let _ = stream.fill(arrivals, 0);
+        }
     }
 
     fn keys(&self) -> AttendedKeys {

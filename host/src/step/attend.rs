@@ -7,7 +7,7 @@ use kernels_gpu::launch::{AppendSwa, Attend};
 use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys};
 use kv_layout::geometry::LayerKind;
 
-use super::layer::{Access, Csa, Hca, Swa, UpdatedLayer};
+use super::layer::{Access, Csa, Hca, StepLaunches, Swa, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
@@ -198,11 +198,11 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     fn quantise_once(&self, attention: &Attention<'_, B>) -> Result<(), KvError> {
         let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
         // What is only recorded does not run in this step, and what has run in it is not in that graph.
-        let is_only_recorded = self.access.is_only_recorded();
-        if is_only_recorded || !*has_own_rows {
+        let launches = self.access.running();
+        if launches.is_err() || !*has_own_rows {
             ops::check_attend(self.access.stream, attention)?;
             self.access.quantise_rows(&self.kv)?;
-            *has_own_rows |= !is_only_recorded;
+            *has_own_rows |= launches.and_then(StepLaunches::end).is_ok();
         }
         Ok(())
     }

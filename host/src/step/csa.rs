@@ -38,19 +38,19 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
     ) -> Result<UpdatedLayer<'s, B, Csa>, KvError> {
         let tokens = self.access.shape.tokens;
         self.tracker.check_not_started()?;
-        let begun = self.access.check_runs()?;
+        let launches = self.access.running()?;
         self.access.check_rows(inputs.kv)?;
         inputs.main.check(CompressorKind::CsaMain, tokens)?;
         inputs.index.check(CompressorKind::CsaIndex, tokens)?;
         if self.access.shape.is_fused() {
             self.decode(inputs)?;
-            self.access.check_ran(begun)?;
+            launches.end()?;
             self.tracker.reached(LayerProgress::Finished);
         } else {
             self.compress(inputs)?;
             self.flush()?;
             self.write_states(inputs)?;
-            self.access.check_ran(begun)?;
+            launches.end()?;
             self.tracker.reached(LayerProgress::Updated);
         }
         Ok(self.updated(inputs.kv))

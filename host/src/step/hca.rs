@@ -34,17 +34,17 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         inputs: &HcaInputs<'_, B>,
     ) -> Result<UpdatedLayer<'s, B, Hca>, KvError> {
         self.tracker.check_not_started()?;
-        let begun = self.access.check_runs()?;
+        let launches = self.access.running()?;
         self.access.check_rows(inputs.kv)?;
         inputs.main.check(CompressorKind::Hca, self.access.shape.tokens)?;
         if self.access.shape.is_fused() {
             self.decode(inputs)?;
-            self.access.check_ran(begun)?;
+            launches.end()?;
             self.tracker.reached(LayerProgress::Finished);
         } else {
             self.compress(inputs)?;
             self.flush(inputs)?;
-            self.access.check_ran(begun)?;
+            launches.end()?;
             self.tracker.reached(LayerProgress::Updated);
         }
         Ok(self.updated(inputs.kv))

@@ -15,7 +15,7 @@ use super::shape::StepShape;
 use super::tracker::Tracker;
 use crate::device::Operation;
 use crate::device::shape::check_length;
-use crate::device::{Backend, Buffer, DeviceError, Span, Stream, View, bf16};
+use crate::device::{Backend, Buffer, DeviceError, Running, Span, Stream, View, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::manager::core::Core;
@@ -168,15 +168,15 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
         }
-        let begun = self.access.check_runs()?;
+        let launches = self.access.running()?;
         self.tracker.appended(self.access.append(&self.kv))?;
-        self.access.check_ran(begun)?;
+        launches.end()?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }
 }
 
-impl<B: Backend> Access<'_, B> {
+impl<'s, B: Backend> Access<'s, B> {
     /// One array of StepMeta.
     pub fn section(&self, which: Section) -> &View<B, i32> {
         self.sections.get(which)
@@ -207,23 +207,13 @@ impl<B: Backend> Access<'_, B> {
         (!row.is_empty()).then(|| self.core.memory.state.rows(self.pools.schema.layer, row))
     }
 
-    /// Whether launches are recorded by a capture that is not the step's own, and so do not run in this step.
-    pub fn is_only_recorded(&self) -> bool {
-        !self.is_captured && self.stream.is_capturing()
-    }
-
-    /// Refuses to write rows of the cache by launches that are only recorded: the step would count them as run. How many captures of the
-    /// stream had begun before, for [`Self::check_ran`].
-    pub fn check_runs(&self) -> Result<u64, KvError> {
-        let begun = self.stream.captures_begun();
-        if self.is_only_recorded() { Err(only_recorded()) } else { Ok(begun) }
-    }
-
-    /// Refuses to count launches as run, behind them, if another thread has begun a capture of the stream since [`Self::check_runs`]
-    /// returned `begun`.
-    pub fn check_ran(&self, begun: u64) -> Result<(), KvError> {
-        let ran = self.is_captured || self.stream.captures_begun() == begun;
-        if ran { Ok(()) } else { Err(only_recorded()) }
+    /// Refuses launches that would only be recorded by a capture that is not the step's own: the step would count them as run.
+    pub fn running(&self) -> Result<StepLaunches<'s, B>, KvError> {
+        let operation = "launching for a layer of a step that this capture does not record";
+        Ok(StepLaunches(match self.is_captured {
+            true => None,
+            false => Some(self.stream.running(operation)?),
+        }))
     }
 
     /// Refuses window rows that do not cover the step.
@@ -237,6 +227,16 @@ impl<B: Backend> Access<'_, B> {
     }
 }
 
+/// Launches of a step, which run, or which its own capture records.
+pub(crate) struct StepLaunches<'s, B: Backend>(Option<Running<'s, B>>);
+
+impl<B: Backend> StepLaunches<'_, B> {
+    /// Behind the last: refuses to count them as run if another thread has begun to capture the stream meanwhile.
+    pub fn end(self) -> Result<(), KvError> {
+        self.0.map_or(Ok(()), |running| Ok(running.end()?))
+    }
+}
+
 impl<B: Backend> CompressorInputs<'_, B> {
     /// Refuses tensors that do not cover the step, before anything is queued.
     pub(super) fn check(&self, compressor: CompressorKind, tokens: u32) -> Result<(), KvError> {
@@ -246,12 +246,6 @@ impl<B: Backend> CompressorInputs<'_, B> {
         check("position bias", self.ape.len(), ratio, columns)?;
         check("norm weights", self.norm.len(), 1, compressor.channels())
     }
-}
-
-/// The refusal of launches that write rows of the cache and do not run in their step.
-fn only_recorded() -> KvError {
-    let operation = "updating or appending a layer of a step that this capture does not record";
-    DeviceError::ForbiddenInCapture { operation }.into()
 }
 
 fn check(what: &'static str, found: u64, rows: u32, columns: u32) -> Result<(), KvError> {

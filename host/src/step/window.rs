@@ -20,11 +20,11 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// step's own records the stream. The update can then be repeated.
     pub fn update(mut self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
         self.tracker.check_not_started()?;
-        let begun = self.access.check_runs()?;
+        let launches = self.access.running()?;
         self.access.check_rows(kv)?;
         if self.access.shape.is_fused() {
             self.tracker.appended(self.access.append(kv))?;
-            self.access.check_ran(begun)?;
+            launches.end()?;
             self.tracker.reached(LayerProgress::Finished);
         } else {
             self.tracker.reached(LayerProgress::Updated);

@@ -213,10 +213,10 @@ impl<B: Backend> Tier<B> {
     fn enter_arriving(&mut self, ledger: &mut Ledger, arriving: Arriving<B>, bytes: u64) {
         let Arriving { wanted, tokens, arrival, origin, has_draft, source, .. } = arriving;
         let before = ledger.reusable(&wanted.root, &wanted.tokens);
-        let (blocks, has_checkpoint) = ledger.enter_arrival(arrival, &tokens, origin, has_draft);
+        let (blocks, place) = ledger.enter_arrival(arrival, &tokens, origin, has_draft);
         let reusable = (tokens.len() * BLOCK) as u32;
         self.stats.restored_blocks += u64::from(blocks);
-        self.stats.restored_checkpoints += u64::from(has_checkpoint);
+        self.stats.restored_checkpoints += u64::from(place.is_some());
         self.stats.bytes_from_host += bytes;
         self.stats.restored_tokens += u64::from(reusable.saturating_sub(before));
         self.event(TierEvent::Restored { tokens: reusable, blocks, bytes });

@@ -65,6 +65,12 @@ impl<B: Backend> KvCacheManager<B> {
 }
 
 impl<B: Backend> Export<'_, B> {
+    /// The device of its cache.
+    #[must_use]
+    pub fn device(&self) -> &crate::device::Device<B> {
+        self.cache.device()
+    }
+
     /// Which request.
     #[must_use]
     pub fn id(&self) -> RequestId {

@@ -147,6 +147,7 @@ impl<B: Backend> Port<B> {
         (unit, units): (PoolUnit, &[u32]),
         (direction, images): (CopyDirection, &Buffer<B, u8>),
     ) -> Result<(), KvError> {
+        let running = stream.running("copying parts of a request that moves")?;
         self.jobs.update(stream, |array| {
             let jobs = array.as_chunks_mut::<JOB>().0.iter_mut().zip(units).zip(0..);
             for ((words, &from), to) in jobs {
@@ -176,6 +177,7 @@ impl<B: Backend> Port<B> {
             direction,
             faults: core.memory.copy_faults(),
         };
-        Ok(ops::copy_state(stream, &copies)?)
+        ops::copy_state(stream, &copies)?;
+        Ok(running.end()?)
     }
 }

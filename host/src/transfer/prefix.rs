@@ -157,6 +157,12 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         self.prompt
     }
 
+    /// The device of its cache.
+    #[must_use]
+    pub fn device(&self) -> &crate::device::Device<B> {
+        self.cache.device()
+    }
+
     /// What the cache is configured for.
     #[must_use]
     pub fn config(&self) -> &crate::CacheConfig {

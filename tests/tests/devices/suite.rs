@@ -355,6 +355,7 @@ suite! {
     step::moved_prefixes {
         prompts_go_on_from_what_came,
         what_is_here_stays,
+        what_came_goes_to_host_memory,
         prefixes_go_back_and_forth,
         what_cannot_come_changes_nothing,
     }

@@ -38,6 +38,18 @@ pub struct Entry {
     pub early_accesses: u32,
     /// Its recorded instructions.
     pub counts: Counts,
+    paths: Paths,
+}
+
+/// What is known, where the text is read, of the ways there.
+#[derive(Debug, Default)]
+struct Paths {
+    /// Whether the instruction before ends its way: what follows is reached by branches alone.
+    ended: bool,
+    /// Whether a launch waits on this way.
+    waited: bool,
+    /// Labels that a branch before leads to, and whether all of those had waited.
+    labels: BTreeMap<String, bool>,
 }
 
 /// One PTX module.
@@ -99,11 +111,20 @@ impl Module {
 
 impl Entry {
     fn read_instruction(&mut self, words: &[&str]) {
+        for label in words.iter().filter_map(|word| word.strip_suffix(':')) {
+            self.paths.enter(label);
+        }
+        let is_predicated = words.iter().any(|word| word.starts_with('@'));
         let mut words = words.iter().copied().skip_while(|word| {
             // A scope, a label or a predicate stands before the instruction.
             matches!(*word, "{" | "}") || word.ends_with(':') || word.starts_with('@')
         });
         let Some(opcode) = words.next() else { return };
+        match opcode.trim_end_matches(';').split('.').next() {
+            Some("bra") => self.paths.branch(words.next(), is_predicated),
+            Some("ret" | "exit" | "trap") if !is_predicated => self.paths.ended = true,
+            _ => {}
+        }
         if opcode == ".local" {
             self.local_memory = true;
         }
@@ -111,14 +132,36 @@ impl Entry {
             self.calls += 1;
         }
         if opcode.trim_end_matches(';') == "griddepcontrol.wait" {
-            self.waits = true;
+            (self.waits, self.paths.waited) = (true, true);
         }
-        if !self.waits && is_global(opcode) {
+        if !self.paths.waited && is_global(opcode) {
             self.early_accesses += 1;
         }
         if let Some(kind) = kind(opcode) {
             *self.counts.entry(kind).or_default() += 1;
         }
+    }
+}
+
+impl Paths {
+    /// A label: what is behind it is reached from before it and by branches.
+    fn enter(&mut self, label: &str) {
+        // One to which no branch before leads is that of a loop, which is entered from before it.
+        let by_branch = self.labels.get(label).copied();
+        let from_before = if self.ended { None } else { Some(self.waited) };
+        self.waited = match (from_before, by_branch) {
+            (Some(one), Some(other)) => one && other,
+            (one, other) => one.or(other).unwrap_or(self.waited),
+        };
+        self.ended = false;
+    }
+
+    fn branch(&mut self, label: Option<&str>, is_predicated: bool) {
+        if let Some(label) = label.map(|label| label.trim_end_matches(';').to_owned()) {
+            let waited = self.labels.entry(label).or_insert(true);
+            *waited &= self.waited;
+        }
+        self.ended |= !is_predicated;
     }
 }
 
@@ -286,6 +329,28 @@ $L__BB0_2:
         let expected = ["bar", "bar.warp", "ld.global.v4", "shfl", "st.generic", "st.shared.v2"]
             .map(|kind| (kind.to_owned(), 1));
         assert_eq!(amax.counts, Counts::from(expected));
+    }
+
+    /// A launch waits on every way to an access, not only somewhere before it in the text.
+    #[test]
+    fn early_accesses_are_found_on_each_way() {
+        let early = |body: &str| {
+            let text = format!(".visible .entry one()\n{{\n{body}\n\tret;\n}}\n");
+            Module::parse(&text).entry("one").expect("an entry").early_accesses
+        };
+        let (wait, load) = ("\tgriddepcontrol.wait;\n", "\tld.global.b32 %r1, [%rd1];\n");
+        let (skip, jump) = ("\t@%p1 bra $L__BB0_2;\n", "\tbra.uni $L__BB0_3;\n");
+        let [two, three] = ["$L__BB0_2:\n", "$L__BB0_3:\n"];
+        assert_eq!(early(&[wait, load].concat()), 0);
+        assert_eq!(early(&[load, wait].concat()), 1);
+        assert_eq!(early(&[skip, wait, load, two, load].concat()), 1, "past the wait");
+        assert_eq!(early(&[wait, skip, load, two, load].concat()), 0);
+        let apart = [skip, wait, load, jump, two, wait, load, three, load].concat();
+        assert_eq!(early(&apart), 0, "each way has a wait of its own");
+        let one = [skip, wait, load, jump, two, load, wait, three, load].concat();
+        assert_eq!(early(&one), 1, "one of them waits too late");
+        let loops = [wait, three, load, "\t@%p1 bra $L__BB0_3;\n", load].concat();
+        assert_eq!(early(&loops), 0);
     }
 
     #[test]

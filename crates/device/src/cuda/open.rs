@@ -7,7 +7,9 @@ use bytemuck::Pod;
 use cust::context::Context;
 use cust::device::DeviceAttribute;
 use cust::module::Module;
-use cust::sys::{self, CUcontext, CUdeviceptr, CUfunction, CUfunction_attribute, CUstream};
+use cust::sys::{
+    self, CUcontext, CUdevice_attribute, CUdeviceptr, CUfunction, CUfunction_attribute, CUstream,
+};
 use simt::kernel::KernelInfo;
 
 use super::context::{Cuda, Shared, check, during};
@@ -15,7 +17,7 @@ use super::handles::{CudaMemory, CudaStream};
 use super::launched::Launched;
 use crate::buffer::{Buffer, Memory};
 use crate::capture::domain;
-use crate::checks::check_element;
+use crate::checks::{check_element, check_shared_memory};
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::gpu_options::{CudaOptions, Kernels};
@@ -93,7 +95,7 @@ impl Cuda {
     /// Opens a GPU with its primary context and loads `kernels`.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::Cuda`];
+    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::SharedMemory`], [`DeviceError::Cuda`];
     /// [`DeviceError::ForbiddenInCapture`] while another device captures on the same GPU; those of
     /// [`Kernels::ptx`].
     pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
@@ -129,6 +131,7 @@ impl Cuda {
         // SAFETY: the context is live: just created, or so promised by the embedder.
         check("making the context current", unsafe { sys::cuCtxSetCurrent(context) })?;
         let info = device_info(device)?;
+        check_shared_memory(&info.name, kernels.infos, shared_memory(device)?)?;
         let driver = driver_version()?;
         let ptx = (kernels.ptx)(&info, driver)?;
         let captures = domain(context as u64);
@@ -180,6 +183,16 @@ pub(super) fn device_info(device: cust::device::Device) -> Result<DeviceInfo, De
         sm: Some(sm as u32),
         total_memory: device.total_memory().map_err(during("reading the memory size"))? as u64,
     })
+}
+
+/// Most bytes of shared memory that a block can have.
+fn shared_memory(device: cust::device::Device) -> Result<u32, DeviceError> {
+    let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let mut bytes = 0;
+    // SAFETY: the call writes one integer; the device is one that the driver has.
+    let status = unsafe { sys::cuDeviceGetAttribute(&mut bytes, which, device.as_raw()) };
+    check("reading the size of shared memory", status)?;
+    Ok(bytes.try_into().unwrap_or(0))
 }
 
 /// What `cuDriverGetVersion` says: 12080 is CUDA 12.8.

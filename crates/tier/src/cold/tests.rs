@@ -154,7 +154,10 @@ fn a_slow_store_is_not_asked_for_everything() {
     }
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(cold.store.found(), 2);
-    // One that nobody waits for any more is not read.
+    // One that nobody waits for any more is not read; of two who asked for it, the first to leave leaves it to the other.
+    assert_eq!(cold.fetch(&fed.manager, &prompt(salts[63])).unwrap(), Some(ids[63]));
+    cold.cancel(&fed.manager, ids[63]);
+    assert!(cold.is_fetching(ids[63]));
     cold.cancel(&fed.manager, ids[63]);
     assert!(!cold.is_fetching(ids[63]) && cold.fetching() == 63);
     cold.cancel(&fed.manager, ids[63]);

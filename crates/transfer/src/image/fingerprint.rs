@@ -21,9 +21,15 @@ impl Fingerprint {
     pub fn new(config: &CacheConfig, weights: &[u8], salt: &[u8], adapter: &[u8]) -> Self {
         Self {
             shape: Self::shape_of(config),
-            weights: blake3::hash(weights).into(),
+            weights: Self::weights_of(weights),
             owner: Self::owner_of(salt, adapter),
         }
+    }
+
+    /// What [`Self::weights`] is of weights of this identity.
+    #[must_use]
+    pub fn weights_of(weights: &[u8]) -> [u8; 32] {
+        blake3::hash(weights).into()
     }
 
     /// What [`Self::owner`] is of this salt and adapter.

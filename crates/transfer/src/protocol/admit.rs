@@ -20,6 +20,8 @@ pub struct Target<'t, B: Backend> {
     pub stream: &'t Stream<B>,
     /// Its port.
     pub port: &'t mut Port<B>,
+    /// The identity of its weights, as [`Fingerprint::new`] takes it: caches of one shape may run others.
+    pub weights: &'t [u8],
 }
 
 /// A request with every byte in its room, whose source is asked whether it is the target's. The cache is free meanwhile.
@@ -60,7 +62,7 @@ impl<B: Backend> Target<'_, B> {
     /// source has until then to answer: [`Self::settle`] sees whether it did, between steps. Nothing waits for it.
     ///
     /// # Errors
-    /// [`TransferError::Image`] for a payload that was verified for another model, formats or layout than this cache's,
+    /// [`TransferError::Image`] for a payload that was verified for another model, weights, formats or layout than this cache's,
     /// [`TransferError::OtherKind`] for that of a prefix, [`TransferError::OtherRoom`], [`TransferError::Cache`],
     /// [`TransferError::Unreachable`]. The room is free again, and the source was told.
     /// [`TransferError::AskedBefore`] for a payload that was loaded before: an answer that comes late would be taken for one to
@@ -72,15 +74,16 @@ impl<B: Backend> Target<'_, B> {
         until: Duration,
         control: &mut impl Control,
     ) -> Result<Claim, TransferError> {
-        let Self { cache, stream, port } = self;
         let source = verified.manifest.source;
-        if let Err(error) = check(cache, port, &room, &verified.manifest) {
+        if let Err(error) = self.check(&room, &verified.manifest) {
             return Err(self.refuse((room, source), error, control));
         }
-        if verified.is_asked() && !made(Mistake::AsksAgain) {
+        // Before the bytes are loaded, so that of two threads one asks.
+        if verified.was_asked() && !made(Mistake::AsksAgain) {
             return Err(self.give_back(room, TransferError::AskedBefore { source_of: source }));
         }
-        let loaded = match verified.parts::<B>() {
+        let Self { cache, stream, port, .. } = self;
+        let loaded = match verified.parts(cache.device()) {
             Ok(parts) => cache.load_from(stream, port, room, parts.as_parts()),
             Err(error) => return Err(self.refuse((room, source), error.into(), control)),
         };
@@ -91,7 +94,6 @@ impl<B: Backend> Target<'_, B> {
                 return Err(error.into());
             }
         };
-        verified.note_question();
         match if made(Mistake::EpochIgnored) { Ok(()) } else { control.ask(source) } {
             Ok(()) => Ok(Claim { loaded, source, until }),
             Err(why) => {
@@ -143,6 +145,37 @@ impl<B: Backend> Target<'_, B> {
         self.cache.give_back(claim.loaded)
     }
 
+    /// Refuses what was verified for another cache, and room for another position.
+    fn check(&self, room: &Reserved, manifest: &Manifest) -> Result<(), TransferError> {
+        self.check_own(manifest, ImageKind::Request)?;
+        let (room, request) = (room.positions(), manifest.at);
+        let is_its = room == request || made(Mistake::RoomIgnored);
+        if is_its { Ok(()) } else { Err(TransferError::OtherRoom { room, request }) }
+    }
+
+    /// Refuses what was verified for another cache, and another kind of image.
+    pub(super) fn check_own(
+        &self,
+        manifest: &Manifest,
+        needed: ImageKind,
+    ) -> Result<(), TransferError> {
+        let Fingerprint { shape, weights, .. } = manifest.fingerprint;
+        if shape != Fingerprint::shape_of(self.cache.config()) && !made(Mistake::ShapeIgnored) {
+            return Err(ImageError::Foreign(Fact::Shape).into());
+        }
+        if weights != Fingerprint::weights_of(self.weights) && !made(Mistake::WeightsIgnored) {
+            return Err(ImageError::Foreign(Fact::Weights).into());
+        }
+        let found = manifest.kind;
+        if found != needed {
+            return Err(TransferError::OtherKind { needed, found });
+        }
+        if !made(Mistake::SectionsIgnored) {
+            manifest.check_sections(self.port.layout())?;
+        }
+        Ok(())
+    }
+
     fn refuse(
         &mut self,
         (room, source): (impl Into<Reserved>, Source),
@@ -167,39 +200,6 @@ pub(super) fn give_up(control: &mut impl Control, source: Source) {
     if !made(Mistake::GivesUpSilently) {
         control.give_up(source);
     }
-}
-
-/// Refuses what was verified for another cache, and room for another position.
-fn check<B: Backend>(
-    cache: &KvCacheManager<B>,
-    port: &Port<B>,
-    room: &Reserved,
-    manifest: &Manifest,
-) -> Result<(), TransferError> {
-    check_own(cache, port, (manifest, ImageKind::Request))?;
-    let (room, request) = (room.positions(), manifest.at);
-    let is_its = room == request || made(Mistake::RoomIgnored);
-    if is_its { Ok(()) } else { Err(TransferError::OtherRoom { room, request }) }
-}
-
-/// Refuses what was verified for another cache, and another kind of image.
-pub(super) fn check_own<B: Backend>(
-    cache: &KvCacheManager<B>,
-    port: &Port<B>,
-    (manifest, needed): (&Manifest, ImageKind),
-) -> Result<(), TransferError> {
-    let is_own = manifest.fingerprint.shape == Fingerprint::shape_of(cache.config());
-    if !is_own && !made(Mistake::ShapeIgnored) {
-        return Err(ImageError::Foreign(Fact::Shape).into());
-    }
-    let found = manifest.kind;
-    if found != needed {
-        return Err(TransferError::OtherKind { needed, found });
-    }
-    if !made(Mistake::SectionsIgnored) {
-        manifest.check_sections(port.layout())?;
-    }
-    Ok(())
 }
 
 impl<B: Backend> std::fmt::Debug for Target<'_, B> {

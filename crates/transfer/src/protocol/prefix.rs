@@ -9,7 +9,7 @@ use dsv4_kv::Prompt;
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::{PrefixExport, PrefixImport};
 
-use super::admit::{Target, check_own, give_up};
+use super::admit::{Target, give_up};
 use super::error::TransferError;
 use super::offer::{Control, Offer};
 use super::sender::{Sender, fill};
@@ -59,8 +59,10 @@ impl<T: Transport> Sender<T> {
         manifest: &Manifest,
     ) -> Result<Vec<Section>, TransferError> {
         let bytes = 0..manifest.payload_bytes() as usize;
+        let device = export.device().clone();
         let work = |payload: RegionMut<'_>| {
-            fill((payload, bytes.clone()), &manifest.sections, |into| export.all_to(into))
+            let (part, of) = ((payload, bytes.clone()), (&manifest.sections[..], &device));
+            fill(part, of, |into| export.all_to(into))
         };
         let transport = self.transport();
         let sections = transport.with_region(memory, work)??;
@@ -94,15 +96,15 @@ impl<B: Backend> Target<'_, B> {
         verified: &Verified,
         (salt, adapter): (&[u8], &[u8]),
     ) -> Result<Option<PrefixImport>, TransferError> {
-        let Self { cache, stream, port } = self;
         let Manifest { fingerprint, at, tokens, .. } = verified.manifest();
-        check_own(cache, port, (verified.manifest(), ImageKind::Prefix))?;
+        self.check_own(verified.manifest(), ImageKind::Prefix)?;
+        let Self { cache, stream, port, .. } = self;
         let is_its = fingerprint.owner == Fingerprint::owner_of(salt, adapter);
         if !is_its && !made(Mistake::OwnerIgnored) {
             return Err(ImageError::Foreign(Fact::Owner).into());
         }
         let prompt = Prompt { tokens, salt, adapter };
-        let parts = verified.parts::<B>()?;
+        let parts = verified.parts(cache.device())?;
         Ok(cache.import_prefix_from(stream, port, &prompt, (*at, parts.as_parts()))?)
     }
 }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::time::Duration;
 
-use dsv4_kv::device::{Backend, Buffer};
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{Export, MoveError, PartsMut, Positions};
 
 use super::draft::Draft;
@@ -13,9 +13,7 @@ use super::error::TransferError;
 use super::offer::{Offer, Ready};
 use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, places};
 use crate::mistake::{Mistake, made};
-use crate::transport::{
-    Descriptor, Region, RegionMut, Registered, Storage, Transport, TransportError,
-};
+use crate::transport::{Descriptor, RegionMut, Registered, Storage, Transport, TransportError};
 
 /// A payload that is not whole, and why it cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -151,8 +149,10 @@ impl<T: Transport> Sender<T> {
             let bytes = draft.bytes(parts.clone());
             let Draft { memory, manifest, .. } = draft;
             let sections = &manifest.sections[parts.clone()];
+            let device = export.device().clone();
             let work = |payload: RegionMut<'_>| {
-                fill((payload, bytes.clone()), sections, |into| copy(export, parts.clone(), into))
+                let (part, of) = ((payload, bytes.clone()), (sections, &device));
+                fill(part, of, |into| copy(export, parts.clone(), into))
             };
             let sections = self.transport.with_region(memory, work)??;
             self.transport.flush(memory, bytes)?;
@@ -258,27 +258,23 @@ impl<T: Transport> Sender<T> {
 /// Lets `copy` write bytes of a payload, in the memory of its cache's device if it is there; their sections.
 pub(super) fn fill<B: Backend>(
     (mut payload, bytes): (RegionMut<'_>, Range<usize>),
-    sections: &[Section],
+    (sections, device): (&[Section], &Device<B>),
     copy: impl FnOnce(PartsMut<'_, B>) -> Result<(), MoveError>,
 ) -> Result<Vec<Section>, TransferError> {
     let places: Vec<_> = places(sections, bytes.start).collect();
     if payload.host().is_some() {
         copy(PartsMut::Host(&mut payload.bytes_mut()[bytes]))?;
-    } else if let Some(buffer) = own_buffer::<B>(&payload, &bytes) {
-        copy(PartsMut::Device(buffer))?;
+    } else if let Some(all) = payload.buffer_of(device) {
+        let part = all.slice(bytes.start as u64, bytes.len() as u64);
+        copy(PartsMut::Device(part.expect("the payload has all its parts")))?;
     } else {
-        // Of another kind of device.
+        // Of another device.
         let mut own = vec![0; bytes.len()];
         copy(PartsMut::Host(&mut own))?;
         payload.write(bytes.start, &own)?;
     }
     let digests = sections.iter().zip(payload.digests(&places)?);
     Ok(digests.map(|(&Section { part, .. }, digest)| Section { part, digest }).collect())
-}
-
-/// A part of memory of a device of this kind.
-fn own_buffer<B: Backend>(payload: &Region, bytes: &Range<usize>) -> Option<Buffer<B, u8>> {
-    payload.buffer::<B>()?.slice(bytes.start as u64, bytes.len() as u64)
 }
 
 /// Copies parts of a request, one behind the other.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dsv4_kv::device::{Backend, Buffer};
+use dsv4_kv::device::{Backend, Buffer, Device};
 use dsv4_kv::transfer::Parts;
 
 use super::error::TransferError;
@@ -42,14 +42,9 @@ impl Verified {
         Self { manifest, region, _share: share, asked: AtomicBool::new(false) }
     }
 
-    /// From now on its source was asked for it.
-    pub(super) fn note_question(&self) {
-        self.asked.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether its source was asked for it.
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
+    /// Whether its source was asked for it before; from now on it was.
+    pub(super) fn was_asked(&self) -> bool {
+        self.asked.swap(true, Ordering::Relaxed)
     }
 
     /// What it says of itself.
@@ -89,11 +84,13 @@ impl Verified {
         Ok(bytes)
     }
 
-    /// Its bytes for a cache on a device of this kind: where they are, or copied to the host if they are on a device of
-    /// another kind.
-    pub(super) fn parts<B: Backend>(&self) -> Result<Payload<'_, B>, TransportError> {
-        let own = self.region.buffer::<B>().and_then(|all| all.slice(0, self.bytes() as u64));
-        match own {
+    /// Its bytes for a cache on a device: where they are, or copied to the host if they are on another device.
+    pub(super) fn parts<B: Backend>(
+        &self,
+        device: &Device<B>,
+    ) -> Result<Payload<'_, B>, TransportError> {
+        let all = self.region.buffer_of(device);
+        match all.and_then(|all| all.slice(0, self.bytes() as u64)) {
             Some(buffer) => Ok(Payload::Device(buffer)),
             None if self.kind() == MemoryKind::Host => Ok(Payload::Host(self.payload())),
             None => self.copy().map(Payload::Copied),

@@ -71,7 +71,7 @@ pub trait Transport {
     /// [`TransportError`]; the memory is kept until the transport ends then.
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError>;
 
-    /// Lets `work` see and change memory.
+    /// Lets `work` see and change memory. It must not call a transport of the same fabric, which may wait for this call's end.
     ///
     /// # Errors
     /// [`TransportError::Unknown`] for memory of another transport, or that was given up by [`Self::fence`].

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, Range};
 
-use dsv4_kv::device::{Backend, Buffer};
+use dsv4_kv::device::{Backend, Buffer, Device};
 use memmap2::MmapMut;
 
 use super::TransportError;
@@ -88,14 +88,11 @@ impl Region {
         }
     }
 
-    /// It, as a buffer of a device; none if it is not memory of a device of this kind.
-    pub(crate) fn buffer<B: Backend>(&self) -> Option<&Buffer<B, u8>> {
-        match &self.0 {
-            Kind::Host(_) => None,
-            Kind::Device(memory) => {
-                memory.as_any().downcast_ref::<DeviceBytes<B>>().map(DeviceBytes::buffer)
-            }
-        }
+    /// It, as a buffer of a device; none if it is not memory of that one.
+    pub(crate) fn buffer_of<B: Backend>(&self, device: &Device<B>) -> Option<&Buffer<B, u8>> {
+        let Kind::Device(memory) = &self.0 else { return None };
+        let buffer = memory.as_any().downcast_ref::<DeviceBytes<B>>()?.buffer();
+        (buffer.device().id() == device.id()).then_some(buffer)
     }
 
     /// Digests of ranges of its bytes, xxh3-128, where they are: by the CPU, or by a kernel of the device.

@@ -10,8 +10,8 @@ use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::Offer;
 use dsv4_kv_transfer::transport::{Fabric, Loopback, Region};
 use dsv4_kv_transfer::{
-    Expected, ImageError, ImageKind, Manifest, Receiver, Section, Sender, Source, Target,
-    TransferError, Transport, Verified,
+    Expected, Fingerprint, ImageError, ImageKind, Manifest, Receiver, Section, Sender, Source,
+    Target, TransferError, Transport, Verified,
 };
 
 use crate::world::{self, Answers, MOST, Site, World, deadlines, emulated, settings};
@@ -46,7 +46,8 @@ fn admit(
 ) -> Result<Positions, TransferError> {
     let room = site.fed.manager.reserve(room).unwrap();
     let stream = &site.fed.stream.clone();
-    let mut target = Target { cache: &mut site.fed.manager, stream, port: &mut site.port };
+    let mut target =
+        Target { cache: &mut site.fed.manager, stream, port: &mut site.port, weights: b"weights" };
     let admitted = world::admit(&mut target, verified, room, &mut Anybody);
     let at = admitted.map(|id| {
         let at = site.fed.manager.positions(id).unwrap();
@@ -82,6 +83,20 @@ pub fn a_payload_is_of_one_model() {
     let error = refused(Mistake::ShapeIgnored, || admit(&mut other, &verified, at));
     let is_shape = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Shape)));
     assert!(is_shape, "{error}");
+}
+
+/// A cache of the same model whose weights are others: those of a fine-tuned one.
+pub fn a_payload_is_of_one_set_of_weights() {
+    let mut world = World::new();
+    let fabric = Fabric::default();
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    world.fingerprint = Fingerprint::new(&settings(3, 2, 6), b"fine-tuned", b"salt", b"");
+    let offer = world.offer(&mut sender, 2);
+    let verified = receive(&fabric, &offer, &world.expected());
+    let (at, target) = (verified.manifest().at, &mut world.target);
+    let error = refused(Mistake::WeightsIgnored, || admit(target, &verified, at));
+    let is_weights = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Weights)));
+    assert!(is_weights, "{error}");
 }
 
 /// Room for another position may take as many bytes.

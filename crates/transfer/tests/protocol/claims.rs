@@ -75,16 +75,24 @@ impl Came {
     fn load_into(&mut self, room: Reserved, until: Duration) -> Result<Claim, TransferError> {
         let site = &mut self.world.target;
         let stream = site.fed.stream.clone();
-        let mut target =
-            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        let mut target = Target {
+            cache: &mut site.fed.manager,
+            stream: &stream,
+            port: &mut site.port,
+            weights: b"weights",
+        };
         target.load(&self.verified, room, until, &mut self.hand)
     }
 
     fn settle(&mut self, now: Duration, claim: Claim) -> Result<Claimed, TransferError> {
         let site = &mut self.world.target;
         let stream = site.fed.stream.clone();
-        let mut target =
-            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        let mut target = Target {
+            cache: &mut site.fed.manager,
+            stream: &stream,
+            port: &mut site.port,
+            weights: b"weights",
+        };
         target.settle(now, claim, &mut self.hand)
     }
 
@@ -209,8 +217,12 @@ pub fn sources_are_told() {
         let claim = came.load(NEVER);
         let site = &mut came.world.target;
         let stream = site.fed.stream.clone();
-        let mut target =
-            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        let mut target = Target {
+            cache: &mut site.fed.manager,
+            stream: &stream,
+            port: &mut site.port,
+            weights: b"weights",
+        };
         target.give_up(claim, &mut came.hand).unwrap();
         assert!(came.is_free() && came.hand.given_up.len() == told);
         for source in std::mem::take(&mut came.hand.given_up) {
@@ -221,8 +233,12 @@ pub fn sources_are_told() {
         let at = Positions { trunk: 136, draft: 136 };
         let room = came.world.target.fed.manager.reserve(at).unwrap();
         let site = &mut came.world.target;
-        let mut target =
-            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        let mut target = Target {
+            cache: &mut site.fed.manager,
+            stream: &stream,
+            port: &mut site.port,
+            weights: b"weights",
+        };
         let refused = target.load(&came.verified, room, NEVER, &mut came.hand).unwrap_err();
         assert!(matches!(refused, TransferError::OtherRoom { .. }), "{refused}");
         assert!(came.is_free() && came.hand.given_up.len() == told);

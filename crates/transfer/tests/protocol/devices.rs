@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use dsv4_kv::KvError;
-use dsv4_kv::device::{Backend, Device, DeviceError, Emulator};
-use dsv4_kv::transfer::MoveError;
+use dsv4_kv::device::{Backend, Device, Emulator};
 use dsv4_kv_transfer::image::ImageError;
 use dsv4_kv_transfer::transport::{Fabric, Files, Loopback, MemoryKind, Storage};
 use dsv4_kv_transfer::{
@@ -22,7 +20,7 @@ pub fn admit<B: Backend>(
 ) -> Result<Vec<u8>, TransferError> {
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
     let id = world::admit(&mut target, verified, room, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();
@@ -111,29 +109,13 @@ pub fn damage_is_found_on_devices() {
     assert!(receiver.stats().damaged as usize == 3 * world.samples.len());
 }
 
-/// Memory of another device than the cache's is refused, and nothing is taken. The host sees no bytes of a device.
-pub fn other_devices_are_refused() {
+/// Payloads in memory of another device than the cache's go by way of the host. The host sees no bytes of a device.
+pub fn other_devices_are_copied_from() {
     let (source, target, other) = (emulated(), emulated(), emulated());
     let mut world = World::on(&source, &target);
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
-    let to = (storage(&other), 64 << 20);
-    let mut receiver = Receiver::with_storage(Loopback::new(&fabric), deadlines(), to);
-    let offer = world.offer(&mut sender, 2);
-    receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
-    let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
-    let error = admit(&mut world, &verified, &mut Direct(&mut sender)).unwrap_err();
-    let foreign = |error: &TransferError| {
-        matches!(
-            error,
-            TransferError::Cache(MoveError::Cache(KvError::Device(
-                DeviceError::ForeignDevice { .. }
-            )))
-        )
-    };
-    assert!(foreign(&error), "{error:?}");
-    assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
-    assert_eq!(sender.offers(), 0, "the source was told");
+    let loopbacks = (Loopback::new(&fabric), Loopback::new(&fabric));
+    moves(&mut world, loopbacks, (storage(&other), storage(&other)));
     let mut transport = Loopback::new(&fabric);
     let mut memory = transport.register(storage(&other).region(8).unwrap()).unwrap();
     let error = transport.with_bytes(&mut memory, |_| ()).unwrap_err();

@@ -61,7 +61,7 @@ fn admit(
             return Err(error);
         }
     };
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
     let id = world::admit(&mut target, &verified, room, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();

@@ -43,8 +43,12 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 47] = [
+    let tests: [(&str, fn()); 48] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
+        (
+            "admitting::a_payload_is_of_one_set_of_weights",
+            admitting::a_payload_is_of_one_set_of_weights,
+        ),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
         ("bound::a_payload_is_of_one_position", bound::a_payload_is_of_one_position),
@@ -88,7 +92,7 @@ fn main() {
         ("salts::owners_are_needed", salts::owners_that_are_ignored_are_found),
         ("devices::payloads_on_devices", devices::payloads_on_devices),
         ("devices::damage_is_found_on_devices", devices::damage_is_found_on_devices),
-        ("devices::other_devices_are_refused", devices::other_devices_are_refused),
+        ("devices::other_devices_are_copied_from", devices::other_devices_are_copied_from),
         ("transports::within_a_process", transports::within_a_process),
         ("transports::through_a_directory", transports::through_a_directory),
     ];

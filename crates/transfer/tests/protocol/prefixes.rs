@@ -154,7 +154,8 @@ impl Trees {
     ) -> Result<Option<PrefixImport>, TransferError> {
         let Site { fed, port } = &mut self.target;
         let stream = fed.stream.clone();
-        let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+        let mut target =
+            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
         target.admit_prefix(verified, (salt, b"adapter"), &mut Tells(&mut self.sender))
     }
 }
@@ -247,7 +248,7 @@ pub fn a_prefix_is_no_request() {
     let Site { fed, port } = &mut trees.target;
     let stream = fed.stream.clone();
     let room = fed.manager.reserve(verified.manifest().at).unwrap();
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
     let mut control = Tells(&mut trees.sender);
     let error = target.load(&verified, room, NEVER, &mut control).unwrap_err();
     let is_kind = matches!(
@@ -260,7 +261,7 @@ pub fn a_prefix_is_no_request() {
     let offer = world.offer(&mut sender, 2);
     let verified = trees.receive(&offer, &world.expected()).unwrap();
     let Site { fed, port } = &mut trees.target;
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
     let owner = (&b"salt"[..], &b""[..]);
     let error = target.admit_prefix(&verified, owner, &mut Tells(&mut sender)).unwrap_err();
     let is_kind = matches!(

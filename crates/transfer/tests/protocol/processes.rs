@@ -30,7 +30,8 @@ pub fn requests_move() -> Result<(), Failed> {
         if is_taken_back {
             assert_eq!(peer.ask(&format!("back {}", verified.manifest().source.lease)), "true");
         }
-        let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+        let mut target =
+            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
         match admit(&mut target, &verified, room, &mut peer) {
             Ok(id) => {
                 let (_, got) = world.target.export(id);
@@ -81,7 +82,8 @@ pub fn prefixes_move() -> Result<(), Failed> {
         let verified = wait(&mut receiver, start)?;
         let Site { fed, port } = &mut target;
         let stream = fed.stream.clone();
-        let mut tree = Target { cache: &mut fed.manager, stream: &stream, port };
+        let mut tree =
+            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
         let owner = (&b"salt"[..], &b"adapter"[..]);
         let came = tree.admit_prefix(&verified, owner, &mut Told(&mut peer))?;
         assert_eq!(came, Some(PrefixImport { blocks, checkpoint: true }));
@@ -115,7 +117,7 @@ pub fn prompts_stream() -> Result<(), Failed> {
     let verified = wait(&mut receiver, start)?;
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
     let id = admit(&mut target, &verified, room, &mut peer)?;
     let (_, got) = world.target.export(id);
     assert_eq!(got, verified.payload());

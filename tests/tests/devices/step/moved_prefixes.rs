@@ -168,6 +168,25 @@ pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     target.fed.manager.ledger().audit().unwrap();
 }
 
+/// A prefix that came is kept in host memory as one that was computed here: it outlives its eviction.
+pub fn what_came_goes_to_host_memory<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), TOKENS, 415);
+    let told = Told::parting(&story, &story, TOKENS, TOKENS);
+    let mut source = Site::new(device, settings(1, 6, 0));
+    let one = admit(&mut source.fed, &told, b"");
+    told::compute(&mut source.fed, one.id, &told, 0, Cut::Chunks(TOKENS));
+    let left = source.export(&told.ids()).expect("a checkpoint is there");
+    let host = CacheConfig { host_bytes: 64 << 20, ..settings(1, 6, 0) };
+    let mut target = Site::new(device, host);
+    target.import(&left).unwrap().expect("it was not here");
+    let Site { fed, .. } = &mut target;
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    let stats = fed.manager.tier_stats();
+    let blocks = u64::from(left.at.trunk / 128);
+    assert_eq!((stats.stored_checkpoints, stats.stored_blocks), (1, blocks));
+    fed.manager.audit_tier().unwrap();
+}
+
 /// Prompts that part from each other, of three owners, in two caches that are too small for all of them: their
 /// prefixes go from one to the other and back, are evicted, and come again, and each prompt has every byte that it
 /// has alone.
