@@ -40,7 +40,7 @@ impl<B: Backend> Step<B> {
         let count = tokens + padding;
         let requests = chunks.len() as u32;
         let capacities =
-            [ops::plan_capacity(count, requests, 4), ops::run_capacity(count, requests)];
+            [ops::window_capacity(count, requests, 4), ops::run_capacity(count, requests)];
         let plans = capacities.map(|capacity| upload(stream, &vec![77; capacity as usize]));
         let step = Self { sections, plans, count };
         let [csa, hca] = [0, 1].map(|list| step.plan(list));

@@ -176,13 +176,13 @@ impl AttendKernel {
     }
 
     /// Pieces into which the keys of a query are cut in a launch for so many parts: each is a cluster's, or with [`KeySplit::OneBlock`] a block's. Of
-    /// [`AttendForm::SpreadParts`] each part has `halves` pieces, 1 or 2.
+    /// [`AttendForm::SpreadParts`] each part has one for each of its `clusters_per_part`, 1 or 2.
     #[must_use]
-    pub const fn pieces(self, parts: u32, halves: u32) -> u32 {
+    pub const fn pieces(self, parts: u32, clusters_per_part: u32) -> u32 {
         match self.form {
             AttendForm::Whole(_) => parts,
             AttendForm::Spread(_) | AttendForm::Consecutive => 1,
-            AttendForm::SpreadParts(_) => parts.saturating_mul(halves),
+            AttendForm::SpreadParts(_) => parts.saturating_mul(clusters_per_part),
         }
     }
 

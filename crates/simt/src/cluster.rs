@@ -26,7 +26,7 @@ pub unsafe fn sync_cluster() {
 }
 
 /// Arrives at the cluster's barrier without waiting: this thread reads no other block's shared memory from
-/// here on (`barrier.cluster.arrive.relaxed`, aligned).
+/// here on, and has used what it read, since loads in flight are not ordered (`barrier.cluster.arrive.relaxed`, aligned).
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call or [`cluster_arrive_release`], the lanes of a warp from the

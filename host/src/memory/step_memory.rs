@@ -19,7 +19,7 @@ use crate::ledger::{Ledger, Written, largest_layout};
 use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::ops::{
     AttentionExchange, AttentionParts, SPREAD_CLUSTERS, StepTokens, exchange_elements,
-    part_elements, plan_capacity, run_capacity,
+    part_elements, run_capacity, window_capacity,
 };
 use crate::poison::Freed;
 use crate::pool_kind::PoolUnit;
@@ -92,7 +92,7 @@ impl PartSpecs {
 impl Specs {
     fn of(group: LayerGroup, config: &CacheConfig) -> Self {
         let (tokens, requests) = (config.max_step_tokens, config.max_requests);
-        let csa = u64::from(plan_capacity(tokens, requests, CSA_RATIO));
+        let csa = u64::from(window_capacity(tokens, requests, CSA_RATIO));
         let runs = u64::from(run_capacity(tokens, requests));
         let step_meta = largest_layout(group, config).elements() as u64;
         let compressed = CompressedSpecs {

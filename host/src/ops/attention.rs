@@ -187,7 +187,7 @@ fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
 
 /// How a call is launched: decided once, by all its queries.
 struct Plan {
-    /// Of a launch of all queries; `halves` is each launch's own.
+    /// Of a launch of all queries; `clusters_per_part` is each launch's own.
     params: AttendParams,
     spread: Option<SpreadLaunch>,
     kernel: AttendKernel,
@@ -255,11 +255,11 @@ impl<B: Backend> Attention<'_, B> {
             skipped: range.start,
             ..plan.params
         };
-        let halves = match plan.spread {
+        let clusters_per_part = match plan.spread {
             Some(SpreadLaunch { halves }) => halves,
             None => halves_of_channels(work_items(&params), self.multiprocessors),
         };
-        let params = AttendParams { halves, ..params };
+        let params = AttendParams { clusters_per_part, ..params };
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
         let own = self.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
         let entries = self.entries.as_ref();
@@ -369,7 +369,7 @@ impl<B: Backend> Attention<'_, B> {
             max_blocks: 0,
             num_blocks: 0,
             split: self.split.blocks(self.keys()),
-            halves: 1,
+            clusters_per_part: 1,
             queries_per_block: 1,
         };
         self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, self.split, ring))

@@ -1,38 +1,13 @@
-//! The compressors: work lists, entries, state rings.
+//! The CSA compressors: entries and indexer keys of the windows that close, and the tokens' state.
 
-use kernels_gpu::params::{
-    CompressParams, ListClosingTokensParams, UpdateTableParams, WriteStateParams,
-};
-use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor, csa_own_rows, hca_state_rows};
+use kernels_gpu::params::{CompressParams, WriteStateParams};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor};
 
-use super::gather::BlockTable;
-use super::state_copy::{CheckpointArguments, CheckpointRows};
-use super::{check_length, check_most};
+use super::checkpoint_rows::{CheckpointArguments, CheckpointRows};
+use super::pools::StateRing;
+use super::step_tokens::{StepProjections, StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
-use kernels_gpu::launch::{Compress, ListClosingTokens, UpdateTable, WriteState};
-
-/// The tokens of a step.
-pub struct StepTokens<'a, B: Backend> {
-    /// `[tokens]` i32 position.
-    pub position: &'a View<B, i32>,
-    /// `[tokens]` i32 slot of the token's request; -1 = padding.
-    pub slot: &'a View<B, i32>,
-    /// `[tokens]` i32 tokens of the same request that precede it in the step.
-    pub index: &'a View<B, i32>,
-    /// `[tokens]` i32 tokens of the same request that follow it in the step.
-    pub remaining: &'a View<B, i32>,
-    /// Tokens.
-    pub count: u32,
-}
-
-/// A work list: rows of the step's tokens that close a window (the last of the 4 or 128 tokens of an entry), or end a
-/// run, then -1.
-pub struct WorkList<'a, B: Backend> {
-    /// `[capacity]` i32.
-    pub records: &'a Buffer<B, i32>,
-    /// Records it has room for.
-    pub capacity: u32,
-}
+use kernels_gpu::launch::{Compress, WriteState};
 
 /// A compressor's weights.
 pub struct CompressorWeights<'a, B: Backend> {
@@ -42,125 +17,6 @@ pub struct CompressorWeights<'a, B: Backend> {
     pub norm: &'a View<B, f32>,
     /// `[32]` f32, the rotary frequencies of compressed layers.
     pub frequencies: &'a View<B, f32>,
-}
-
-/// The step's projections for a compressor, before the position bias.
-pub struct StepProjections<'a, B: Backend> {
-    /// `[tokens, columns]` f32.
-    pub kv: &'a View<B, f32>,
-    /// `[tokens, columns]` f32.
-    pub gate: &'a View<B, f32>,
-}
-
-/// What a compressor keeps for later windows.
-pub struct StateRing<'a, B: Backend> {
-    /// `[slots, rows, row]` f32. Of a CSA compressor the rows are the ring of own halves, then that of previous
-    /// halves, and a row is half the columns of keys, then of scores. Of an HCA compressor the rows are one
-    /// ring, and a row is maximum, sum and weighted sum.
-    pub rows: &'a Buffer<B, f32>,
-    /// Rows of one request's ring; of a CSA compressor of that of own halves.
-    pub ring: u32,
-    /// Request slots.
-    pub slots: u32,
-}
-
-impl<B: Backend> StateRing<'_, B> {
-    /// Refuses a ring with fewer rows than a step of one token needs.
-    pub(super) fn check(&self, which: CompressorKind) -> Result<(), DeviceError> {
-        let needed = match which {
-            CompressorKind::CsaMain | CompressorKind::CsaIndex => csa_own_rows(1),
-            CompressorKind::Hca => hca_state_rows(1),
-        };
-        check_length("rows of a state ring", self.ring.into(), needed.into())
-    }
-}
-
-/// Blocks on their way into the block table.
-pub struct TableUpdate<'a, B: Backend> {
-    /// `[count]` element of the table, distinct.
-    pub index: &'a View<B, i32>,
-    /// `[count]` block of the pool.
-    pub block: &'a View<B, i32>,
-    /// The table.
-    pub table: &'a BlockTable<'a, B>,
-    /// Blocks.
-    pub count: u32,
-}
-
-/// Queues `update_table`: each block into its element of the table.
-///
-/// # Errors
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn update_table<B: Backend>(
-    stream: &Stream<B>,
-    update: &TableUpdate<'_, B>,
-) -> Result<(), DeviceError> {
-    let TableUpdate { index, block, table, count } = *update;
-    if count == 0 {
-        return Ok(());
-    }
-    let elements = table.slots.saturating_mul(table.max_blocks);
-    let operation = UpdateTable {
-        update_index: index.ptr(),
-        update_block: block.ptr(),
-        table: table.table.ptr_mut(),
-        params: UpdateTableParams { count, elements },
-    };
-    // SAFETY: the launch checks every buffer; the kernel leaves out
-    // elements beyond the table.
-    unsafe { stream.launch((), &operation) }
-}
-
-/// The work lists of a step. They must have room for whatever it may list: [`plan_capacity`],
-/// [`run_capacity`](super::run_capacity).
-pub struct WorkLists<'a, B: Backend> {
-    /// The step's tokens.
-    pub tokens: &'a StepTokens<'a, B>,
-    /// Tokens that close a CSA window.
-    pub csa: &'a WorkList<'a, B>,
-    /// Tokens that close an HCA window, or are their request's last: the ends of runs.
-    pub hca: &'a WorkList<'a, B>,
-}
-
-/// Queues `list_closing_tokens`: both work lists of the step.
-///
-/// # Errors
-/// [`DeviceError::Argument`] for more than `i32::MAX` tokens, or records of a list; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn list_closing_tokens<B: Backend>(
-    stream: &Stream<B>,
-    lists: &WorkLists<'_, B>,
-) -> Result<(), DeviceError> {
-    let WorkLists { tokens, csa, hca } = *lists;
-    let counts = [
-        ("tokens of the step", tokens.count),
-        ("records of the CSA list", csa.capacity),
-        ("records of the HCA list", hca.capacity),
-    ];
-    counts.iter().try_for_each(|&(what, count)| check_most(what, count.into(), i32::MAX as u32))?;
-    let operation = ListClosingTokens {
-        token_position: tokens.position.ptr(),
-        token_slot: tokens.slot.ptr(),
-        token_remaining: tokens.remaining.ptr(),
-        closing_csa: csa.records.ptr_mut(),
-        runs_hca: hca.records.ptr_mut(),
-        params: ListClosingTokensParams {
-            tokens: tokens.count,
-            csa_capacity: csa.capacity,
-            hca_capacity: hca.capacity,
-        },
-    };
-    // SAFETY: the launch checks every buffer.
-    unsafe { stream.launch((), &operation) }
-}
-
-/// Most windows of `ratio` tokens that `tokens` tokens of `requests` requests can close.
-///
-/// # Panics
-/// If `ratio` is 0.
-#[must_use]
-pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
-    let most = (tokens / ratio).saturating_add(requests);
-    if most < tokens { most } else { tokens }
 }
 
 /// The CSA windows that a step closes, on their way to entries.

@@ -3,8 +3,8 @@
 use kernels_gpu::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO};
 
-use super::flush::IndexKeys;
-use super::gather::{BlockTable, Entries};
+use super::block_table::BlockTable;
+use super::pools::{Entries, IndexKeys};
 use super::{
     CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_argument,
     check_length,

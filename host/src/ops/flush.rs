@@ -2,27 +2,12 @@
 
 use kernels_gpu::params::FlushParams;
 use kv_layout::geometry::CSA_RATIO;
-use kv_layout::index_row::IndexFormat;
 
-use super::gather::{BlockTable, Entries};
-use super::{StepTokens, WorkList};
+use super::block_table::BlockTable;
+use super::pools::{Entries, IndexKeys};
+use super::step_tokens::{StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::FlushCsa;
-
-/// The indexer keys of one CSA layer.
-pub struct IndexKeys<'a, B: Backend> {
-    /// `[num_blocks * 32, code_bytes]` u8: 64 bytes a key (MXFP4, NVFP4), or 128 (FP8).
-    pub code: &'a Buffer<B, u8>,
-    /// `[num_blocks * 32, scale_bytes]` u8: 4 bytes a key (MXFP4, FP8), or 8 (NVFP4).
-    pub scale: &'a Buffer<B, u8>,
-    /// How keys are stored.
-    pub format: IndexFormat,
-    /// Whether keys are multiplied by the Hadamard matrix before they are quantised, as the released
-    /// model does.
-    pub hadamard: bool,
-    /// Blocks.
-    pub num_blocks: u32,
-}
 
 /// Entries on their way into the pool.
 pub struct Flush<'a, B: Backend> {

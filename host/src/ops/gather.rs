@@ -3,58 +3,12 @@
 use std::num::NonZeroU32;
 
 use kernels_gpu::params::{GatherEntriesParams, ValidLensParams};
-use kv_layout::geometry::BLOCK_TOKENS;
-use kv_layout::main_row::MainFormat;
 
-use super::StepQueries;
+use super::block_table::BlockTable;
+use super::pools::Entries;
+use super::step_tokens::StepQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
-
-/// The compressed entries of one layer.
-pub struct Entries<'a, B: Backend> {
-    /// `[num_blocks * entries_per_block, 576]` u8.
-    pub data: &'a Buffer<B, u8>,
-    /// `[num_blocks * entries_per_block, 8]` UE8M0 or `[num_blocks * entries_per_block]` f32, as bytes.
-    pub scale: &'a Buffer<B, u8>,
-    /// How rows are scaled.
-    pub format: MainFormat,
-    /// Entries of one block: 32 in a CSA layer, 1 in an HCA layer.
-    pub entries_per_block: u32,
-    /// Blocks.
-    pub num_blocks: u32,
-}
-
-impl<B: Backend> Entries<'_, B> {
-    /// The tokens of an entry.
-    pub(super) fn ratio(&self) -> Result<u32, DeviceError> {
-        let entries_per_block = self.entries_per_block;
-        if entries_per_block == 0 || !BLOCK_TOKENS.is_multiple_of(entries_per_block) {
-            let (value, of) = (entries_per_block.into(), BLOCK_TOKENS.into());
-            return Err(DeviceError::NotADivisor { what: "entries of a block", value, of });
-        }
-        Ok(BLOCK_TOKENS / entries_per_block)
-    }
-
-    /// Refuses entries of other than `ratio` tokens.
-    pub(super) fn check_ratio(&self, ratio: u32) -> Result<(), DeviceError> {
-        if self.ratio()? == ratio {
-            return Ok(());
-        }
-        let (value, needed) = (self.entries_per_block.into(), (BLOCK_TOKENS / ratio).into());
-        let what = "entries of a block";
-        Err(DeviceError::Argument { what, value, multiple: needed, most: needed })
-    }
-}
-
-/// Which block of the pool holds each block of each request.
-pub struct BlockTable<'a, B: Backend> {
-    /// `[slots, max_blocks]` block of the pool; -1 = none.
-    pub table: &'a Buffer<B, i32>,
-    /// Request slots.
-    pub slots: u32,
-    /// Most blocks of a request.
-    pub max_blocks: u32,
-}
 
 /// Compressed entries of queries, and where they go.
 pub struct EntryGather<'a, B: Backend> {

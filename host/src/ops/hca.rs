@@ -4,7 +4,8 @@
 use kernels_gpu::params::{CompressHcaParams, FlushParams};
 use kv_layout::geometry::{CompressorKind, HCA_RATIO};
 
-use super::gather::{BlockTable, Entries};
+use super::block_table::BlockTable;
+use super::pools::Entries;
 use super::{StateRing, StepProjections, StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{CompressHca, FlushHca};

@@ -303,10 +303,3 @@ pub fn topk_select<B: Backend>(
         stream.launch((), &long)
     }
 }
-
-impl<B: Backend> IndexKeys<'_, B> {
-    /// Refuses keys of no block.
-    pub(super) fn check_blocks(&self) -> Result<(), DeviceError> {
-        check_argument("blocks of indexer keys", self.num_blocks, 1, i32::MAX as u32)
-    }
-}

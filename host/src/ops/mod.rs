@@ -11,6 +11,8 @@ mod attention;
 mod attention_exchange;
 mod attention_form;
 mod attention_parts;
+mod block_table;
+mod checkpoint_rows;
 mod compress;
 mod decode;
 mod digest;
@@ -21,10 +23,11 @@ mod index_list;
 mod indexer;
 mod poison;
 mod poison_keys;
-mod queries;
+mod pools;
 mod query_product;
 mod state;
 mod state_copy;
+mod step_tokens;
 mod swa;
 
 pub use attention::{
@@ -32,17 +35,15 @@ pub use attention::{
 };
 pub use attention_exchange::{AttentionExchange, SPREAD_CLUSTERS, exchange_elements};
 pub use attention_parts::{AttentionParts, part_elements};
+pub use block_table::{BlockTable, TableUpdate, update_table};
+pub use checkpoint_rows::{CheckpointRows, LayerImage};
 pub use compress::{
-    Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,
-    TableUpdate, WorkList, WorkLists, compress, list_closing_tokens, plan_capacity, update_table,
-    write_state, write_state_saving,
+    Compression, CompressorWeights, StateUpdate, compress, write_state, write_state_saving,
 };
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
 pub use digest::{DIGEST_RECORD, SectionRecords, digest, digest_secret, digest_sections};
-pub use flush::{Flush, IndexKeys, KeyFlush, flush_csa};
-pub use gather::{
-    BlockTable, Entries, EntryCounts, EntryGather, gather_all, gather_kv, valid_lens,
-};
+pub use flush::{Flush, KeyFlush, flush_csa};
+pub use gather::{EntryCounts, EntryGather, gather_all, gather_kv, valid_lens};
 pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
 pub use indexer::{
@@ -51,15 +52,19 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
-pub use queries::StepQueries;
+pub use pools::{Entries, IndexKeys, StateRing, SwaRing};
 pub use query_product::{QueryProduct, bf16_index_query, nvfp4_index_query};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
 pub use state_copy::{
-    BlockCopy, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, JobWords, LayerImage,
-    SlotCopy, StateArena, StateCopies, copy_state,
+    BlockCopy, CheckpointCopy, CopyDirection, CopyPieces, JobWords, SlotCopy, StateArena,
+    StateCopies, copy_state,
 };
 pub(crate) use state_copy::{JOB, UNIT};
-pub use swa::{SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa};
+pub use step_tokens::{
+    StepProjections, StepQueries, StepTokens, WorkList, WorkLists, list_closing_tokens,
+    window_capacity,
+};
+pub use swa::{WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa};
 
 use crate::device::DeviceError;
 use crate::device::shape::check_length;

@@ -3,10 +3,8 @@
 use kernels_gpu::launch::CopyState;
 use kernels_gpu::params::CopyStateParams;
 
-use super::{check_argument, check_length, check_most};
-use crate::device::{
-    ARENA_ALIGN, Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, Stream, View,
-};
+use super::check_argument;
+use crate::device::{ARENA_ALIGN, Backend, Buffer, DeviceError, Stream, View};
 use crate::ids::{BlockId, CheckpointId, SlotId};
 
 /// Bytes of the unit in which the kernel counts memory: what an arena aligns its pools to.
@@ -25,70 +23,6 @@ pub struct StateArena<'a, B: Backend> {
     pub number_of_checkpoints: u32,
     /// Bytes of a checkpoint, a multiple of 256.
     pub checkpoint_bytes: u64,
-}
-
-/// Where the rows of a layer lie in a checkpoint, in bytes, multiples of 256.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LayerImage {
-    /// The 128 window rows: data, scales.
-    pub window: [u64; 2],
-    /// Of a CSA layer, the previous halves of 4 tokens: main, index.
-    pub halves: [u64; 2],
-}
-
-/// Checkpoints that a launch over the tokens of a step writes rows of.
-pub struct CheckpointRows<'a, B: Backend> {
-    /// `[checkpoints, checkpoint_bytes]` u8.
-    pub checkpoints: &'a Buffer<B, u8>,
-    /// Checkpoints.
-    pub number: u32,
-    /// Bytes of a checkpoint, a multiple of 256.
-    pub checkpoint_bytes: u64,
-    /// `[tokens]` i32 row of each token, `128 * checkpoint + row`, with `row` 0 to 127; -1 = none.
-    pub row: &'a View<B, i32>,
-    /// Where the layer's rows lie.
-    pub image: LayerImage,
-}
-
-/// What a kernel takes of [`CheckpointRows`].
-pub(super) struct CheckpointArguments {
-    pub row: DevicePtr<i32>,
-    pub checkpoints: DevicePtrMut<u8>,
-    pub number: u32,
-    pub units: u32,
-    /// Where each of the kernel's parts lies in a checkpoint, in units.
-    pub places: [u32; 2],
-}
-
-impl CheckpointArguments {
-    /// No checkpoint: none of `unused`.
-    pub fn none<B: Backend>(row: &View<B, i32>, unused: &Buffer<B, u8>) -> Self {
-        let none = "every buffer has no elements";
-        let row = row.slice(0, 0).expect(none).ptr();
-        let checkpoints = unused.slice(0, 0).expect(none).ptr_mut();
-        Self { row, checkpoints, number: 0, units: 0, places: [0; 2] }
-    }
-}
-
-impl<B: Backend> CheckpointRows<'_, B> {
-    /// Refuses parts, a place and bytes each, that no checkpoint has.
-    pub(super) fn arguments(
-        &self,
-        parts: [(u64, u64); 2],
-    ) -> Result<CheckpointArguments, DeviceError> {
-        for (place, bytes) in parts {
-            let end = place.saturating_add(bytes);
-            check_length("bytes of a checkpoint", self.checkpoint_bytes, end)?;
-        }
-        check_most("units of 256 bytes of a checkpoint", self.checkpoint_bytes / UNIT, u32::MAX)?;
-        Ok(CheckpointArguments {
-            row: self.row.ptr(),
-            checkpoints: self.checkpoints.ptr_mut(),
-            number: self.number,
-            units: (self.checkpoint_bytes / UNIT) as u32,
-            places: parts.map(|(place, _)| (place / UNIT) as u32),
-        })
-    }
 }
 
 /// Which part of a pool each block copies: `[pieces, 8]` u32; see `kernels_gpu::state_copy`.

@@ -2,35 +2,14 @@
 
 use kernels_gpu::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::WINDOW;
-use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use kv_layout::main_row::DATA_BYTES;
 
-use super::state_copy::{CheckpointArguments, CheckpointRows};
-use super::{StepQueries, check_length, check_most};
+use super::check_length;
+use super::checkpoint_rows::{CheckpointArguments, CheckpointRows};
+use super::pools::SwaRing;
+use super::step_tokens::StepQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
-
-/// The ring planes of one layer.
-pub struct SwaRing<'a, B: Backend> {
-    /// `[slots * ring, 576]` u8.
-    pub data: &'a Buffer<B, u8>,
-    /// `[slots * ring, 8]` UE8M0 or `[slots * ring]` f32, as bytes.
-    pub scale: &'a Buffer<B, u8>,
-    /// How rows are scaled.
-    pub format: MainFormat,
-    /// Rows of one request's ring.
-    pub ring: u32,
-    /// Request slots.
-    pub slots: u32,
-}
-
-impl<B: Backend> SwaRing<'_, B> {
-    /// Rows of all slots, which an index of 32 bits counts.
-    pub(super) fn rows(&self) -> Result<u32, DeviceError> {
-        let rows = u64::from(self.slots) * u64::from(self.ring);
-        check_most("ring rows", rows, i32::MAX as u32)?;
-        Ok(rows as u32)
-    }
-}
 
 /// Rows of the window on their way into the ring.
 pub struct WindowAppend<'a, B: Backend> {

@@ -8,7 +8,7 @@ use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::memory::step_memory::Compressed;
-use crate::ops::{self, Compression, CsaDecode, Flush, KeyFlush, WorkList, plan_capacity};
+use crate::ops::{self, Compression, CsaDecode, Flush, KeyFlush, WorkList, window_capacity};
 use crate::pool_kind::PoolKind;
 use kernels_gpu::launch::{DecodeCsa, FlushCsa};
 
@@ -126,7 +126,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
 impl<B: Backend> Compressed<B> {
     /// The tokens of the step that close a CSA window.
     pub(super) fn csa_closing(&self, shape: StepShape) -> WorkList<'_, B> {
-        let capacity = plan_capacity(shape.tokens, shape.requests, CSA_RATIO);
+        let capacity = window_capacity(shape.tokens, shape.requests, CSA_RATIO);
         WorkList { records: &self.csa_closing, capacity }
     }
 }

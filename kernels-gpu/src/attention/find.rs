@@ -179,7 +179,7 @@ impl Finder<'_> {
             arrays.found.store_u32x2(2 * (WARPGROUP * (pair % 2) + key), words);
             found(pair).arrive();
         }
-        self.refused += u32::from(self.keys.is_refused::<W>(self.source, located));
+        self.refused += u32::from(self.keys.is_unreadable::<W>(self.source, located));
     }
 
     /// Counts the entries that were refused.

@@ -360,7 +360,7 @@ impl Keys {
 
     /// Whether a key is listed and cannot be read.
     #[inline(always)]
-    pub fn is_refused<W: KeySet>(self, source: Source<'_>, located: Located) -> bool {
+    pub fn is_unreadable<W: KeySet>(self, source: Source<'_>, located: Located) -> bool {
         let Located { listed, block, is_known } = located;
         let is_entry = listed.key.wrapping_sub(self.window) < self.entries;
         let is_there = is_known && block < source.0.params.num_blocks;

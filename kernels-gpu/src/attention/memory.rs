@@ -106,7 +106,7 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
 /// The queries are in shared memory. The second warpgroup arrives, at once unless it writes a part of raw queries; the first
 /// waits. It also orders what the four warps of the first have copied or written, each behind `wait_for_groups`: they write
 /// rows of other warps, and a warp's product reads its own 16 rows of the queries, behind the fence for the first tile's keys.
-pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * WARPGROUP);
+pub(super) const QUERIES_READY: NamedBarrier = NamedBarrier::new(1, 2 * WARPGROUP);
 
 /// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait, if queries are
 /// raw; else the block's barrier in `merge::write` orders them.

@@ -54,7 +54,7 @@ use find::{Finder, FirstKeys};
 pub use keys::{All, KeySet, List, Short, Window};
 use keys::{Keys, Token};
 use memory::{
-    Arrays, EIGHTS, MULTIPLYING_THREADS, QUERIES, QUERIES_COPIED, TILE, WARPGROUP, WORDS, keys_of,
+    Arrays, EIGHTS, MULTIPLYING_THREADS, QUERIES, QUERIES_READY, TILE, WARPGROUP, WORDS, keys_of,
     multiplied, panels, unpacked, weighed, weights_of,
 };
 pub use memory::{BLOCK_THREADS, HEADS, SHARED_BYTES};
@@ -87,7 +87,7 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
 /// Attention of 64 heads of a query.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * halves * parts * tokens`, rounded up, of `heads / 64` groups,
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * clusters_per_part * parts * tokens`, rounded up, of `heads / 64` groups,
 /// rounded up, with 384 threads a block and `W::CLUSTER_BLOCKS` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
@@ -224,7 +224,7 @@ unsafe fn score_tiles((first, end): (u32, u32), arrays: Arrays) -> (FragmentsN25
     copy::wait_for_groups::<0>();
     // SAFETY: words of shared memory are written before a barrier that their readers come after; tiles change places.
     unsafe {
-        QUERIES_COPIED.sync();
+        QUERIES_READY.sync();
         if tiles > 0 {
             unpacked(0).sync();
             // Products read by the async proxy what others stored: the third warpgroup, and all who copied queries. The
@@ -279,7 +279,7 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), arrays: Arrays) -> Softmax
     copy::wait_for_groups::<0>();
     // SAFETY: as in `score_tiles`.
     unsafe {
-        QUERIES_COPIED.sync();
+        QUERIES_READY.sync();
         let mut tile = 0;
         while tile < tiles {
             unpacked(tile).sync();

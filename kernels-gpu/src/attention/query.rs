@@ -7,8 +7,7 @@ use simt::warpgroup::Panels;
 use simt::{copy, thread, warp};
 
 use super::memory::{
-    Arrays, HEADS, MULTIPLYING_THREADS, Memory, QUERIES, QUERIES_COPIED, ROTATION, WARPGROUP,
-    panels,
+    Arrays, HEADS, MULTIPLYING_THREADS, Memory, QUERIES, QUERIES_READY, ROTATION, WARPGROUP, panels,
 };
 use super::output::rotation;
 use super::work_item::Task;
@@ -29,7 +28,7 @@ const SIXTEENS: u32 = HEAD_DIM / 8;
 ///
 /// Queries that are ready are copied by the first warpgroup, with [`COPIES_ALL`]; its copies are its threads' last
 /// group, and still under way. The second warpgroup, with [`COPIES_NONE`], has the first rows to find, and arrives at
-/// [`QUERIES_COPIED`] at once. Both norm and rotate raw queries, a part each, and the second arrives when it has
+/// [`QUERIES_READY`] at once. Both norm and rotate raw queries, a part each, and the second arrives when it has
 /// written its own.
 ///
 /// Calls `meanwhile`, which in some of the threads stores cosines and sines in `arrays`, and then `next`, both before queries
@@ -37,7 +36,7 @@ const SIXTEENS: u32 = HEAD_DIM / 8;
 ///
 /// # Safety
 /// The heads exist; all threads of the multiplying warpgroups call it together, the first with [`COPIES_ALL`], the second with
-/// [`COPIES_NONE`]. The first waits for the group, and at [`QUERIES_COPIED`], before it reads queries.
+/// [`COPIES_NONE`]. The first waits for the group, and at [`QUERIES_READY`], before it reads queries.
 #[inline(always)]
 pub unsafe fn start<const COPIES: bool, T, U>(
     args: &Attend,
@@ -53,7 +52,7 @@ pub unsafe fn start<const COPIES: bool, T, U>(
             if COPIES {
                 start_copies(args, task);
             } else {
-                QUERIES_COPIED.arrive();
+                QUERIES_READY.arrive();
             }
         }
         let done = meanwhile();
@@ -64,7 +63,7 @@ pub unsafe fn start<const COPIES: bool, T, U>(
         if !are_ready {
             norm_and_rotate(args, arrays, task);
             if !COPIES {
-                QUERIES_COPIED.arrive();
+                QUERIES_READY.arrive();
             }
         }
         done

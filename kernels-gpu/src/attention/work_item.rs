@@ -53,7 +53,7 @@ impl Split {
 pub struct Channels {
     /// 1 or 2.
     pub halves: u32,
-    /// Which half, 0 or 1.
+    /// Which half of the channels, 0 or 1.
     pub half: u32,
 }
 
@@ -65,7 +65,7 @@ impl Channels {
     /// if each had all channels: which query and part it has.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
-        if args.params.halves == 2 {
+        if args.params.clusters_per_part == 2 {
             (Self { halves: 2, half: cluster % 2 }, cluster / 2)
         } else {
             (Self::ALL, cluster)

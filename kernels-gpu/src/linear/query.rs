@@ -69,12 +69,13 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
         sync_cluster();
         let channel = 4 * thread::lane_id();
         finish(block.first_token, block.rows(), |token, row| {
+            if queries.is_padding(row) {
+                return;
+            }
             let at = sums + token * SUM_ROW + channel % COLUMNS;
             let load = |i: u32| f32::from_bits(memory.load_from(channel / COLUMNS, at + i));
             let projected = [load(0), load(1), load(2), load(3)];
-            if !queries.is_padding(row) {
-                queries.store::<F>(row, head, projected, queries.turns(row));
-            }
+            queries.store::<F>(row, head, projected, queries.rotation(row));
         });
         cluster_arrive();
         cluster_wait();

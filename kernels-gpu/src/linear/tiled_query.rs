@@ -25,9 +25,9 @@ const _: () = assert!(COLUMNS == CHANNELS);
 /// Rows of a tile that a thread has a part of.
 const OWN_ROWS: u32 = 2;
 /// Words of cosines and sines: those of a thread's rotated pairs of its rows.
-const TURN_WORDS: usize = (THREADS * OWN_ROWS * LANE_PAIRS * 2) as usize;
+const ROTATION_WORDS: usize = (THREADS * OWN_ROWS * LANE_PAIRS * 2) as usize;
 /// Bytes of shared memory.
-pub const SHARED_BYTES: u32 = STAGES_BYTES + Shared::<u32, TURN_WORDS>::BYTES;
+pub const SHARED_BYTES: u32 = STAGES_BYTES + Shared::<u32, ROTATION_WORDS>::BYTES;
 
 /// Makes the queries of each token's heads, and their weights.
 ///
@@ -59,7 +59,7 @@ pub unsafe fn query<F: IndexRowFormat>(args: Bf16IndexQuery) {
     // SAFETY: by this function's own contract; the loops are the block's.
     unsafe {
         let mut pipeline = Pipeline::start(operands, of_products);
-        rows.store_turns();
+        rows.store_rotations();
         let mut head = share.from;
         while head < of_products.to {
             rows.store::<F>(head, pipeline.sums());
@@ -100,7 +100,7 @@ impl Rows {
 
     /// Where cosine and sine of the lane's `pair`-th pair of its `i`-th row are.
     #[inline(always)]
-    fn turn_word(i: u32, pair: u32) -> u32 {
+    fn rotation_word(i: u32, pair: u32) -> u32 {
         2 * (THREADS * (LANE_PAIRS * i + pair) + thread::thread_idx_x())
     }
 
@@ -109,7 +109,7 @@ impl Rows {
     /// # Safety
     /// The tokens' positions and the frequencies are there.
     #[inline(always)]
-    unsafe fn store_turns(self) {
+    unsafe fn store_rotations(self) {
         let mut i = 0;
         while i < OWN_ROWS {
             // SAFETY: by this function's own contract; words behind the stages, each once.
@@ -117,13 +117,13 @@ impl Rows {
                 let (row, _) = self.own(i);
                 let token = u64::from(self.queries.first + row);
                 let position = self.queries.token_position.load(token) as u32 as f32;
-                let turns = Shared::<u32, TURN_WORDS>::at(STAGES_BYTES);
+                let rotations = Shared::<u32, ROTATION_WORDS>::at(STAGES_BYTES);
                 let mut pair = 0;
                 while pair < LANE_PAIRS {
                     let of_head = u64::from(4 * pair + self.place.pair);
                     let (cos, sin) = cos_sin(position * self.queries.frequencies.load(of_head));
                     let bits = [cos.to_bits(), sin.to_bits()];
-                    turns.store_u32x2(Self::turn_word(i, pair), bits);
+                    rotations.store_u32x2(Self::rotation_word(i, pair), bits);
                     pair += 1;
                 }
             }
@@ -134,7 +134,7 @@ impl Rows {
     /// Finishes the queries of head `head`, of which the thread has these sums.
     ///
     /// # Safety
-    /// As [`query`]; the turns are stored; all lanes of the warp call it together.
+    /// As [`query`]; the rotations are stored; all lanes of the warp call it together.
     #[inline(always)]
     unsafe fn store<F: IndexRowFormat>(self, head: u32, sums: Sums) {
         let quads = |first: usize| -> [Quad; 8] {
@@ -149,12 +149,12 @@ impl Rows {
         while i < OWN_ROWS {
             // SAFETY: by this function's own contract; words that the thread has stored.
             unsafe {
-                let turns = Shared::<u32, TURN_WORDS>::at(STAGES_BYTES);
-                let turn = |pair: u32| {
-                    let [cos, sin] = turns.load_u32x2(Self::turn_word(i, pair));
+                let rotations = Shared::<u32, ROTATION_WORDS>::at(STAGES_BYTES);
+                let rotation = |pair: u32| {
+                    let [cos, sin] = rotations.load_u32x2(Self::rotation_word(i, pair));
                     (f32::from_bits(cos), f32::from_bits(sin))
                 };
-                self.queries.store_of_four::<F>(self.own(i), head, now, turn);
+                self.queries.store_of_four::<F>(self.own(i), head, now, rotation);
             }
             now = next;
             i += 1;

@@ -40,7 +40,7 @@ parameters! {
         split,
         /// Clusters (blocks, where a work item has one) of a part, 1 or 2. Of two each has half of the channels of the values; in
         /// `attend_spread_parts_*` each has half of the keys.
-        halves,
+        clusters_per_part,
         /// Queries that a block takes one after another, 1 to 32, if the kernel is for consecutive ones.
         queries_per_block,
     }

@@ -44,17 +44,17 @@ macro_rules! attention_rows {
                 /// and the first rows untouched.
                 lse: mut f32 [end(p.skipped, p.tokens), p.lse_heads],
                 /// `[tokens, ceil(heads / 64), pieces, 64, 512]` f32, if a query's keys have several pieces, which are parts, or halves of parts if each is
-                /// spread and `halves` is 2: the output of each piece, not divided by its denominator where it is a half. Heads and channels in an
+                /// spread and `clusters_per_part` is 2: the output of each piece, not divided by its denominator where it is a half. Heads and channels in an
                 /// order of the kernel's own.
-                part_sums: mut f32 align 16 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.halves), attention::HEADS, HEAD_DIM],
+                part_sums: mut f32 align 16 [p.tokens, several(f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.clusters_per_part), attention::HEADS, HEAD_DIM],
                 /// `[tokens, ceil(heads / 64), pieces, denominators, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink. If each is
                 /// spread, 8 times 2: that and nothing, or of a half what its weights are relative to, and their sum.
-                part_lse: mut f32 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.halves), f.denominators(), attention::HEADS],
-                /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: pieces that are done, by block of a cluster; parts that are not spread count `halves` times; 0 between launches.
-                arrivals: mut u32 [p.tokens, several(f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS)), f.cluster()],
+                part_lse: mut f32 [p.tokens, several(f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.clusters_per_part), f.denominators(), attention::HEADS],
+                /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: pieces that are done, by block of a cluster; parts that are not spread count `clusters_per_part` times; 0 between launches.
+                arrivals: mut u32 [p.tokens, several(f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS)), f.cluster()],
                 /// `[tokens, pieces, ceil(heads / 64), 24, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
                 /// the order of the fragments of A of `wgmma`, then two f32 sums of them for each of 128 threads.
-                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.pieces(p.parts, p.halves), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
+                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots past the last, of queries whose position is negative, that do not fit the own rows or that see
                 /// more entries than `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];

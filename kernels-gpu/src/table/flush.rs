@@ -7,7 +7,7 @@ macro_rules! flush_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
             FlushCsa<(MainFormat, IndexFormat)> |p, f|
-            "Quantises CSA entries and indexer keys (Hadamard first, if `rotate` is 1) into the \
+            "Quantises CSA entries and indexer keys (Hadamard first, if `hadamard` is 1) into the \
              paged planes."
             (
                 /// `[capacity, 512]` BF16.

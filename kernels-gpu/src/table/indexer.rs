@@ -21,7 +21,7 @@ macro_rules! indexer_rows {
                 /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[tokens, 16384]` u8: BF16, integers or E4M3 values at `IndexFormat::query_byte`, and
-                /// of MXFP4 lags at `IndexFormat::query_lag_byte`; zero for heads from `heads` on.
+                /// of MXFP4 exponent gaps at `IndexFormat::query_exponent_gap_byte`; zero for heads from `heads` on.
                 query: mut u8 align 4 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
                 /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the scale of the
                 /// head's values.

@@ -216,7 +216,7 @@ const fn equal(a: &[u8], b: &[u8]) -> bool {
     i == a.len() && i == b.len()
 }
 
-/// Most bytes of shared memory that a block may have, from sm_90 on (CUDA C++ Programming Guide, table
+/// Most bytes of shared memory that a block may have on sm_90, sm_100, sm_103 and sm_110; opening a GPU with less is refused (CUDA C++ Programming Guide, table
 /// "Technical Specifications per Compute Capability").
 const MOST_SHARED: u32 = 227 * 1024;
 

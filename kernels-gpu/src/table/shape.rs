@@ -29,25 +29,26 @@ pub const fn end(first: u32, count: u32) -> u32 {
     first.saturating_add(count)
 }
 
-/// `count` if there are several shares of a query's keys; what exists for them alone has no elements otherwise.
+/// `count` if a query's keys have several pieces; what exists for them alone has no elements otherwise.
 #[must_use]
-pub const fn several(shares: u32, count: u32) -> u32 {
-    if shares > 1 { count } else { 0 }
+pub const fn several(pieces: u32, count: u32) -> u32 {
+    if pieces > 1 { count } else { 0 }
 }
 
 /// Blocks of a launch of attention in the first dimension of its grid. Where a work item has one cluster or block, those of the groups of
 /// 64 heads with the same keys follow each other, so that the second reads their rows from L2; else groups are the second dimension.
 #[must_use]
 pub fn attend_blocks(p: &AttendParams, f: AttendKernel) -> u32 {
-    let pieces = p.tokens.saturating_mul(f.pieces(p.parts, p.halves));
+    let pieces = p.tokens.saturating_mul(f.pieces(p.parts, p.clusters_per_part));
     match f.form {
         AttendForm::Consecutive => {
             p.tokens.div_ceil(p.queries_per_block.clamp(1, MOST_CONSECUTIVE))
         }
         AttendForm::Spread(_) | AttendForm::SpreadParts(_) => pieces.saturating_mul(f.cluster()),
         AttendForm::Whole(_) => {
-            let shares = p.heads.div_ceil(HEADS).saturating_mul(p.halves).saturating_mul(p.split);
-            pieces.saturating_mul(shares).div_ceil(f.cluster()).saturating_mul(f.cluster())
+            let blocks =
+                p.heads.div_ceil(HEADS).saturating_mul(p.clusters_per_part).saturating_mul(p.split);
+            pieces.saturating_mul(blocks).div_ceil(f.cluster()).saturating_mul(f.cluster())
         }
     }
 }

@@ -188,7 +188,7 @@ impl Scalars for Attend {
             max_blocks: of_entries(c.range(1, 4)),
             num_blocks: of_entries(c.range(0, 3)),
             split: c.one_of(&[1, kernel.keys().blocks()]),
-            halves: c.one_of(&[1, 2]),
+            clusters_per_part: c.one_of(&[1, 2]),
             queries_per_block: c.range(0, 3),
         }
     }

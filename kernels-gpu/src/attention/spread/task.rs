@@ -41,7 +41,7 @@ impl Task {
     /// Cluster `cluster` of the query among all.
     #[inline(always)]
     pub fn cluster(self, args: &Attend, cluster: u32) -> u64 {
-        let most = u64::from(args.params.parts * args.params.halves);
+        let most = u64::from(args.params.parts * args.params.clusters_per_part);
         self.heads.group(args) * most + u64::from(cluster)
     }
 

@@ -85,7 +85,7 @@ unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
                     arrays.missing.store(key / 32, missing);
                 }
                 if W::HAS_ENTRIES {
-                    let is_refused = keys.is_refused::<W>(source, located[i]);
+                    let is_refused = keys.is_unreadable::<W>(source, located[i]);
                     refused += warp::ballot(is_refused).count_ones();
                 }
             }

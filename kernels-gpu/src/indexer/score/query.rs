@@ -30,7 +30,7 @@ pub const fn heads_of_warp(tokens: u32) -> u32 {
 }
 
 /// Cosine and sine of a lane's two pairs of channels; `None` for channels that are not rotated.
-pub type Turns = Option<[(f32, f32); 2]>;
+pub type Rotation = Option<[(f32, f32); 2]>;
 
 /// Lanes that hold a group of MXFP4.
 const GROUP_LANES: u32 = IndexFormat::Mxfp4.group() / 4;
@@ -83,7 +83,7 @@ impl Queries {
     /// The token exists.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn turns(self, row: u32) -> Turns {
+    pub unsafe fn rotation(self, row: u32) -> Rotation {
         let channel = 4 * thread::lane_id();
         if channel < CHANNELS - ROPE_DIM {
             return None;
@@ -92,8 +92,8 @@ impl Queries {
         // SAFETY: by this function's own contract.
         unsafe {
             let position = self.token_position.load(u64::from(self.first + row)) as u32 as f32;
-            let turn = |i: u64| cos_sin(position * self.frequencies.load(pair + i));
-            Some([turn(0), turn(1)])
+            let of_pair = |i: u64| cos_sin(position * self.frequencies.load(pair + i));
+            Some([of_pair(0), of_pair(1)])
         }
     }
 
@@ -102,16 +102,16 @@ impl Queries {
     /// head's weight.
     ///
     /// # Safety
-    /// Row and head exist; all lanes of one warp call it together; `turns` are those of the row.
+    /// Row and head exist; all lanes of one warp call it together; `rotation` is that of the row.
     #[inline(always)]
     pub unsafe fn store<F: IndexRowFormat>(
         self,
         row: u32,
         head: u32,
         [a, b, c, d]: Quad,
-        turns: Turns,
+        rotation: Rotation,
     ) {
-        let ([a, b], [c, d]) = match turns {
+        let ([a, b], [c, d]) = match rotation {
             Some([first, second]) => (rotate(a, b, first), rotate(c, d, second)),
             None => ([a, b], [c, d]),
         };
@@ -221,13 +221,13 @@ pub unsafe fn query<F: IndexRowFormat>(args: IndexQuery) {
             )
         };
         let mut next = if head < heads { projected(head) } else { [0.0; 4] };
-        let turns = queries.turns(row);
+        let rotation = queries.rotation(row);
         while head < end.min(heads) {
             let now = next;
             if head + 1 < end.min(heads) {
                 next = projected(head + 1);
             }
-            queries.store::<F>(row, head, now, turns);
+            queries.store::<F>(row, head, now, rotation);
             head += 1;
         }
         while head < end {

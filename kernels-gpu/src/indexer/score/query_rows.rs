@@ -23,7 +23,7 @@ type Piece = (u32, [u32; 4]);
 
 impl Queries {
     /// As [`Self::store`], of vectors that lie as [`FourLanes`] has them: that of row `row`, which is stored if
-    /// `is_there`. `turn` gives cosine and sine of the lane's rotated pairs.
+    /// `is_there`. `rotation` gives cosine and sine of the lane's rotated pairs.
     ///
     /// # Safety
     /// The head exists, and the row if `is_there`; both are the same in four lanes, the head in all. All lanes of one
@@ -34,7 +34,7 @@ impl Queries {
         (row, is_there): (u32, bool),
         head: u32,
         projected: [Quad; 8],
-        turn: impl Fn(u32) -> (f32, f32),
+        rotation: impl Fn(u32) -> (f32, f32),
     ) {
         let rotated = |i: usize| {
             let [a, b, c, d] = projected[i];
@@ -42,7 +42,7 @@ impl Queries {
                 return [a, b, c, d];
             }
             let pair = 2 * (i - FIRST_ROTATED) as u32;
-            let ([a, b], [c, d]) = (rotate(a, b, turn(pair)), rotate(c, d, turn(pair + 1)));
+            let ([a, b], [c, d]) = (rotate(a, b, rotation(pair)), rotate(c, d, rotation(pair + 1)));
             [a, b, c, d]
         };
         let rounded: [Quad; 8] = array_from_fn(|i| {
