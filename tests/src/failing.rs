@@ -27,6 +27,7 @@ pub struct Failing<B> {
     /// Calls since the last [`Self::fail`].
     calls: AtomicU64,
     plan: Mutex<Plan>,
+    meeting: Mutex<Option<Meeting>>,
     skips_launches: AtomicBool,
     domain: Option<u64>,
 }
@@ -35,6 +36,12 @@ pub struct Failing<B> {
 pub struct FailingGraph<G> {
     inner: G,
     replayed: Mutex<()>,
+}
+
+/// What another thread does meanwhile, and how many questions for the identity of a stream come before it.
+struct Meeting {
+    questions: u64,
+    other: Box<dyn FnOnce() + Send>,
 }
 
 /// What is to fail, and what has failed.
@@ -61,6 +68,7 @@ impl<B: Backend> Failing<B> {
             inner,
             calls: AtomicU64::new(0),
             plan: Mutex::default(),
+            meeting: Mutex::default(),
             skips_launches: AtomicBool::new(false),
             domain,
         }
@@ -87,6 +95,30 @@ impl<B: Backend> Failing<B> {
     /// Whether launches from now on succeed without running their kernel.
     pub fn skip_launches(&self, skip: bool) {
         self.skips_launches.store(skip, Ordering::Relaxed);
+    }
+
+    /// Lets `other` run within question `question` of those to come for the identity of a stream ([`Backend::stream_id`]), once. A
+    /// stream asks before each launch, where a capture may still begin, as it may not within the launch.
+    pub fn meet(&self, question: u64, other: impl FnOnce() + Send + 'static) {
+        let meeting = Meeting { questions: question, other: Box::new(other) };
+        *self.meeting.lock().unwrap_or_else(PoisonError::into_inner) = Some(meeting);
+    }
+
+    /// Whether what the last [`Self::meet`] was given has run; from now on it does not.
+    pub fn has_met(&self) -> bool {
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take().is_none()
+    }
+
+    /// Counts a question for the identity of a stream: who is to run within it.
+    fn asked(&self) -> Option<Meeting> {
+        let mut meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Meeting { questions, .. }) = &mut *meeting
+            && *questions > 0
+        {
+            *questions -= 1;
+            return None;
+        }
+        meeting.take()
     }
 
     /// Calls since the last [`Self::fail`] or [`Self::fail_nothing`].
@@ -154,6 +186,9 @@ unsafe impl<B: Backend> Backend for Failing<B> {
     }
 
     fn stream_id(&self, stream: &B::Stream) -> u64 {
+        if let Some(meeting) = self.asked() {
+            (meeting.other)();
+        }
         self.inner.stream_id(stream)
     }
 

@@ -11,6 +11,7 @@ mod failed_admission;
 mod host_memory;
 mod identity;
 mod ledger;
+mod recorded;
 mod salts;
 mod selection;
 mod sent;
