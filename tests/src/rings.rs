@@ -61,3 +61,19 @@ pub fn assert_ring<B: Backend>(
         assert_same(scale, &want.scale, &format!("{layer:?}, {id}: scale of {position}"));
     }
 }
+
+/// The layer's ring is zero, as one is whose rows were not saved.
+///
+/// # Panics
+/// If it is not.
+pub fn assert_ring_is_zero<B: Backend>(
+    manager: &KvCacheManager<B>,
+    stream: &Stream<B>,
+    layer: LayerId,
+    id: RequestId,
+) {
+    for (row, (data, scale)) in ring(manager, stream, layer, id).iter().enumerate() {
+        let is_zero = data.iter().chain(scale).all(|&byte| byte == 0);
+        assert!(is_zero, "{layer:?}, {id}: row {row} is not zero");
+    }
+}

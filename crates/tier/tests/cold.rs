@@ -2,13 +2,15 @@
 //! is a miss.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
 use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Prompt, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
-use dsv4_kv_tests::stories::{Stored, Story, config};
+use dsv4_kv_tests::rings::{assert_ring, assert_ring_is_zero};
+use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
 use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, FetchId, ImageError, Section};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
@@ -43,6 +45,10 @@ impl Cache {
             poison: true,
             ..base
         };
+        Self::with(device, directory, identity, settings)
+    }
+
+    fn with(device: &EmuDevice, directory: &Path, identity: &[u8], settings: CacheConfig) -> Self {
         let mut fed = Fed::new(device, settings);
         let (url, options) = (directory.to_str().unwrap(), ColdOptions::default());
         let cold = ColdTier::open(&mut fed.manager, url, identity, &options).unwrap();
@@ -62,19 +68,33 @@ impl Cache {
 
     /// Runs a request of the story's first tokens; how many were reused.
     fn compute(&mut self, salt: &[u8], story: &Story, len: usize) -> (RequestId, u32) {
+        let (id, reused) = self.admit(salt, len);
+        self.step(id, story, reused as usize..len);
+        (id, reused)
+    }
+
+    /// Admits a request of so many tokens; how many are reused.
+    fn admit(&mut self, salt: &[u8], len: usize) -> (RequestId, u32) {
         let Self { fed, .. } = self;
-        let tokens = &tokens()[..len];
-        let admission = fed.manager.admit_waiting(&fed.stream, &prompt(tokens, salt)).unwrap();
-        let (id, from) = (admission.id, admission.reused as usize);
-        let parts = [Part::new(id, story, from..len)];
-        fed.inputs.load(&fed.stream, &parts, (len - from) as u32);
+        let tokens = tokens();
+        let admission =
+            fed.manager.admit_waiting(&fed.stream, &prompt(&tokens[..len], salt)).unwrap();
+        (admission.id, admission.reused)
+    }
+
+    /// Runs some of its tokens.
+    fn step(&mut self, id: RequestId, story: &Story, range: Range<usize>) {
+        let Self { fed, .. } = self;
+        let count = range.len() as u32;
+        let parts = [Part::new(id, story, range.clone())];
+        fed.inputs.load(&fed.stream, &parts, count);
         let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
         for step in &mut steps {
             fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
         }
-        let told = Accepted { id, accepted: (len - from) as u32, tokens: &tokens[from..] };
+        let told = Accepted { id, accepted: count, tokens: &tokens()[range] };
         steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
-        (id, admission.reused)
+        fed.manager.save_wanted(&fed.stream).unwrap();
     }
 
     fn settle(&mut self) {
@@ -280,6 +300,45 @@ fn the_device_may_have_more_than_host_memory() {
     let stats = cache.cold.stats();
     assert_eq!((stats.no_room, stats.restored, stats.restored_tokens), (0, 1, 128));
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
+}
+
+/// Windows of draft layers are stored with a checkpoint that has them. Those of one that a chunk saved, which has none, are zero, whatever
+/// lay in its memory before.
+#[test]
+fn draft_windows_come_back_if_they_were_saved() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let directory = tempfile::tempdir().unwrap();
+    // Both have their checkpoint in the same memory of the device.
+    let (num_checkpoints, max_draft, host_bytes) = (1, 1, 64 << 20);
+    let base = config(&tiny(), FORMATS, 2);
+    let settings = CacheConfig { num_checkpoints, max_draft, host_bytes, ..base };
+    let cache = || Cache::with(&device, directory.path(), b"weights", settings.clone());
+    let cases = [(b"a", 380, 511), (b"b", TOKENS, 512)];
+    let cases =
+        cases.map(|(salt, chunk, seed)| (salt, chunk, Story::random(&tiny(), TOKENS, seed)));
+    let mut first = cache();
+    for (salt, chunk, story) in &cases {
+        let (id, _) = first.admit(*salt, TOKENS);
+        first.step(id, story, 0..*chunk);
+        (*chunk..TOKENS).for_each(|at| first.step(id, story, at..at + 1));
+        first.settle();
+        first.fed.manager.release(id).unwrap();
+    }
+    let mut second = cache();
+    for (salt, chunk, story) in &cases {
+        let errors = second.fetch(*salt);
+        assert!(errors.is_empty(), "{errors:?}");
+        let (id, reused) = second.admit(*salt, TOKENS);
+        assert_eq!(reused, 384);
+        let fed = &mut second.fed;
+        let draft = fed.layer_ids().last().unwrap();
+        if *chunk < TOKENS {
+            assert_ring(&fed.manager, &fed.stream, draft, id, &story.window_rows(draft)[..384]);
+        } else {
+            assert_ring_is_zero(&fed.manager, &fed.stream, draft, id);
+        }
+        fed.manager.release(id).unwrap();
+    }
 }
 
 /// A prompt is on its way once; an id is its own tier's.

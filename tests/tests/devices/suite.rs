@@ -328,6 +328,7 @@ suite! {
         what_the_device_lost_comes_back,
         what_the_device_has_is_not_moved,
         host_memory_evicts_what_nobody_uses,
+        draft_windows_come_back_if_they_were_saved,
     }
     step::saves {
         any_cut_saves_the_same,

@@ -1,7 +1,7 @@
 //! Checkpoints that steps save as they go.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::{CacheConfig, KvError, Launches, PoolKind, RequestId, StepRequest};
+use dsv4_kv::{CacheConfig, KvError, Launches, RequestId, StepRequest};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -9,7 +9,8 @@ use rand::{Rng, SeedableRng};
 
 use super::told::{self, trunk};
 use crate::fed::{Fed, Padding, Part};
-use crate::inputs::{assert_same, download};
+use crate::inputs::assert_same;
+use crate::rings::assert_ring_is_zero;
 use crate::stories::{STEP_TOKENS, Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -145,12 +146,7 @@ pub fn draft_windows_that_were_not_saved_are_zero<B: Backend>(device: &Device<B>
     let before = fed.pool_bytes();
     fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
     let draft = fed.layer_ids().last().unwrap();
-    let slot = |kind| {
-        let bytes = fed.manager.schema().layers[draft.0 as usize].pool(kind).unwrap().unit_bytes();
-        let pool = fed.manager.pool(draft, kind).unwrap();
-        download(&fed.stream, &pool.slice(u64::from(b.slot().0) * bytes, bytes).unwrap())
-    };
-    assert!(slot(PoolKind::SwaData).iter().chain(&slot(PoolKind::SwaScale)).all(|&byte| byte == 0));
+    assert_ring_is_zero(&fed.manager, &fed.stream, draft, b);
     assert_ne!(before, fed.pool_bytes());
     for group in dsv4_kv::LayerGroup::ALL {
         assert_eq!(fed.manager.ledger().committed_in(group, b).unwrap(), 128);

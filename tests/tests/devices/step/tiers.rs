@@ -5,6 +5,7 @@ use dsv4_kv::{CacheConfig, KvError, Prompt, RequestId, TierEvent, TierMiss};
 
 use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, same, settings};
 use crate::fed::Fed;
+use crate::rings::{assert_ring, assert_ring_is_zero};
 use crate::stories::{Story, tiny};
 
 /// Tokens of a prompt.
@@ -179,4 +180,37 @@ pub fn host_memory_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     compute(&mut fed, (last.id, 384), &told(&stories[3]), TOKENS);
     assert_alone(&fed, last.id, &told(&stories[3]), "the last");
     check(&fed);
+}
+
+/// Windows of draft layers come back with a checkpoint that has them. Those of one that a chunk saved, which has none, are zero, whatever
+/// lay in its memory before.
+pub fn draft_windows_come_back_if_they_were_saved<B: Backend>(device: &Device<B>) {
+    let stories = [431, 432, 433].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let mut fed = fed(device, CacheConfig { host_bytes: PLENTY, ..settings(1, 1, 0) });
+    // All have their checkpoint in the same memory of the device, one after the other.
+    for (salt, chunk) in [(0, 380), (1, TOKENS), (2, 380)] {
+        let told = told(&stories[salt]);
+        let id = admit(&mut fed, &told, &[salt as u8]).id;
+        told::compute_to(&mut fed, id, &told, 0..chunk, Cut::Chunks(chunk));
+        told::compute_to(&mut fed, id, &told, chunk..TOKENS, Cut::Chunks(1));
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        fed.manager.release(id).unwrap();
+        check(&fed);
+    }
+    let draft = fed.layer_ids().last().unwrap();
+    for (salt, was_saved) in [(0, true), (1, false)] {
+        let story = &stories[salt];
+        let prompt = Prompt { tokens: &told(story).ids(), salt: &[salt as u8], adapter: b"" };
+        let admission = fed.manager.admit_waiting(&fed.stream, &prompt).unwrap();
+        assert_eq!(admission.reused, 384);
+        if was_saved {
+            let rows = &story.window_rows(draft)[..384];
+            assert_ring(&fed.manager, &fed.stream, draft, admission.id, rows);
+        } else {
+            assert_ring_is_zero(&fed.manager, &fed.stream, draft, admission.id);
+        }
+        fed.manager.release(admission.id).unwrap();
+        check(&fed);
+    }
+    assert_eq!(fed.manager.tier_stats().restored_checkpoints, 2);
 }
