@@ -32,6 +32,7 @@ pub mod inputs;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod lazy;
 pub mod model;
+pub mod refused;
 pub mod rings;
 pub mod stories;
 pub mod updated;

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dsv4_kv::device::{
     Cuda, CudaDevice, CudaOptions, DeviceError, EmuDevice, EmuOptions, Emulator,
 };
-use dsv4_kv_tests::{fed, hca, history, inputs, model, rings, stories};
+use dsv4_kv_tests::{fed, hca, history, inputs, model, refused, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
 use crate::suite::{Case, by_hand, large, long, pairs, suite};

@@ -1,6 +1,6 @@
 //! Scores and lists in one launch, against a stable sort of the scores of another.
 
-use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{self, IndexKeys, Scores, maxima_len};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::indexer::top_k;
@@ -8,6 +8,7 @@ use kv_layout::index_row::IndexFormat;
 
 use crate::indexer::scores::{Case, Layer, sees};
 use crate::inputs::{assert_same, download, upload};
+use crate::refused::named;
 
 const CANARY: i32 = -77;
 
@@ -148,12 +149,12 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let num_blocks = layer.keys().num_blocks;
     let faults = device.allocate("fault word", 1).unwrap();
     let selected = device.allocate("lists", 4 * 2048).unwrap();
-    let list = |columns, k, blocks, len| {
+    let list = |columns, k, keys: IndexKeys<'_, B>, len| {
         let selection = ops::ScoreSelection {
             queries: &step.queries(),
             from: &step.quantised(),
             table: &step.table(),
-            keys: &IndexKeys { num_blocks: blocks, ..layer.keys() },
+            keys: &keys,
             columns,
             k,
             selected: &selected.slice(0, len).unwrap(),
@@ -161,23 +162,20 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
         };
         ops::index_score_topk(stream, &selection)
     };
-    list(2048, 2048, num_blocks, 4 * 2048).unwrap();
-    for (columns, k, blocks) in [
-        (0, 20, num_blocks),
-        (48, 20, num_blocks),
-        (2080, 20, num_blocks),
-        (64, 0, num_blocks),
-        (64, 2049, num_blocks),
-        (64, 20, 0),
+    let blocks = |num_blocks| IndexKeys { num_blocks, ..layer.keys() };
+    list(2048, 2048, layer.keys(), 4 * 2048).unwrap();
+    let fp8 = IndexKeys { format: IndexFormat::Fp8, ..layer.keys() };
+    for (columns, k, keys, len, what) in [
+        (0, 20, layer.keys(), 4 * 20, "columns of scores in one launch"),
+        (48, 20, layer.keys(), 4 * 20, "columns of scores in one launch"),
+        (2080, 20, layer.keys(), 4 * 20, "columns of scores in one launch"),
+        (64, 0, layer.keys(), 4 * 20, "indices of a list"),
+        (64, 2049, layer.keys(), 4 * 20, "indices of a list"),
+        (64, 20, blocks(0), 4 * 20, "blocks of indexer keys"),
+        (64, 20, fp8, 4 * 20, "bytes of an indexer key"),
+        (64, 20, blocks(num_blocks + 1), 4 * 20, "index_code"),
+        (64, 20, layer.keys(), 4 * 20 - 1, "selected"),
     ] {
-        let refused = list(columns, k, blocks, 4 * 2048).unwrap_err();
-        assert!(matches!(refused, DeviceError::Argument { .. }), "{refused}");
-    }
-    for (blocks, len, short) in
-        [(num_blocks + 1, 4 * 20, "index_code"), (num_blocks, 4 * 20 - 1, "selected")]
-    {
-        let refused = list(64, 20, blocks, len).unwrap_err();
-        let named = matches!(refused, DeviceError::TooShort { argument, .. } if argument == short);
-        assert!(named, "{refused}");
+        assert_eq!(named(list(columns, k, keys, len)), what, "{columns} columns, {k} of a list");
     }
 }
