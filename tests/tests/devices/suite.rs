@@ -119,6 +119,9 @@ suite! {
         raw_queries_are_normed_and_rotated,
         no_number_reaches_another_head,
     }
+    attention::refusals {
+        what_does_not_fit_is_refused_by_name,
+    }
     attention::values {
         no_number_reaches_another_request,
         a_nan_code_is_a_nan,

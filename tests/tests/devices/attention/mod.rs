@@ -9,6 +9,7 @@ pub mod mixed;
 pub mod needles;
 pub mod parts;
 pub mod queries;
+pub mod refusals;
 pub mod spread;
 pub mod steps;
 pub mod values;
