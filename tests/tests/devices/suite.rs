@@ -182,6 +182,9 @@ suite! {
     decode::early {
         the_step_is_what_the_launch_before_leaves,
     }
+    decode::refusals {
+        what_does_not_fit_is_refused_by_name,
+    }
     gather::lists {
         lists_equal_the_oracle,
         a_long_list_equals_the_oracle,

@@ -2,3 +2,4 @@
 
 pub mod early;
 pub mod one_launch;
+pub mod refusals;
