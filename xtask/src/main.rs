@@ -110,6 +110,9 @@ enum Task {
         /// Dynamo's runtime, which takes 25 minutes on two busy cores, and up to an hour beside other builds.
         #[arg(long)]
         dynamo_worker: bool,
+        /// Fail where a wheel cannot be installed, instead of leaving its tests out
+        #[arg(long)]
+        require: bool,
     },
     /// Put the tests that run kernels and the CLI into target/gpu-bundle/.
     GpuBundle,
@@ -138,7 +141,7 @@ fn run(task: &Task) -> Result<()> {
         Task::PublicApi { check } => api::run(*check),
         &Task::Package { options } => package::run(options),
         Task::Sanitize => sanitize::run(),
-        Task::ScaleTest { dynamo_worker } => scale::run(*dynamo_worker),
+        Task::ScaleTest { dynamo_worker, require } => scale::run(*dynamo_worker, *require),
         Task::GpuBundle => bundle::run(),
     }
 }

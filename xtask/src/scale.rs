@@ -33,21 +33,22 @@ const FRONTEND_IMPORTS: [&str; 10] = [
 ];
 
 /// Installs the wheels into target/ if they are not there, runs the tests, one at a time since they have deadlines,
-/// and measures how fast a payload comes. Where a wheel cannot be installed its tests are ignored, with the reason.
+/// and measures how fast a payload comes. Where a wheel cannot be installed its tests are ignored, with the reason, or with `require`
+/// fail.
 /// The worker of Dynamo, which takes long to build, is tested instead if that is asked for.
 ///
 /// # Errors
 /// A test failed, or the measurement: it is printed above.
-pub fn run(dynamo_worker: bool) -> Result<()> {
+pub fn run(dynamo_worker: bool, require: bool) -> Result<()> {
     if dynamo_worker {
         return test_dynamo_worker();
     }
     let installed = install_nixl(&workspace::target_dir().join("nixl"));
-    if let Some(library) = or_say(NIXL, installed) {
+    if let Some(library) = or_say(NIXL, installed, require)? {
         test_transfers(&library)?;
     }
     let installed = install_dynamo(&workspace::target_dir().join("dynamo"));
-    if let Some(python) = or_say(DYNAMO, installed) {
+    if let Some(python) = or_say(DYNAMO, installed, require)? {
         test_events(&python)?;
     }
     Ok(())
@@ -100,11 +101,16 @@ fn test_dynamo_worker() -> Result<()> {
     Ok(())
 }
 
-/// What was installed; else the reason is printed.
-fn or_say(wheel: &str, installed: Result<PathBuf>) -> Option<PathBuf> {
-    installed
-        .inspect_err(|reason| println!("ignored: {wheel} cannot be installed: {reason:#}"))
-        .ok()
+/// What was installed; else the reason is printed, or with `require` an error.
+fn or_say(wheel: &str, installed: Result<PathBuf>, require: bool) -> Result<Option<PathBuf>> {
+    match installed {
+        Ok(path) => Ok(Some(path)),
+        Err(reason) if require => Err(reason.context(format!("{wheel} cannot be installed"))),
+        Err(reason) => {
+            println!("ignored: {wheel} cannot be installed: {reason:#}");
+            Ok(None)
+        }
+    }
 }
 
 /// A command of cargo on a package.
