@@ -115,6 +115,18 @@ fn prefixes_outlive_a_server() {
     assert_eq!(answers[0], answers[1]);
 }
 
+/// Graphs are of no longer steps than there are.
+#[test]
+fn graphs_fit_the_steps() {
+    let serving = start("--graphs --draft 1 --step-tokens 16 --max-requests 16");
+    let mut answer = String::new();
+    let body = r#"{"model": "hash", "prompt": "abab", "max_tokens": 4, "temperature": 0}"#;
+    serving.complete(body).read_to_string(&mut answer).expect("an answer");
+    assert!(answer.contains(r#""completion_tokens":4"#), "{answer}");
+    serving.signal("TERM");
+    assert_eq!(serving.exit_code(), Some(0));
+}
+
 #[test]
 fn what_cannot_be_served_is_refused() {
     let refusals = [
@@ -125,6 +137,10 @@ fn what_cannot_be_served_is_refused() {
         ("--context 1048577", "from 1 to 1048576"),
         ("--max-requests 0", "from 1 to 65535"),
         ("--cold-cache /tmp", "--cold-cache needs --host-cache"),
+        (
+            "--graphs --draft 3 --step-tokens 2 --max-requests 1",
+            "--graphs needs --step-tokens of at least 4",
+        ),
     ];
     for (options, message) in refusals {
         let output = command(&checkpoint(), options).output().expect("a program");

@@ -198,6 +198,31 @@ fn text_goes_through_the_tokenizer() {
     small.check(small.drawn.len(), ["length", "length"]);
 }
 
+/// What training has left in the file shortens no prompt and adds nothing to it; a tokenizer that draws tokens is refused.
+#[test]
+fn a_prompt_has_the_tokens_of_its_text() {
+    let small = Small::new();
+    let path = small.folder.path().join("tokenizer.json");
+    let mut file: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+    file["truncation"] =
+        json!({ "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0 });
+    file["padding"] = json!({ "strategy": { "Fixed": 9 }, "direction": "Right", "pad_to_multiple_of": null,
+                              "pad_id": 0, "pad_type_id": 0, "pad_token": "<special>" });
+    fs::write(&path, file.to_string()).expect("room");
+    let report = generate(small.folder.path(), ["--prompt", PROMPT]);
+    assert_eq!(report["prompt_tokens"], PROMPT_TOKENS.len());
+    assert_eq!(tokens(&report), small.drawn);
+
+    file["model"]["dropout"] = json!(0.5);
+    fs::write(&path, file.to_string()).expect("room");
+    let mut command = Command::new(cargo_bin("dsv4-kv"));
+    command.args(["generate", "--device", "cpu", "--prompt", PROMPT, "--checkpoint"]);
+    let output = command.arg(small.folder.path()).output().expect("a program");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("dropout is 0.5"), "{error}");
+}
+
 /// A token that ends a text ends it, and is no part of it.
 #[test]
 fn the_end_is_a_special_token() {

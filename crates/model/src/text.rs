@@ -218,6 +218,24 @@ mod tests {
         assert_eq!([0x41, 0xC3].map(|token| Text::Bytes.name(token)), ["A", "bytes:\\xc3"]);
     }
 
+    /// A byte of a character has its bytes for a name, as of a vocabulary of bytes, and not that of the character that stands for it.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn tokens_of_a_byte_level_vocabulary_have_names() {
+        let json = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                       "vocab": { "a": 0, "\u00e2": 1, "\u00c3\u00a2": 2, "\u00e2\u0124": 3, "\u0120b": 4 },
+                       "merges": [] }
+        }"#;
+        let text = Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")));
+        let names = [0, 1, 2, 3, 4, 5].map(|token| text.name(token));
+        assert_eq!(names, ["a", "bytes:\\xe2", "\u{e2}", "bytes:\\xe2\\x82", " b", "token:5"]);
+    }
+
     #[test]
     fn what_is_no_text_is_replaced() {
         let (text, mut stream) = (Text::Bytes, TextStream::default());

@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::attention::KeySplit;
-use dsv4_kv_checkpoint::Checkpoint;
+use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
+use dsv4_kv_model::generate::Observer;
+use dsv4_kv_model::sample::GREEDY;
+use dsv4_kv_model::sequence::{Continuation, Generated};
 use dsv4_kv_model::{AttentionPlace, Chunk, Engine, EngineLimits, Logits, Model, ModelError};
+use safetensors::SafeTensors;
 
 const LIMITS: EngineLimits = EngineLimits {
     requests: 1,
@@ -38,6 +42,64 @@ fn attention_on_the_device_takes_128_heads() {
     };
     assert_eq!((what, value, most), ("heads", 129, 128));
     engine(AttentionPlace::Host).map(drop).expect("the host takes any number");
+}
+
+/// A weight that is not a number is refused by its name, before a request meets it.
+#[test]
+fn weights_are_numbers() {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
+    let folder = tempfile::tempdir().expect("a directory");
+    let copy = |name: &str| std::fs::copy(from.join(name), folder.path().join(name));
+    copy("config.json").expect("room");
+    let mut bytes = std::fs::read(from.join("model.safetensors")).expect("a file");
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a checkpoint");
+    let embedding = metadata.info("model.embed_tokens.weight").expect("there is one");
+    let size = embedding.dtype.bitsize() / 8;
+    // The last bytes of an element are those of its exponent.
+    let end = 8 + header + embedding.data_offsets.0 + 100 * size;
+    bytes[end - 2..end].copy_from_slice(&[0xC0, 0x7F]);
+    std::fs::write(folder.path().join("model.safetensors"), bytes).expect("room");
+    let checkpoint = Checkpoint::open(folder.path()).expect("a checkpoint");
+    let error = Model::load(&checkpoint, |_| {}).map(drop).expect_err("a refusal");
+    let ModelError::Checkpoint(CheckpointError::NotFinite { name, index, value }) = error else {
+        panic!("{error}")
+    };
+    assert!(name == "embed.weight" && index == 99 && value.is_nan(), "{name}[{index}] is {value}");
+}
+
+/// Graphs serve steps of few tokens.
+#[test]
+fn a_bucket_has_a_size() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let error = engine.capture(1000, 1).expect_err("a refusal");
+    assert!(matches!(error, ModelError::BucketTooLarge { tokens: 1000, most: 1..1000 }), "{error}");
+}
+
+/// Ends a request with its first token.
+struct First;
+
+impl Observer for First {
+    fn token(&mut self, _token: &Generated) -> bool {
+        false
+    }
+}
+
+/// What its observer ends has not ended by itself.
+#[test]
+fn a_request_that_is_interrupted_has_no_reason() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let continuation = Continuation {
+        sampling: GREEDY,
+        max_tokens: 5,
+        end: Vec::new(),
+        drafts: 0,
+        top_logprobs: 0,
+        prompt_logits: false,
+    };
+    let summary = engine.generate(&[1, 2], continuation, 8, &mut First).expect("a token");
+    assert_eq!((summary.tokens.len(), summary.finish), (1, None));
 }
 
 #[test]
