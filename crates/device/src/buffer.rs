@@ -1,5 +1,6 @@
 //! Typed device memory.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -31,6 +32,12 @@ impl<B: Backend> Clone for Memory<B> {
     }
 }
 
+impl<B: Backend> fmt::Debug for Memory<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("span", &self.span()).finish_non_exhaustive()
+    }
+}
+
 impl<B: Backend> Memory<B> {
     pub(crate) fn new(raw: B::Memory, device: &Device<B>) -> Self {
         let raw = device.own(raw);
@@ -55,6 +62,15 @@ pub struct View<B: Backend, T> {
     offset: u64,
     len: u64,
     element: PhantomData<fn() -> T>,
+}
+
+impl<B: Backend, T> fmt::Debug for View<B, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View")
+            .field("address", &(self.memory.span().address + self.offset))
+            .field("elements", &self.len)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<B: Backend, T> Clone for View<B, T> {
@@ -164,6 +180,12 @@ impl<B: Backend, T: Pod> View<B, T> {
 /// Device memory of `len` elements of `T` that may be written. It is a [`View`] too. Cloning shares it; the
 /// last clone frees it.
 pub struct Buffer<B: Backend, T>(View<B, T>);
+
+impl<B: Backend, T> fmt::Debug for Buffer<B, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Buffer").field(&self.0).finish()
+    }
+}
 
 impl<B: Backend, T> Clone for Buffer<B, T> {
     fn clone(&self) -> Self {

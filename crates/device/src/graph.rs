@@ -1,5 +1,6 @@
 //! Graphs: captured, kept together with what they touch, replayed one at a time.
 
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::backend::Backend;
@@ -33,6 +34,15 @@ impl<B: Backend> Drop for EndOnPanic<'_, B> {
         drop(self.stream.backend().end_capture(self.stream.raw()));
         // What the record broke matters to nobody any more.
         let _ = self.stream.device().captures().end();
+    }
+}
+
+impl<B: Backend> fmt::Debug for Graph<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph")
+            .field("nodes", &self.nodes)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Streams and events.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Priority};
@@ -26,6 +27,15 @@ struct Shared<B: Backend> {
 impl<B: Backend> Clone for Stream<B> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Stream<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("id", &self.id())
+            .field("device", &self.device())
+            .finish_non_exhaustive()
     }
 }
 
@@ -172,6 +182,15 @@ pub struct Running<'s, B: Backend> {
     begun: u64,
 }
 
+impl<B: Backend> fmt::Debug for Running<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running")
+            .field("operation", &self.operation)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<B: Backend> Running<'_, B> {
     /// Whether all that was queued since runs.
     ///
@@ -200,6 +219,12 @@ pub struct Event<B: Backend> {
     // Dropped before the device.
     raw: Owned<B::Event>,
     device: Device<B>,
+}
+
+impl<B: Backend> fmt::Debug for Event<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event").field("device", &self.device).finish_non_exhaustive()
+    }
 }
 
 impl<B: Backend> Event<B> {

@@ -61,9 +61,8 @@ fn weights_are_numbers() {
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("room");
     let checkpoint = Checkpoint::open(folder.path()).expect("a checkpoint");
     let error = Model::load(&checkpoint, |_| {}).map(drop).expect_err("a refusal");
-    let ModelError::Checkpoint(CheckpointError::NotFinite { name, index, value }) = error else {
-        panic!("{error}")
-    };
+    let ModelError::Checkpoint(error) = error else { panic!("{error}") };
+    let CheckpointError::NotFinite { name, index, value } = *error else { panic!("{error}") };
     assert!(name == "embed.weight" && index == 99 && value.is_nan(), "{name}[{index}] is {value}");
 }
 

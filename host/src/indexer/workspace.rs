@@ -1,5 +1,6 @@
 //! The memory that the indexers of a model share, and its size before it is allocated.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use kernels_gpu::indexer::TILE;
@@ -117,6 +118,12 @@ pub struct IndexerWorkspace<B: Backend> {
     pub(super) maxima: Buffer<B, f32>,
     memory: Vec<Memory<B>>,
     cache: OnceLock<LedgerId>,
+}
+
+impl<B: Backend> fmt::Debug for IndexerWorkspace<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexerWorkspace").field("size", &self.size).finish_non_exhaustive()
+    }
 }
 
 impl<B: Backend> IndexerWorkspace<B> {

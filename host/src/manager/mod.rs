@@ -9,6 +9,7 @@ pub mod reuse;
 mod state_copies;
 pub mod suspended;
 
+use std::fmt;
 use std::ops::Deref;
 
 use crate::bucket::Bucket;
@@ -40,6 +41,15 @@ pub struct KvCacheManager<B: Backend> {
     tier: Option<Box<Tier<B>>>,
     /// What [`Self::save_wanted`] queues. Scratch, so that it allocates nothing.
     save_jobs: Vec<(Copied, JobWords)>,
+}
+
+impl<B: Backend> fmt::Debug for KvCacheManager<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvCacheManager")
+            .field("id", &self.id())
+            .field("device", &self.device())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The layer groups of a cache, each of which may have a step open at the same time.

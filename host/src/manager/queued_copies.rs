@@ -50,21 +50,21 @@ impl<B: Backend> KvCacheManager<B> {
         jobs: &[(Copied, JobWords)],
         table: Option<(SlotId, &[BlockId])>,
     ) -> Result<(), TransferFailed> {
-        let (core, trunk, draft) = self.parts();
+        let (core, trunk, mut draft) = self.parts();
         core.check_stream(stream)?;
         let running = stream.running("copying between steps").map_err(KvError::from)?;
         core.ledger().take_unowned().for_each(|block| trunk.freed.add_block(block));
-        let mut groups: Vec<_> = std::iter::once(trunk).chain(draft).collect();
-        for (group, memory) in LayerGroup::ALL.into_iter().zip(&mut groups) {
+        let groups = std::iter::once(&mut *trunk).chain(draft.as_deref_mut());
+        for (group, memory) in LayerGroup::ALL.into_iter().zip(groups) {
             memory.follow(stream)?;
             let layers = core.config.group_layers(group);
             memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
         }
         let (slot, blocks) = table.unwrap_or((SlotId(0), &[]));
         let first = slot.0 * core.config.max_blocks_per_request();
-        groups[0].transfer(stream, core, jobs, (first, blocks))?;
+        trunk.transfer(stream, core, jobs, (first, blocks))?;
         running.end().map_err(|error| TransferFailed { error: error.into(), began: true })?;
-        groups.into_iter().for_each(|memory| memory.freed.clear());
+        std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.clear());
         Ok(())
     }
 }

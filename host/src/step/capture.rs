@@ -7,6 +7,7 @@ use crate::device::{Backend, DevicePtr, Graph};
 use crate::error::KvError;
 use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
+use std::fmt;
 
 /// The launches of a step as a graph, for every step of a bucket. It owns all memory that it touches.
 pub struct CapturedStep<B: Backend> {
@@ -16,6 +17,15 @@ pub struct CapturedStep<B: Backend> {
     pub(super) progress: Vec<LayerProgress>,
     /// StepMeta of the group that it was captured over, which no other group has.
     pub(super) step_meta: DevicePtr<i32>,
+}
+
+impl<B: Backend> fmt::Debug for CapturedStep<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CapturedStep")
+            .field("bucket", &self.bucket)
+            .field("nodes", &self.nodes())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<B: Backend> CapturedStep<B> {

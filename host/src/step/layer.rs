@@ -5,6 +5,7 @@
 //! a layer is updated before its entries are read, since a token that closes a window sees its entry;
 //! and windows are gathered or attended to before a long chunk's rows enter the window ring.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
@@ -56,6 +57,15 @@ pub struct Layer<'s, B: Backend, K> {
     kind: PhantomData<K>,
 }
 
+impl<B: Backend, K> fmt::Debug for Layer<'_, B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layer")
+            .field("layer", &self.tracker.layer)
+            .field("progress", &self.tracker.progress)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A layer whose update is queued: queries can attend, or what they read be gathered, and the step's rows are still
 /// to be appended to its window, unless the update did that too.
 pub struct UpdatedLayer<'s, B: Backend, K> {
@@ -66,6 +76,15 @@ pub struct UpdatedLayer<'s, B: Backend, K> {
     /// Whether the step's own planes hold them; in a captured step, whether they will when its graph is replayed.
     pub(super) has_own_rows: Mutex<bool>,
     kind: PhantomData<K>,
+}
+
+impl<B: Backend, K> fmt::Debug for UpdatedLayer<'_, B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpdatedLayer")
+            .field("layer", &self.tracker.layer)
+            .field("progress", &self.tracker.progress)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A compressor's weights, and what the model projected for the step's tokens.

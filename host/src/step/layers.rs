@@ -1,6 +1,7 @@
 //! The layers of a step, or of a step that is being captured.
 
 use kv_layout::geometry::LayerKind;
+use std::fmt;
 use std::ops::Range;
 
 use super::layer::{Csa, Hca, Layer, Swa};
@@ -33,6 +34,16 @@ pub struct Layers<'a, B: Backend> {
     pub(super) touched: bool,
     /// Of the step; none of a capture.
     pub(super) span: Span,
+}
+
+impl<B: Backend> fmt::Debug for Layers<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layers")
+            .field("group", &self.group)
+            .field("plan", &self.plan)
+            .field("bucket", &self.bucket)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a, B: Backend> Layers<'a, B> {

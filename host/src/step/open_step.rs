@@ -25,6 +25,12 @@ pub struct Step<'a, B: Backend> {
     committed: bool,
 }
 
+impl<B: Backend> fmt::Debug for Step<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Step").field("layers", &self.layers).finish_non_exhaustive()
+    }
+}
+
 impl<'a, B: Backend> Step<'a, B> {
     pub(super) fn new(layers: Layers<'a, B>) -> Self {
         Self { layers, committed: false }

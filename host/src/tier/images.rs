@@ -2,6 +2,7 @@
 //! thread.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use dsv4_kv_prefix::{Origin, RootKey};
@@ -27,6 +28,16 @@ pub struct HostImage<B: Backend> {
     checkpoint_bytes: usize,
     /// The last field, which is dropped last.
     _loan: Loan,
+}
+
+impl<B: Backend> fmt::Debug for HostImage<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostImage")
+            .field("blocks", &self.tokens.len())
+            .field("origin", &self.origin)
+            .field("has_draft", &self.has_draft)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<B: Backend> HostImage<B> {
@@ -61,6 +72,15 @@ pub struct HostRoom<B: Backend> {
     filled: Option<(Origin, bool)>,
     /// The last field, which is dropped last.
     loan: Loan,
+}
+
+impl<B: Backend> fmt::Debug for HostRoom<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostRoom")
+            .field("above", &self.above)
+            .field("blocks", &self.tokens.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<B: Backend> HostRoom<B> {

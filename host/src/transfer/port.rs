@@ -13,6 +13,7 @@ use crate::memory::state_layout::unit_image_bytes;
 use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
 use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
+use std::fmt;
 
 /// Bytes of blocks that go at once, at most: those of a slot where it has more.
 const STAGING: u64 = 8 << 20;
@@ -30,6 +31,12 @@ pub struct Port<B: Backend> {
     staging: Buffer<B, u8>,
     /// `[blocks, 4]`: which unit goes to which place.
     jobs: Staged<B, i32>,
+}
+
+impl<B: Backend> fmt::Debug for Port<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("blocks", &self.blocks).finish_non_exhaustive()
+    }
 }
 
 /// Blocks that go at once, and bytes of memory for so many, or for a slot.
