@@ -39,6 +39,34 @@ mod tests {
 
     use crate::config::CacheConfig;
 
+    /// The bytes of an identity, which name the prefixes that a store keeps for later programs, and the caches that a request may move to.
+    // If this fails because a type, a field or a variant was renamed, keep the old spelling in `identity()`: what is stored goes by these
+    // bytes. If the bytes of a block, slot or checkpoint have changed, raise `LAYOUT_VERSION`. Only then change what is expected here.
+    #[test]
+    fn an_identity_keeps_its_bytes() {
+        let tiny = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
+        let window = "Pool { kind: SwaData, unit: Slot, rows: 128, row_bytes: 576 }, \
+                      Pool { kind: SwaScale, unit: Slot, rows: 128, row_bytes: 8 }";
+        let expected = format!(
+            "1 [Swa, Csa, Hca, Csa, Swa] 1 256 128 64 16 1048576 10000.0 \
+             CompressRope {{ theta: 160000.0, factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, trained_context: 65536.0 }} \
+             Ue8m0 Mxfp4 TwoBlocks Schema {{ layers: [\
+             LayerCacheSchema {{ layer: LayerId(0), kind: Swa, pools: [{window}] }}, \
+             LayerCacheSchema {{ layer: LayerId(1), kind: Csa, pools: [{window}, \
+             Pool {{ kind: EntryData, unit: Block, rows: 32, row_bytes: 576 }}, \
+             Pool {{ kind: EntryScale, unit: Block, rows: 32, row_bytes: 8 }}, \
+             Pool {{ kind: IndexCode, unit: Block, rows: 32, row_bytes: 64 }}, \
+             Pool {{ kind: IndexScale, unit: Block, rows: 32, row_bytes: 4 }}, \
+             Pool {{ kind: MainState, unit: Slot, rows: 12, row_bytes: 4096 }}, \
+             Pool {{ kind: IndexState, unit: Slot, rows: 12, row_bytes: 1024 }}] }}, \
+             LayerCacheSchema {{ layer: LayerId(2), kind: Hca, pools: [{window}, \
+             Pool {{ kind: EntryData, unit: Block, rows: 1, row_bytes: 576 }}, \
+             Pool {{ kind: EntryScale, unit: Block, rows: 1, row_bytes: 8 }}, \
+             Pool {{ kind: MainState, unit: Slot, rows: 2, row_bytes: 6144 }}] }}] }}"
+        );
+        assert_eq!(String::from_utf8_lossy(&tiny.identity()), expected);
+    }
+
     /// What changes the bytes of the same tokens, and what does not.
     #[test]
     fn other_bytes_have_another_identity() {
