@@ -166,6 +166,9 @@ suite! {
         flush_of_hca_entries_equals_the_oracle,
         flush_counts_windows_without_a_block,
     }
+    compress::refusals {
+        short_rings_are_refused,
+    }
     compress::state {
         a_view_shows_the_state,
         rows_move_to_their_phase,

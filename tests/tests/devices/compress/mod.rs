@@ -2,5 +2,6 @@
 
 pub mod entries;
 pub mod flush;
+pub mod refusals;
 pub mod state;
 pub mod values;
