@@ -319,6 +319,8 @@ suite! {
         a_leaked_step_is_rejected_before_a_restore,
         what_cannot_be_copied_changes_nothing,
         jobs_out_of_range_are_counted,
+        copies_without_memory_are_refused,
+        rows_that_no_checkpoint_has_are_refused,
     }
     step::reuse {
         reuse_equals_computing,

@@ -1,14 +1,17 @@
 //! Checkpoints: a request that goes on from one has the bytes that it would have alone.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::ops::{self, CheckpointCopy, CopyDirection, CopyPieces, StateArena, StateCopies};
+use dsv4_kv::ops::{
+    self, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, LayerImage, StateArena,
+    StateCopies, StateRing, StateUpdate, StepProjections, StepTokens, SwaRing, WindowAppend,
+};
 use dsv4_kv::poison::{POISON, PoisonedRow};
 use dsv4_kv::schema::{Pool, PoolUnit};
 use dsv4_kv::{
     CacheConfig, CheckpointId, KvError, Launches, LayerId, PoolKind, RequestId, SavedCheckpoint,
     SlotId, StepRequest,
 };
-use kv_layout::geometry::{LayerKind, csa_own_rows, csa_previous_rows};
+use kv_layout::geometry::{CsaCompressor, LayerKind, csa_own_rows, csa_previous_rows};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -16,6 +19,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::fed::{Fed, Padding, Part, assert_pools};
 use crate::inputs::{assert_same, download, filled, upload};
+use crate::refused::named;
 use crate::stories::{Formats, Story, config, tiny};
 
 const FORMATS: [Formats; 2] =
@@ -332,4 +336,100 @@ pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
     copy(1, 0, CopyDirection::Slot);
     assert_eq!(download(&stream, &slots), [1; 1024]);
     assert_eq!(download(&stream, &checkpoints), [[1; 512], [4; 512]].concat());
+}
+
+/// A copy that has no memory on one of its sides is refused by what is missing.
+pub fn copies_without_memory_are_refused<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let pieces = upload(&stream, &[0_u32, 0, 32, 32, 1, 1, 0, 0]);
+    let (memory, checkpoints) = (filled::<B, u8>(&stream, 1024), filled::<B, u8>(&stream, 1024));
+    let (jobs, faults) = (upload(&stream, &[0_i32, 1, 1, 1]), upload(&stream, &[0_u32]));
+    let copy = |slots: u64, number_of_checkpoints, checkpoint_bytes, direction| {
+        let arena = StateArena {
+            slots: &memory.slice(0, slots).unwrap(),
+            number_of_slots: 2,
+            checkpoints: &checkpoints,
+            number_of_checkpoints,
+            checkpoint_bytes,
+        };
+        let pieces = CopyPieces(&pieces);
+        let (arena, jobs, faults) = (&arena, &jobs, &faults);
+        let copies = StateCopies { arena, pieces, jobs, count: 1, direction, faults };
+        ops::copy_state(&stream, &copies)
+    };
+    let all = "units of 256 bytes of all slots";
+    copy(1024, 0, 0, CopyDirection::Slot).unwrap();
+    assert_eq!(named(copy(255, 0, 0, CopyDirection::Slot)), all);
+    for direction in [CopyDirection::Save, CopyDirection::Restore] {
+        copy(1024, 2, 512, direction).unwrap();
+        assert_eq!(named(copy(255, 2, 512, direction)), all);
+        assert_eq!(named(copy(1024, 0, 512, direction)), "number of checkpoints");
+        for bytes in [0, 255, 1 << 40] {
+            let refused = named(copy(1024, 2, bytes, direction));
+            assert_eq!(refused, "units of 256 bytes of a checkpoint", "{bytes} bytes");
+        }
+    }
+}
+
+/// Rows that are saved as a step goes must lie in a checkpoint to their end.
+pub fn rows_that_no_checkpoint_has_are_refused<B: Backend>(device: &Device<B>) {
+    const DATA: u64 = 128 * 576;
+    const SCALES: u64 = 128 * 8;
+    const HALVES: u64 = 4 * 4 * 1024;
+    let stream = device.stream().unwrap();
+    let (words, faults) = (upload(&stream, &[0_i32]), upload(&stream, &[0_u32]));
+    let (floats, kv) = (filled(&stream, 1 << 16), filled(&stream, 512));
+    let [data, scale] = [DATA, SCALES].map(|bytes| filled::<B, u8>(&stream, bytes as usize));
+    let (state, checkpoints) = (filled(&stream, 1 << 16), filled(&stream, 1 << 18));
+    let rows = |checkpoint_bytes, image| CheckpointRows {
+        checkpoints: &checkpoints,
+        number: 1,
+        checkpoint_bytes,
+        row: &words,
+        image,
+    };
+    let append = |checkpoint_bytes, window| {
+        let ring =
+            SwaRing { data: &data, scale: &scale, format: FORMATS[0].0, ring: 128, slots: 1 };
+        let (kv, row, ring, faults, tokens) = (&kv, &words, &ring, &faults, 1);
+        let append = WindowAppend { kv, row, ring, faults, tokens };
+        let rows = rows(checkpoint_bytes, LayerImage { window, ..LayerImage::default() });
+        ops::append_swa_saving(&stream, &append, Some(&rows))
+    };
+    let write = |checkpoint_bytes, halves| {
+        let tokens = StepTokens {
+            position: &words,
+            slot: &words,
+            index: &words,
+            remaining: &words,
+            count: 1,
+        };
+        let update = StateUpdate {
+            tokens: &tokens,
+            projections: &StepProjections { kv: &floats, gate: &floats },
+            ape: &floats,
+            state: &StateRing { rows: &state, ring: csa_own_rows(1), slots: 1 },
+        };
+        let rows = rows(checkpoint_bytes, LayerImage { halves, ..LayerImage::default() });
+        ops::write_state_saving(&stream, CsaCompressor::Main, &update, Some(&rows))
+    };
+    let last = u64::MAX - 255;
+    for (result, fits) in [
+        (append(DATA + SCALES, [0, DATA]), true),
+        (append(DATA + SCALES, [SCALES, 0]), true),
+        (append(DATA + SCALES - 256, [0, DATA]), false),
+        (append(DATA + SCALES - 256, [SCALES, 0]), false),
+        (append(DATA + SCALES, [0, last]), false),
+        (append(DATA + SCALES, [last, 0]), false),
+        (write(HALVES, [0, last]), true),
+        (write(HALVES - 256, [0, 0]), false),
+        (write(HALVES, [256, 0]), false),
+        (write(HALVES, [last, 0]), false),
+    ] {
+        if fits {
+            result.unwrap();
+        } else {
+            assert_eq!(named(result), "bytes of a checkpoint");
+        }
+    }
 }
