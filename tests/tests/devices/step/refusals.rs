@@ -206,6 +206,7 @@ pub fn results_do_not_replace_rows_that_are_not_appended<B: Backend>(device: &De
             results.push((layer.gather_entries(0..1, &words, 1, &over), "tile"));
             results.push((layer.gather_all(0..1, 1, &over, &words), "tile"));
             results.push((layer.gather_all(0..1, 1, &elsewhere, &counts), "lengths"));
+            results.push((layer.entry_counts(0..1, &counts), "lengths"));
         }
         for (result, name) in results {
             let error = result.unwrap_err();
