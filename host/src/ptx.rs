@@ -115,6 +115,24 @@ const fn cuda_version_of_isa((major, minor): (u32, u32)) -> (u32, u32) {
 mod tests {
     use super::*;
 
+    /// Modules that were built for another kernel table are refused, and so is a manifest that does not say for which.
+    #[test]
+    fn a_manifest_is_of_this_kernel_table() {
+        let expected = kernels_gpu::table::ABI_HASH;
+        let manifest = |hash: u64| format!("{{\"abi_hash\": {hash}}}");
+        check_manifest(MANIFEST).unwrap();
+        check_manifest(&manifest(expected)).unwrap();
+        for hash in [0, expected ^ 1, u64::MAX] {
+            let error = check_manifest(&manifest(hash)).unwrap_err();
+            let DeviceError::AbiHash { found, expected: needed } = error else { panic!("{error}") };
+            assert_eq!((found, needed), (hash, expected));
+        }
+        for none in ["", "{}", "{\"abi_hash\": \"0\"}", "{\"abi_hash\": -1}"] {
+            let error = check_manifest(none).unwrap_err();
+            assert!(matches!(error, DeviceError::Manifest(_)), "{none}: {error}");
+        }
+    }
+
     #[test]
     fn the_most_particular_module_that_fits_is_chosen() {
         let chosen = |name, sm| select(name, sm).map(|module| (module.sm, module.only)).unwrap();

@@ -7,6 +7,7 @@ use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
 use dsv4_kv_checkpoint::Config;
 use dsv4_kv_router::RouterConfig;
 use dsv4_kv_trace::TraceReader;
+use kernels_gpu::table::ABI_HASH;
 use kv_layout::config::ModelConfig;
 
 /// A `config.json`: refused with a reason, or a model of which a cache can be planned.
@@ -72,10 +73,16 @@ pub fn trace(bytes: &[u8]) {
 }
 
 /// A PTX manifest: of this kernel table, or refused.
+///
+/// # Panics
+/// If one is accepted that does not have the hash of the table.
 pub fn manifest(bytes: &[u8]) {
-    if let Ok(text) = std::str::from_utf8(bytes)
-        && let Err(error) = ptx::check_manifest(text)
-    {
-        assert!(!error.to_string().is_empty());
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match ptx::check_manifest(text) {
+        Ok(()) => {
+            let manifest: serde_json::Value = serde_json::from_str(text).expect("it was read");
+            assert_eq!(manifest["abi_hash"].as_u64(), Some(ABI_HASH));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
