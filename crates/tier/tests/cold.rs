@@ -285,6 +285,31 @@ fn a_store_that_fails_once_is_asked_again() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
+/// What could not be stored is not taken for stored: a longer prefix is stored with all its blocks later.
+#[test]
+fn a_store_that_was_full_misses_nothing() {
+    let setup = Setup::new();
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("v1");
+    let cache = || Cache::new(&setup.device, directory.path(), b"weights");
+    let mut first = cache();
+    // No folder can be made where a file is.
+    fs::write(&folder, b"").unwrap();
+    let (id, _) = first.compute(b"a", &setup.story, 300);
+    first.fed.manager.release(id).unwrap();
+    first.settle();
+    let stats = first.cold.stats();
+    assert_eq!((stats.stored, stats.failed), (0, 2));
+    let errors = first.cold.take_errors();
+    assert!(matches!(errors[..], [ColdError::Store(_), ColdError::Store(_)]), "{errors:?}");
+    fs::remove_file(&folder).unwrap();
+    assert_eq!(first.run(b"a", &setup.story, &setup.stored), 256);
+    assert_eq!(first.cold.stats().stored, 1);
+    let mut second = cache();
+    assert!(second.fetch(b"a").is_empty());
+    assert_eq!(second.run(b"a", &setup.story, &setup.stored), 384);
+}
+
 /// What the device has and host memory has not does not keep a longer prefix from host memory.
 #[test]
 fn the_device_may_have_more_than_host_memory() {
