@@ -381,6 +381,33 @@ fn prompts_are_fetched_once() {
     assert_eq!((stats.restored, stats.no_room, stats.not_there), (1, 0, 0));
 }
 
+/// `file://` and a path is that path, letter by letter, and made if it is not there. What no store has for a URL is refused with it.
+#[test]
+fn a_store_is_named_by_a_path_or_a_url() {
+    let setup = Setup::new();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a%20b");
+    let url = format!("file://{}", path.display());
+    let mut cache = Cache::new(&setup.device, Path::new(&url), b"weights");
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
+    assert_eq!(fs::read_dir(path.join("v1")).unwrap().count(), 3);
+    let mut other = Cache::new(&setup.device, &path, b"weights");
+    assert!(other.fetch(b"a").is_empty());
+    assert_eq!(other.run(b"a", &setup.story, &setup.stored), 384);
+    // A path below a file, a scheme that no store has, and a URL that is none.
+    let below = format!("{}/below", setup.files()[0].display());
+    for wrong in [&below, "nowhere://bucket", "s3://[/"] {
+        let manager = &mut other.fed.manager;
+        let refused = ColdTier::open(manager, wrong, b"weights", &ColdOptions::default()).map(drop);
+        let Err(ColdError::Url { url, why }) = refused else { panic!("{wrong}: {refused:?}") };
+        assert!(url == wrong && !why.is_empty(), "{url}: {why}");
+    }
+    let base = config(&LAYERS, FORMATS, 2);
+    let mut manager = KvCacheManager::new(setup.device.clone(), base).unwrap();
+    let refused = ColdTier::open(&mut manager, &url, b"weights", &ColdOptions::default()).map(drop);
+    assert!(matches!(refused, Err(ColdError::Url { .. })), "without a host tier: {refused:?}");
+}
+
 /// Bytes of any weights would do for a tier without an identity.
 #[test]
 fn a_tier_has_an_identity() {
