@@ -14,6 +14,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::gather::pool::{PADDING, Pool, Query, Shape, Step};
 use crate::inputs::{assert_same, download, upload};
+use crate::refused::named;
 
 /// Runs `test` for each row format and each number of entries per block.
 fn each_shape(test: impl Fn(MainFormat, u32)) {
@@ -315,6 +316,8 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     for (result, what) in refused {
         assert_eq!(lengths(result), what);
     }
+    let far = kv(&step.queries(u32::MAX as usize, 2), &words, 4, &table, &entries, &tile);
+    assert_eq!(named(far), "first + count of queries");
     let no_rows = kv(&queries, &words, 0, &table, &entries, &tile);
     assert!(matches!(no_rows, Err(DeviceError::BadGrid { x: 0, .. })), "{no_rows:?}");
     for entries_per_block in [0, 3, 256] {
