@@ -237,6 +237,9 @@ suite! {
         distant_queries_equal_a_stable_sort,
         bad_input_is_refused,
     }
+    indexer::refusals {
+        numbers_out_of_range_are_refused_by_name,
+    }
     indexer::loaded {
         an_indexer_is_exact_and_padded,
         an_indexer_in_nvfp4_stays_so,

@@ -4,6 +4,7 @@ pub mod batches;
 pub mod loaded;
 pub mod query;
 pub mod query_product;
+pub mod refusals;
 pub mod score_topk;
 pub mod scores;
 pub mod select;

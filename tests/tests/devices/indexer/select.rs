@@ -1,6 +1,6 @@
 //! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
 
-use dsv4_kv::device::{Backend, Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
 use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::one_launch_is_faster;
@@ -21,6 +21,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::fed::{Fed, Padding, Part, Updated, begin};
 use crate::inputs::{download, filled, upload_bf16};
+use crate::refused::named;
 use crate::stories::{Formats, Stored, Story, config, tiny};
 
 /// Tokens of a step, padding included.
@@ -280,6 +281,12 @@ fn limits(context: u32, queries: u32, bytes: u64) -> WorkspaceLimits {
     WorkspaceLimits { context, queries, bytes }
 }
 
+/// What the device says.
+fn of_device(error: KvError) -> DeviceError {
+    let KvError::Device(error) = error else { panic!("{error}") };
+    error
+}
+
 /// What cannot be done is refused by name, before anything is queued.
 pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -299,8 +306,10 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
             return Ok(());
         }
         inputs.select(updated, &workspace, &selected).unwrap();
-        let refused = inputs.select(updated, &workspace, &short).unwrap_err();
-        assert!(matches!(refused, KvError::Device(_)), "{refused}");
+        assert_eq!(
+            named(inputs.select(updated, &workspace, &short).map_err(of_device)),
+            "selected entries"
+        );
         let refused = inputs.select(updated, &narrow, &selected).unwrap_err();
         assert!(matches!(refused, KvError::Config { value: 32, least: 160, .. }), "{refused}");
         let refused = inputs.select(updated, &few, &selected).unwrap_err();
@@ -317,16 +326,21 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     assert!(matches!(refused, KvError::WorkspaceTooSmall { bytes, needed: most }
         if bytes == needed - 1 && most == needed));
     make(640, needed).unwrap();
-    for context in [0, (1 << 20) + 1] {
-        assert!(matches!(make(context, needed), Err(KvError::Config { .. })));
+    for wrong in [0, (1 << 20) + 1] {
+        let refused = make(wrong, needed).unwrap_err();
+        let KvError::Config { setting, value, .. } = refused else { panic!("{refused}") };
+        assert_eq!((setting, value), ("context", wrong.into()));
     }
     let many = ModelConfig { index_heads: 65, ..inputs.model.clone() };
     let refused = IndexerWorkspace::new(device, &many, limits(640, 4, 1 << 20)).map(|_| ());
     assert!(matches!(refused, Err(KvError::Config { value: 65, most: 64, .. })));
 
     let weight = device.allocate("weight", 64).unwrap();
-    let refused = CsaIndexer::new(&inputs.model, weight.clone(), weight.clone()).map(|_| ());
-    assert!(matches!(refused, Err(KvError::Device(_))));
+    let refused = CsaIndexer::new(&inputs.model, weight.clone(), weight.clone()).map_err(of_device);
+    assert_eq!(named(refused), "indexer query weight");
+    let whole = device.allocate("weight", inputs.values[0].len() as u64).unwrap();
+    let refused = CsaIndexer::new(&inputs.model, whole, weight.clone()).map_err(of_device);
+    assert_eq!(named(refused), "indexer head weight");
     let matrix = Nvfp4Matrix::quantise(&[1.0_f32; 64], 2, 32).unwrap();
     let narrow = Nvfp4Linear::new(&fed.stream, &matrix).unwrap();
     let refused = CsaIndexer::new(&inputs.model, narrow, weight).map(|_| ());

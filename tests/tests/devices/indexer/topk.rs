@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::inputs::{assert_same, download, upload};
+use crate::refused::named;
 
 /// The lists of rows of scores, of any lengths, and that nothing behind them was written.
 fn select<B: Backend>(
@@ -208,20 +209,17 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     };
     run(64, 1, 4).unwrap();
     run(64, 0, 4).unwrap();
-    for (columns, k, value) in [(0, 4, 0), (33, 4, 33), (1 << 19, 4, 1 << 19), (64, 0, 0)] {
-        let refused = run(columns, 1, k).unwrap_err();
-        assert!(
-            matches!(refused, DeviceError::Argument { value: found, .. } if found == value),
-            "{refused}"
-        );
-    }
-    assert!(matches!(run(64, 1, 2049), Err(DeviceError::Argument { value: 2049, most: 2048, .. })));
-    for (columns, rows, k, short) in
-        [(96, 1, 4, "scores"), (64, 2, 4, "scores"), (64, 1, 5, "selected")]
-    {
-        let refused = run(columns, rows, k).unwrap_err();
-        let named = matches!(refused, DeviceError::TooShort { argument, .. } if argument == short);
-        assert!(named, "{refused}");
+    for (columns, rows, k, what) in [
+        (0, 1, 4, "columns of scores"),
+        (33, 1, 4, "columns of scores"),
+        (1 << 19, 1, 4, "columns of scores"),
+        (64, 1, 0, "indices of a list"),
+        (64, 1, 2049, "indices of a list"),
+        (96, 1, 4, "scores"),
+        (64, 2, 4, "scores"),
+        (64, 1, 5, "selected"),
+    ] {
+        assert_eq!(named(run(columns, rows, k)), what, "{columns} columns, {rows} rows, {k}");
     }
 }
 
