@@ -21,9 +21,7 @@ mod window;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dsv4_kv::device::{
-    Cuda, CudaDevice, CudaOptions, DeviceError, EmuDevice, EmuOptions, Emulator,
-};
+use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv_tests::{fed, hca, history, inputs, model, refused, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
@@ -67,47 +65,59 @@ fn left_out(trial: Trial) -> Trial {
     trial.with_ignored_flag(true).with_kind("long")
 }
 
-/// The suite on the GPU, one test at a time: a capture forbids other threads to allocate.
-fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
-    let turn = Arc::new(Mutex::new(()));
-    let alone = |name: String, run: Box<dyn Fn() + Send>| {
-        let turn = Arc::clone(&turn);
-        Trial::test(name, move || {
-            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            run();
-            Ok(())
-        })
-    };
-    let trial = |(test, run): Case<Cuda>| {
-        let device = device.clone();
-        alone(format!("cuda::{test}"), Box::new(move || run(&device)))
-    };
-    let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
-    trials.extend(by_hand().into_iter().chain(long()).map(trial).map(left_out));
+/// A test of the CUDA half.
+struct CudaCase {
+    /// As in the suite's lists.
+    test: &'static str,
+    run: Box<dyn Fn(&CudaDevice) + Send>,
+    /// Whether it is left out unless it is asked for.
+    is_left_out: bool,
+}
+
+/// The CUDA half, with a GPU and without: the suite, and what there is for CUDA alone.
+fn cuda_cases() -> Vec<CudaCase> {
+    fn case(test: &'static str, run: impl Fn(&CudaDevice) + Send + 'static) -> CudaCase {
+        CudaCase { test, run: Box::new(run), is_left_out: false }
+    }
+    let suite = suite().into_iter().chain(large()).map(|(test, run)| case(test, run));
+    let left_out = by_hand().into_iter().chain(long());
+    let left_out = left_out.map(|(test, run)| CudaCase { is_left_out: true, ..case(test, run) });
     let both: [Comparison; 2] = [
+        ("window::swa::both_devices_give_equal_bytes", window::swa::both_devices_give_equal_bytes),
         (
-            "cuda::window::swa::both_devices_give_equal_bytes",
-            window::swa::both_devices_give_equal_bytes,
-        ),
-        (
-            "cuda::router::selection::both_devices_give_equal_bytes",
+            "router::selection::both_devices_give_equal_bytes",
             router::selection::both_devices_give_equal_bytes,
         ),
     ];
-    for (test, run) in both {
-        let device = device.clone();
-        trials.push(alone(test.into(), Box::new(move || run(&device, &emulated()))));
-    }
-    for (test, run) in pairs() {
-        let device = device.clone();
+    let both = both.map(|(test, run)| case(test, move |device| run(device, &emulated())));
+    let pairs = pairs().into_iter().map(|(test, run)| {
         let second = || dsv4_kv::open_cuda(CudaOptions::default()).expect("it was opened once");
-        trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device, &second()))));
-    }
-    let stream = Box::new(device::embedder::its_context_and_stream_are_used);
-    trials.push(alone("cuda::device::embedder::its_context_and_stream_are_used".into(), stream));
-    let memory = Box::new(device::embedder::its_memory_is_used_where_it_lies);
-    trials.push(alone("cuda::device::embedder::its_memory_is_used_where_it_lies".into(), memory));
-    trials
+        case(test, move |device| run(device, &second()))
+    });
+    let embedders = [
+        case("device::embedder::its_context_and_stream_are_used", |_| {
+            device::embedder::its_context_and_stream_are_used();
+        }),
+        case("device::embedder::its_memory_is_used_where_it_lies", |_| {
+            device::embedder::its_memory_is_used_where_it_lies();
+        }),
+    ];
+    suite.chain(left_out).chain(both).chain(pairs).chain(embedders).collect()
+}
+
+/// The CUDA half, one test at a time: a capture forbids other threads to allocate.
+fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
+    let turn = Arc::new(Mutex::new(()));
+    let trial = |CudaCase { test, run, is_left_out }| {
+        let (turn, device) = (Arc::clone(&turn), device.clone());
+        let trial = Trial::test(format!("cuda::{test}"), move || {
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            run(&device);
+            Ok(())
+        });
+        if is_left_out { left_out(trial) } else { trial }
+    };
+    cuda_cases().into_iter().map(trial).collect()
 }
 
 /// What stands for the CUDA half where there is no usable GPU.
@@ -118,13 +128,10 @@ fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
         return vec![Trial::test("cuda::device", failed)];
     }
     eprintln!("The CUDA half of this suite is ignored: {reason}");
-    suite::<Cuda>()
-        .into_iter()
-        .chain(large())
-        .map(|(test, _)| {
-            Trial::test(format!("cuda::{test}"), || Err("there is no GPU".into()))
-                .with_ignored_flag(true)
-                .with_kind("no GPU")
-        })
-        .collect()
+    let trial = |CudaCase { test, .. }| {
+        Trial::test(format!("cuda::{test}"), || Err("there is no GPU".into()))
+            .with_ignored_flag(true)
+            .with_kind("no GPU")
+    };
+    cuda_cases().into_iter().filter(|case| !case.is_left_out).map(trial).collect()
 }
