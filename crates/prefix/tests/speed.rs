@@ -77,9 +77,8 @@ fn a_log_allocates_nothing() {
     assert_eq!((counts, stored), ([0; 2], 4));
 }
 
-/// Run by hand: `cargo test --release -p dsv4-kv-prefix --test speed -- --ignored --nocapture`.
 #[test]
-#[ignore = "a measurement, and half a gigabyte of tokens; run by hand"]
+#[ignore = "a measurement, half a gigabyte of tokens: cargo test --release -p dsv4-kv-prefix --test speed -- --ignored --nocapture"]
 fn a_match_with_a_million_blocks() {
     // 976 prompts of 128 k tokens, and of 8 k tokens what those begin with.
     let (mut tree, root, prompts) = filled(977, 1024);

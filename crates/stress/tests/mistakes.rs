@@ -142,9 +142,8 @@ fn every_mistake_is_found_in_some_runs() {
     every_early_score_is_named(6);
 }
 
-/// Run by hand: `cargo test -p dsv4-kv-stress --features mistakes --test mistakes -- --ignored`.
 #[test]
-#[ignore = "minutes; run by hand"]
+#[ignore = "minutes: cargo test -p dsv4-kv-stress --features mistakes --test mistakes -- --ignored"]
 fn every_mistake_is_found_in_100_of_100_runs() {
     every_mistake_is_found(100);
     every_early_score_is_named(100);

@@ -54,10 +54,9 @@ fn kernels_keep_to_their_memory() {
     run_targets(|name| name == "kernels", MUTATIONS);
 }
 
-/// `cargo test -p dsv4-kv-tests --test host -- --ignored kernels_keep`: for `DSV4_FUZZ_SECONDS` (120),
-/// from `DSV4_FUZZ_SEED` (91).
+/// For `DSV4_FUZZ_SECONDS` (120), from `DSV4_FUZZ_SEED` (91).
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "minutes: cargo test -p dsv4-kv-tests --test host -- --ignored kernels_keep"]
 fn kernels_keep_to_their_memory_for_long() {
     let setting = |name, default: u64| match std::env::var(name) {
         Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")),

@@ -55,9 +55,8 @@ fn tree_and_model_agree() {
     all(4, 2_000);
 }
 
-/// Run by hand: `cargo test --release -p dsv4-kv-prefix --test stress -- --ignored`.
 #[test]
-#[ignore = "minutes; run by hand"]
+#[ignore = "minutes: cargo test --release -p dsv4-kv-prefix --test stress -- --ignored"]
 fn tree_and_model_agree_for_long() {
     all(16, 100_000);
 }

@@ -167,7 +167,7 @@ fn mistakes_in_what_is_written_are_found() {
 }
 
 #[test]
-#[ignore = "takes half a minute"]
+#[ignore = "half a minute: cargo test --release -p dsv4-kv-stress --features mistakes --test stress -- --ignored tier_mistakes"]
 fn mistakes_in_what_is_written_are_found_from_other_seeds() {
     all_are_found(WRITTEN_ELSEWHERE, written);
 }

@@ -217,9 +217,9 @@ fn check_every_f32(halfway: &[f64], encode: impl Fn(f32) -> u8, sign: u8, nan: u
     }
 }
 
-/// All 2^32 f32: half a minute. `cargo test -p dsv4-kv-tests --test host -- --ignored every_f32`.
+/// All 2^32 f32.
 #[test]
-#[ignore = "half a minute; run by hand"]
+#[ignore = "half a minute: cargo test -p dsv4-kv-tests --test host -- --ignored every_f32"]
 fn every_f32_rounds_to_the_nearest_code() {
     // Saturation: the last code reaches to infinity.
     let e4m3 = halfway((0..=0x7E).map(number::e4m3_value));
