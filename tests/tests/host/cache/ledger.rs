@@ -341,7 +341,10 @@ fn draft_layers_stay_behind_no_checkpoint() {
     assert_eq!(second.reused, 256);
     for position in [0, 253, 255] {
         let error = ledger.rewind_draft(second.id, position).unwrap_err();
-        assert!(matches!(error, KvError::NotRollbackable { limit: 3, .. }), "{error}");
+        assert!(
+            matches!(error, KvError::CannotRewind { committed: 256, earliest: 256, .. }),
+            "{error}"
+        );
     }
     ledger.rewind_draft(second.id, 256).unwrap();
     // Behind what it has computed itself it goes back as ever.
