@@ -182,7 +182,7 @@ fn devices_of_a_domain_share_captures() {
     let dropped = other.allocate::<u8>("dropped in the capture", 64).unwrap();
     let theirs = other.allocate::<u8>("of the other", 64).unwrap();
     let graph = stream.capture(vec![buffer.memory()], || {
-        let nested = others.capture(Vec::new(), || Ok(())).err().expect("one at a time");
+        let nested = others.capture(Vec::new(), || Ok(())).expect_err("one at a time");
         assert!(matches!(nested, DeviceError::NestedCapture), "{nested}");
         aparts.capture(Vec::new(), || Ok::<_, DeviceError>(())).expect("no matter of this domain");
         drop(dropped);
@@ -196,11 +196,11 @@ fn devices_of_a_domain_share_captures() {
     assert_eq!(download(&stream, &buffer), [1; 64]);
 
     let captured = stream.capture(vec![buffer.memory()], || {
-        let refused = other.allocate::<u8>("in its capture", 1).err().expect("forbidden");
+        let refused = other.allocate::<u8>("in its capture", 1).expect_err("forbidden");
         assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
         apart.allocate::<u8>("elsewhere", 1).map(drop)
     });
-    let error = captured.err().expect("the other device broke the capture");
+    let error = captured.expect_err("the other device broke the capture");
     assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
 }
 

@@ -18,7 +18,7 @@ pub fn casts_keep_every_byte<B: Backend>(device: &Device<B>) {
     assert_eq!(download(&stream, &words), [0x0706_0504, 0x0B0A_0908]);
     assert_eq!(download(&stream, &words.cast::<u8>().unwrap()), Vec::from_iter(4..12));
     for (start, len) in [(3, 8), (4, 7), (2, 4)] {
-        let error = bytes.slice(start, len).unwrap().cast::<u32>().err().expect("not whole words");
+        let error = bytes.slice(start, len).unwrap().cast::<u32>().expect_err("not whole words");
         assert!(
             matches!(error, DeviceError::Cast { offset, bytes, size: 4, align: 4 } if (offset, bytes) == (start, len)),
             "{error}"
@@ -38,7 +38,7 @@ pub fn sizes_of_any_kind_are_typed_errors<B: Backend>(device: &Device<B>) {
         assert!(matches!(error, DeviceError::Length { found: 0, needed: 0, .. }), "{error}");
     }
     stream.upload(&[], &buffer, 4).unwrap();
-    let error = device.allocate::<()>("nothing", 3).err().expect("no bytes");
+    let error = device.allocate::<()>("nothing", 3).expect_err("no bytes");
     assert!(matches!(error, DeviceError::Element { bytes: 0, .. }), "{error}");
     assert!(device.allocate_pinned::<()>(3).is_err());
     for len in [1 << 56, usize::MAX] {

@@ -67,7 +67,7 @@ fn refuse_wrong_layers<B: Backend>(layers: &mut Layers<'_, B>) {
         }
     }
     for layer in [LayerId(4), LayerId(99)] {
-        let error = layers.swa(layer).err().expect("no layer of the group");
+        let error = layers.swa(layer).expect_err("no layer of the group");
         let KvError::WrongLayerGroup { layer: at, group, first, end } = error else {
             panic!("{error}")
         };
