@@ -15,6 +15,8 @@ use crate::queue::{Fetch, Request};
 pub struct ColdCache {
     /// A local directory, or the URL of a store.
     pub url: String,
+    /// Its options: of a cloud store keys, regions, endpoints.
+    pub options: ColdOptions,
     /// How long a completion waits for the store at most; then its prompt is computed.
     pub patience: Duration,
     /// What tells the bytes of this engine from those of others: a digest of the model's weights, and of whatever else makes
@@ -82,8 +84,8 @@ impl<B: Backend> Cold<B> {
 
     /// That of an engine.
     pub fn open(engine: &mut Engine<B>, cache: &ColdCache) -> Result<Self, ColdError> {
-        let &ColdCache { ref url, patience, ref identity, report } = cache;
-        let tier = ColdTier::open(engine.cache_mut(), url, identity, &ColdOptions::default())?;
+        let &ColdCache { ref url, ref options, patience, ref identity, report } = cache;
+        let tier = ColdTier::open(engine.cache_mut(), url, identity, options)?;
         Ok(Self(Some(Open { tier, patience, told: Told::default(), report })))
     }
 

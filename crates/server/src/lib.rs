@@ -42,6 +42,6 @@ pub mod server;
 pub mod stop;
 
 pub use cold::ColdCache;
-pub use dsv4_kv_tier::ColdError;
+pub use dsv4_kv_tier::{ColdError, ColdOptions};
 pub use error::ServerError;
 pub use server::{Ended, Server, Settings};

@@ -57,6 +57,26 @@ pub struct ColdOptions {
     pub store: Vec<(String, String)>,
 }
 
+/// How the names of variables begin that say something of a cloud store.
+const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+
+impl ColdOptions {
+    /// What the environment says of cloud stores: variables that begin with `AWS_`, `AZURE_` or `GOOGLE_`, by the names that the crate
+    /// `object_store` gives its options, such as `AWS_ACCESS_KEY_ID`, `AWS_REGION` or `AWS_ENDPOINT`.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let variables = std::env::vars_os();
+        Self::of(variables.filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        }))
+    }
+
+    fn of(variables: impl Iterator<Item = (String, String)>) -> Self {
+        let is_of_a_store = |name: &str| VARIABLES.iter().any(|start| name.starts_with(start));
+        Self { store: variables.filter(|(name, _)| is_of_a_store(name)).collect() }
+    }
+}
+
 /// Prefixes of a cache in a store: a local directory, or any store that a URL names.
 ///
 /// It belongs to one cache, whose host tier it is below: [`Self::advance`] is called between steps, as

@@ -13,7 +13,7 @@ use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv_model::text::Text;
 use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
 use dsv4_kv_server::scheduler::SchedulerLimits;
-use dsv4_kv_server::{ColdCache, ColdError, Ended, Server, ServerError, Settings};
+use dsv4_kv_server::{ColdCache, ColdError, ColdOptions, Ended, Server, ServerError, Settings};
 use sha2::Sha256;
 
 pub use args::ServeArgs;
@@ -123,7 +123,8 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
 fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Settings {
     let cold = |(url, identity): (&String, Vec<u8>)| {
         let patience = Duration::from_secs_f64(args.cold_timeout);
-        ColdCache { url: url.clone(), patience, identity, report: report_cold }
+        let (url, options) = (url.clone(), ColdOptions::from_env());
+        ColdCache { url, options, patience, identity, report: report_cold }
     };
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
     Settings {

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use dsv4_kv_device::EmuOptions;
 use dsv4_kv_model::EngineLimits;
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
-use dsv4_kv_server::ColdCache;
 use dsv4_kv_server::error::ServerError;
 use dsv4_kv_server::metrics::Metrics;
 use dsv4_kv_server::queue::{Event, Submission};
 use dsv4_kv_server::scheduler::{Progress, Scheduler};
+use dsv4_kv_server::{ColdCache, ColdOptions};
 use dsv4_kv_tests::failing::{self, Failing};
 
 use crate::scheduler::{LIMITS, received, submit, value};
@@ -78,7 +78,13 @@ fn a_prefix_outlives_its_server() {
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
         let report = |error: &_, _| panic!("{error}");
-        let cold = ColdCache { url, patience: PATIENCE, identity: identity.to_vec(), report };
+        let cold = ColdCache {
+            url,
+            options: ColdOptions::default(),
+            patience: PATIENCE,
+            identity: identity.to_vec(),
+            report,
+        };
         scheduler.open_cold(&cold).expect("a directory");
         (scheduler, metrics)
     };
@@ -110,7 +116,13 @@ fn a_prefix_outlives_its_server() {
     let mut scheduler =
         Scheduler::new(engine, LIMITS, Metrics::new().expect("metrics")).expect("a scheduler");
     let (url, identity) = ("/nowhere".into(), b"a".to_vec());
-    let cold = ColdCache { url, patience: PATIENCE, identity, report: |_, _| () };
+    let cold = ColdCache {
+        url,
+        options: ColdOptions::default(),
+        patience: PATIENCE,
+        identity,
+        report: |_, _| (),
+    };
     let refused = scheduler.open_cold(&cold).map_err(|error| error.to_string());
     assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
 }
@@ -130,7 +142,13 @@ fn a_damaged_file_is_told() {
         let engine = small::engine(&small::emulated(), &HASH, limits);
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
-        let cold = ColdCache { url, patience: PATIENCE, identity: b"a".to_vec(), report };
+        let cold = ColdCache {
+            url,
+            options: ColdOptions::default(),
+            patience: PATIENCE,
+            identity: b"a".to_vec(),
+            report,
+        };
         scheduler.open_cold(&cold).expect("a directory");
         let (prompt, continuation) = (long_prompt(last), small::continuation(4));
         let mut events =
@@ -217,7 +235,13 @@ fn a_store_that_hangs_holds_nobody_up() {
         let metrics = Metrics::new().expect("metrics");
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
-        let cold = ColdCache { url, patience, identity: b"a".to_vec(), report: |_, _| () };
+        let cold = ColdCache {
+            url,
+            options: ColdOptions::default(),
+            patience,
+            identity: b"a".to_vec(),
+            report: |_, _| (),
+        };
         scheduler.open_cold(&cold).expect("a directory");
         scheduler
     };
@@ -271,7 +295,13 @@ fn who_leaves_takes_no_read_from_others() {
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
         let report = |error: &_, _| panic!("{error}");
-        let cold = ColdCache { url, patience: PATIENCE, identity: b"a".to_vec(), report };
+        let cold = ColdCache {
+            url,
+            options: ColdOptions::default(),
+            patience: PATIENCE,
+            identity: b"a".to_vec(),
+            report,
+        };
         scheduler.open_cold(&cold).expect("a directory");
         (scheduler, metrics)
     };

@@ -113,6 +113,16 @@ fn a_slow_store_loses_nothing() {
     fed.manager.audit_tier().unwrap();
 }
 
+/// A store gets what the environment says of stores, and nothing else of it.
+#[test]
+fn variables_of_stores_are_options() {
+    let variables =
+        [("HOME", "/"), ("AWS_REGION", "eu-west-1"), ("AZURE_X", "1"), ("NOT_AWS_KEY", "secret")];
+    let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+    let options = ColdOptions::of(variables.map(owned).into_iter());
+    assert_eq!(options.store, [variables[1], variables[2]].map(owned));
+}
+
 /// No more prompts are on their way than may be, and of those that were read no more than two are held in memory. Whoever waits for the store
 /// waits no longer than it wants to.
 #[test]
