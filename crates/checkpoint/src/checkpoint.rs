@@ -123,6 +123,26 @@ impl Checkpoint {
         Ok(values)
     }
 
+    /// As [`Self::f32`], of a tensor that a model computes with.
+    ///
+    /// # Errors
+    /// As [`Self::f32`]; [`CheckpointError::NotFinite`].
+    pub fn finite_f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+        let values = self.f32(name, shape)?;
+        check_finite(name, values.iter().copied())?;
+        Ok(values)
+    }
+
+    /// As [`Self::bf16`], of a tensor that a model computes with.
+    ///
+    /// # Errors
+    /// As [`Self::bf16`]; [`CheckpointError::NotFinite`].
+    pub fn finite_bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, CheckpointError> {
+        let values = self.bf16(name, shape)?;
+        check_finite(name, values.iter().map(|value| value.to_f32()))?;
+        Ok(values)
+    }
+
     /// As [`Self::f32`], as BF16, which holds every product of an E4M3 value and a power of two in its range.
     ///
     /// # Errors
@@ -338,4 +358,18 @@ fn wrong_shape(name: &str, tensor: &Tensor, expected: &[u64]) -> CheckpointError
 
 fn wrong_type(name: &str, found: Dtype, expected: &'static str) -> CheckpointError {
     CheckpointError::Type { name: name.to_owned(), found, expected }
+}
+
+/// Refuses NaN and infinity. One of them would end every step with a token that reaches it, whoever sent it.
+fn check_finite(
+    name: &str,
+    mut values: impl Iterator<Item = f32> + Clone,
+) -> Result<(), CheckpointError> {
+    match values.clone().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(index) => {
+            let value = values.nth(index).unwrap_or(f32::NAN);
+            Err(CheckpointError::NotFinite { name: name.into(), index, value })
+        }
+    }
 }

@@ -59,8 +59,9 @@ impl Captures {
             Some(Capture { stream, retained, nodes: 0, violation: None, put_off: Vec::new() });
         let number = self.begun.load(Ordering::Acquire) + 1;
         self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, number);
-        self.begun.store(number, Ordering::Release);
+        // Who reads the new number sees that the capture is active.
         self.active.store(true, Ordering::Release);
+        self.begun.store(number, Ordering::Release);
         Ok(())
     }
 

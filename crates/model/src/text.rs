@@ -114,7 +114,9 @@ impl Text {
             Self::Tokenizer(tokenizer) => match tokenizer.decode(&[token], false) {
                 Ok(text) if !text.contains(char::REPLACEMENT_CHARACTER) => text,
                 _ => match tokenizer.id_to_token(token) {
-                    Some(name) => byte_level(&name).map_or(name, |bytes| bytes_name(&bytes)),
+                    Some(name) => {
+                        bytes_of(tokenizer, &name).map_or(name, |bytes| bytes_name(&bytes))
+                    }
                     None => format!("token:{token}"),
                 },
             },
@@ -137,6 +139,18 @@ impl Text {
 fn bytes_name(bytes: &[u8]) -> String {
     let bytes: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     format!("bytes:{bytes}")
+}
+
+/// The bytes of a token, where its name says them: `<0xE2>`, or the characters of a byte-level vocabulary.
+#[cfg(feature = "tokenizers")]
+fn bytes_of(tokenizer: &tokenizers::Tokenizer, name: &str) -> Option<Vec<u8>> {
+    let digits = name.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    if let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        return Some(vec![byte]);
+    }
+    let is_byte_level =
+        matches!(tokenizer.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
+    if is_byte_level { byte_level(name) } else { None }
 }
 
 /// The bytes of a token of a byte-level vocabulary, whose names have a character for each byte: printable ones as they are in
@@ -202,6 +216,11 @@ fn complete(bytes: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "tokenizers")]
+    use std::str::FromStr;
+
+    #[cfg(feature = "tokenizers")]
+    use super::bytes_of;
     use super::{Text, TextStream};
 
     #[test]
@@ -234,6 +253,11 @@ mod tests {
         let text = Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")));
         let names = [0, 1, 2, 3, 4, 5].map(|token| text.name(token));
         assert_eq!(names, ["a", "bytes:\\xe2", "\u{e2}", "bytes:\\xe2\\x82", " b", "token:5"]);
+        // Of a vocabulary whose characters stand for themselves.
+        let json = json.replace(r#""decoder": {"#, r#""decoder": null, "was": {"#);
+        let plain = tokenizers::Tokenizer::from_str(&json).expect("a tokenizer");
+        let names = ["<0xE2>", "\u{e2}", "<0xG0>"].map(|name| bytes_of(&plain, name));
+        assert_eq!(names, [Some(vec![0xE2]), None, None]);
     }
 
     #[test]

@@ -40,10 +40,10 @@ impl RouterWeights<'_> {
         let RouterConfig { hidden_size, experts, selected, vocabulary, .. } = config;
         let [hidden, experts, selected, vocabulary] =
             [hidden_size, experts, selected, vocabulary].map(u64::from);
-        let gate = checkpoint.bf16(&format!("{prefix}.weight"), &[experts, hidden])?;
+        let gate = checkpoint.finite_bf16(&format!("{prefix}.weight"), &[experts, hidden])?;
         let choice = match mode {
             Routing::Learned => {
-                let bias = checkpoint.f32(&format!("{prefix}.bias"), &[experts])?;
+                let bias = checkpoint.finite_f32(&format!("{prefix}.bias"), &[experts])?;
                 ChoiceWeights::Bias(bias.into())
             }
             Routing::Hash => {

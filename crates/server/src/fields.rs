@@ -71,9 +71,14 @@ impl Fields {
     pub fn end(self) -> Result<(), ApiError> {
         match self.0.into_iter().find(|(_, value)| !value.is_null()) {
             Some((name, _)) => {
-                let name = if name.len() > MOST_NAME { "a long name" } else { &name };
+                let bytes = name.len();
+                if bytes > MOST_NAME {
+                    let text =
+                        format!("a field with a name of {bytes} bytes is not known: leave it out");
+                    return Err(ApiError { param: None, ..ApiError::invalid("", text) });
+                }
                 let text = format!("`{name}` is not a field that this server knows: leave it out");
-                Err(ApiError::invalid(name, text))
+                Err(ApiError::invalid(&name, text))
             }
             None => Ok(()),
         }

@@ -449,7 +449,8 @@ impl Request {
             metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
             metrics.time_to_first_token.record(passed);
         }
-        // Tokens that one step has verified came together: each took a part of its time. Behind the first one that is no time at all.
+        // Tokens that one step has verified came together: each took a part of its time. Those of the first token's step have none of
+        // their own, and are not counted.
         if before > 0 {
             (0..new).for_each(|_| metrics.inter_token.record(passed / new as u32));
         }

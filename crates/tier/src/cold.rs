@@ -51,10 +51,18 @@ pub struct ColdStats {
 }
 
 /// What to do with a store besides: nothing by default.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ColdOptions {
     /// Options of a cloud store, by name: keys, regions, endpoints.
     pub store: Vec<(String, String)>,
+}
+
+/// Their names: values are secrets, perhaps.
+impl std::fmt::Debug for ColdOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.store.iter().map(|(name, _)| name).collect();
+        f.debug_struct("ColdOptions").field("store", &names).finish()
+    }
 }
 
 /// How the names of variables begin that say something of a cloud store.
@@ -157,7 +165,8 @@ impl<B: Backend> ColdTier<B> {
     /// Asks for what the store has of a prompt, behind what device and host memory have a checkpoint of; `None` if the
     /// prompt closes no block behind that, or the store is not known to have more of it. Does not wait for the store. What the
     /// store has is in host memory some calls of [`Self::advance`] later, for
-    /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one.
+    /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one: each
+    /// call that returns it is one who waits, whom a call of [`Self::cancel`] takes back.
     ///
     /// # Errors
     /// [`ColdError::OtherCache`]; [`ColdError::TooManyFetches`]; [`ColdError::ThreadEnded`].

@@ -98,7 +98,7 @@
 //! }
 //! let mut channel = Channel(&mut sender, None);
 //! let room = theirs.reserve(verified.manifest().at)?;
-//! let weights = b"revision of the weights";
+//! let weights = fingerprint.weights;
 //! let mut target = Target { cache: &mut theirs, stream: &stream, port: &mut port, weights };
 //! let mut claim = target.load(&verified, room, Duration::from_secs(2), &mut channel)?;
 //! let moved = loop {

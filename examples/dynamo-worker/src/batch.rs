@@ -181,7 +181,8 @@ impl<B: Backend> Batch<B> {
             return Err(ModelError::EmptyPrompt);
         };
         if let Some((verified, ticket)) = moved {
-            match moves::load(&mut self.engine, &mut self.port, (&verified, &ticket)) {
+            let came = (&verified, &ticket, self.fingerprint.weights);
+            match moves::load(&mut self.engine, &mut self.port, came) {
                 Ok(asked) => {
                     let tokens = verified.manifest().at.trunk;
                     self.arriving.push(Arriving { asked, sequence, updates, tokens });

@@ -170,6 +170,8 @@ pub struct Asked {
     claim: Claim,
     remote: Remote,
     begun: Instant,
+    /// Of the weights that run here.
+    weights: [u8; 32],
 }
 
 /// Loads a request that came, and asks its worker for it.
@@ -179,15 +181,15 @@ pub struct Asked {
 pub fn load<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
-    (verified, ticket): (&Verified, &Ticket),
+    (verified, ticket, weights): (&Verified, &Ticket, [u8; 32]),
 ) -> Result<Asked, TransferError> {
     let (cache, stream) = engine.moves();
     let room = cache.reserve(verified.manifest().at)?;
     let (mut remote, begun) = (Remote::new(ticket.control), Instant::now());
     // Connecting and answering have as long each.
     let until = 2 * ANSWER;
-    let claim = Target { cache, stream, port }.load(verified, room, until, &mut remote)?;
-    Ok(Asked { claim, remote, begun })
+    let claim = Target { cache, stream, port, weights }.load(verified, room, until, &mut remote)?;
+    Ok(Asked { claim, remote, begun, weights })
 }
 
 /// Lets a request go on here, if its worker has said so; the request, or who is asked still.
@@ -197,18 +199,18 @@ pub fn load<B: Backend>(
 pub fn settle<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
-    Asked { claim, mut remote, begun }: Asked,
+    Asked { claim, mut remote, begun, weights }: Asked,
 ) -> Result<Result<RequestId, Asked>, TransferError> {
     let (cache, stream) = engine.moves();
-    match (Target { cache, stream, port }).settle(begun.elapsed(), claim, &mut remote)? {
+    match (Target { cache, stream, port, weights }).settle(begun.elapsed(), claim, &mut remote)? {
         Claimed::Admitted(id) => Ok(Ok(id)),
-        Claimed::Waits(claim) => Ok(Err(Asked { claim, remote, begun })),
+        Claimed::Waits(claim) => Ok(Err(Asked { claim, remote, begun, weights })),
     }
 }
 
 /// Nobody waits for a request any more.
 pub fn give_up<B: Backend>(engine: &mut Engine<B>, port: &mut Port<B>, asked: Asked) {
     let (cache, stream) = engine.moves();
-    let Asked { claim, mut remote, .. } = asked;
-    Target { cache, stream, port }.give_up(claim, &mut remote);
+    let Asked { claim, mut remote, weights, .. } = asked;
+    Target { cache, stream, port, weights }.give_up(claim, &mut remote);
 }

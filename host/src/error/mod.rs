@@ -288,8 +288,8 @@ pub enum KvError {
     },
     /// The draft layers cannot go to that token.
     #[error(
-        "{request}: the draft layers have {committed} tokens, and the rows of those before {earliest} are overwritten; \
-         rewind to between the two, not to {to}"
+        "{request}: the draft layers can go back to between {earliest} and {committed} tokens, not to {to}: rows that \
+         earlier positions need are overwritten"
     )]
     CannotRewind {
         /// The request.

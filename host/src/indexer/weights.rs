@@ -41,10 +41,10 @@ impl IndexerWeights {
         let (query, shape) = (format!("{prefix}.wq_b.weight"), [rows, columns].map(u64::from));
         let query = match checkpoint.nvfp4(&query, shape)? {
             Some(parts) => QueryValues::Nvfp4(padded(rows, columns, &parts)?),
-            None => QueryValues::Bf16(checkpoint.bf16(&query, &shape)?),
+            None => QueryValues::Bf16(checkpoint.finite_bf16(&query, &shape)?),
         };
         let shape = [model.index_heads, model.hidden_size].map(u64::from);
-        let head = checkpoint.bf16(&format!("{prefix}.weights_proj.weight"), &shape)?;
+        let head = checkpoint.finite_bf16(&format!("{prefix}.weights_proj.weight"), &shape)?;
         Ok(Self { query, head })
     }
 }

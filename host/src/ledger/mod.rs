@@ -4,6 +4,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `mod.rs` | admission, release, and what can be asked |
+//! | `requests.rs` | the requests: which there are, and how far each is |
+//! | `limits.rs` | how large a step may be |
 //! | `check.rs` | which steps are refused, before anything changes |
 //! | `open_step.rs` | what a step is to the ledger |
 //! | `wanted.rs` | where requests are to be saved |
@@ -19,6 +21,7 @@
 //! | `tier.rs` | what leaves for a lower tier or another cache's tree, and what comes from there |
 //! | `transfer.rs` | requests that leave for another cache, or come from one |
 //! | `step.rs` | a step: begin, commit, reject |
+//! | `unit_list.rs` | blocks and slots that were given up and are to be poisoned |
 
 mod check;
 mod fork;
@@ -176,7 +179,7 @@ impl Ledger {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`];
     /// [`KvError::CannotRewind`] if it has fewer tokens, or if `committed` is more than `max_draft` + 1 behind the last one
-    /// written; [`KvError::Overwritten`] after a restore that failed.
+    /// written; [`KvError::Overwritten`] after a rejected step of more tokens than that, or a restore that failed.
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         let group = LayerGroup::Draft;
         let (rollback, is_open) = (self.rollback_tokens, self.is_in_step(group, id));
@@ -186,7 +189,7 @@ impl Ledger {
             return Err(KvError::RequestInStep { request: id, group });
         }
         let Progress { committed: written, written_to, .. } = *progress;
-        if written_to == u32::MAX {
+        if !progress.can_resume_at(written, rollback) {
             return Err(KvError::Overwritten { request: id, group, committed: written });
         }
         if committed > written || !progress.can_resume_at(committed, rollback) {

@@ -91,7 +91,7 @@ fn begin<B: Backend>(
     requests: &[StepRequest],
 ) -> Result<BegunStep, KvError> {
     core.check_stream(stream)?;
-    let launches_run = stream.running("beginning a step")?;
+    let running = stream.running("beginning a step")?;
     let bucket = match launches {
         Launches::Eager => None,
         Launches::Bucket(bucket) => Some(*bucket),
@@ -107,7 +107,7 @@ fn begin<B: Backend>(
     };
     memory.build_work_lists(stream, shape)?;
     memory.update_block_table(stream, core, plan)?;
-    launches_run.end()?;
+    running.end()?;
     // Nothing can fail from here on.
     ledger.enter_step(group, requests);
     memory.freed.clear();

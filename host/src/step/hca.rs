@@ -28,7 +28,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while another capture
-    /// than the step's own records the stream.
+    /// than the step's own records the stream. If one begins behind the first launch, the layer has failed.
     pub fn update(
         mut self,
         inputs: &HcaInputs<'_, B>,

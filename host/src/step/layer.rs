@@ -228,7 +228,7 @@ impl<'s, B: Backend> Access<'s, B> {
 
     /// Refuses launches that would only be recorded by a capture that is not the step's own: the step would count them as run.
     pub fn running(&self) -> Result<StepLaunches<'s, B>, KvError> {
-        let operation = "launching for a layer of a step that this capture does not record";
+        let operation = "updating or appending a layer of a step that this capture does not record";
         Ok(StepLaunches(match self.is_captured {
             true => None,
             false => Some(self.stream.running(operation)?),

@@ -123,6 +123,7 @@ impl<B: Backend> Export<'_, B> {
         check_length(blocks.len() as u64 * bytes, into.bytes())?;
         let table = cache.block_table(*id)?;
         let units: Vec<_> = table.iter().map(|block| block.0).collect();
+        let running = stream.running("moving a request or a prefix")?;
         cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let units = &units[blocks.start as usize..blocks.end as usize];
         port.fetch(
@@ -143,6 +144,7 @@ impl<B: Backend> Export<'_, B> {
                 }
             }
         }
+        running.end()?;
         into.wait(stream)
     }
 
@@ -162,6 +164,7 @@ impl<B: Backend> Export<'_, B> {
     pub fn state_to(&mut self, into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, id, at } = self;
         check_length(port.layout.state(*at).map(|part| part.bytes).sum(), into.bytes())?;
+        let running = stream.running("moving a request or a prefix")?;
         cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let units = [id.slot().0];
         let parts: Vec<_> = port.layout.state(*at).collect();
@@ -175,7 +178,7 @@ impl<B: Backend> Export<'_, B> {
                         rest.split_off_mut(..part.bytes as usize).expect("they were counted");
                     port.rows.take(&part, &slot, bytes);
                 }
-                Ok(())
+                Ok(running.end()?)
             }
             PartsMut::Device(into) => {
                 let slot = port.staging(port.slot_bytes());
@@ -187,6 +190,7 @@ impl<B: Backend> Export<'_, B> {
                     at += from.len();
                     stream.copy(&part(&slot, from).view(), &to)?;
                 }
+                running.end()?;
                 Ok(stream.synchronize()?)
             }
         }

@@ -131,6 +131,7 @@ impl<B: Backend> KvCacheManager<B> {
         payload: Parts<'_, B>,
     ) -> Result<(), MoveError> {
         self.check_load(stream, port, (room.at, payload.bytes()))?;
+        let running = stream.running("moving a request or a prefix")?;
         // Poison that is due is written before the rows.
         self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let blocks = room.block_ids();
@@ -140,6 +141,7 @@ impl<B: Backend> KvCacheManager<B> {
         }
         let table = Some((room.slot, &blocks[..]));
         self.transfer(stream, &[], table).map_err(crate::KvError::from)?;
+        running.end()?;
         // What failed on the device is known before anyone is told that the request is here.
         Ok(stream.synchronize()?)
     }

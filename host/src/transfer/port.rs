@@ -154,7 +154,6 @@ impl<B: Backend> Port<B> {
         (unit, units): (PoolUnit, &[u32]),
         (direction, images): (CopyDirection, &Buffer<B, u8>),
     ) -> Result<(), KvError> {
-        let running = stream.running("copying parts of a request that moves")?;
         self.jobs.update(stream, |array| {
             let jobs = array.as_chunks_mut::<JOB>().0.iter_mut().zip(units).zip(0..);
             for ((words, &from), to) in jobs {
@@ -184,7 +183,6 @@ impl<B: Backend> Port<B> {
             direction,
             faults: core.memory.copy_faults(),
         };
-        ops::copy_state(stream, &copies)?;
-        Ok(running.end()?)
+        Ok(ops::copy_state(stream, &copies)?)
     }
 }

@@ -123,6 +123,7 @@ impl<B: Backend> KvCacheManager<B> {
         arrival: &Arrival,
         payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
+        let running = stream.running("moving a request or a prefix")?;
         // Poison that is due is written before the rows.
         self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let bytes = port.layout.block_bytes() as usize;
@@ -138,6 +139,7 @@ impl<B: Backend> KvCacheManager<B> {
             Parts::Host(from) => stream.upload(from, &checkpoint, 0)?,
             Parts::Device(from) => stream.copy(&from.view(), &checkpoint)?,
         }
+        running.end()?;
         // What failed on the device is known before anyone goes on from it.
         Ok(stream.synchronize()?)
     }
@@ -190,6 +192,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
     pub fn all_to(&mut self, mut into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, at, blocks, checkpoint, .. } = self;
         check_length(port.layout.prefix_bytes(*at), into.bytes())?;
+        let running = stream.running("moving a request or a prefix")?;
         cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let bytes = blocks.len() * port.layout.block_bytes() as usize;
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
@@ -201,6 +204,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
             PartsMut::Host(into) => stream.download(&checkpoint.view(), 0, into)?,
             PartsMut::Device(into) => stream.copy(&checkpoint.view(), &into)?,
         }
+        running.end()?;
         into.wait(stream)
     }
 }

@@ -100,7 +100,9 @@ pub(super) fn of(
         for value in [x.exp(), sin, cos] {
             digest.update(value.to_bits().to_le_bytes());
         }
-        for value in [f64::from(x).exp(), f64::from(x.abs()).ln(), wide_sin, wide_cos] {
+        let wide = f64::from(x);
+        let others = [wide.exp2(), wide.abs().log2(), 10_000_f64.powf(wide / 64.0)];
+        for value in [wide.exp(), wide.abs().ln(), wide_sin, wide_cos].into_iter().chain(others) {
             digest.update(value.to_bits().to_le_bytes());
         }
     }

@@ -131,9 +131,10 @@ impl Cuda {
         // SAFETY: the context is live: just created, or so promised by the embedder.
         check("making the context current", unsafe { sys::cuCtxSetCurrent(context) })?;
         let info = device_info(device)?;
-        check_shared_memory(&info.name, kernels.infos, shared_memory(device)?)?;
         let driver = driver_version()?;
+        // A GPU that is too old is refused as such.
         let ptx = (kernels.ptx)(&info, driver)?;
+        check_shared_memory(&info.name, kernels.infos, shared_memory(device)?)?;
         let captures = domain(context as u64);
         let (module, functions) = captures.outside("loading kernels", || {
             let module = Module::from_ptx(ptx, &[]).map_err(during("loading the kernels"))?;

@@ -194,7 +194,7 @@ fn what_is_wrong_is_refused_in_openais_shape() {
     }
     let unknown = request(json!({ "x".repeat(2000): 1 })).to_string();
     let text = server.send("POST", "/v1/completions", &unknown).text();
-    assert!(text.contains("`a long name` is not a field") && text.len() < 400, "{text}");
+    assert!(text.contains("a name of 2000 bytes is not known") && text.len() < 400, "{text}");
     let answer = server.send_as("text/plain", "POST", "/v1/completions", "{}");
     assert_eq!(answer.status, 415);
     assert!(answer.json()["error"]["message"].is_string());

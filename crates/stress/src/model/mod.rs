@@ -210,6 +210,10 @@ impl Model {
         let (request, to) = (id, committed);
         let want = match now {
             None => self.check_known(id),
+            Some(now) if !now.is_whole_at(now.tokens, limit) => {
+                let group = LayerGroup::Draft;
+                Err(KvError::Overwritten { request, group, committed: now.tokens })
+            }
             Some(now) if committed > now.tokens || !now.is_whole_at(committed, limit) => {
                 let (committed, earliest) = (now.tokens, now.written_to.saturating_sub(limit));
                 Err(KvError::CannotRewind { request, to, committed, earliest })

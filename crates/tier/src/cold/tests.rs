@@ -121,6 +121,7 @@ fn variables_of_stores_are_options() {
     let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
     let options = ColdOptions::of(variables.map(owned).into_iter());
     assert_eq!(options.store, [variables[1], variables[2]].map(owned));
+    assert_eq!(format!("{options:?}"), r#"ColdOptions { store: ["AWS_REGION", "AZURE_X"] }"#);
 }
 
 /// No more prompts are on their way than may be, and of those that were read no more than two are held in memory. Whoever waits for the store

@@ -20,8 +20,8 @@ pub struct Target<'t, B: Backend> {
     pub stream: &'t Stream<B>,
     /// Its port.
     pub port: &'t mut Port<B>,
-    /// The identity of its weights, as [`Fingerprint::new`] takes it: caches of one shape may run others.
-    pub weights: &'t [u8],
+    /// [`Fingerprint::weights`] of what it runs: caches of one shape may run other weights.
+    pub weights: [u8; 32],
 }
 
 /// A request with every byte in its room, whose source is asked whether it is the target's. The cache is free meanwhile.
@@ -163,7 +163,7 @@ impl<B: Backend> Target<'_, B> {
         if shape != Fingerprint::shape_of(self.cache.config()) && !made(Mistake::ShapeIgnored) {
             return Err(ImageError::Foreign(Fact::Shape).into());
         }
-        if weights != Fingerprint::weights_of(self.weights) && !made(Mistake::WeightsIgnored) {
+        if weights != self.weights && !made(Mistake::WeightsIgnored) {
             return Err(ImageError::Foreign(Fact::Weights).into());
         }
         let found = manifest.kind;

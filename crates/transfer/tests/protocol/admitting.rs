@@ -46,8 +46,12 @@ fn admit(
 ) -> Result<Positions, TransferError> {
     let room = site.fed.manager.reserve(room).unwrap();
     let stream = &site.fed.stream.clone();
-    let mut target =
-        Target { cache: &mut site.fed.manager, stream, port: &mut site.port, weights: b"weights" };
+    let mut target = Target {
+        cache: &mut site.fed.manager,
+        stream,
+        port: &mut site.port,
+        weights: crate::world::weights(),
+    };
     let admitted = world::admit(&mut target, verified, room, &mut Anybody);
     let at = admitted.map(|id| {
         let at = site.fed.manager.positions(id).unwrap();

@@ -79,7 +79,7 @@ impl Came {
             cache: &mut site.fed.manager,
             stream: &stream,
             port: &mut site.port,
-            weights: b"weights",
+            weights: crate::world::weights(),
         };
         target.load(&self.verified, room, until, &mut self.hand)
     }
@@ -91,7 +91,7 @@ impl Came {
             cache: &mut site.fed.manager,
             stream: &stream,
             port: &mut site.port,
-            weights: b"weights",
+            weights: crate::world::weights(),
         };
         target.settle(now, claim, &mut self.hand)
     }
@@ -221,7 +221,7 @@ pub fn sources_are_told() {
             cache: &mut site.fed.manager,
             stream: &stream,
             port: &mut site.port,
-            weights: b"weights",
+            weights: crate::world::weights(),
         };
         target.give_up(claim, &mut came.hand).unwrap();
         assert!(came.is_free() && came.hand.given_up.len() == told);
@@ -237,7 +237,7 @@ pub fn sources_are_told() {
             cache: &mut site.fed.manager,
             stream: &stream,
             port: &mut site.port,
-            weights: b"weights",
+            weights: crate::world::weights(),
         };
         let refused = target.load(&came.verified, room, NEVER, &mut came.hand).unwrap_err();
         assert!(matches!(refused, TransferError::OtherRoom { .. }), "{refused}");

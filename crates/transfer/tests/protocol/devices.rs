@@ -20,7 +20,8 @@ pub fn admit<B: Backend>(
 ) -> Result<Vec<u8>, TransferError> {
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+    let mut target =
+        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
     let id = world::admit(&mut target, verified, room, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();

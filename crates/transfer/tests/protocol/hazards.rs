@@ -61,7 +61,8 @@ fn admit(
             return Err(error);
         }
     };
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+    let mut target =
+        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
     let id = world::admit(&mut target, &verified, room, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();

@@ -55,8 +55,12 @@ impl Lengths {
         let verified = wait(receiver, *start)?;
         let Site { fed, port } = &mut world.target;
         let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-        let mut target =
-            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+        let mut target = Target {
+            cache: &mut fed.manager,
+            stream: &stream,
+            port,
+            weights: crate::world::weights(),
+        };
         let id = admit(&mut target, &verified, room, peer)?;
         for at in length..length + more {
             fed.step(&[Part::new(id, &world.story, at..at + 1)], Padding::None);

@@ -154,8 +154,12 @@ impl Trees {
     ) -> Result<Option<PrefixImport>, TransferError> {
         let Site { fed, port } = &mut self.target;
         let stream = fed.stream.clone();
-        let mut target =
-            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+        let mut target = Target {
+            cache: &mut fed.manager,
+            stream: &stream,
+            port,
+            weights: crate::world::weights(),
+        };
         target.admit_prefix(verified, (salt, b"adapter"), &mut Tells(&mut self.sender))
     }
 }
@@ -248,7 +252,8 @@ pub fn a_prefix_is_no_request() {
     let Site { fed, port } = &mut trees.target;
     let stream = fed.stream.clone();
     let room = fed.manager.reserve(verified.manifest().at).unwrap();
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+    let mut target =
+        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
     let mut control = Tells(&mut trees.sender);
     let error = target.load(&verified, room, NEVER, &mut control).unwrap_err();
     let is_kind = matches!(
@@ -261,7 +266,8 @@ pub fn a_prefix_is_no_request() {
     let offer = world.offer(&mut sender, 2);
     let verified = trees.receive(&offer, &world.expected()).unwrap();
     let Site { fed, port } = &mut trees.target;
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+    let mut target =
+        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
     let owner = (&b"salt"[..], &b""[..]);
     let error = target.admit_prefix(&verified, owner, &mut Tells(&mut sender)).unwrap_err();
     let is_kind = matches!(

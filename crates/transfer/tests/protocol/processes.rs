@@ -30,8 +30,12 @@ pub fn requests_move() -> Result<(), Failed> {
         if is_taken_back {
             assert_eq!(peer.ask(&format!("back {}", verified.manifest().source.lease)), "true");
         }
-        let mut target =
-            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+        let mut target = Target {
+            cache: &mut fed.manager,
+            stream: &stream,
+            port,
+            weights: crate::world::weights(),
+        };
         match admit(&mut target, &verified, room, &mut peer) {
             Ok(id) => {
                 let (_, got) = world.target.export(id);
@@ -82,8 +86,12 @@ pub fn prefixes_move() -> Result<(), Failed> {
         let verified = wait(&mut receiver, start)?;
         let Site { fed, port } = &mut target;
         let stream = fed.stream.clone();
-        let mut tree =
-            Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+        let mut tree = Target {
+            cache: &mut fed.manager,
+            stream: &stream,
+            port,
+            weights: crate::world::weights(),
+        };
         let owner = (&b"salt"[..], &b"adapter"[..]);
         let came = tree.admit_prefix(&verified, owner, &mut Told(&mut peer))?;
         assert_eq!(came, Some(PrefixImport { blocks, checkpoint: true }));
@@ -117,7 +125,8 @@ pub fn prompts_stream() -> Result<(), Failed> {
     let verified = wait(&mut receiver, start)?;
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+    let mut target =
+        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
     let id = admit(&mut target, &verified, room, &mut peer)?;
     let (_, got) = world.target.export(id);
     assert_eq!(got, verified.payload());

@@ -247,7 +247,8 @@ impl Run {
             let (cache, port) = (&mut world.target.fed.manager, &mut world.target.port);
             let loaded = match ended {
                 Ok(verified) => {
-                    let mut target = Target { cache, stream: &stream, port, weights: b"weights" };
+                    let mut target =
+                        Target { cache, stream: &stream, port, weights: crate::world::weights() };
                     target.load(&verified, room, *now + ANSWER, channel)
                 }
                 Err(error) => {
@@ -269,7 +270,8 @@ impl Run {
             let (source, Self { world, channel, now, .. }) = (claim.source(), &mut *self);
             let stream = world.target.fed.stream.clone();
             let (cache, port) = (&mut world.target.fed.manager, &mut world.target.port);
-            let mut target = Target { cache, stream: &stream, port, weights: b"weights" };
+            let mut target =
+                Target { cache, stream: &stream, port, weights: crate::world::weights() };
             match target.settle(*now, claim, channel) {
                 Ok(Claimed::Waits(claim)) => {
                     self.claiming.push(Claiming { claim, sample, taken_back });

@@ -117,8 +117,12 @@ fn imports(count: u32) {
         let verified = receiver.poll(now).remove(0).1.unwrap();
         let room = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
         let cache = &mut world.target.fed.manager;
-        let mut target =
-            Target { cache, stream: &stream, port: &mut world.target.port, weights: b"weights" };
+        let mut target = Target {
+            cache,
+            stream: &stream,
+            port: &mut world.target.port,
+            weights: crate::world::weights(),
+        };
         let id = admit(&mut target, &verified, room, &mut Direct(&mut sender)).unwrap();
         let (_, bytes) = world.target.export(id);
         assert!(bytes == world.samples[sample].payload);

@@ -139,7 +139,8 @@ fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStat
 fn admit<T: Transport>(world: &mut World, verified: &Verified, sender: &mut Sender<T>) -> Vec<u8> {
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at).unwrap(), fed.stream.clone());
-    let mut target = Target { cache: &mut fed.manager, stream: &stream, port, weights: b"weights" };
+    let mut target =
+        Target { cache: &mut fed.manager, stream: &stream, port, weights: crate::world::weights() };
     let id = world::admit(&mut target, verified, room, &mut Direct(sender)).unwrap();
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();

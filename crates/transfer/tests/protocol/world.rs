@@ -21,6 +21,11 @@ use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
+/// What the fingerprints of these tests say of the weights.
+pub fn weights() -> [u8; 32] {
+    Fingerprint::weights_of(b"weights")
+}
+
 /// Blocks of the target.
 pub const BLOCKS: u32 = 6;
 /// Most bytes that a sender holds.

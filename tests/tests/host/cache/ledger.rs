@@ -308,8 +308,8 @@ fn draft_layers_run_ahead_and_back() {
     let to = |ledger: &mut Ledger, to| ledger.rewind_draft(id, to).unwrap_err().to_string();
     let advice = |to| {
         format!(
-            "{id}: the draft layers have 203 tokens, and the rows of those before 200 are overwritten; \
-             rewind to between the two, not to {to}"
+            "{id}: the draft layers can go back to between 200 and 203 tokens, not to {to}: rows that \
+             earlier positions need are overwritten"
         )
     };
     assert_eq!(to(&mut ledger, 204), advice(204));

@@ -30,12 +30,7 @@ pub fn lock<T: Transport>(sender: &Shared<T>) -> MutexGuard<'_, Sender<T>> {
 
 /// What the processes of a replay have in common.
 pub fn fingerprint(config: &CacheConfig, seed: u64) -> Fingerprint {
-    Fingerprint::new(config, &weights(seed), b"", b"")
-}
-
-/// The identity of their weights, which are made of the seed.
-pub fn weights(seed: u64) -> [u8; 8] {
-    seed.to_le_bytes()
+    Fingerprint::new(config, &seed.to_le_bytes(), b"", b"")
 }
 
 /// Where the bytes of requests lie that move from or to a cache on `device`: in host memory if it has no room for more.

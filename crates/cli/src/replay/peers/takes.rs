@@ -20,7 +20,7 @@ use super::super::full::Full;
 use super::super::setup::Setup;
 use super::decode::{Came, Takes};
 use super::message::{ToDecode, ToPrefill, now_ms, send};
-use super::sends::{fingerprint, storage, weights};
+use super::sends::{fingerprint, storage};
 
 /// A step of the emulator takes long, and so does a prompt.
 const DEADLINES: Deadlines = Deadlines {
@@ -46,8 +46,6 @@ pub struct BytesIn<B: Backend, T: Transport> {
     port: Port<B>,
     receiver: Receiver<T>,
     fingerprint: Fingerprint,
-    /// What the weights of the processes have in common.
-    weights: [u8; 8],
     layout: PartLayout,
     max_context: u32,
     coming: HashMap<usize, Coming>,
@@ -71,7 +69,6 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
         Ok(Self {
             receiver: Receiver::with_storage(transport, DEADLINES, storage),
             fingerprint: fingerprint(config, setup.seed),
-            weights: weights(setup.seed),
             layout: port.layout().clone(),
             max_context: config.max_context,
             coming: HashMap::new(),
@@ -182,10 +179,10 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
         let coming = self.coming.remove(&index).context("what is admitted has come")?;
         let verified = coming.verified.context("what is admitted was verified")?;
         let (at, tokens) = (verified.manifest().at, &verified.manifest().tokens);
-        let (Self { port, answers, start, weights, .. }, mut entered_ms) = (self, 0.0);
+        let (Self { port, answers, start, fingerprint, .. }, mut entered_ms) = (self, 0.0);
         let id = cache.arrive(index, (tokens, coming.reused), |cache, stream| {
             let room = cache.reserve(at)?;
-            let mut target = Target { cache, stream, port, weights };
+            let mut target = Target { cache, stream, port, weights: fingerprint.weights };
             let mut channel = Channel { to: std::io::stdout(), answers };
             let until = start.elapsed() + ANSWER;
             let mut claim = target.load(&verified, room, until, &mut channel)?;
