@@ -109,6 +109,14 @@ impl<B: Backend> Failing<B> {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take().is_none()
     }
 
+    /// Lets what [`Self::meet`] was given last run now, if it has not yet.
+    pub fn end_meeting(&self) {
+        let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Meeting { other, .. }) = meeting {
+            other();
+        }
+    }
+
     /// Counts a question for the identity of a stream: who is to run within it.
     fn asked(&self) -> Option<Meeting> {
         let mut meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,11 +1,13 @@
-//! Another thread begins a capture of a step's stream while a layer is updated or appended: what is only recorded does not count as run.
+//! Another thread begins a capture of a stream while work is queued into it that has to run: what is only recorded counts as run nowhere.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use dsv4_kv::device::{DeviceError, EmuOptions, Emulator, Memory, Stream};
 use dsv4_kv::layer_progress::LayerProgress;
-use dsv4_kv::{Accepted, KvError, LayerId};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut};
+use dsv4_kv::{Accepted, KvError, LayerId, RequestId};
 use dsv4_kv_tests::failing::Failing;
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::stories::{Formats, Story, config};
@@ -26,29 +28,50 @@ fn beside_a_capture<R>(
     question: u64,
     call: impl FnOnce() -> R,
 ) -> (R, bool) {
+    beside_a_capture_of(stream, retained, (question, u64::MAX), call)
+}
+
+/// The same with a capture that ends `more` questions later, or behind the call.
+fn beside_a_capture_of<R>(
+    stream: &Stream<Device>,
+    retained: &[Memory<Device>],
+    (question, more): (u64, u64),
+    call: impl FnOnce() -> R,
+) -> (R, bool) {
     let (captured, retained) = (stream.clone(), retained.to_vec());
     let (end, ends) = mpsc::channel::<()>();
     let (ended, has_ended) = mpsc::channel();
+    let begun = Arc::new(AtomicBool::new(false));
+    let has_begun = Arc::clone(&begun);
     let backend = stream.device().backend();
     backend.meet(question, move || {
-        let (begun, has_begun) = mpsc::channel();
+        begun.store(true, Ordering::Relaxed);
+        let (tell, told) = mpsc::channel();
+        let own = captured.clone();
         thread::spawn(move || {
             let record = || {
-                begun.send(()).expect("the other thread waits for it");
-                // Until the other end is dropped.
+                tell.send(()).expect("the other thread waits for it");
+                // Until it is told, or the other end is dropped.
                 let _ = ends.recv();
                 Ok::<_, DeviceError>(())
             };
-            let graph = captured.capture(retained, record);
+            let graph = own.capture(retained, record);
             ended.send(graph.map(drop)).expect("the other thread waits for it");
         });
-        has_begun.recv().expect("nothing else is captured");
+        told.recv().expect("nothing else is captured");
+        captured.device().backend().meet(more, move || {
+            drop(end);
+            // An error, if the call asked for something that a capture forbids.
+            let _ = has_ended.recv().expect("it ends");
+        });
     });
     let answer = call();
-    let has_met = backend.has_met();
-    drop(end);
+    let has_met = has_begun.load(Ordering::Relaxed);
     if has_met {
-        has_ended.recv().expect("it ends").expect("what it records is allowed");
+        // Where the call did not ask so often, the capture ends now.
+        backend.end_meeting();
+    } else {
+        let _ = backend.has_met();
     }
     (answer, has_met)
 }
@@ -136,4 +159,153 @@ fn a_capture_that_begins_in_an_append_ends_it() {
     }
     step.commit(&[Accepted::count(id, TOKENS as u32)]).unwrap();
     fed.assert_holds(id, &story, &story.stored(&device, FORMATS), TOKENS);
+}
+
+/// A cache with a request of `TOKENS` tokens, half of which close a window.
+fn with_request(
+    device: &dsv4_kv::device::Device<Device>,
+    story: &Story,
+) -> (Fed<Device>, RequestId) {
+    let mut fed = Fed::new(device, config(&[Csa, Swa], FORMATS, 2));
+    let id = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(id, story, 0..TOKENS)], Padding::None);
+    (fed, id)
+}
+
+/// Tokens of a request.
+const TOKENS: usize = 10;
+/// How many questions later captures end: within a call, or behind it.
+const LENGTHS: [u64; 4] = [0, 1, 3, u64::MAX];
+
+/// What is queued before a step's layers, and what is copied between steps: whenever the capture begins, the call fails, and nothing has
+/// changed.
+#[test]
+fn a_capture_that_begins_in_a_begin_or_a_fork_ends_it() {
+    let device = Failing::emulated(EmuOptions::default());
+    let story = Story::random(&[Csa, Swa], TOKENS + 8, 49);
+    let (mut fed, id) = with_request(&device, &story);
+    let (stream, retained) = (fed.stream.clone(), fed.manager.memory());
+    let stored = story.stored(&device, FORMATS);
+    let (blocks, mut refused) = (fed.manager.ledger().free_blocks(), 0);
+    let fork = loop {
+        let fork = || fed.manager.fork(&stream, id);
+        let (forked, has_met) = beside_a_capture(&stream, &retained, refused, fork);
+        if !has_met {
+            break forked.unwrap();
+        }
+        assert_forbidden(&forked.expect_err("it is only recorded"));
+        let ledger = fed.manager.ledger();
+        assert_eq!((ledger.live_requests(), ledger.free_blocks()), (1, blocks));
+        refused += 1;
+    };
+    assert!(refused > 4, "{refused} forks were refused");
+    fed.assert_holds(fork, &story, &stored, TOKENS);
+
+    refused = 0;
+    // A chunk, whose windows that close are listed before its layers.
+    let parts = [Part::new(fork, &story, TOKENS..TOKENS + 8)];
+    loop {
+        let begin = || begin(&mut fed.manager, &stream, &parts, Padding::None).map(drop);
+        let (begun, has_met) = beside_a_capture(&stream, &retained, refused, begin);
+        if !has_met {
+            begun.unwrap();
+            break;
+        }
+        assert_forbidden(&begun.expect_err("it is only recorded"));
+        assert_eq!(fed.manager.ledger().committed(fork).unwrap(), TOKENS as u32);
+        refused += 1;
+    }
+    assert!(refused > 4, "{refused} begins were refused");
+    fed.step(&parts, Padding::None);
+    fed.assert_holds(fork, &story, &stored, TOKENS + 8);
+    fed.assert_holds(id, &story, &stored, TOKENS);
+}
+
+/// A request that leaves or comes, by memory of the host or of the device: whenever the capture begins, either the call fails and nothing
+/// has changed, or the bytes are right.
+#[test]
+fn a_capture_that_begins_in_a_move_ends_it() {
+    let device = Failing::emulated(EmuOptions::default());
+    let story = Story::random(&[Csa, Swa], TOKENS, 50);
+    let (mut fed, id) = with_request(&device, &story);
+    let (stream, mut retained) = (fed.stream.clone(), fed.manager.memory());
+    let mut port = fed.manager.open_port().unwrap();
+    let at = fed.manager.positions(id).unwrap();
+    let mut payload = vec![0; port.layout().bytes(at) as usize];
+    fed.manager.export(&stream, &mut port, id).unwrap().all(&mut payload).unwrap();
+    let memory = device.allocate::<u8>("a payload", payload.len() as u64).unwrap();
+    retained.push(memory.memory());
+    let blocks = fed.manager.ledger().free_blocks();
+    for on_device in [false, true] {
+        let mut refused = 0;
+        for question in 0.. {
+            let length = LENGTHS[question as usize % LENGTHS.len()];
+            let at_question = (question / LENGTHS.len() as u64, length);
+            let mut found = vec![0xA5; payload.len()];
+            stream.upload(&found, &memory, 0).unwrap();
+            let export = || {
+                let mut export = fed.manager.export(&stream, &mut port, id)?;
+                if !on_device {
+                    return export.all(&mut found);
+                }
+                let of_blocks =
+                    export.layout().block_bytes() * u64::from(export.layout().blocks(at.trunk));
+                let state = memory.slice(of_blocks, memory.len() - of_blocks).unwrap();
+                let held = memory.slice(0, of_blocks).unwrap();
+                export.blocks_to(0..export.layout().blocks(at.trunk), PartsMut::Device(held))?;
+                export.state_to(PartsMut::Device(state))
+            };
+            let (exported, has_met) = beside_a_capture_of(&stream, &retained, at_question, export);
+            match exported {
+                Err(error) => {
+                    assert!(error.to_string().contains("captur"), "{error}");
+                    refused += 1;
+                }
+                Ok(()) => {
+                    if on_device {
+                        stream.download(&memory.view(), 0, &mut found).unwrap();
+                    }
+                    assert!(found == payload, "what was exported, question {question}");
+                }
+            }
+            if !has_met {
+                break;
+            }
+        }
+        assert!(refused > 4, "{refused} exports were refused");
+        refused = 0;
+        stream.upload(&payload, &memory, 0).unwrap();
+        for question in 0.. {
+            let length = LENGTHS[question as usize % LENGTHS.len()];
+            let at_question = (question / LENGTHS.len() as u64, length);
+            let import = || {
+                let room = fed.manager.reserve(at)?;
+                let parts = match on_device {
+                    false => Parts::Host(&payload),
+                    true => Parts::Device(memory.clone()),
+                };
+                let loaded = fed.manager.load_from(&stream, &mut port, room, parts)?;
+                Ok::<_, MoveError>(fed.manager.enter(loaded).expect("its own room"))
+            };
+            let (imported, has_met) = beside_a_capture_of(&stream, &retained, at_question, import);
+            match imported {
+                Err(error) => {
+                    assert!(error.to_string().contains("captur"), "{error}");
+                    refused += 1;
+                }
+                Ok(came) => {
+                    let mut found = vec![0; payload.len()];
+                    fed.manager.export(&stream, &mut port, came).unwrap().all(&mut found).unwrap();
+                    assert!(found == payload, "what was imported, question {question}");
+                    fed.manager.release(came).unwrap();
+                }
+            }
+            let ledger = fed.manager.ledger();
+            assert_eq!((ledger.live_requests(), ledger.free_blocks()), (1, blocks));
+            if !has_met {
+                break;
+            }
+        }
+        assert!(refused > 4, "{refused} imports were refused");
+    }
 }
