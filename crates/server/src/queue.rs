@@ -156,7 +156,7 @@ impl Queue {
         if state.phase != Phase::Open {
             return Err(Refusal::ShuttingDown);
         }
-        // The scheduler takes back what it has asked for others; these cost no more than memory.
+        // Who has left takes no place. Where the cold cache was asked, the scheduler takes that back first, between steps.
         let is_asked = |request: &Request| matches!(request.fetch, Fetch::Asked { .. });
         state.waiting.retain(|request| !request.has_left() || is_asked(request));
         let waiting = state.here();
