@@ -118,7 +118,8 @@ fn prefixes_outlive_a_server() {
 /// Graphs are of no longer steps than there are.
 #[test]
 fn graphs_fit_the_steps() {
-    let serving = start("--graphs --draft 1 --step-tokens 16 --max-requests 16");
+    // Two completions of eight tokens would be 16.
+    let serving = start("--graphs --draft 7 --step-tokens 8");
     let mut answer = String::new();
     let body = r#"{"model": "hash", "prompt": "abab", "max_tokens": 4, "temperature": 0}"#;
     serving.complete(body).read_to_string(&mut answer).expect("an answer");

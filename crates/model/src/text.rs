@@ -112,7 +112,7 @@ impl Text {
             },
             #[cfg(feature = "tokenizers")]
             Self::Tokenizer(tokenizer) => match tokenizer.decode(&[token], false) {
-                Ok(text) if !text.contains(char::REPLACEMENT_CHARACTER) => text,
+                Ok(text) if !text.is_empty() && !text.contains(char::REPLACEMENT_CHARACTER) => text,
                 _ => match tokenizer.id_to_token(token) {
                     Some(name) => {
                         bytes_of(tokenizer, &name).map_or(name, |bytes| bytes_name(&bytes))
