@@ -163,6 +163,20 @@ mod tests {
         KernelInfo { pointers: POINTERS, ..KernelInfo::new("kernel") }
     };
 
+    /// A GPU with a byte less than the largest kernel takes is refused, by that kernel's name.
+    #[test]
+    fn a_gpu_has_the_shared_memory_of_every_kernel() {
+        let of = |name, shared| KernelInfo { shared, ..KernelInfo::new(name) };
+        let kernels = [of("small", 100), of("large", 227 * 1024), of("middle", 99 * 1024)];
+        let check = |found| check_shared_memory("a GPU", &kernels, found);
+        assert!(check(227 * 1024).is_ok() && check_shared_memory("a GPU", &[], 0).is_ok());
+        let error = check(227 * 1024 - 1).unwrap_err();
+        let DeviceError::SharedMemory { name, kernel, needed, found } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((&*name, kernel, needed, found), ("a GPU", "large", 227 << 10, (227 << 10) - 1));
+    }
+
     /// Wherever four spans lie, and however far apart: refused if and only if an output shares a byte with another.
     #[test]
     fn an_overlap_is_found_wherever_it_is() {
