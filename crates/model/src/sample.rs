@@ -160,10 +160,12 @@ mod tests {
         let there = numbers(array::from_fn(at));
         let back = numbers(array::from_fn(|i| (u64::from(at(i).1), at(i).0 as u32)));
         let same = numbers(array::from_fn(|i| (i as u64, i as u32)));
-        let mut all: Vec<_> = [there, back, same].concat();
+        // Seeds that differ above their 32nd bit.
+        let high = numbers(array::from_fn(|i| ((i as u64 + 1) << 32, 7)));
+        let mut all: Vec<_> = [there, back, same, high].concat();
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), 192);
+        assert_eq!(all.len(), 256);
     }
 
     #[test]
