@@ -37,6 +37,7 @@ pub fn run() -> Result<()> {
 
 fn cargo_test(what: &[&str], filter: &[&str]) -> Result<()> {
     let target = "x86_64-unknown-linux-gnu";
+    let leaks = workspace::root().join("tests/sanitizers/leaks.txt");
     let status = workspace::cargo()
         .args(["test", "--locked", "--target", target, "--target-dir"])
         .arg(workspace::target_dir().join("sanitize"))
@@ -45,6 +46,7 @@ fn cargo_test(what: &[&str], filter: &[&str]) -> Result<()> {
         .args(filter)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")
+        .env("LSAN_OPTIONS", format!("print_suppressions=0:suppressions={}", leaks.display()))
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "the tests of {} failed under AddressSanitizer", what.join(" "));
