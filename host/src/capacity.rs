@@ -10,7 +10,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, LayerKind};
 use serde::Serialize;
 
 use crate::block;
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, check_setting};
 use crate::error::{KvError, MemoryTooSmall};
 use crate::memory::{cache_memory, state_layout, state_memory, step_memory};
 use crate::pool_kind::{PoolKind, PoolUnit};
@@ -38,16 +38,16 @@ pub struct Capacity {
     pub block_bytes: u64,
     /// `block_bytes` over 128: what a token of context costs beyond the slot. A fraction, and exact.
     pub bytes_per_token: f64,
-    /// The same by kind of layer; only kinds that the model has.
+    /// Bytes of a slot and of a block, by kind of layer; only kinds that the model has.
     pub layers: Vec<LayerBytes>,
-    /// The same by kind of pool; only kinds that the model has.
+    /// Sizes of the pools, by kind; only kinds that the model has.
     pub pools: Vec<PoolBytes>,
-    /// Bytes of the block table, the work lists and the metadata of a step, of the tables for copies of state, and
-    /// those that aligning the pools takes.
+    /// Bytes of everything but pools and checkpoints: block table, work lists, StepMeta, tables for copies of state,
+    /// alignment of the pools.
     pub working_bytes: u64,
-    /// Of those, the bytes through which blocks go to host memory and come from there; 0 without a host tier.
+    /// The part of `working_bytes` that stages blocks on their way to host memory and back; 0 without a host tier.
     pub staging_bytes: u64,
-    /// Bytes of pinned host memory in which what the device evicts is kept.
+    /// Bytes of pinned host memory for evicted prefixes.
     pub host_bytes: u64,
     /// Allocations that the cache makes on a GPU, one of them for all pools, one for all checkpoints. A driver may round
     /// each up: CUDA to 2 MiB.
@@ -275,10 +275,7 @@ pub fn most_requests(
 ) -> Result<CacheConfig, KvError> {
     let config = CacheConfig { max_requests: 1, num_blocks: 1, ..config };
     config.validate()?;
-    if !(1..=config.max_context).contains(&tokens) {
-        let [value, least, most] = [tokens, 1, config.max_context].map(u64::from);
-        return Err(KvError::Config { setting: "tokens", value, least, most });
-    }
+    check_setting("tokens", tokens, 1, config.max_context)?;
     let one = Capacity::new(&config);
     let blocks = one.blocks_of(tokens);
     // More slots than requests take memory from blocks, so the best cache has one slot for each. It

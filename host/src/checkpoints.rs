@@ -14,7 +14,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
 use crate::error::KvError;
-use crate::ids::{CheckpointId, LedgerId};
+use crate::ids::{CacheId, CheckpointId};
 
 /// The storage of a checkpoint, taken from a `CheckpointPool`, in which nothing is saved yet. It cannot be copied: who
 /// holds it owns it, and giving it back is giving it up.
@@ -24,7 +24,7 @@ use crate::ids::{CheckpointId, LedgerId};
 pub struct StateCheckpoint {
     id: CheckpointId,
     #[serde(skip)]
-    ledger: LedgerId,
+    ledger: CacheId,
 }
 
 impl StateCheckpoint {
@@ -70,7 +70,7 @@ impl SavedCheckpoint {
     }
 
     /// The ledger whose storage it has.
-    pub(crate) const fn ledger(&self) -> LedgerId {
+    pub(crate) const fn ledger(&self) -> CacheId {
         self.storage.ledger
     }
 
@@ -126,13 +126,13 @@ pub(crate) struct CheckpointPool {
     free: Vec<StateCheckpoint>,
     total: u32,
     #[serde(skip)]
-    ledger: LedgerId,
+    ledger: CacheId,
 }
 
 impl CheckpointPool {
     /// A ledger's pool of `total` free checkpoints; the lowest is taken first.
     #[must_use]
-    pub fn new(ledger: LedgerId, total: u32) -> Self {
+    pub fn new(ledger: CacheId, total: u32) -> Self {
         let checkpoint = |id| StateCheckpoint { id: CheckpointId(id), ledger };
         Self { free: (0..total).rev().map(checkpoint).collect(), total, ledger }
     }

@@ -32,27 +32,28 @@ pub struct CacheConfig {
     pub max_context: u32,
     /// Most tokens of one step, over all its requests: 1 to 1,048,576.
     pub max_step_tokens: u32,
-    /// Checkpoints that can be kept, 0 to [`Self::MAX_CHECKPOINTS`]: what later requests with the same prefix go on from
-    /// ([`crate::checkpoints`]).
+    /// Checkpoints that the cache can hold, 0 to [`Self::MAX_CHECKPOINTS`]. Later requests with the same prefix continue
+    /// from them ([`crate::checkpoints`]).
     #[serde(default)]
     pub num_checkpoints: u32,
-    /// Tokens between the checkpoints that are taken of a prompt besides those at its end and where it leaves what is
-    /// there: a multiple of 128, or 0 for none.
+    /// Tokens between additional checkpoints of a prompt: a multiple of 128, or 0 for none. Two checkpoints are always
+    /// taken: at the last block boundary of the prompt, and where the prompt diverges from the prefix tree.
     #[serde(default = "checkpoint_interval")]
     pub checkpoint_interval: u32,
-    /// Whether the last boundary of an answer has a checkpoint, too, from which the next turn of the conversation goes on:
-    /// one of each request that runs, and one copy for each 128 tokens that it answers.
+    /// Whether the last block boundary of an answer gets a checkpoint, so that the next turn of the conversation can
+    /// reuse the answer. It costs one checkpoint for each running request, and one copy for each 128 answered tokens.
     #[serde(default = "keep_outputs")]
     pub keep_outputs: bool,
-    /// Most bytes of blocks and checkpoints that leases keep ([`crate::Ledger::pin`]).
+    /// Budget of all leases together, in bytes of blocks and checkpoints ([`crate::Ledger::pin`]). With 0 every lease is
+    /// refused.
     #[serde(default)]
     pub lease_bytes: u64,
-    /// Blocks, stored or removed, that are logged between two drains of the cache's events ([`crate::events`]), or 0 to log
-    /// none; at most 1,048,576. Each costs 560 bytes of host memory.
+    /// Capacity of the event log: blocks stored or removed between two drains ([`crate::events`]). 0 for no log, at most
+    /// 1,048,576; 560 bytes of host memory each.
     #[serde(default)]
     pub event_capacity: u32,
-    /// Bytes of pinned host memory that keep what the device evicts ([`crate::manager::host_tier`]), or 0 for none: at least those
-    /// of a block and a checkpoint, in a cache with checkpoints.
+    /// Bytes of pinned host memory for evicted prefixes ([`crate::manager::host_tier`]); 0 for none. It must hold at
+    /// least one block and one checkpoint, and needs [`Self::num_checkpoints`] > 0.
     #[serde(default)]
     pub host_bytes: u64,
     /// Requests that can be suspended at once, 0 to [`Self::MAX_REQUESTS`], each with the state of a slot.
@@ -104,7 +105,7 @@ impl CacheConfig {
         }
     }
 
-    /// How many there are of what a pool has one of: of slots, those of requests, then those of suspended ones.
+    /// Units of a pool: blocks, or slots: those of requests, then those of suspended requests.
     #[must_use]
     pub const fn units(&self, unit: PoolUnit) -> u32 {
         match unit {
@@ -119,30 +120,27 @@ impl CacheConfig {
     /// # Errors
     /// [`KvError::Config`] names the first setting out of range, its value and the range.
     pub fn validate(&self) -> Result<(), KvError> {
-        let range = |setting, value: u32, least: u32, most: u32| {
-            if (least..=most).contains(&value) {
-                Ok(())
-            } else {
-                let [value, least, most] = [value, least, most].map(u64::from);
-                Err(KvError::Config { setting, value, least, most })
-            }
-        };
-        range("model.layers", self.model.layers.len() as u32, 1, 4096)?;
-        range("max_draft", self.max_draft, 0, 127)?;
-        range("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
-        range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
-        range("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
+        check_setting("model.layers", self.model.layers.len() as u32, 1, 4096)?;
+        check_setting("max_draft", self.max_draft, 0, 127)?;
+        check_setting("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
+        check_setting("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
+        check_setting("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
         if !self.checkpoint_interval.is_multiple_of(BLOCK_TOKENS) {
             let setting = "checkpoint_interval (a multiple of 128)";
             let (value, most) =
                 (self.checkpoint_interval.into(), u32::MAX / BLOCK_TOKENS * BLOCK_TOKENS);
             return Err(KvError::Config { setting, value, least: 0, most: most.into() });
         }
-        range("event_capacity", self.event_capacity, 0, 1 << 20)?;
-        range("max_suspended", self.max_suspended, 0, Self::MAX_REQUESTS)?;
-        range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
-        range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)?;
-        range("model.mtp_layers", self.model.mtp_layers, 0, self.model.layers.len() as u32 - 1)?;
+        check_setting("event_capacity", self.event_capacity, 0, 1 << 20)?;
+        check_setting("max_suspended", self.max_suspended, 0, Self::MAX_REQUESTS)?;
+        check_setting("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
+        check_setting("max_step_tokens", self.max_step_tokens, 1, 1 << 20)?;
+        check_setting(
+            "model.mtp_layers",
+            self.model.mtp_layers,
+            0,
+            self.model.layers.len() as u32 - 1,
+        )?;
         self.check_draft_layers()
     }
 
@@ -179,6 +177,20 @@ impl CacheConfig {
     pub const fn max_blocks_per_request(&self) -> u32 {
         self.max_context.div_ceil(BLOCK_TOKENS)
     }
+}
+
+/// Refuses a setting outside `least..=most`.
+pub(crate) fn check_setting(
+    setting: &'static str,
+    value: u32,
+    least: u32,
+    most: u32,
+) -> Result<(), KvError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    let [value, least, most] = [value, least, most].map(u64::from);
+    Err(KvError::Config { setting, value, least, most })
 }
 
 /// Measured on traces: see decision D31 of the architecture.

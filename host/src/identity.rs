@@ -1,4 +1,4 @@
-//! What is the same in all caches whose bytes mean the same.
+//! The identity of a cache's byte layout: equal for caches that can exchange bytes.
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::LayerKind;

@@ -21,34 +21,31 @@ pub struct SlotId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CheckpointId(pub u32);
 
-/// Which ledger gave out a request id or a checkpoint: a number that is unique in the process.
+/// Identifies a cache, or a ledger without one: unique in the process. Requests, checkpoints and workspaces carry it, so that
+/// another cache refuses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct LedgerId(u64);
+pub struct CacheId(u64);
 
-impl LedgerId {
-    /// An id that no other ledger of this process has.
-    pub fn unique() -> Self {
+impl CacheId {
+    /// An id that no other cache or ledger of this process has.
+    pub(crate) fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
-
-/// Which cache: a number that is unique in the process. What belongs to one keeps it, to refuse others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CacheId(pub(crate) LedgerId);
 
 /// An admitted request. It is valid in the cache that admitted it, until it is released: slots are
 /// reused, generations are not (64 bits), so an id kept past `release` never reaches the slot's next
 /// owner, and an id of another cache is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId {
-    ledger: LedgerId,
+    ledger: CacheId,
     slot: SlotId,
     generation: u64,
 }
 
 impl RequestId {
-    pub(crate) const fn new(ledger: LedgerId, slot: SlotId, generation: u64) -> Self {
+    pub(crate) const fn new(ledger: CacheId, slot: SlotId, generation: u64) -> Self {
         Self { ledger, slot, generation }
     }
 
@@ -64,7 +61,7 @@ impl RequestId {
         self.generation
     }
 
-    pub(crate) const fn ledger(self) -> LedgerId {
+    pub(crate) const fn ledger(self) -> CacheId {
         self.ledger
     }
 }

@@ -7,23 +7,23 @@
 //! | [`schema`], [`pool_kind`] | which pools a layer has, and their sizes |
 //! | [`capacity`] | what fits: which requests at once, in how many bytes |
 //! | [`block`] | the block pool |
-//! | [`checkpoints`] | what later requests with the same prefix go on from |
-//! | [`suspended`] | requests without a slot |
-//! | [`ledger`] | who holds which blocks and slots, and what a step may be |
-//! | [`step_meta`] | StepMeta, what the kernels of a step must know |
+//! | [`checkpoints`] | saved request state at block boundaries, for prefix reuse |
+//! | [`suspended`] | suspended requests: blocks kept, slot released |
+//! | [`ledger`] | the bookkeeping without a device: who holds which blocks and slots, which steps are allowed |
+//! | [`step_meta`] | StepMeta: the per-step metadata array that kernels read |
 //! | [`manager`] | [`KvCacheManager`]: the ledger and the device memory |
 //! | [`step`] | [`Step`]: its layers, commit, capture and replay |
 //! | [`bucket`] | [`Bucket`]: the largest step that a captured graph serves |
 //! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
-//! | [`host_tier`] | prefixes that the device evicts, in pinned host memory |
+//! | [`host_tier`] | KV offloading to pinned host memory |
 //! | [`layer_progress`] | how far a layer is in a step |
 //! | [`ops`] | single operations, for programs with memory of their own; a cache's steps call them |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
-//! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
-//! | [`reuse`] | requests that go on from what earlier ones have computed |
-//! | [`transfer`] | requests that move to another cache, or come from one |
-//! | [`events`] | which blocks can be reused, told to whoever asks |
+//! | [`poison`] | debug mode: unowned memory is filled with NaN, and reads of it are reported |
+//! | [`reuse`] | prefix caching: admission with a prompt, pins, statistics |
+//! | [`transfer`] | export and import of requests and prefixes between caches |
+//! | [`events`] | log of stored and removed blocks, for KV-aware routers |
 //! | [`trace`] | spans and events for a `tracing` subscriber |
 //! | `metrics` | what a cache holds, through the `metrics` facade (feature `metrics`) |
 //! | [`rope`] | the rotary frequencies |
@@ -157,7 +157,7 @@ pub use manager::KvCacheManager;
 pub use manager::{host_tier, reuse, suspended};
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};
-pub use suspended::{ResumeRefused, Suspended};
+pub use suspended::{StillSuspended, Suspended};
 #[doc(hidden)]
 pub use tier::mistake as tier_mistake;
 pub use weights::Compressor;

@@ -1,11 +1,7 @@
-//! `StateView`: a compressor's state for inspection and tests: the tails of a CSA layer's windows, the running
-//! sums of an HCA layer's.
+//! `StateView`: a compressor's state, for inspection and tests.
 //!
-//! The original design kept two tails for every compressor, `tail_a` with the open window's tokens and `tail_b`
-//! with those of the window before. Of a CSA compressor they can still be shown, though nothing is stored that
-//! way (decision D3): rows lie in rings by position, and become the previous window when their window closes,
-//! without being moved. An HCA compressor has no tail any more: its tokens are folded into running sums as
-//! they come.
+//! The state of a CSA compressor is shown as two windows: the tokens of the open window, and those of the last closed one.
+//! Nothing is stored that way (decision D3): rows lie in rings by position. An HCA compressor has running sums only.
 
 use kv_layout::geometry::{
     CSA_RATIO, CompressorKind, HCA_RATIO, HEAD_DIM, LayerKind, csa_previous_rows, csa_state_rows,
@@ -18,7 +14,7 @@ use crate::manager::KvCacheManager;
 use crate::ops::StateRing;
 use crate::pool_kind::PoolKind;
 
-/// What one token left in a CSA compressor's state, of the half that a tail is about.
+/// What one token left in a CSA compressor's state, of the half that its window is pooled from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateRow {
     /// The token's position.
@@ -46,15 +42,15 @@ pub struct RunningSums {
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateView {
     /// Of a CSA compressor.
-    Tails {
+    Csa {
         /// The open window's tokens: the half that their own window pools.
-        tail_a: Vec<StateRow>,
+        open_window: Vec<StateRow>,
         /// The last closed window's tokens: the half that the next window pools. Empty before the first
         /// has closed.
-        tail_b: Vec<StateRow>,
+        previous_window: Vec<StateRow>,
     },
     /// Of an HCA compressor; `None` if its open window has no token.
-    Sums(Option<RunningSums>),
+    Hca(Option<RunningSums>),
 }
 
 impl<B: Backend> KvCacheManager<B> {
@@ -82,13 +78,15 @@ impl<B: Backend> KvCacheManager<B> {
         let rows = Rows { stream, state, slot: id.slot(), which };
         if which == CompressorKind::Hca {
             let is_open = !end.is_multiple_of(HCA_RATIO);
-            return Ok(StateView::Sums(is_open.then(|| rows.sums(end - 1)).transpose()?));
+            return Ok(StateView::Hca(is_open.then(|| rows.sums(end - 1)).transpose()?));
         }
         let open = end - end % CSA_RATIO;
         let (own, previous) = (open..end, open.saturating_sub(CSA_RATIO)..open);
-        Ok(StateView::Tails {
-            tail_a: own.map(|position| rows.own(position)).collect::<Result<_, _>>()?,
-            tail_b: previous.map(|position| rows.previous(position)).collect::<Result<_, _>>()?,
+        Ok(StateView::Csa {
+            open_window: own.map(|position| rows.own(position)).collect::<Result<_, _>>()?,
+            previous_window: previous
+                .map(|position| rows.previous(position))
+                .collect::<Result<_, _>>()?,
         })
     }
 }

@@ -1,4 +1,5 @@
-//! What a capture forbids, whoever's device it is of, and what is put off until it ends.
+//! The state of stream captures: calls that an active capture forbids, on any device, and frees that are deferred until
+//! it ends.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What a device can answer instead of doing what it was asked.
+//! Errors of a device.
 
 #[cfg(feature = "cuda")]
 use cust::error::CudaError;

@@ -129,8 +129,8 @@ impl Sequence {
         (final_tokens as u32, generated)
     }
 
-    /// Its first `tokens` tokens are in the cache already, because other requests have computed them. Logits of those are
-    /// not computed: not for a request that wants them ([`Continuation::prompt_logits`]).
+    /// Marks the first `tokens` tokens as cached, because other requests have computed them. Their logits are not
+    /// computed, so do not call it for a request with [`Continuation::prompt_logits`].
     pub fn reuse(&mut self, tokens: usize) {
         self.cached = tokens.min(self.tokens.len() - 1);
     }

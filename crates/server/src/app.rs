@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! Shared state of the HTTP handlers.
 
 use std::sync::Arc;
 

@@ -19,11 +19,10 @@ pub struct ColdCache {
     pub options: ColdOptions,
     /// How long a completion waits for the store at most; then its prompt is computed.
     pub patience: Duration,
-    /// What tells the bytes of this engine from those of others: a digest of the model's weights, and of whatever else makes
-    /// other bytes.
+    /// Identifies the model's weights, and everything else that changes the cached bytes.
     pub identity: Vec<u8>,
-    /// Is told why something was not stored or read: of each kind of reason the first, and then one in a minute at most, with
-    /// how many others of the kind came since the last that was told. That the store has no more of a prompt is not told.
+    /// Called for errors of the store: for the first of each kind, then at most once a minute, with the number of errors
+    /// of the kind since the last call. A miss is no error.
     pub report: fn(&ColdError, u64),
 }
 

@@ -1,4 +1,4 @@
-//! What became of a request, counted once.
+//! Counts the outcome of each request once.
 
 use std::time::Instant;
 

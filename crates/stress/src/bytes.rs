@@ -118,14 +118,14 @@ impl<B: Backend> Cache<B> {
             CompressorKind::CsaMain | CompressorKind::Hca => PoolKind::MainState,
         };
         let view = self.fed.manager.state_view(&self.fed.stream, layer, id, pool);
-        let (tail_a, tail_b) = match view.map_err(|error| error.to_string())? {
-            StateView::Tails { tail_a, tail_b } => (tail_a, tail_b),
-            StateView::Sums(sums) if sums.as_ref() == told.sums(layer, tokens) => return Ok(()),
-            StateView::Sums(_) => return Err(format!("{what}: the running sums differ")),
+        let (open_window, previous_window) = match view.map_err(|error| error.to_string())? {
+            StateView::Csa { open_window, previous_window } => (open_window, previous_window),
+            StateView::Hca(sums) if sums.as_ref() == told.sums(layer, tokens) => return Ok(()),
+            StateView::Hca(_) => return Err(format!("{what}: the running sums differ")),
         };
         let shape = shape(history.stream);
         let own = shape.columns() - shape.channels;
-        for (rows, column) in [(&tail_a, own), (&tail_b, 0)] {
+        for (rows, column) in [(&open_window, own), (&previous_window, 0)] {
             for StateRow { position, keys, scores } in rows {
                 let token = *position as usize;
                 let at = token * shape.columns() + column;

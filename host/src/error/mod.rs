@@ -133,15 +133,15 @@ pub enum KvError {
         /// Tokens that may be written beyond the position: `max_draft` + 1.
         limit: u32,
     },
-    /// A request has other blocks than those of the tokens that it is to go on behind, or has not computed all of them.
+    /// A request cannot continue from a checkpoint: it has other blocks than those of the tokens before it, or has not computed all of them.
     #[error(
-        "{request} has {committed} tokens and {blocks} blocks; to go on at {boundary} it must have at least so many \
-         tokens, and {needed} blocks"
+        "{request} has {committed} tokens and {blocks} blocks; to continue at position {boundary} it needs at least \
+         {boundary} tokens and exactly {needed} blocks"
     )]
     NotRestorable {
         /// The request.
         request: RequestId,
-        /// The position that it is to go on at.
+        /// The position of the checkpoint.
         boundary: u32,
         /// Final tokens it has.
         committed: u32,
@@ -150,12 +150,12 @@ pub enum KvError {
         /// Blocks of so many tokens.
         needed: u32,
     },
-    /// A request that shares what it computes was to go on from a checkpoint, whose tokens nobody knows.
+    /// The request was admitted with its prompt; only a request that was admitted without one can be restored from a checkpoint.
     #[error(
-        "{request} was admitted with its prompt and shares what it computes; only a request that was admitted without \
-         one goes on from a checkpoint"
+        "{request} was admitted with its prompt and shares blocks; only a request that was admitted without a prompt can \
+         be restored from a checkpoint"
     )]
-    Shares {
+    SharesPrefix {
         /// The request.
         request: RequestId,
     },
@@ -261,7 +261,7 @@ pub enum KvError {
     },
     /// More tokens accepted than the last step wrote.
     #[error(
-        "{request}: {accepted} tokens accepted, its last step wrote {written}; accept at most those"
+        "{request}: {accepted} tokens accepted, but its last step wrote {written}; accept at most {written}"
     )]
     AcceptedTooMany {
         /// The request.

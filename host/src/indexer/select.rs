@@ -8,6 +8,7 @@ use kv_layout::linear::MOST_DECODE_TOKENS;
 
 use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
+use crate::config::check_setting;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
@@ -145,14 +146,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         self.check_outputs("select", [("selected", selected.span())])?;
         let count = self.access.queries(queries.clone())?.count;
         let needed = columns(self.access.core.config.max_context);
-        if workspace.columns < needed {
-            return Err(KvError::Config {
-                setting: "context of the indexer's workspace, in entries",
-                value: workspace.columns.into(),
-                least: needed.into(),
-                most: u32::MAX.into(),
-            });
-        }
+        let setting = "context of the indexer's workspace, in entries";
+        check_setting(setting, workspace.columns, needed, u32::MAX)?;
         let whole = Part { first: queries.start, offset: 0, count };
         rows("selected entries", selected, whole, *k)?;
         workspace.belong_to(self.access.core.id)?;

@@ -9,9 +9,10 @@ use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use serde::Serialize;
 
+use crate::config::check_setting;
 use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
-use crate::ids::LedgerId;
+use crate::ids::CacheId;
 use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::ops::{IndexQueries, maxima_len};
 
@@ -48,9 +49,9 @@ impl WorkspaceSize {
     /// than 64 heads, a context of 0 or beyond 1,048,576, or no queries or more than 65,535.
     pub fn new(model: &ModelConfig, limits: WorkspaceLimits) -> Result<Self, KvError> {
         let WorkspaceLimits { context, queries, bytes } = limits;
-        check("index_n_heads", model.index_heads, QUERY_HEADS)?;
-        check("context", context, MAX_CONTEXT)?;
-        check("queries", queries, u32::from(u16::MAX))?;
+        check_setting("index_n_heads", model.index_heads, 1, QUERY_HEADS)?;
+        check_setting("context", context, 1, MAX_CONTEXT)?;
+        check_setting("queries", queries, 1, u32::from(u16::MAX))?;
         let of_a_query = Specs::of(model.index_heads, columns(context), 1).bytes();
         let needed: u64 = of_a_query.iter().sum();
         match (bytes / needed).min(queries.into()) {
@@ -117,7 +118,7 @@ pub struct IndexerWorkspace<B: Backend> {
     pub(super) scores: Buffer<B, f32>,
     pub(super) maxima: Buffer<B, f32>,
     memory: Vec<Memory<B>>,
-    cache: OnceLock<LedgerId>,
+    cache: OnceLock<CacheId>,
 }
 
 impl<B: Backend> fmt::Debug for IndexerWorkspace<B> {
@@ -162,7 +163,7 @@ impl<B: Backend> IndexerWorkspace<B> {
     }
 
     /// Makes it `cache`'s, unless it is another's.
-    pub(super) fn belong_to(&self, cache: LedgerId) -> Result<(), KvError> {
+    pub(super) fn belong_to(&self, cache: CacheId) -> Result<(), KvError> {
         let owner = *self.cache.get_or_init(|| cache);
         if owner == cache { Ok(()) } else { Err(KvError::ForeignWorkspace) }
     }
@@ -182,11 +183,4 @@ impl<B: Backend> IndexerWorkspace<B> {
 /// Scores of a row: the entries of a request of `context` tokens, in whole tiles.
 pub(super) fn columns(context: u32) -> u32 {
     (context / CSA_RATIO).max(1).next_multiple_of(TILE)
-}
-
-fn check(setting: &'static str, value: u32, most: u32) -> Result<(), KvError> {
-    if (1..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(KvError::Config { setting, value: value.into(), least: 1, most: most.into() })
 }

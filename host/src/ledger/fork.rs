@@ -79,8 +79,7 @@ impl Ledger {
     pub(crate) fn undo_fork(&mut self, fork: Fork) {
         let Fork { id, copied, .. } = fork;
         if let Some((_, block)) = copied {
-            self.unowned.add(block.id().0);
-            self.blocks.give_back(block);
+            self.pools().free_block(block);
         }
         drop(self.requests.release(id));
     }

@@ -1,4 +1,4 @@
-//! How large a step may be: the cache's own limits, or those of a bucket.
+//! Limits of a step, from the cache configuration or from a bucket.
 
 use serde::Serialize;
 

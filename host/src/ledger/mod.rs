@@ -5,42 +5,42 @@
 //! |---|---|
 //! | `mod.rs` | admission, release, and what can be asked |
 //! | `requests.rs` | the requests: which there are, and how far each is |
-//! | `limits.rs` | how large a step may be |
-//! | `check.rs` | which steps are refused, before anything changes |
-//! | `open_step.rs` | what a step is to the ledger |
-//! | `wanted.rs` | where requests are to be saved |
-//! | `saves.rs` | which steps save them |
-//! | `shared.rs` | what requests share: the prefix tree |
-//! | `sharing.rs` | what a prompt goes on from, and what becomes the tree's |
-//! | `room.rs` | what nobody refers to: evicted, or kept for a time |
-//! | `offers.rs` | checkpoints that a lower tier has not looked at |
-//! | `outputs.rs` | checkpoints of answers |
-//! | `state.rs` | checkpoints of requests |
-//! | `fork.rs` | requests that begin as copies |
-//! | `suspend.rs` | requests without a slot |
-//! | `tier.rs` | what leaves for a lower tier or another cache's tree, and what comes from there |
-//! | `transfer.rs` | requests that leave for another cache, or come from one |
+//! | `limits.rs` | limits of a step |
+//! | `check.rs` | checks of a step, before anything changes |
+//! | `open_step.rs` | types of a step: `StepRequest`, `Accepted`, `StepPlan`, the open step |
+//! | `wanted_checkpoints.rs` | positions at which requests are to be checkpointed |
+//! | `saves.rs` | checkpoints written during and after steps |
+//! | `prefix_tree.rs` | the prefix tree and each request's node in it |
+//! | `prefix_reuse.rs` | prefix match on admission, block registration on commit |
+//! | `eviction.rs` | eviction and leases |
+//! | `offers.rs` | checkpoints offered to a lower tier |
+//! | `answer_checkpoints.rs` | checkpoints of answers |
+//! | `save_restore.rs` | save and restore of checkpoints |
+//! | `fork.rs` | forked requests |
+//! | `suspend.rs` | suspended requests |
+//! | `tier.rs` | transfers between the prefix tree and a lower tier |
+//! | `transfer.rs` | requests that move between caches |
 //! | `step.rs` | a step: begin, commit, reject |
-//! | `unit_list.rs` | blocks and slots that were given up and are to be poisoned |
+//! | `unit_list.rs` | freed blocks and slots that are to be poisoned |
 
+mod answer_checkpoints;
 mod check;
+mod eviction;
 mod fork;
 mod limits;
 mod offers;
 mod open_step;
-mod outputs;
+mod prefix_reuse;
+mod prefix_tree;
 pub(crate) mod requests;
-mod room;
+mod save_restore;
 mod saves;
-mod shared;
-mod sharing;
-mod state;
 mod step;
 mod suspend;
 mod tier;
 mod transfer;
 pub(crate) mod unit_list;
-mod wanted;
+mod wanted_checkpoints;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
 use serde::Serialize;
@@ -59,12 +59,12 @@ use crate::pool_kind::PoolUnit;
 use crate::step_meta::StepLayout;
 pub(crate) use fork::Fork;
 use open_step::{Growth, OpenStep};
-pub(crate) use shared::Sharer;
-use shared::Sharing;
-pub use shared::{Admission, Prompt};
-pub(crate) use tier::{Arrival, Departure};
-use wanted::Saves;
-pub(crate) use wanted::{largest_layout, may_save};
+pub(crate) use prefix_tree::Sharer;
+pub use prefix_tree::{Admission, Prompt};
+use prefix_tree::{Pools, Sharing};
+pub(crate) use tier::{LoadTarget, StoreSource};
+use wanted_checkpoints::Saves;
+pub(crate) use wanted_checkpoints::{largest_layout, may_save};
 
 /// Who holds what. Serialised, for reports and comparisons, it is slots, blocks and checkpoints: which requests have
 /// them, and which are free; not the prefix tree.
@@ -73,10 +73,10 @@ pub struct Ledger {
     blocks: BlockPool,
     shares: BlockShares,
     checkpoints: CheckpointPool,
-    /// Slots of suspended requests that are free.
-    images: Vec<SlotId>,
-    /// Requests that can be suspended at once.
-    suspended: u32,
+    /// Free slots for suspended requests.
+    free_suspended_slots: Vec<SlotId>,
+    /// Most suspended requests.
+    max_suspended: u32,
     requests: Requests,
     /// The step that each group runs, by [`LayerGroup::index`].
     open: [OpenStep; 2],
@@ -121,8 +121,11 @@ impl Ledger {
             blocks: BlockPool::new(config.num_blocks),
             shares: BlockShares::default(),
             checkpoints: CheckpointPool::new(requests.ledger(), config.num_checkpoints),
-            suspended: config.max_suspended,
-            images: (config.max_requests..config.units(PoolUnit::Slot)).rev().map(SlotId).collect(),
+            max_suspended: config.max_suspended,
+            free_suspended_slots: (config.max_requests..config.units(PoolUnit::Slot))
+                .rev()
+                .map(SlotId)
+                .collect(),
             requests,
             open: LayerGroup::ALL.map(|group| {
                 let saves = if may_save(group, config) { config.num_checkpoints } else { 0 };
@@ -166,10 +169,10 @@ impl Ledger {
         self.check_in_no_step(id)?;
         self.stop_sharing(id.slot());
         self.saves.forget(id.slot());
-        let Self { requests, blocks, shares, unowned, .. } = self;
+        let Self { requests, shares, blocks, checkpoints, unowned, .. } = self;
+        let mut pools = Pools { blocks, checkpoints, unowned };
         // In reverse, so that the block taken last is the one taken next.
-        let held = requests.release(id).into_iter().flatten();
-        give_up(held, shares, blocks, unowned);
+        pools.give_up(requests.release(id).into_iter().flatten(), shares);
         Ok(())
     }
 
@@ -285,6 +288,12 @@ impl Ledger {
         self.requests.get_mut(id).ok_or(refused)
     }
 
+    /// Where blocks and checkpoints go that are given up.
+    fn pools(&mut self) -> Pools<'_> {
+        let Self { blocks, checkpoints, unowned, .. } = self;
+        Pools { blocks, checkpoints, unowned }
+    }
+
     /// Why an id names no request.
     #[cold]
     fn refused(&self, id: RequestId) -> KvError {
@@ -293,18 +302,5 @@ impl Ledger {
         } else {
             KvError::UnknownRequest { request: id }
         }
-    }
-}
-
-/// Gives up blocks of a request; of those that nobody has any more the last is taken next.
-fn give_up(
-    held: impl Iterator<Item = Held>,
-    shares: &mut BlockShares,
-    blocks: &mut BlockPool,
-    unowned: &mut UnitList,
-) {
-    for block in held.filter_map(|held| shares.give_up(held)) {
-        unowned.add(block.id().0);
-        blocks.give_back(block);
     }
 }

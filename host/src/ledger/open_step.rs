@@ -1,4 +1,4 @@
-//! What a step is to the ledger: its requests before it, while it is open, and when it ends.
+//! The types that describe a step to the ledger: its requests, the open step, and its outcome.
 
 use serde::Serialize;
 

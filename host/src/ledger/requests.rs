@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::block::Held;
-use crate::ids::{LedgerId, RequestId, SlotId};
+use crate::ids::{CacheId, RequestId, SlotId};
 
 /// How far a request is in one layer group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -18,6 +18,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// The progress of a request whose rows came from a checkpoint or another cache. It has the rows that position `committed` needs, and
+    /// not those that an earlier position needs, so it cannot go back.
+    pub fn restored(committed: u32, rollback: u32) -> Self {
+        Self { committed, written_to: committed.saturating_add(rollback), in_step: 0 }
+    }
+
     /// Whether the rings still hold every row that a query at position `committed` needs: they keep
     /// `rollback` rows more than a window, so at most as many positions can be taken back.
     pub fn can_resume_at(self, committed: u32, rollback: u32) -> bool {
@@ -52,7 +58,7 @@ struct Slot {
     /// The last check that met its request; see [`Check::meet`].
     #[serde(skip)]
     met_in: u64,
-    /// Of whom it is; of a free slot, nobody's: no tokens, no blocks.
+    /// The request in the slot; empty if the slot is free.
     request: Request,
 }
 
@@ -73,7 +79,7 @@ impl Slot {
 #[derive(Debug, Serialize)]
 pub(crate) struct Requests {
     #[serde(skip)]
-    ledger: LedgerId,
+    ledger: CacheId,
     slots: Vec<Slot>,
     free: Vec<SlotId>,
     /// Most blocks of a request.
@@ -86,7 +92,7 @@ pub(crate) struct Requests {
 /// A check of several requests, which notices one that is named twice.
 pub(crate) struct Check<'r> {
     slots: &'r mut [Slot],
-    ledger: LedgerId,
+    ledger: CacheId,
     number: u64,
 }
 
@@ -110,7 +116,7 @@ impl Requests {
     pub fn new(total: u32, max_blocks: u32) -> Self {
         let slots = (0..total).map(|_| Slot::default()).collect();
         let free = (0..total).rev().map(SlotId).collect();
-        Self { ledger: LedgerId::unique(), slots, free, max_blocks, checks: 0 }
+        Self { ledger: CacheId::unique(), slots, free, max_blocks, checks: 0 }
     }
 
     /// Takes a slot, or `None` when all are taken. It has room for all blocks that the request can ever hold, so
@@ -181,7 +187,7 @@ impl Requests {
     }
 
     /// The ledger whose requests these are.
-    pub fn ledger(&self) -> LedgerId {
+    pub fn ledger(&self) -> CacheId {
         self.ledger
     }
 

@@ -5,7 +5,7 @@ use kv_layout::geometry::WINDOW;
 
 use super::Ledger;
 use super::open_step::{Accepted, Mark, Saving, StepPlan, StepRequest};
-use super::wanted::Saves;
+use super::wanted_checkpoints::Saves;
 use crate::bucket::Bucket;
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint, is_boundary};
 use crate::error::KvError;
@@ -44,9 +44,9 @@ impl Ledger {
     }
 
     /// Takes a checkpoint for each request that passed a position at which it was to be saved, in a step that could not, and
-    /// can be saved still; for as many as checkpoints are free. They are due until [`Self::add_taken`];
-    /// [`Self::give_taken_back`] is for a save that failed.
-    pub(crate) fn take_due(&mut self) -> &[(RequestId, SavedCheckpoint)] {
+    /// can be saved still; for as many as checkpoints are free. They are due until [`Self::finish_due_saves`];
+    /// [`Self::cancel_due_saves`] is for a save that failed.
+    pub(crate) fn begin_due_saves(&mut self) -> &[(RequestId, SavedCheckpoint)] {
         let mut due = std::mem::take(&mut self.saves.due);
         due.retain(|&(id, boundary)| self.check_save(id, boundary).is_ok());
         self.make_room_for_saves(due.len() as u32);
@@ -64,7 +64,7 @@ impl Ledger {
     }
 
     /// What was taken is saved: all that was due.
-    pub(crate) fn add_taken(&mut self) {
+    pub(crate) fn finish_due_saves(&mut self) {
         let Saves { due, saved, taken, .. } = &mut self.saves;
         due.clear();
         saved.append(taken);
@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     /// What was taken is not saved.
-    pub(crate) fn give_taken_back(&mut self) {
+    pub(crate) fn cancel_due_saves(&mut self) {
         // In reverse, so that the one taken last is the one taken next.
         let taken = self.saves.taken.drain(..).rev();
         taken.for_each(|(_, saved)| self.checkpoints.give_back(saved));

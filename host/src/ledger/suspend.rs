@@ -1,9 +1,10 @@
 //! Requests without a slot, in the ledger.
 
-use super::{Ledger, give_up};
+use super::Ledger;
+use super::prefix_tree::Pools;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId, SlotId};
-use crate::manager::suspended::{ResumeRefused, Suspended};
+use crate::manager::suspended::{StillSuspended, Suspended};
 
 impl Ledger {
     /// Takes a request out of its slot; it keeps its blocks, and its id ends. Of a ledger without device memory, as are
@@ -13,31 +14,31 @@ impl Ledger {
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
     /// [`KvError::NoRoomToSuspend`]. Nothing has changed then.
     pub fn suspend(&mut self, id: RequestId) -> Result<Suspended, KvError> {
-        let image = self.take_image(id)?;
-        self.detach(id, image)
+        let saved_slot = self.take_suspended_slot(id)?;
+        self.detach(id, saved_slot)
     }
 
     /// Lets a suspended request go on, in a slot that is free, under a new id.
     ///
     /// # Errors
-    /// [`ResumeRefused`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`].
-    pub fn resume(&mut self, suspended: Suspended) -> Result<RequestId, ResumeRefused> {
+    /// [`StillSuspended`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`].
+    pub fn resume(&mut self, suspended: Suspended) -> Result<RequestId, StillSuspended> {
         match self.check_suspended(&suspended).and_then(|()| self.admit()) {
             Ok(id) => {
                 self.attach(id, suspended);
                 Ok(id)
             }
-            Err(error) => Err(ResumeRefused::new(suspended, error)),
+            Err(error) => Err(StillSuspended::new(suspended, error)),
         }
     }
 
     /// Ends a suspended request and frees what it held.
     ///
     /// # Errors
-    /// [`ResumeRefused`] with [`KvError::ForeignSuspended`].
-    pub fn discard(&mut self, suspended: Suspended) -> Result<(), ResumeRefused> {
+    /// [`StillSuspended`] with [`KvError::ForeignSuspended`].
+    pub fn discard(&mut self, suspended: Suspended) -> Result<(), StillSuspended> {
         if let Err(error) = self.check_suspended(&suspended) {
-            return Err(ResumeRefused::new(suspended, error));
+            return Err(StillSuspended::new(suspended, error));
         }
         self.discard_suspended(suspended);
         Ok(())
@@ -48,29 +49,33 @@ impl Ledger {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
     /// [`KvError::NoRoomToSuspend`].
-    pub(crate) fn take_image(&mut self, id: RequestId) -> Result<SlotId, KvError> {
+    pub(crate) fn take_suspended_slot(&mut self, id: RequestId) -> Result<SlotId, KvError> {
         self.request(id)?;
         self.check_in_no_step(id)?;
-        let suspended = self.suspended;
-        self.images.pop().ok_or(KvError::NoRoomToSuspend { suspended })
+        let suspended = self.max_suspended;
+        self.free_suspended_slots.pop().ok_or(KvError::NoRoomToSuspend { suspended })
     }
 
     /// Returns the slot of a suspended request.
-    pub(crate) fn give_image_back(&mut self, image: SlotId) {
-        self.images.push(image);
+    pub(crate) fn return_suspended_slot(&mut self, saved_slot: SlotId) {
+        self.free_suspended_slots.push(saved_slot);
     }
 
-    /// Gives up the slot of a request whose state is copied to `image`; all else that it has.
+    /// Gives up the slot of a request whose state is copied to `saved_slot`; all else that it has.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
-    pub(crate) fn detach(&mut self, id: RequestId, image: SlotId) -> Result<Suspended, KvError> {
+    pub(crate) fn detach(
+        &mut self,
+        id: RequestId,
+        saved_slot: SlotId,
+    ) -> Result<Suspended, KvError> {
         let refused = self.refused(id);
         self.attach_saved();
         self.keep_output(id.slot());
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
         let (wanted, sharer) = (self.saves.take(id), self.take_sharer(id.slot()));
-        Ok(Suspended { ledger: self.requests.ledger(), blocks, groups, image, wanted, sharer })
+        Ok(Suspended { ledger: self.requests.ledger(), blocks, groups, saved_slot, wanted, sharer })
     }
 
     /// Refuses a request that was suspended in another cache.
@@ -81,7 +86,7 @@ impl Ledger {
 
     /// A new request, to which the state was copied, becomes the suspended one; the slot that had the copy is free.
     pub(crate) fn attach(&mut self, id: RequestId, suspended: Suspended) {
-        let Suspended { blocks, groups, image, wanted, sharer, .. } = suspended;
+        let Suspended { blocks, groups, saved_slot, wanted, sharer, .. } = suspended;
         if let Some(request) = self.requests.get_mut(id) {
             request.blocks.extend(blocks);
             request.groups = groups;
@@ -94,21 +99,22 @@ impl Ledger {
                 self.saves.add(id.slot(), boundary);
             }
         }
-        self.give_image_back(image);
+        self.return_suspended_slot(saved_slot);
     }
 
     /// Frees what a suspended request held.
     pub(crate) fn discard_suspended(&mut self, suspended: Suspended) {
-        let Suspended { blocks, image, sharer, .. } = suspended;
+        let Suspended { blocks, saved_slot, sharer, .. } = suspended;
         self.release_sharer(sharer);
-        let Self { shares, blocks: free, unowned, .. } = self;
-        give_up(blocks.into_iter().rev(), shares, free, unowned);
-        self.give_image_back(image);
+        let Self { shares, blocks: free, checkpoints, unowned, .. } = self;
+        let mut pools = Pools { blocks: free, checkpoints, unowned };
+        pools.give_up(blocks.into_iter().rev(), shares);
+        self.return_suspended_slot(saved_slot);
     }
 
     /// Slots for suspended requests that are free.
     #[must_use]
     pub fn free_suspended(&self) -> u32 {
-        self.images.len() as u32
+        self.free_suspended_slots.len() as u32
     }
 }

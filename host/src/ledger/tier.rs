@@ -1,19 +1,20 @@
-//! What leaves the prefix tree for a lower tier or another cache, which keep a copy, and what comes from there.
+//! What a transfer to a lower tier, or to the tree of another cache, reads from the prefix tree; and what a transfer from
+//! there writes.
 
 use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
 
 use super::Ledger;
-use super::shared::{Pools, Prompt, Sharing};
+use super::prefix_tree::{Prompt, Sharing};
 use crate::block::{BLOCK, Block};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace, StateCheckpoint};
 use crate::error::KvError;
 use crate::ids::{BlockId, CheckpointId};
 use crate::tier::mistake::{Mistake, made};
 
-/// A checkpoint, with all blocks above it, that a lower tier copies. Nobody evicts any of it before it is given back.
+/// A checkpoint, with all blocks above it, that a lower tier copies. None of it is evicted before it is given back.
 #[derive(Debug)]
 #[must_use = "it holds blocks; give it back"]
-pub(crate) struct Departure {
+pub(crate) struct StoreSource {
     place: Place,
     reference: Reference,
     pub root: RootKey,
@@ -25,18 +26,18 @@ pub(crate) struct Departure {
     pub checkpoint: SavedPlace,
 }
 
-/// Room for a prefix that comes from a lower tier: the blocks that are not here, and a checkpoint. What is above them
-/// stays.
+/// Room for a prefix that comes from a lower tier: the blocks that are not here, and a checkpoint. The blocks above them
+/// stay.
 #[derive(Debug)]
 #[must_use = "it holds blocks; enter it, or give it back"]
-pub(crate) struct Arrival {
+pub(crate) struct LoadTarget {
     /// At the end of what is here.
     reference: Reference,
     blocks: Vec<Block>,
     checkpoint: StateCheckpoint,
 }
 
-impl Arrival {
+impl LoadTarget {
     /// Blocks above those that come.
     pub fn above(&self) -> u32 {
         self.reference.blocks()
@@ -76,7 +77,7 @@ impl Ledger {
     }
 
     /// The oldest checkpoint that was offered and is still there.
-    pub(crate) fn next_departure(&mut self) -> Option<Departure> {
+    pub(crate) fn next_store(&mut self) -> Option<StoreSource> {
         self.attach_saved();
         let Sharing { tree, offers, .. } = &mut **self.sharing.as_mut()?;
         let (place, reference) = std::iter::from_fn(|| offers.next())
@@ -93,12 +94,12 @@ impl Ledger {
         tokens.reverse();
         let mut blocks: Vec<_> = blocks.map(|(_, block)| block.id()).collect();
         blocks.reverse();
-        Some(Departure { place, reference, root, tokens, origin, blocks, checkpoint })
+        Some(StoreSource { place, reference, root, tokens, origin, blocks, checkpoint })
     }
 
-    /// Gives a departure back; it is offered again, as the first, if it is to be `repeated`.
-    pub(crate) fn end_departure(&mut self, departure: Departure, repeated: bool) {
-        let Departure { place, reference, .. } = departure;
+    /// Gives a source back; it is offered again, as the first, if it is to be `repeated`.
+    pub(crate) fn end_store(&mut self, source: StoreSource, repeated: bool) {
+        let StoreSource { place, reference, .. } = source;
         if let Some((sharing, _, mut pools)) = self.sharing_parts() {
             let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
             debug_assert!(released.is_ok(), "the reference is this tree's");
@@ -113,18 +114,18 @@ impl Ledger {
     ///
     /// # Errors
     /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`]; nothing is taken then.
-    pub(crate) fn begin_arrival(
+    pub(crate) fn begin_load(
         &mut self,
         root: &RootKey,
         tokens: &[[u32; BLOCK]],
-    ) -> Result<Option<Arrival>, KvError> {
+    ) -> Result<Option<LoadTarget>, KvError> {
         self.attach_saved();
         let Some(sharing) = self.sharing.as_mut() else { return Ok(None) };
         let reference = sharing.tree.refer_to_match(root, tokens);
         let needed = tokens.len() as u32 - reference.blocks();
         let is_here = needed == 0 && matches!(sharing.tree.checkpoint(&reference), Ok(Some(_)));
         match if is_here { Err(None) } else { self.take_room(needed).map_err(Some) } {
-            Ok((blocks, checkpoint)) => Ok(Some(Arrival { reference, blocks, checkpoint })),
+            Ok((blocks, checkpoint)) => Ok(Some(LoadTarget { reference, blocks, checkpoint })),
             Err(refused) => {
                 if refused.is_none() || !made(Mistake::RefusalKeeps) {
                     self.release_place(reference);
@@ -151,14 +152,14 @@ impl Ledger {
 
     /// What has arrived becomes the tree's: blocks of `tokens`, the whole prefix, and the checkpoint at its end. What the
     /// tree got from elsewhere meanwhile stays as it is: how many blocks it took, and the checkpoint's place if it took that.
-    pub(crate) fn enter_arrival(
+    pub(crate) fn enter_loaded(
         &mut self,
-        arrival: Arrival,
+        target: LoadTarget,
         tokens: &[[u32; BLOCK]],
         origin: Origin,
         has_draft: bool,
     ) -> (u32, Option<Place>) {
-        let Arrival { mut reference, blocks, checkpoint } = arrival;
+        let LoadTarget { mut reference, blocks, checkpoint } = target;
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return (0, None) };
         let new = &tokens[reference.blocks() as usize..];
@@ -181,7 +182,7 @@ impl Ledger {
                 None
             }
         };
-        give_back(&mut pools, blocks.into_iter().flatten());
+        blocks.into_iter().flatten().for_each(|block| pools.free_block(block));
         self.release_place(reference);
         (taken.unwrap_or(0) as u32, place)
     }
@@ -190,11 +191,11 @@ impl Ledger {
     /// is offered to the lower tier then. Nothing is known of why that was taken: it counts as a prompt's.
     pub(crate) fn enter_moved(
         &mut self,
-        arrival: Arrival,
+        target: LoadTarget,
         tokens: &[[u32; BLOCK]],
         has_draft: bool,
     ) -> (u32, bool) {
-        let (blocks, place) = self.enter_arrival(arrival, tokens, Origin::Prompt, has_draft);
+        let (blocks, place) = self.enter_loaded(target, tokens, Origin::Prompt, has_draft);
         if let (Some(place), Some(sharing)) = (place, self.sharing.as_mut()) {
             sharing.offers.add(place);
         }
@@ -216,22 +217,22 @@ impl Ledger {
         place.map(|place| (blocks, place))
     }
 
-    /// Gives the room of an arrival back. Nothing may be on its way there any more.
-    pub(crate) fn drop_arrival(&mut self, arrival: Arrival) {
-        let Arrival { reference, blocks, checkpoint } = arrival;
+    /// Gives the room of an target back. Nothing may be on its way there any more.
+    pub(crate) fn drop_load(&mut self, target: LoadTarget) {
+        let LoadTarget { reference, blocks, checkpoint } = target;
         if let Some((_, _, mut pools)) = self.sharing_parts() {
             pools.checkpoints.give_back(checkpoint);
             // In reverse, so that the one taken last is the one taken next.
-            give_back(&mut pools, blocks.into_iter().rev());
+            blocks.into_iter().rev().for_each(|block| pools.free_block(block));
         }
         self.release_place(reference);
     }
 
-    /// A mistake: a departure is evicted like the rest.
-    pub(crate) fn let_go(&mut self, departure: &mut Departure) {
+    /// A mistake: a source is evicted like the rest.
+    pub(crate) fn let_go(&mut self, source: &mut StoreSource) {
         let Some(sharing) = self.sharing.as_mut() else { return };
-        let nothing = sharing.tree.refer_to_match(&departure.root, &[]);
-        let held = std::mem::replace(&mut departure.reference, nothing);
+        let nothing = sharing.tree.refer_to_match(&source.root, &[]);
+        let held = std::mem::replace(&mut source.reference, nothing);
         self.release_place(held);
     }
 
@@ -239,12 +240,5 @@ impl Ledger {
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
         let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
         debug_assert!(released.is_ok(), "the reference is this tree's");
-    }
-}
-
-fn give_back(pools: &mut Pools<'_>, blocks: impl Iterator<Item = Block>) {
-    for block in blocks {
-        pools.unowned.add(block.id().0);
-        pools.blocks.give_back(block);
     }
 }

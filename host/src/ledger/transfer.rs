@@ -3,13 +3,13 @@
 use super::Ledger;
 use crate::block::Held;
 use crate::error::KvError;
-use crate::ids::{LayerGroup, LedgerId, RequestId};
+use crate::ids::{CacheId, LayerGroup, RequestId};
 use crate::ledger::requests::Progress;
 use crate::transfer::{MoveError, Positions, Room};
 
 impl Ledger {
     /// Which ledger it is.
-    pub(crate) fn id(&self) -> LedgerId {
+    pub(crate) fn id(&self) -> CacheId {
         self.requests.ledger()
     }
 
@@ -82,11 +82,7 @@ impl Ledger {
     pub(crate) fn enter_room(&mut self, room: Room) -> RequestId {
         let Room { slot, blocks, at, .. } = room;
         let (rollback, has_drafts) = (self.rollback_tokens, self.has_drafts);
-        // Rows are there for the position alone: nothing before it can be gone back to.
-        let progress = |committed: u32| {
-            let written_to = committed.saturating_add(rollback);
-            Progress { committed, written_to, in_step: 0 }
-        };
+        let progress = |committed| Progress::restored(committed, rollback);
         let id = self.requests.enter(slot);
         if let Some(request) = self.requests.get_mut(id) {
             request.blocks.extend(blocks.into_iter().map(Held::Own));
@@ -100,10 +96,8 @@ impl Ledger {
     pub(crate) fn give_room_up(&mut self, room: Room) {
         let Room { slot, blocks, .. } = room;
         // In reverse, so that the one taken last is the one taken next.
-        for block in blocks.into_iter().rev() {
-            self.unowned.add(block.id().0);
-            self.blocks.give_back(block);
-        }
+        let mut pools = self.pools();
+        blocks.into_iter().rev().for_each(|block| pools.free_block(block));
         self.requests.unreserve(slot);
     }
 }

@@ -7,7 +7,7 @@ use kernels_gpu::table::KERNELS;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Device, DeviceError, Stream};
 use crate::error::{KvError, Refusal};
-use crate::ids::LedgerId;
+use crate::ids::CacheId;
 use crate::ledger::Ledger;
 use crate::memory::cache_memory::CacheMemory;
 use crate::poison;
@@ -19,8 +19,8 @@ pub(crate) struct Core<B: Backend> {
     pub config: CacheConfig,
     pub schema: Schema,
     pub memory: CacheMemory<B>,
-    /// The ledger's id, which is the cache's.
-    pub id: LedgerId,
+    /// The cache's id, which is its ledger's.
+    pub id: CacheId,
     ledger: RwLock<Ledger>,
 }
 
@@ -34,15 +34,15 @@ impl<B: Backend> Core<B> {
         Ok(Self { device, config, schema, memory, id, ledger })
     }
 
-    /// The ledger, to change it: only where the cache, or one of its layer groups, is borrowed mutably. Another thread
-    /// waits for it while a step of the other group begins, or its poison is read.
+    /// Locks the ledger for writing. Call it only where the cache or one of its layer groups is borrowed mutably. It may
+    /// wait while another thread begins a step of the other group, or reads poison.
     pub fn ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
         // Every change of the ledger is made whole before anything can panic.
         self.ledger.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ledger, to look at it. Whoever shares the cache may have it as often as he likes: who changes it does not
-    /// share it.
+    /// Locks the ledger for reading. Read locks may be held several times: writers hold the cache, or a layer group,
+    /// mutably, so they cannot run at the same time.
     pub fn read_ledger(&self) -> RwLockReadGuard<'_, Ledger> {
         self.ledger.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -34,18 +34,18 @@ pub struct HostPrompt<'p> {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Asks for what host memory has of a prompt and the device has not: the blocks that are not there, and the checkpoint
-    /// behind them. They have room on the device from the moment in which their copies are queued, for which what nobody
-    /// refers to is evicted, and are entered in the prefix tree by [`Self::advance_tier`] once they have arrived. If
-    /// others are on their way, this one waits for its turn. A prompt that is wanted already is the same one, with the same
-    /// id, until everybody who asked has cancelled it. `None` if host memory has no more of the prompt than the device.
+    /// Requests the part of a prompt that is in host memory and not on the device: the missing blocks, and the checkpoint
+    /// at their end. Device room is taken when the copies are queued, by eviction if needed. [`Self::advance_tier`]
+    /// enters the blocks in the prefix tree once they have arrived. Prefetches run one at a time, in order. A second
+    /// request for the same prompt returns the same id; cancel it once for each request. `None` if host memory has no
+    /// more of the prompt than the device.
     ///
     /// Queued in a stream of the cache's, behind `stream`: copies of units that lie side by side, and launches that
     /// unpack them.
     ///
     /// # Errors
-    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`], [`KvError::TooManyPrefetches`], [`KvError::Device`]; it was
-    /// not asked for then.
+    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`], [`KvError::TooManyPrefetches`], [`KvError::Device`];
+    /// nothing is requested then.
     pub fn prefetch(
         &mut self,
         stream: &Stream<B>,
@@ -56,7 +56,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.reject_leaked_steps();
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
-        match self.start_arriving(stream, None) {
+        match self.start_load(stream, None) {
             // It was another prompt's turn.
             Err(error) if is_full(&error) && self.is_prefetching(id) => Ok(Some(id)),
             Err(error) => {
@@ -110,11 +110,11 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         self.enter_arrived(false)?;
-        match self.start_arriving(stream, None) {
+        match self.start_load(stream, None) {
             Err(error) if !is_full(&error) => return Err(error),
             _ => {}
         }
-        self.start_leaving(stream)
+        self.start_store(stream)
     }
 
     /// As [`Self::advance_tier`], until nothing is left to do. The host waits for all of it.
@@ -152,9 +152,9 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().check_stream(stream)?;
         self.core().ledger().check_free_slot()?;
         let is_here = self.bring(stream, prompt)?;
-        if !is_here && self.tier().is_some_and(|tier| tier.is_leaving()) {
+        if !is_here && self.tier().is_some_and(|tier| tier.is_storing()) {
             // What is on its way to the host is not evicted before it is there.
-            self.end_leaving(true)?;
+            self.end_store(true)?;
             self.bring(stream, prompt)?;
         }
         self.admit_with(stream, prompt)
@@ -166,7 +166,7 @@ impl<B: Backend> KvCacheManager<B> {
         let _tier = trace::tier("admit_waiting").entered();
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Next)? else { return Ok(true) };
-        let arrived = self.await_arrival(stream, id);
+        let arrived = self.await_load(stream, id);
         if arrived.is_err() {
             self.withdraw(id);
         }
@@ -174,12 +174,12 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Begins arrivals, and waits for each, until this one is here, and nothing else has begun that could evict it.
-    fn await_arrival(&mut self, stream: &Stream<B>, id: PrefetchId) -> Result<bool, KvError> {
+    fn await_load(&mut self, stream: &Stream<B>, id: PrefetchId) -> Result<bool, KvError> {
         while self.is_prefetching(id) {
-            match self.start_arriving(stream, Some(id)) {
+            match self.start_load(stream, Some(id)) {
                 Err(error) if !is_full(&error) => return Err(error),
                 Err(_) if !self.is_prefetching(id) => return Ok(false),
-                _ => self.end_arriving(true)?,
+                _ => self.end_load(true)?,
             }
         }
         Ok(true)
@@ -275,57 +275,53 @@ impl<B: Backend> KvCacheManager<B> {
         if let Some((_, tier)) = self.tier_parts() {
             tier.end_loans();
         }
-        self.end_arriving(waited)?;
-        self.end_leaving(waited)
+        self.end_load(waited)?;
+        self.end_store(waited)
     }
 
     /// Enters what has arrived on the device.
-    fn end_arriving(&mut self, waited: bool) -> Result<(), KvError> {
+    fn end_load(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        tier.end_arriving(&mut core.ledger(), waited)
+        tier.end_load(&mut core.ledger(), waited)
     }
 
     /// Enters what has arrived in host memory.
-    fn end_leaving(&mut self, waited: bool) -> Result<(), KvError> {
+    fn end_store(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        tier.end_leaving(&mut core.ledger(), waited)
+        tier.end_store(&mut core.ledger(), waited)
     }
 
-    /// Starts the next arrival; with `only`, starts that one or nothing.
-    fn start_arriving(
-        &mut self,
-        stream: &Stream<B>,
-        only: Option<PrefetchId>,
-    ) -> Result<(), KvError> {
+    /// Starts the next target; with `only`, starts that one or nothing.
+    fn start_load(&mut self, stream: &Stream<B>, only: Option<PrefetchId>) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        if !tier.begin_arriving(&mut core.ledger(), only)? {
+        if !tier.begin_load(&mut core.ledger(), only)? {
             return Ok(());
         }
         // Blocks that others had are poisoned before they are written, and not after.
         let queued = match made(Mistake::PoisonedAfter) {
             true => Ok(()),
-            false => self.transfer(stream, &[], None).map_err(KvError::from),
+            false => self.follow_steps(stream),
         };
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        let queued = queued.and_then(|()| tier.queue_arriving(core, stream));
+        let queued = queued.and_then(|()| tier.queue_load(core, stream));
         if queued.is_err() {
             // If it cannot be waited for now, the next call does.
-            let _ = tier.end_arriving(&mut core.ledger(), false);
+            let _ = tier.end_load(&mut core.ledger(), false);
         }
         queued
     }
 
     /// Begins what is to leave next.
-    fn start_leaving(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+    fn start_store(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        if !tier.begin_leaving(&mut core.ledger()) {
+        if !tier.begin_store(&mut core.ledger()) {
             return Ok(());
         }
-        let queued = self.transfer(stream, &[], None).map_err(KvError::from);
+        let queued = self.follow_steps(stream);
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        let queued = queued.and_then(|()| tier.queue_leaving(core, stream));
+        let queued = queued.and_then(|()| tier.queue_store(core, stream));
         if queued.is_err() {
-            let _ = tier.end_leaving(&mut core.ledger(), false);
+            let _ = tier.end_store(&mut core.ledger(), false);
         }
         queued
     }

@@ -121,15 +121,15 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(())
     }
 
-    /// Memory for the copies of saves, empty; [`Self::put_jobs`] takes it back.
-    pub(crate) fn take_jobs(&mut self) -> Vec<(Copied, JobWords)> {
+    /// Memory for the copies of saves, empty; [`Self::return_job_buffer`] takes it back.
+    pub(crate) fn take_job_buffer(&mut self) -> Vec<(Copied, JobWords)> {
         let mut jobs = std::mem::take(&mut self.save_jobs);
         jobs.clear();
         jobs
     }
 
-    /// Takes back the memory that [`Self::take_jobs`] handed out.
-    pub(crate) fn put_jobs(&mut self, jobs: Vec<(Copied, JobWords)>) {
+    /// Takes back the memory that [`Self::take_job_buffer`] handed out.
+    pub(crate) fn return_job_buffer(&mut self, jobs: Vec<(Copied, JobWords)>) {
         self.save_jobs = jobs;
     }
 
@@ -265,9 +265,9 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.memory.table().table.view()
     }
 
-    /// All of its device memory, to be retained by a graph that is captured from an open step. Such a graph can only read: updates and
-    /// appends are refused ([`Self::capture`] captures whole steps). It is replayed in steps of the same kind only, in their stream: it reads
-    /// their StepMeta, whose memory holds something else between steps, and uses their workspaces.
+    /// All device memory of the cache, for a graph that is captured inside an open step. Such a graph can only read:
+    /// updates and appends are refused; [`Self::capture`] captures whole steps. Replay it only in steps of the same kind,
+    /// in their stream: it uses their StepMeta, which holds other data between steps, and their workspaces.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let steps = std::iter::once(&self.trunk).chain(&self.draft);
@@ -301,9 +301,9 @@ impl<B: Backend> KvCacheManager<B> {
         &self.core.device
     }
 
-    /// Which cache it is.
+    /// The id of the cache.
     pub fn id(&self) -> CacheId {
-        CacheId(self.core().read_ledger().id())
+        self.core().id
     }
 
     /// The configuration.
@@ -316,8 +316,8 @@ impl<B: Backend> KvCacheManager<B> {
         &self.core.schema
     }
 
-    /// Who holds what. What changes it is a function of the cache, which changes the device's memory with it; none of them
-    /// compiles while this is kept, and all others may be called.
+    /// The ledger, read-only. Methods that change it belong to the cache, because they change device memory with it; they
+    /// do not compile while the returned guard is held.
     pub fn ledger(&self) -> impl Deref<Target = Ledger> + '_ {
         self.core.read_ledger()
     }

@@ -1,5 +1,5 @@
-//! What is queued between steps: copies of slots, checkpoints and blocks, and rows of the block table. What it is travels
-//! in the memory of the trunk's StepMeta, which nobody uses between steps.
+//! Copies that are queued between steps: of slots, checkpoints, blocks, and rows of the block table. Their descriptors use
+//! the memory of the trunk's StepMeta, which is unused between steps.
 
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
@@ -10,23 +10,23 @@ use crate::manager::core::Core;
 use crate::memory::step_memory::StepMemory;
 use crate::ops::{self, CopyDirection, JOB, JobWords, StateCopies, TableUpdate};
 
-/// A transfer that failed.
+/// Copies that could not be queued.
 #[derive(Debug)]
-pub(crate) struct TransferFailed {
+pub(crate) struct CopiesFailed {
     /// Why.
     pub error: KvError,
-    /// Whether a copy may have been queued before.
+    /// Whether one of them may have been queued before.
     pub began: bool,
 }
 
-impl From<KvError> for TransferFailed {
+impl From<KvError> for CopiesFailed {
     fn from(error: KvError) -> Self {
         Self { error, began: false }
     }
 }
 
-impl From<TransferFailed> for KvError {
-    fn from(failed: TransferFailed) -> Self {
+impl From<CopiesFailed> for KvError {
+    fn from(failed: CopiesFailed) -> Self {
         failed.error
     }
 }
@@ -42,14 +42,19 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Queues copies, those of one kind that follow each other in one launch, then the first blocks of a slot's row of the
-    /// device's block table: behind the steps of both groups, and behind the poisoning of what was freed.
-    pub(crate) fn transfer(
+    /// Orders `stream` behind the steps of both groups, and queues the poisoning of freed slots and blocks.
+    pub(crate) fn follow_steps(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        Ok(self.queue_copies(stream, &[], None)?)
+    }
+
+    /// As [`Self::follow_steps`], then queues copies (consecutive ones of one kind in one launch), then the first blocks of a
+    /// slot's row of the device's block table.
+    pub(crate) fn queue_copies(
         &mut self,
         stream: &Stream<B>,
         jobs: &[(Copied, JobWords)],
         table: Option<(SlotId, &[BlockId])>,
-    ) -> Result<(), TransferFailed> {
+    ) -> Result<(), CopiesFailed> {
         let (core, trunk, mut draft) = self.parts();
         core.check_stream(stream)?;
         let running = stream.running("copying between steps").map_err(KvError::from)?;
@@ -62,8 +67,8 @@ impl<B: Backend> KvCacheManager<B> {
         }
         let (slot, blocks) = table.unwrap_or((SlotId(0), &[]));
         let first = slot.0 * core.config.max_blocks_per_request();
-        trunk.transfer(stream, core, jobs, (first, blocks))?;
-        running.end().map_err(|error| TransferFailed { error: error.into(), began: true })?;
+        trunk.queue_copies(stream, core, jobs, (first, blocks))?;
+        running.end().map_err(|error| CopiesFailed { error: error.into(), began: true })?;
         std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.clear());
         Ok(())
     }
@@ -71,13 +76,13 @@ impl<B: Backend> KvCacheManager<B> {
 
 impl<B: Backend> StepMemory<B> {
     /// In one copy to the device if StepMeta has room for all, as it has but for very small steps.
-    fn transfer(
+    fn queue_copies(
         &mut self,
         stream: &Stream<B>,
         core: &Core<B>,
         mut jobs: &[(Copied, JobWords)],
         (mut first, mut blocks): (u32, &[BlockId]),
-    ) -> Result<(), TransferFailed> {
+    ) -> Result<(), CopiesFailed> {
         let mut began = false;
         let room = self.step_meta.buffer().len() as usize;
         while !jobs.is_empty() || !blocks.is_empty() {
@@ -94,10 +99,10 @@ impl<B: Backend> StepMemory<B> {
                 Ok::<_, KvError>((JOB * these.len() + 2 * entered.len(), ()))
             };
             let sent = self.step_meta.update(stream, write);
-            sent.map_err(|error| TransferFailed { error, began })?;
+            sent.map_err(|error| CopiesFailed { error, began })?;
             began |= !these.is_empty();
             let queued = self.queue(stream, core, these, entered.len());
-            queued.map_err(|error| TransferFailed { error, began })?;
+            queued.map_err(|error| CopiesFailed { error, began })?;
             (jobs, blocks, first) = (later, others, first + entered.len() as u32);
         }
         Ok(())

@@ -6,7 +6,7 @@ use crate::ids::{RequestId, SlotId};
 use crate::ledger::Fork;
 use crate::manager::KvCacheManager;
 use crate::manager::copied::Copied;
-use crate::manager::suspended::{ResumeRefused, Suspended};
+use crate::manager::suspended::{StillSuspended, Suspended};
 use crate::ops::{BlockCopy, SlotCopy};
 
 impl<B: Backend> KvCacheManager<B> {
@@ -42,7 +42,7 @@ impl<B: Backend> KvCacheManager<B> {
             jobs.push((Copied::Blocks, block.words()));
             blocks.push(to.id());
         }
-        Ok(self.transfer(stream, &jobs, Some((id.slot(), &blocks)))?)
+        Ok(self.queue_copies(stream, &jobs, Some((id.slot(), &blocks)))?)
     }
 
     /// Takes a request out of its slot, at any position, after rejected drafts too. What the slot holds is copied, in
@@ -55,14 +55,14 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn suspend(&mut self, stream: &Stream<B>, id: RequestId) -> Result<Suspended, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        let image = self.core().ledger().take_image(id)?;
-        let copy = SlotCopy { from: id.slot(), to: image };
-        if let Err(error) = self.transfer(stream, &[(Copied::Slots, copy.words())], None) {
-            self.core().ledger().give_image_back(image);
-            self.poison_slot(image);
+        let saved_slot = self.core().ledger().take_suspended_slot(id)?;
+        let copy = SlotCopy { from: id.slot(), to: saved_slot };
+        if let Err(error) = self.queue_copies(stream, &[(Copied::Slots, copy.words())], None) {
+            self.core().ledger().return_suspended_slot(saved_slot);
+            self.poison_slot(saved_slot);
             return Err(error.into());
         }
-        let suspended = self.core().ledger().detach(id, image);
+        let suspended = self.core().ledger().detach(id, saved_slot);
         self.poison_slot(id.slot());
         suspended
     }
@@ -71,13 +71,13 @@ impl<B: Backend> KvCacheManager<B> {
     /// behind the steps before.
     ///
     /// # Errors
-    /// [`ResumeRefused`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`],
+    /// [`StillSuspended`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`],
     /// [`KvError::Device`].
     pub fn resume(
         &mut self,
         stream: &Stream<B>,
         suspended: Suspended,
-    ) -> Result<RequestId, ResumeRefused> {
+    ) -> Result<RequestId, StillSuspended> {
         self.reject_leaked_steps();
         let admitted = self.core().check_stream(stream).and_then(|()| {
             let mut ledger = self.core().ledger();
@@ -86,22 +86,22 @@ impl<B: Backend> KvCacheManager<B> {
         });
         let id = match admitted {
             Ok(id) => id,
-            Err(error) => return Err(ResumeRefused::new(suspended, error)),
+            Err(error) => return Err(StillSuspended::new(suspended, error)),
         };
-        let image = suspended.image;
-        let copy = SlotCopy { from: image, to: id.slot() };
+        let saved_slot = suspended.saved_slot;
+        let copy = SlotCopy { from: saved_slot, to: id.slot() };
         let blocks: Vec<_> = suspended.blocks.iter().map(|held| held.id()).collect();
         let jobs = [(Copied::Slots, copy.words())];
-        match self.transfer(stream, &jobs, Some((id.slot(), &blocks))) {
+        match self.queue_copies(stream, &jobs, Some((id.slot(), &blocks))) {
             Ok(()) => {
                 self.core().ledger().attach(id, suspended);
-                self.poison_slot(image);
+                self.poison_slot(saved_slot);
                 Ok(id)
             }
             Err(error) => {
                 // It was just admitted, and takes part in no step.
                 let _ = self.release(id);
-                Err(ResumeRefused::new(suspended, error.into()))
+                Err(StillSuspended::new(suspended, error.into()))
             }
         }
     }
@@ -109,11 +109,11 @@ impl<B: Backend> KvCacheManager<B> {
     /// Ends a suspended request and frees what it held.
     ///
     /// # Errors
-    /// [`ResumeRefused`] with [`KvError::ForeignSuspended`].
-    pub fn discard(&mut self, suspended: Suspended) -> Result<(), ResumeRefused> {
-        let image = suspended.image;
+    /// [`StillSuspended`] with [`KvError::ForeignSuspended`].
+    pub fn discard(&mut self, suspended: Suspended) -> Result<(), StillSuspended> {
+        let saved_slot = suspended.saved_slot;
         self.core().ledger().discard(suspended)?;
-        self.poison_slot(image);
+        self.poison_slot(saved_slot);
         Ok(())
     }
 

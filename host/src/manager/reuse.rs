@@ -43,10 +43,10 @@ impl<B: Backend> KvCacheManager<B> {
     /// byte that it would have alone; what draft layers have is said in [`crate::checkpoints`]. Its blocks are shared at
     /// 128 tokens each; a prompt is never reused whole, so that a token is left to compute.
     ///
-    /// What it shares itself is what its commits tell the tokens of ([`crate::Accepted::tokens`]). Checkpoints are
-    /// taken inside of its chunks at the prompt's last boundary, where it leaves what is there, and at the cache's
-    /// interval; [`Self::save_wanted`] takes those that steps without a long chunk have passed. In a cache without
-    /// checkpoints, or whose layers store no entries, nothing is reused.
+    /// What the request itself shares depends on its commits: pass token ids in [`crate::Accepted::tokens`]. Checkpoints
+    /// are taken inside its chunks: at the last block boundary of the prompt, where the prompt diverges from the prefix
+    /// tree, and at the interval of the cache. [`Self::save_wanted`] takes those that short steps passed. Without
+    /// checkpoints, or without layers that store entries, nothing is reused.
     ///
     /// Queued in `stream`: the request's row of the block table, and one launch that restores its state.
     ///

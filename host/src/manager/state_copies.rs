@@ -6,7 +6,7 @@ use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
 use crate::manager::copied::Copied;
-use crate::manager::queued_copies::TransferFailed;
+use crate::manager::queued_copies::CopiesFailed;
 use crate::ops::{CheckpointCopy, CopyPieces, JobWords, StateArena};
 
 impl<B: Backend> KvCacheManager<B> {
@@ -28,7 +28,7 @@ impl<B: Backend> KvCacheManager<B> {
         let saved = self.core().ledger().take_checkpoints(saves)?;
         let job = |(&(id, _), saved): (&(RequestId, u32), _)| save_job(id, saved);
         let jobs: Vec<_> = saves.iter().zip(&saved).map(job).collect();
-        match self.transfer(stream, &jobs, None) {
+        match self.queue_copies(stream, &jobs, None) {
             Ok(()) => Ok(saved),
             Err(error) => {
                 self.core().ledger().undo_saves(saved);
@@ -45,7 +45,7 @@ impl<B: Backend> KvCacheManager<B> {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::ForeignCheckpoint`],
-    /// [`KvError::Shares`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
+    /// [`KvError::SharesPrefix`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
     /// failed in the copy or behind it, nobody knows what the slot holds, and later steps refuse the request
     /// ([`KvError::Overwritten`]) until it is restored or released; else nothing has changed.
     pub fn restore_checkpoint(
@@ -72,14 +72,14 @@ impl<B: Backend> KvCacheManager<B> {
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
         let copied = if has_draft { Copied::Restore } else { Copied::RestoreTrunk };
-        let restored = self.transfer(stream, &[(copied, job)], Some((slot, blocks)));
+        let restored = self.queue_copies(stream, &[(copied, job)], Some((slot, blocks)));
         let restored = restored.and_then(|()| {
             let cleared = if has_draft { Ok(()) } else { self.clear_draft_windows(stream, slot) };
-            cleared.map_err(|error| TransferFailed { error, began: true })
+            cleared.map_err(|error| CopiesFailed { error, began: true })
         });
         match restored {
             Ok(()) => self.core().ledger().enter_restored(id, boundary),
-            Err(TransferFailed { error, began }) => {
+            Err(CopiesFailed { error, began }) => {
                 if began {
                     self.core().ledger().lose_rows(id);
                 }
@@ -124,18 +124,18 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        let mut jobs = self.take_jobs();
+        let mut jobs = self.take_job_buffer();
         let due = |(id, saved): &(RequestId, SavedCheckpoint)| save_job(*id, saved);
-        jobs.extend(self.core().ledger().take_due().iter().map(due));
+        jobs.extend(self.core().ledger().begin_due_saves().iter().map(due));
         if jobs.is_empty() {
-            self.put_jobs(jobs);
+            self.return_job_buffer(jobs);
             return Ok(());
         }
-        let queued = self.transfer(stream, &jobs, None);
-        self.put_jobs(jobs);
+        let queued = self.queue_copies(stream, &jobs, None);
+        self.return_job_buffer(jobs);
         match queued {
-            Ok(()) => self.core().ledger().add_taken(),
-            Err(_) => self.core().ledger().give_taken_back(),
+            Ok(()) => self.core().ledger().finish_due_saves(),
+            Err(_) => self.core().ledger().cancel_due_saves(),
         }
         Ok(queued?)
     }
@@ -154,7 +154,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         self.enter_arrived(true)?;
-        self.transfer(stream, &[], None)?;
+        self.follow_steps(stream)?;
         let state = &self.core().memory.state;
         Ok(work(&state.arena(), &state.checkpoint_pieces(), &state.slot_pieces()))
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::block::Held;
 use crate::error::KvError;
-use crate::ids::{LedgerId, SlotId};
+use crate::ids::{CacheId, SlotId};
 use crate::ledger::Sharer;
 use crate::ledger::requests::Progress;
 
@@ -16,13 +16,13 @@ use crate::ledger::requests::Progress;
 #[must_use = "what a suspended request holds is lost to its cache when it is dropped; resume or discard it"]
 pub struct Suspended {
     #[serde(skip)]
-    pub(crate) ledger: LedgerId,
+    pub(crate) ledger: CacheId,
     /// In order of its tokens.
     pub(crate) blocks: Vec<Held>,
     /// By [`crate::LayerGroup::index`].
     pub(crate) groups: [Progress; 2],
     /// The slot that has the copy.
-    pub(crate) image: SlotId,
+    pub(crate) saved_slot: SlotId,
     /// Positions at which it is to be saved, those that it has passed too.
     pub(crate) wanted: Vec<u32>,
     /// What it shares with others.
@@ -44,10 +44,11 @@ impl Suspended {
     }
 }
 
-/// A request that could not be resumed: it is still suspended, unchanged. Converted to [`KvError`] (by `?`) it is lost.
-pub struct ResumeRefused(Box<(Suspended, KvError)>);
+/// The operation was refused; the request is still suspended, and unchanged. Converted to [`KvError`] (by `?`) the
+/// request is lost.
+pub struct StillSuspended(Box<(Suspended, KvError)>);
 
-impl ResumeRefused {
+impl StillSuspended {
     pub(crate) fn new(suspended: Suspended, error: KvError) -> Self {
         Self(Box::new((suspended, error)))
     }
@@ -64,22 +65,22 @@ impl ResumeRefused {
     }
 }
 
-impl From<ResumeRefused> for KvError {
-    fn from(refused: ResumeRefused) -> Self {
+impl From<StillSuspended> for KvError {
+    fn from(refused: StillSuspended) -> Self {
         refused.0.1
     }
 }
 
-impl fmt::Debug for ResumeRefused {
+impl fmt::Debug for StillSuspended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ResumeRefused").field(self.error()).finish()
+        f.debug_tuple("StillSuspended").field(self.error()).finish()
     }
 }
 
-impl fmt::Display for ResumeRefused {
+impl fmt::Display for StillSuspended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error().fmt(f)
     }
 }
 
-impl std::error::Error for ResumeRefused {}
+impl std::error::Error for StillSuspended {}

@@ -1,4 +1,4 @@
-//! What copies of request state need on the device: the checkpoints, and the tables of the kernel.
+//! Device memory for copies of request state: the checkpoints, and the tables of the copy kernel.
 
 use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Device, Memory, Stream, View};

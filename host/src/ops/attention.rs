@@ -8,7 +8,6 @@ use kernels_gpu::params::AttendParams;
 pub use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys, KeySplit, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
-use kv_layout::main_row::MainFormat;
 
 use super::attention_exchange::spread_clusters;
 use super::attention_form::{
@@ -16,7 +15,7 @@ use super::attention_form::{
 };
 use super::{
     AttentionExchange, AttentionParts, BlockTable, Entries, StepQueries, SwaRing, check_argument,
-    check_length,
+    check_equal, check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 
@@ -385,11 +384,8 @@ impl<B: Backend> AttendedEntries<'_, B> {
     ) -> Result<AttendParams, DeviceError> {
         let Self { entries, table, rows, .. } = *self;
         let ratio_log2 = entries.ratio()?.ilog2();
-        let [value, needed] = [entries.format, ring.format].map(MainFormat::scale_bytes);
-        if value != needed {
-            let what = "bytes of an entry's scales";
-            return Err(DeviceError::Argument { what, value, multiple: needed, most: needed });
-        }
+        let (entry, window) = (entries.format.scale_bytes(), ring.format.scale_bytes());
+        check_equal("bytes of an entry's scales", entry, window)?;
         check_length("slots of the block table", table.slots.into(), ring.slots.into())?;
         check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
         check_argument("entries of a query", rows, 1, i32::MAX as u32)?;

@@ -6,8 +6,7 @@ use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO};
 use super::block_table::BlockTable;
 use super::pools::{Entries, IndexKeys};
 use super::{
-    CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_argument,
-    check_length,
+    CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_equal, check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
@@ -44,12 +43,9 @@ impl<B: Backend> DecodeStep<'_, B> {
     fn check(&self, ratio: u32, state: &StateRing<'_, B>) -> Result<DecodeParams, DeviceError> {
         let window_rows = self.window.rows()?;
         self.entries.check_ratio(ratio)?;
-        if self.window.format != self.entries.format {
-            let [value, needed] =
-                [self.window.format, self.entries.format].map(|f| f.scale_bytes());
-            let what = "scale bytes of a row of the window";
-            return Err(DeviceError::Argument { what, value, multiple: needed, most: needed });
-        }
+        let [window, entries] = [self.window.format, self.entries.format];
+        let what = "scale bytes of a row of the window";
+        check_equal(what, window.scale_bytes(), entries.scale_bytes())?;
         let slots = state.slots.min(self.table.slots);
         Ok(DecodeParams {
             tokens: self.tokens.count,
@@ -104,12 +100,7 @@ pub fn decode_csa<B: Backend>(
     main.state.check(CompressorKind::CsaMain)?;
     check_length("indexer state", index.state.slots.into(), params.slots.into())?;
     // Both are addressed by the same number.
-    check_argument(
-        "rows of the indexer's ring",
-        index.state.ring,
-        params.state_ring,
-        params.state_ring,
-    )?;
+    check_equal("rows of the indexer's ring", index.state.ring, params.state_ring)?;
     let operation = DecodeCsa {
         window_kv: step.window_kv.ptr(),
         main_kv: main.projections.kv.ptr(),

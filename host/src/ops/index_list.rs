@@ -6,7 +6,7 @@ use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
 use super::indexer::{MOST_SELECTED, SHORT, tiles_per_block};
-use super::{BlockTable, IndexKeys, IndexQueries, StepQueries, check_argument};
+use super::{BlockTable, IndexKeys, IndexQueries, StepQueries, check_argument, check_equal};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::keys::WARPS;
@@ -76,8 +76,8 @@ pub fn index_score_topk<B: Backend>(
     from.check()?;
     check_argument("columns of scores in one launch", columns, TILE, SHORT)?;
     check_argument("indices of a list", k, 1, MOST_SELECTED)?;
-    let needed = IndexFormat::Mxfp4.row_bytes() as u32;
-    check_argument("bytes of an indexer key", keys.format.row_bytes() as u32, needed, needed)?;
+    let needed = IndexFormat::Mxfp4.row_bytes();
+    check_equal("bytes of an indexer key", keys.format.row_bytes(), needed)?;
     keys.check_blocks()?;
     let operation = IndexScoreTopk {
         query: from.query.ptr(),

@@ -1,11 +1,10 @@
-//! The operations as safe functions. What the kernel table says of a kernel's arguments, their lengths
-//! included, [`Stream::launch`](crate::device::Stream::launch) checks; what else a kernel relies on is
-//! checked here.
+//! The operations as safe functions. [`Stream::launch`](crate::device::Stream::launch) checks arguments and lengths against the
+//! kernel table. The functions here check everything else that a kernel relies on.
 //!
-//! Work of one stream runs in order, on which all of this rests. Where two streams use a buffer the caller orders them, by
-//! [`Stream::wait_for`](crate::device::Stream::wait_for): what a launch writes nobody else reads or writes until it is done, and what
-//! it reads nobody writes. Who does not gets wrong numbers, but no access outside a buffer: kernels check what they read before it is an
-//! index, which the fuzz target `kernels` tests with garbage in every buffer. [`KvCacheManager`](crate::KvCacheManager) does so for the memory of a cache.
+//! Work in one stream runs in order. If two streams use the same buffer, the caller must order them with
+//! [`Stream::wait_for`](crate::device::Stream::wait_for): no other work may read or write what a launch writes, or write what it
+//! reads, before the launch is done. A missing order gives wrong numbers, but no access outside a buffer: kernels check every index that
+//! they read (fuzz target `kernels`). [`KvCacheManager`](crate::KvCacheManager) orders all uses of the memory of a cache.
 
 mod attention;
 mod attention_exchange;
@@ -87,6 +86,19 @@ pub(crate) fn check_argument(
         return Err(DeviceError::Argument { what, value, multiple, most });
     }
     Ok(())
+}
+
+/// Refuses a number other than `needed`.
+pub(crate) fn check_equal(
+    what: &'static str,
+    value: impl Into<u64>,
+    needed: impl Into<u64>,
+) -> Result<(), DeviceError> {
+    let (value, needed) = (value.into(), needed.into());
+    if value == needed {
+        return Ok(());
+    }
+    Err(DeviceError::Argument { what, value, multiple: needed, most: needed })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, CompressorKind, csa_own_rows, hca_state_
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
-use super::{check_argument, check_length, check_most};
+use super::{check_argument, check_equal, check_length, check_most};
 use crate::device::{Backend, Buffer, DeviceError};
 
 /// The ring planes of one layer.
@@ -80,12 +80,8 @@ impl<B: Backend> Entries<'_, B> {
 
     /// Refuses entries of other than `ratio` tokens.
     pub(super) fn check_ratio(&self, ratio: u32) -> Result<(), DeviceError> {
-        if self.ratio()? == ratio {
-            return Ok(());
-        }
-        let (value, needed) = (self.entries_per_block.into(), (BLOCK_TOKENS / ratio).into());
-        let what = "entries of a block";
-        Err(DeviceError::Argument { what, value, multiple: needed, most: needed })
+        self.ratio()?;
+        check_equal("entries of a block", self.entries_per_block, BLOCK_TOKENS / ratio)
     }
 }
 

@@ -8,7 +8,7 @@ use kv_layout::geometry::INDEX_DIM;
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use kv_layout::linear::LinearTile;
 
-use super::{IndexQueries, StepQueries, check_argument};
+use super::{IndexQueries, StepQueries, check_equal};
 use crate::device::{Backend, DeviceError, Stream, View, bf16};
 
 /// Activations on their way to queries in the form that scores take, by a weight `W`.
@@ -48,7 +48,7 @@ pub fn nvfp4_index_query<B: Backend>(
     queries.check()?;
     to.check()?;
     let columns = heads * INDEX_DIM;
-    check_argument("columns of the query weight", weight.columns(), columns, columns)?;
+    check_equal("columns of the query weight", weight.columns(), columns)?;
     let operation = Nvfp4IndexQuery {
         input: latent.ptr(),
         codes: weight.codes().ptr(),
@@ -91,7 +91,7 @@ pub fn bf16_index_query<B: Backend>(
     to.check()?;
     weight.check()?;
     let Bf16Weight { values, columns, inner } = *weight;
-    check_argument("columns of the query weight", columns, heads * INDEX_DIM, heads * INDEX_DIM)?;
+    check_equal("columns of the query weight", columns, heads * INDEX_DIM)?;
     // Heads that the model does not have are tiles too.
     let splits = tiled_splits(tokens, QUERY_HEADS * INDEX_DIM);
     let operation = Bf16IndexQuery {

@@ -1,10 +1,10 @@
-//! What launches of a step look like, with padding.
+//! Sizes that the launches of a step cover, padding included.
 
 use crate::bucket::Bucket;
 use crate::config::CacheConfig;
 use crate::ledger::StepPlan;
 
-/// What launches of a step look like, with padding.
+/// Sizes that the launches of a step cover, padding included.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepShape {
     /// Tokens that launches cover.

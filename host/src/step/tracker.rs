@@ -1,4 +1,4 @@
-//! What was queued of a layer in a step.
+//! Tracks which launches of a layer were queued in a step.
 
 use crate::device::DeviceError;
 use crate::error::KvError;

@@ -1,6 +1,6 @@
 //! How large the host tier is, and what it takes of the device.
 
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, check_setting};
 use crate::error::KvError;
 use crate::memory::state_layout;
 use crate::ops::JOB;
@@ -39,10 +39,8 @@ impl TierLayout {
         if config.host_bytes == 0 {
             return Ok(None);
         }
-        if config.num_checkpoints == 0 {
-            let (setting, most) = ("num_checkpoints", CacheConfig::MAX_CHECKPOINTS.into());
-            return Err(KvError::Config { setting, value: 0, least: 1, most });
-        }
+        let most = CacheConfig::MAX_CHECKPOINTS;
+        check_setting("num_checkpoints", config.num_checkpoints, 1, most)?;
         let layout = Self::unchecked(config, schema);
         let (setting, value) = ("host_bytes", config.host_bytes);
         let unit = layout.unit_bytes;

@@ -1,5 +1,5 @@
-//! What a tier below has of host memory. It may drop that at any time, on any thread; what the tree keeps for it is let go
-//! by the next call of the cache.
+//! References held for images and rooms that are lent to a lower tier. It may drop them at any time, on any thread; the
+//! next call on the cache releases them.
 
 use std::sync::{Arc, Weak};
 

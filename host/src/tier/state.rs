@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dsv4_kv_prefix::{Limits, Lookup, Origin, Place, PrefixTree, Reference, RootKey, ScoredLru};
 
-use super::flight::Flight;
-use super::lane::Lane;
+use super::copy_streams::CopyStreams;
+use super::in_flight::InFlightCopies;
 use super::layout::TierLayout;
 use super::loans::Loans;
 use super::mistake::{Mistake, made};
@@ -16,7 +16,7 @@ use crate::block::BLOCK;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Device, HostPool, HostUnit};
 use crate::error::KvError;
-use crate::ledger::{Arrival, Departure};
+use crate::ledger::{LoadTarget, StoreSource};
 use crate::schema::Schema;
 use crate::trace;
 
@@ -48,17 +48,17 @@ impl PrefetchId {
     }
 }
 
-/// What is on its way to the host. The device's tree keeps what is read, the host's what is above it; what is written is
-/// held by the copies.
-pub(super) struct Leaving<B: Backend> {
-    pub departure: Departure,
+/// A transfer to host memory. The device's tree holds a reference to what is read, the host's tree to what is above it;
+/// the copies own what is written.
+pub(super) struct PendingStore<B: Backend> {
+    pub source: StoreSource,
     /// At the end of what the host has.
     pub above: Reference,
     /// Of the blocks that it has not, then of the checkpoint, until their copies are queued.
     pub units: Vec<HostUnit<B>>,
     /// How many there are.
     pub count: usize,
-    pub flight: Flight<B>,
+    pub in_flight: InFlightCopies<B>,
 }
 
 /// A prompt that is to arrive.
@@ -70,17 +70,17 @@ pub(super) struct Wanted {
     pub asked: u32,
 }
 
-/// What is on its way to the device. The host's tree keeps what is read; what is written is its own.
-pub(super) struct Arriving<B: Backend> {
+/// A transfer to the device. The host's tree holds a reference to what is read; the transfer owns what is written.
+pub(super) struct PendingLoad<B: Backend> {
     pub wanted: Wanted,
     /// Tokens of its blocks, down to its checkpoint.
     pub tokens: Vec<[u32; BLOCK]>,
-    pub arrival: Arrival,
+    pub target: LoadTarget,
     /// What is read, until its copies are queued: of blocks, and of the checkpoint.
     pub units: (Vec<Unit<B>>, Vec<Unit<B>>),
     pub origin: Origin,
     pub has_draft: bool,
-    pub flight: Flight<B>,
+    pub in_flight: InFlightCopies<B>,
     /// In the host's tree.
     pub source: Reference,
 }
@@ -90,10 +90,10 @@ pub(crate) struct Tier<B: Backend> {
     pub(super) layout: TierLayout,
     pub(super) pool: HostPool<B>,
     pub(super) tree: HostTree<B>,
-    pub(super) to_host: Lane<B>,
-    pub(super) to_device: Lane<B>,
-    pub(super) leaving: Option<Leaving<B>>,
-    pub(super) arriving: Option<Arriving<B>>,
+    pub(super) to_host: CopyStreams<B>,
+    pub(super) to_device: CopyStreams<B>,
+    pub(super) storing: Option<PendingStore<B>>,
+    pub(super) loading: Option<PendingLoad<B>>,
     /// Prompts that are to arrive, in order.
     pub(super) wanted: VecDeque<Wanted>,
     /// What a tier below reads and fills.
@@ -124,10 +124,10 @@ impl<B: Backend> Tier<B> {
             layout,
             pool: HostPool::new(device, layout.units, layout.unit_bytes as usize)?,
             tree: PrefixTree::new(limits, ScoredLru { capacity }),
-            to_host: Lane::new(device, layout)?,
-            to_device: Lane::new(device, layout)?,
-            leaving: None,
-            arriving: None,
+            to_host: CopyStreams::new(device, layout)?,
+            to_device: CopyStreams::new(device, layout)?,
+            storing: None,
+            loading: None,
             wanted: VecDeque::new(),
             loans: Loans::default(),
             offers: None,
@@ -162,20 +162,20 @@ impl<B: Backend> Tier<B> {
     }
 
     /// Whether something is on its way to the host.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving.is_some()
+    pub fn is_storing(&self) -> bool {
+        self.storing.is_some()
     }
 
     /// Whether nothing is under way, or waits for its turn.
     pub fn is_idle(&self) -> bool {
-        self.leaving.is_none() && self.arriving.is_none() && self.wanted.is_empty()
+        self.storing.is_none() && self.loading.is_none() && self.wanted.is_empty()
     }
 
     /// Counts everything in its tree again, and units, for tests: not while another thread drops an image, or room.
     pub fn audit(&self) -> Result<(), String> {
         self.tree.audit()?;
         let counts = self.tree.counts();
-        let moving = self.leaving.as_ref().map_or(0, |leaving| leaving.count);
+        let moving = self.storing.as_ref().map_or(0, |storing| storing.count);
         let held = u64::from(counts.blocks)
             + u64::from(counts.checkpoints) * u64::from(self.layout.checkpoint_units)
             + (moving + self.loans.units()) as u64;

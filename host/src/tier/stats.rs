@@ -1,4 +1,4 @@
-//! What the host tier has done, and why it has not.
+//! Counters and events of the host tier.
 
 use serde::Serialize;
 

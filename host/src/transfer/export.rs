@@ -124,7 +124,7 @@ impl<B: Backend> Export<'_, B> {
         let table = cache.block_table(*id)?;
         let units: Vec<_> = table.iter().map(|block| block.0).collect();
         let running = stream.running("moving a request or a prefix")?;
-        cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        cache.follow_steps(stream)?;
         let units = &units[blocks.start as usize..blocks.end as usize];
         port.fetch(
             cache.core(),
@@ -165,7 +165,7 @@ impl<B: Backend> Export<'_, B> {
         let Self { cache, stream, port, id, at } = self;
         check_length(port.layout.state(*at).map(|part| part.bytes).sum(), into.bytes())?;
         let running = stream.running("moving a request or a prefix")?;
-        cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        cache.follow_steps(stream)?;
         let units = [id.slot().0];
         let parts: Vec<_> = port.layout.state(*at).collect();
         match into {

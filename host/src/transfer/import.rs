@@ -133,14 +133,14 @@ impl<B: Backend> KvCacheManager<B> {
         self.check_load(stream, port, (room.at, payload.bytes()))?;
         let running = stream.running("moving a request or a prefix")?;
         // Poison that is due is written before the rows.
-        self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        self.follow_steps(stream)?;
         let blocks = room.block_ids();
         match payload {
             Parts::Host(payload) => self.write_from_host(stream, port, room, payload)?,
             Parts::Device(payload) => self.write_from_device(stream, port, room, &payload)?,
         }
         let table = Some((room.slot, &blocks[..]));
-        self.transfer(stream, &[], table).map_err(crate::KvError::from)?;
+        self.queue_copies(stream, &[], table).map_err(crate::KvError::from)?;
         running.end()?;
         // What failed on the device is known before anyone is told that the request is here.
         Ok(stream.synchronize()?)

@@ -7,7 +7,7 @@ use super::rows::Rows;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Staged, Stream};
 use crate::error::KvError;
-use crate::ids::{BlockId, LedgerId};
+use crate::ids::{BlockId, CacheId};
 use crate::manager::core::Core;
 use crate::memory::state_layout::unit_image_bytes;
 use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
@@ -20,7 +20,7 @@ const STAGING: u64 = 8 << 20;
 
 /// Memory of a device through which the blocks and slots of one cache leave it and come to it, one transfer at a time.
 pub struct Port<B: Backend> {
-    pub(super) cache: LedgerId,
+    pub(super) cache: CacheId,
     pub(super) layout: PartLayout,
     pub(super) rows: Rows,
     /// Bytes of the image of a slot.
@@ -55,7 +55,7 @@ pub fn port_bytes(config: &CacheConfig) -> u64 {
 }
 
 impl<B: Backend> Port<B> {
-    pub(super) fn new(core: &Core<B>, cache: LedgerId) -> Result<Self, KvError> {
+    pub(super) fn new(core: &Core<B>, cache: CacheId) -> Result<Self, KvError> {
         let Core { device, schema, config, .. } = core;
         let layout = PartLayout::new(config);
         let slot_bytes = unit_image_bytes(schema, PoolUnit::Slot);

@@ -8,7 +8,7 @@ use crate::block::BLOCK;
 use crate::checkpoints::SavedPlace;
 use crate::device::{Backend, Stream};
 use crate::ids::{BlockId, CheckpointId};
-use crate::ledger::{Arrival, Prompt};
+use crate::ledger::{LoadTarget, Prompt};
 use crate::manager::KvCacheManager;
 use crate::pool_kind::PoolUnit;
 
@@ -101,17 +101,17 @@ impl<B: Backend> KvCacheManager<B> {
         check_length(port.layout.prefix_bytes(at), payload.bytes())?;
         let root = self.core().read_ledger().shared_prompt(prompt).map(|(root, _)| root);
         let root = root.ok_or(MoveError::NothingShared)?;
-        let Some(arrival) = self.core().ledger().begin_arrival(&root, tokens)? else {
+        let Some(target) = self.core().ledger().begin_load(&root, tokens)? else {
             return Ok(None);
         };
-        if let Err(error) = self.write_prefix(stream, port, &arrival, &payload) {
+        if let Err(error) = self.write_prefix(stream, port, &target, &payload) {
             // What was queued before the failure must not write room of somebody else. Where waiting fails, nothing runs.
             let _ = stream.synchronize();
-            self.core().ledger().drop_arrival(arrival);
+            self.core().ledger().drop_load(target);
             return Err(error);
         }
         let has_draft = has_draft || !port.layout.has_draft_layers();
-        let (blocks, checkpoint) = self.core().ledger().enter_moved(arrival, tokens, has_draft);
+        let (blocks, checkpoint) = self.core().ledger().enter_moved(target, tokens, has_draft);
         Ok(Some(PrefixImport { blocks, checkpoint }))
     }
 
@@ -120,20 +120,20 @@ impl<B: Backend> KvCacheManager<B> {
         &mut self,
         stream: &Stream<B>,
         port: &mut Port<B>,
-        arrival: &Arrival,
+        target: &LoadTarget,
         payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
         let running = stream.running("moving a request or a prefix")?;
         // Poison that is due is written before the rows.
-        self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        self.follow_steps(stream)?;
         let bytes = port.layout.block_bytes() as usize;
-        let units: Vec<_> = arrival.blocks().iter().map(|block| block.0).collect();
-        let here = arrival.above() as usize * bytes;
+        let units: Vec<_> = target.blocks().iter().map(|block| block.0).collect();
+        let here = target.above() as usize * bytes;
         let behind = here + units.len() * bytes;
         port.store(self.core(), stream, (PoolUnit::Block, &units), payload.part(here..behind))?;
         let end = payload.bytes() as usize;
         // Windows of draft layers are its last bytes, which may not come.
-        let checkpoint = self.core().memory.state.checkpoint(arrival.checkpoint());
+        let checkpoint = self.core().memory.state.checkpoint(target.checkpoint());
         let checkpoint = part(&checkpoint, 0..end - behind);
         match payload.part(behind..end) {
             Parts::Host(from) => stream.upload(from, &checkpoint, 0)?,
@@ -193,7 +193,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         let Self { cache, stream, port, at, blocks, checkpoint, .. } = self;
         check_length(port.layout.prefix_bytes(*at), into.bytes())?;
         let running = stream.running("moving a request or a prefix")?;
-        cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        cache.follow_steps(stream)?;
         let bytes = blocks.len() * port.layout.block_bytes() as usize;
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
         port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes))?;

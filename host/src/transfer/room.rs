@@ -2,13 +2,13 @@
 
 use super::parts::Positions;
 use crate::block::Block;
-use crate::ids::{BlockId, LedgerId, SlotId};
+use crate::ids::{BlockId, CacheId, SlotId};
 
 /// A slot and blocks for a request that comes from another cache. No id names the slot until the request is entered, so that
 /// nothing can be done to it before.
 #[derive(Debug)]
 pub(crate) struct Room {
-    pub ledger: LedgerId,
+    pub ledger: CacheId,
     pub slot: SlotId,
     pub blocks: Vec<Block>,
     pub at: Positions,

@@ -184,7 +184,7 @@ impl<B: Backend> Engine<B> {
         &self.cache
     }
 
-    /// The cache, for a tier below its host memory. What its requests have is the engine's.
+    /// The cache, for a lower tier. Its requests belong to the engine: do not change them.
     pub fn cache_mut(&mut self) -> &mut KvCacheManager<B> {
         &mut self.cache
     }

@@ -253,7 +253,7 @@ fn same<T: std::fmt::Debug>(got: &Answer<T>, want: &Answer<T>) -> Result<bool, S
 
 /// The text without the numbers of ledgers, which are others in every run.
 fn without_ledgers(text: &str) -> String {
-    let mut parts = text.split("ledger: LedgerId(");
+    let mut parts = text.split("ledger: CacheId(");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |done, part| done + part.split_once("), ").map_or(part, |(_, rest)| rest))
 }

@@ -71,12 +71,16 @@ pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
                 }
             };
             let view = manager.state_view(&stream, layer, id, pool).unwrap();
-            let StateView::Tails { tail_a, tail_b } = view else { panic!("{view:?}") };
+            let StateView::Csa { open_window, previous_window } = view else { panic!("{view:?}") };
             let open = tokens - tokens % 4;
             let own: Vec<_> = (open..tokens).map(|p| row(p, columns - channels)).collect();
-            assert_same(&tail_a, &own, "tail_a");
+            assert_same(&open_window, &own, "open_window");
             let previous = open.saturating_sub(4)..open;
-            assert_same(&tail_b, &previous.map(|p| row(p, 0)).collect::<Vec<_>>(), "tail_b");
+            assert_same(
+                &previous_window,
+                &previous.map(|p| row(p, 0)).collect::<Vec<_>>(),
+                "previous_window",
+            );
         }
         let history = History {
             stream: CompressorKind::Hca,
@@ -86,7 +90,7 @@ pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
             norm: Vec::new(),
         };
         let view = manager.state_view(&stream, LayerId(2), id, PoolKind::MainState).unwrap();
-        assert_eq!(view, StateView::Sums(hca::running_sums(&history)[tokens as usize].clone()));
+        assert_eq!(view, StateView::Hca(hca::running_sums(&history)[tokens as usize].clone()));
         let error = manager.state_view(&stream, LayerId(0), id, PoolKind::MainState).unwrap_err();
         assert!(matches!(error, KvError::NoSuchPool { layer: 0, .. }), "{error}");
         let error = manager.state_view(&stream, LayerId(1), id, PoolKind::EntryData).unwrap_err();

@@ -229,7 +229,7 @@ pub fn a_request_that_shares_is_not_restored<B: Backend>(device: &Device<B>) {
         step.commit(&[Accepted { id: one, accepted: 128, tokens: &ids[..128] }]).unwrap();
     }
     let error = fed.manager.restore_checkpoint(&fed.stream, one, &saved).unwrap_err();
-    assert!(matches!(error, KvError::Shares { request } if request == one), "{error}");
+    assert!(matches!(error, KvError::SharesPrefix { request } if request == one), "{error}");
     compute(&mut fed, one, &told, 128, TOKENS);
     let want = alone(device, &told, 0);
     same(&bytes(&fed, one), &want, "the first");

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use dsv4_kv::device::{Null, NullDevice, Stream};
 use dsv4_kv::{
-    Accepted, CacheConfig, KvCacheManager, KvError, Launches, RequestId, ResumeRefused, StepRequest,
+    Accepted, CacheConfig, KvCacheManager, KvError, Launches, RequestId, StepRequest,
+    StillSuspended,
 };
 
 use super::inputs::Inputs;
@@ -38,7 +39,7 @@ fn measure_copies(tokens: u32) -> Result<[Row; 3]> {
         cache.release(copy)?;
         let suspended = suspend.time(clock, || cache.suspend(&stream, id))?;
         let resumed = resume.time(clock, || cache.resume(&stream, suspended));
-        id = resumed.map_err(|refused: ResumeRefused| KvError::from(refused))?;
+        id = resumed.map_err(|refused: StillSuspended| KvError::from(refused))?;
     }
     let size = format!("{tokens} tokens");
     Ok([

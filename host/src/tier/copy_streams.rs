@@ -1,4 +1,5 @@
-//! One direction between the device and host memory: streams of its own, and memory through which blocks go.
+//! The copies of one direction between the device and host memory: their streams, and the staging memory through which
+//! blocks go.
 //!
 //! A kernel packs a round of blocks into one half of that memory while the round before is copied from the other half, and
 //! likewise back: copies follow each other without a gap, and kernels take little of the device at a time.
@@ -14,8 +15,8 @@ use crate::ids::BlockId;
 use crate::manager::core::Core;
 use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
 
-/// One direction.
-pub(super) struct Lane<B: Backend> {
+/// The streams and the staging memory of one direction.
+pub(super) struct CopyStreams<B: Backend> {
     /// Copies between host memory and the halves, and of checkpoints.
     pub copies: Stream<B>,
     /// Kernels that copy between blocks and the halves. Steps come first: their streams have a higher priority.
@@ -38,7 +39,7 @@ struct Half<B: Backend> {
     after_copy: Event<B>,
 }
 
-impl<B: Backend> Lane<B> {
+impl<B: Backend> CopyStreams<B> {
     pub fn new(device: &Device<B>, layout: TierLayout) -> Result<Self, KvError> {
         let half = || -> Result<_, KvError> {
             Ok(Half {
@@ -64,8 +65,9 @@ impl<B: Backend> Lane<B> {
         Ok(self.copies.wait_for(&self.before)?)
     }
 
-    /// Queues the copies of `blocks` to the first of the units, in order, and takes those out. No transfer of this lane may be in
-    /// flight, or the host waits for it. On an error the units that were not taken stay.
+    /// Queues the copies of `blocks` to the first of the units, in order, and takes those units out. Call it when no
+    /// transfer of this direction is in flight; else the host waits for that. On an error the units that were not taken
+    /// stay.
     pub fn store(
         &mut self,
         core: &Core<B>,
@@ -86,8 +88,8 @@ impl<B: Backend> Lane<B> {
         Ok(())
     }
 
-    /// Queues the copies of the units to `blocks`, in order. No transfer of this lane may be in flight, or the host waits for
-    /// it.
+    /// Queues the copies of the units to `blocks`, in order. Call it when no transfer of this direction is in flight;
+    /// else the host waits for that.
     pub fn load(
         &mut self,
         core: &Core<B>,

@@ -6,7 +6,7 @@ use dsv4_kv_prefix::{
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::offers::Offers;
-use crate::block::{BLOCK, Block, BlockPool};
+use crate::block::{BLOCK, Block, BlockPool, BlockShares, Held};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
 use crate::ids::{RequestId, SlotId};
@@ -20,15 +20,16 @@ const REMEMBERED: u32 = 1 << 16;
 pub(crate) type Tree = PrefixTree<Block, SavedCheckpoint, ScoredLru, BLOCK>;
 type FreedUnit = Freed<Block, SavedCheckpoint>;
 
-/// What a request begins with, and with whom it may share that.
+/// The prompt of a request, and who may share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prompt<'p> {
     /// Token ids.
     pub tokens: &'p [u32],
-    /// Only requests with the same salt share anything. Who sets it decides who may find out by the time that a request
-    /// takes what others have asked.
+    /// Only requests with the same salt share prefixes. Use one salt for each trust domain: response times reveal whether
+    /// a prefix was cached.
     pub salt: &'p [u8],
-    /// What else must be the same: an adapter, or whatever makes other bytes of the same tokens.
+    /// Only requests with the same adapter share prefixes: its name, or whatever else makes other bytes of the same
+    /// tokens.
     pub adapter: &'p [u8],
 }
 
@@ -92,7 +93,7 @@ pub(crate) struct Sharer {
     pub(super) is_told: bool,
 }
 
-/// What a ledger lends out while the tree gives something up.
+/// Where blocks and checkpoints go that a request or the prefix tree gives up.
 pub(super) struct Pools<'l> {
     pub blocks: &'l mut BlockPool,
     pub checkpoints: &'l mut CheckpointPool,
@@ -101,12 +102,21 @@ pub(super) struct Pools<'l> {
 }
 
 impl Pools<'_> {
+    /// Returns a block to the pool, and marks it for poisoning.
+    pub fn free_block(&mut self, block: Block) {
+        self.unowned.add(block.id().0);
+        self.blocks.give_back(block);
+    }
+
+    /// Gives up blocks of a request, and frees those that nobody else has, the last of which is taken next.
+    pub fn give_up(&mut self, held: impl Iterator<Item = Held>, shares: &mut BlockShares) {
+        held.filter_map(|held| shares.give_up(held)).for_each(|block| self.free_block(block));
+    }
+
+    /// Frees what the prefix tree gave up.
     pub fn take_back(&mut self, freed: FreedUnit) {
         match freed {
-            Freed::Block(block) => {
-                self.unowned.add(block.id().0);
-                self.blocks.give_back(block);
-            }
+            Freed::Block(block) => self.free_block(block),
             Freed::Checkpoint(checkpoint) => self.checkpoints.give_back(checkpoint),
         }
     }

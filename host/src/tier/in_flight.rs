@@ -1,11 +1,11 @@
 //! Copies of a transfer, from the first call of the device until they were waited for.
 
-use super::lane::Lane;
+use super::copy_streams::CopyStreams;
 use crate::device::{Backend, HostCopies, HostUnit, Stream, Unsettled};
 use crate::error::KvError;
 
 /// The copies of a transfer.
-pub(super) struct Flight<B: Backend> {
+pub(super) struct InFlightCopies<B: Backend> {
     copies: Option<HostCopies<B>>,
     /// Where kernels may still be queued behind them.
     kernels: Option<Stream<B>>,
@@ -14,30 +14,30 @@ pub(super) struct Flight<B: Backend> {
 }
 
 /// What has become of them.
-pub(super) enum Landed<B: Backend> {
+pub(super) enum CopyStatus<B: Backend> {
     /// They are under way.
-    NotYet,
+    Running,
     /// They are done: the units that were written, and bytes of all.
     Done(Vec<HostUnit<B>>, u64),
     /// Not all were queued.
     Lost,
 }
 
-impl<B: Backend> Flight<B> {
+impl<B: Backend> InFlightCopies<B> {
     /// None yet.
     pub fn new() -> Self {
         Self { copies: None, kernels: None, is_whole: false }
     }
 
-    /// Queues them in the streams of a lane.
+    /// Queues them in the streams of a direction.
     pub fn queue(
         &mut self,
-        lane: &mut Lane<B>,
-        queue: impl FnOnce(&mut Lane<B>, &mut HostCopies<B>) -> Result<(), KvError>,
+        streams: &mut CopyStreams<B>,
+        queue: impl FnOnce(&mut CopyStreams<B>, &mut HostCopies<B>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
-        let copies = self.copies.insert(HostCopies::new(&lane.copies)?);
-        self.kernels = Some(lane.kernels.clone());
-        queue(lane, copies)?;
+        let copies = self.copies.insert(HostCopies::new(&streams.copies)?);
+        self.kernels = Some(streams.kernels.clone());
+        queue(streams, copies)?;
         copies.end()?;
         // The copies end behind the last kernel.
         self.kernels = None;
@@ -47,19 +47,19 @@ impl<B: Backend> Flight<B> {
 
     /// What has become of them; waits for them if they are to be `waited` for, or are lost. On an error nobody knows, and
     /// they are held until a later call does.
-    pub fn land(&mut self, waited: bool) -> Result<Landed<B>, KvError> {
-        let Some(copies) = &self.copies else { return Ok(Landed::Lost) };
+    pub fn finish(&mut self, waited: bool) -> Result<CopyStatus<B>, KvError> {
+        let Some(copies) = &self.copies else { return Ok(CopyStatus::Lost) };
         if self.is_whole && !waited && !copies.is_done()? {
-            return Ok(Landed::NotYet);
+            return Ok(CopyStatus::Running);
         }
         if let Some(kernels) = &self.kernels {
             kernels.synchronize()?;
         }
-        let Some(copies) = self.copies.take() else { return Ok(Landed::Lost) };
+        let Some(copies) = self.copies.take() else { return Ok(CopyStatus::Lost) };
         let bytes = copies.bytes();
         match copies.settle() {
-            Ok(units) if self.is_whole => Ok(Landed::Done(units, bytes)),
-            Ok(_) => Ok(Landed::Lost),
+            Ok(units) if self.is_whole => Ok(CopyStatus::Done(units, bytes)),
+            Ok(_) => Ok(CopyStatus::Lost),
             Err(unsettled) => {
                 let Unsettled { copies, error } = *unsettled;
                 self.copies = Some(copies);

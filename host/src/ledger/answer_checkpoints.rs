@@ -5,7 +5,7 @@
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::Ledger;
-use super::shared::Sharing;
+use super::prefix_tree::Sharing;
 use crate::checkpoints::SavedCheckpoint;
 use crate::ids::SlotId;
 

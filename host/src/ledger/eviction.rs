@@ -1,4 +1,4 @@
-//! What nobody refers to: evicted for requests that run, or kept for a time.
+//! Eviction of unreferenced blocks and checkpoints; leases.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use dsv4_kv_prefix::{Counts, Lease, Need, PinRefused, ReuseStats, RootKey};
 
 use super::Ledger;
 use super::open_step::StepRequest;
-use super::shared::Prompt;
-use super::shared::Tree;
+use super::prefix_tree::Prompt;
+use super::prefix_tree::Tree;
 use crate::error::KvError;
 
 impl Ledger {

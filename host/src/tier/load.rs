@@ -1,21 +1,22 @@
-//! To the device: the blocks of a prompt that it does not have, and the checkpoint behind them.
+//! Transfers from host memory to the device: the blocks of a prompt that the device does not have, and the checkpoint at
+//! their end.
 
 use dsv4_kv_prefix::{Reference, RootKey};
 
-use super::flight::{Flight, Landed};
+use super::in_flight::{CopyStatus, InFlightCopies};
 use super::mistake::{Mistake, made};
-use super::state::{Arriving, PrefetchId, Tier, Wanted};
+use super::state::{PendingLoad, PrefetchId, Tier, Wanted};
 use super::stats::{TierEvent, TierMiss};
 use crate::block::BLOCK;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
-use crate::ledger::{Arrival, Ledger};
+use crate::ledger::{Ledger, LoadTarget};
 use crate::manager::core::Core;
 
 /// Prompts that wait for their turn at most: each is a copy of its tokens.
 const PROMPTS: usize = 64;
 
-/// When a prompt comes.
+/// When a prompt is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Behind all others.
@@ -36,8 +37,8 @@ impl<B: Backend> Tier<B> {
         turn: Turn,
     ) -> Result<PrefetchId, KvError> {
         let is_it = |wanted: &Wanted| wanted.root == root && wanted.tokens == tokens;
-        let arriving = self.arriving.as_mut().map(|arriving| &mut arriving.wanted);
-        if let Some(wanted) = arriving.filter(|wanted| wanted.asked > 0 && is_it(wanted)) {
+        let loading = self.loading.as_mut().map(|loading| &mut loading.wanted);
+        if let Some(wanted) = loading.filter(|wanted| wanted.asked > 0 && is_it(wanted)) {
             wanted.asked += 1;
             return Ok(wanted.id);
         }
@@ -56,8 +57,8 @@ impl<B: Backend> Tier<B> {
 
     /// Whether a prompt is still to arrive.
     pub fn is_wanted(&self, id: PrefetchId) -> bool {
-        let arriving = self.arriving.as_ref().map(|arriving| &arriving.wanted);
-        let mut all = self.wanted.iter().chain(arriving);
+        let loading = self.loading.as_ref().map(|loading| &loading.wanted);
+        let mut all = self.wanted.iter().chain(loading);
         all.any(|wanted| wanted.id == id && wanted.asked > 0)
     }
 
@@ -73,8 +74,8 @@ impl<B: Backend> Tier<B> {
 
     /// As [`Self::cancel`], and nothing is counted of one that is not under way.
     pub fn withdraw(&mut self, id: PrefetchId) -> bool {
-        let arriving = self.arriving.as_mut().map(|arriving| &mut arriving.wanted);
-        let mut all = self.wanted.iter_mut().chain(arriving);
+        let loading = self.loading.as_mut().map(|loading| &mut loading.wanted);
+        let mut all = self.wanted.iter_mut().chain(loading);
         let Some(wanted) = all.find(|wanted| wanted.id == id && wanted.asked > 0) else {
             return false;
         };
@@ -89,15 +90,15 @@ impl<B: Backend> Tier<B> {
     ///
     /// # Errors
     /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`] for the prompt that comes next, which is passed over.
-    pub fn begin_arriving(
+    pub fn begin_load(
         &mut self,
         ledger: &mut Ledger,
         only: Option<PrefetchId>,
     ) -> Result<bool, KvError> {
-        if self.arriving.is_some() {
+        if self.loading.is_some() {
             return Ok(false);
         }
-        while self.arriving.is_none() {
+        while self.loading.is_none() {
             // A lost transfer was requeued at the front, ahead of `only`.
             let at = only.map_or(Some(0), |id| self.wanted.iter().position(|of| of.id == id));
             let next = at.and_then(|at| self.wanted.remove(at));
@@ -110,9 +111,10 @@ impl<B: Backend> Tier<B> {
             let adopted = self.tree.adopt(&wanted.root, &wanted.tokens);
             let tokens =
                 wanted.tokens.as_chunks::<BLOCK>().0[..adopted.reused as usize / BLOCK].to_vec();
-            match ledger.begin_arrival(&wanted.root, &tokens) {
-                Ok(Some(arrival)) => {
-                    self.arriving = Some(self.arriving(wanted, tokens, arrival, adopted.reference));
+            match ledger.begin_load(&wanted.root, &tokens) {
+                Ok(Some(target)) => {
+                    self.loading =
+                        Some(self.pending_load(wanted, tokens, target, adopted.reference));
                 }
                 Ok(None) => {
                     self.miss(TierMiss::NotThere);
@@ -128,49 +130,49 @@ impl<B: Backend> Tier<B> {
         Ok(true)
     }
 
-    /// What is read for an arrival.
-    fn arriving(
+    /// What is read for an target.
+    fn pending_load(
         &self,
         wanted: Wanted,
         tokens: Vec<[u32; BLOCK]>,
-        arrival: Arrival,
+        target: LoadTarget,
         source: Reference,
-    ) -> Arriving<B> {
+    ) -> PendingLoad<B> {
         let (Ok(blocks), Ok(Some(checkpoint))) =
             (self.tree.blocks(&source), self.tree.checkpoint(&source))
         else {
             unreachable!("a prompt is adopted down to a checkpoint of this tree")
         };
-        let missing = blocks.take_while(|&(number, _)| number >= arrival.above());
+        let missing = blocks.take_while(|&(number, _)| number >= target.above());
         let mut units: Vec<_> = missing.map(|(_, unit)| unit.clone()).collect();
         if !made(Mistake::BlocksSwapped) {
             units.reverse();
         }
         let (origin, has_draft) = (checkpoint.origin, checkpoint.has_draft);
         let units = (units, checkpoint.units.clone());
-        let flight = Flight::new();
-        Arriving { wanted, tokens, arrival, units, origin, has_draft, flight, source }
+        let in_flight = InFlightCopies::new();
+        PendingLoad { wanted, tokens, target, units, origin, has_draft, in_flight, source }
     }
 
-    /// Queues the copies of what was begun, behind `stream`. On an error it is lost: [`Self::end_arriving`] gives it back.
-    pub fn queue_arriving(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
-        let Self { arriving: Some(arriving), to_device: lane, layout, .. } = self else {
+    /// Queues the copies of what was begun, behind `stream`. On an error it is lost: [`Self::end_load`] gives it back.
+    pub fn queue_load(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
+        let Self { loading: Some(loading), to_device: streams, layout, .. } = self else {
             return Ok(());
         };
-        let (units, checkpoint) = std::mem::take(&mut arriving.units);
+        let (units, checkpoint) = std::mem::take(&mut loading.units);
         debug_assert_eq!(checkpoint.len(), layout.checkpoint_units as usize, "of this tier");
-        let arrival = &arriving.arrival;
-        arriving.flight.queue(lane, |lane, copies| {
+        let target = &loading.target;
+        loading.in_flight.queue(streams, |streams, copies| {
             if !made(Mistake::ArrivesUnordered) {
-                lane.follow(stream)?;
+                streams.follow(stream)?;
             }
-            lane.load(core, &units, &arrival.blocks(), copies)?;
-            let target = core.memory.state.checkpoint(arrival.checkpoint());
+            streams.load(core, &units, &target.blocks(), copies)?;
+            let target = core.memory.state.checkpoint(target.checkpoint());
             Ok(copies.load(checkpoint, &target)?)
         })?;
         if made(Mistake::SourceNotHeld) {
-            let nothing = self.tree.refer_to_match(&arriving.wanted.root, &[]);
-            let source = std::mem::replace(&mut arriving.source, nothing);
+            let nothing = self.tree.refer_to_match(&loading.wanted.root, &[]);
+            let source = std::mem::replace(&mut loading.source, nothing);
             self.release(source);
         }
         Ok(())
@@ -178,26 +180,28 @@ impl<B: Backend> Tier<B> {
 
     /// Enters what has arrived, or gives back the room of what was lost or cancelled. Waits for it if it is to be `waited`
     /// for, or is lost.
-    pub fn end_arriving(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
-        let Some(arriving) = self.arriving.as_mut() else { return Ok(()) };
-        let mut landed = arriving.flight.land(waited)?;
-        if matches!(landed, Landed::NotYet) {
-            if !arriving.is_taken_for_done() {
+    pub fn end_load(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
+        let Some(loading) = self.loading.as_mut() else { return Ok(()) };
+        let mut status = loading.in_flight.finish(waited)?;
+        if matches!(status, CopyStatus::Running) {
+            if !loading.is_taken_for_done() {
                 return Ok(());
             }
-            landed = Landed::Done(Vec::new(), 0);
+            status = CopyStatus::Done(Vec::new(), 0);
         }
-        let Some(arriving) = self.arriving.take() else { return Ok(()) };
-        let is_cancelled = arriving.wanted.asked == 0 && !made(Mistake::CancelIgnored);
-        match landed {
-            Landed::Done(_, bytes) if !is_cancelled => self.enter_arriving(ledger, arriving, bytes),
-            landed => {
-                let is_done = matches!(landed, Landed::Done(..));
-                let Arriving { wanted, arrival, source, .. } = arriving;
+        let Some(loading) = self.loading.take() else { return Ok(()) };
+        let is_cancelled = loading.wanted.asked == 0 && !made(Mistake::CancelIgnored);
+        match status {
+            CopyStatus::Done(_, bytes) if !is_cancelled => {
+                self.enter_loaded(ledger, loading, bytes)
+            }
+            status => {
+                let is_done = matches!(status, CopyStatus::Done(..));
+                let PendingLoad { wanted, target, source, .. } = loading;
                 if made(Mistake::CancelLeaks) {
-                    std::mem::forget(arrival);
+                    std::mem::forget(target);
                 } else {
-                    ledger.drop_arrival(arrival);
+                    ledger.drop_load(target);
                 }
                 self.miss(if is_done { TierMiss::Cancelled } else { TierMiss::Device });
                 if !is_cancelled {
@@ -210,10 +214,10 @@ impl<B: Backend> Tier<B> {
     }
 
     /// The device has it now.
-    fn enter_arriving(&mut self, ledger: &mut Ledger, arriving: Arriving<B>, bytes: u64) {
-        let Arriving { wanted, tokens, arrival, origin, has_draft, source, .. } = arriving;
+    fn enter_loaded(&mut self, ledger: &mut Ledger, loading: PendingLoad<B>, bytes: u64) {
+        let PendingLoad { wanted, tokens, target, origin, has_draft, source, .. } = loading;
         let before = ledger.reusable(&wanted.root, &wanted.tokens);
-        let (blocks, place) = ledger.enter_arrival(arrival, &tokens, origin, has_draft);
+        let (blocks, place) = ledger.enter_loaded(target, &tokens, origin, has_draft);
         let reusable = (tokens.len() * BLOCK) as u32;
         self.stats.restored_blocks += u64::from(blocks);
         self.stats.restored_checkpoints += u64::from(place.is_some());
@@ -224,14 +228,14 @@ impl<B: Backend> Tier<B> {
     }
 }
 
-impl<B: Backend> Arriving<B> {
+impl<B: Backend> PendingLoad<B> {
     /// A mistake: it is taken for done while it is copied.
     fn is_taken_for_done(&mut self) -> bool {
         let is_early =
             made(Mistake::EnteredEarly) || (made(Mistake::FreedInFlight) && self.wanted.asked == 0);
         if is_early {
             // Nobody waits for the copies.
-            std::mem::forget(std::mem::replace(&mut self.flight, Flight::new()));
+            std::mem::forget(std::mem::replace(&mut self.in_flight, InFlightCopies::new()));
         }
         is_early
     }
@@ -275,14 +279,14 @@ mod tests {
         let (core, tier) = cache.tier_parts().unwrap();
         let mut ledger = core.ledger();
         let lost = tier.want(lost, &tokens, Turn::Last).unwrap();
-        assert!(tier.begin_arriving(&mut ledger, None).unwrap());
+        assert!(tier.begin_load(&mut ledger, None).unwrap());
         let waited = tier.want(waited, &tokens, Turn::Next).unwrap();
         // None of its copies was queued, as if the device had failed.
-        tier.end_arriving(&mut ledger, true).unwrap();
-        assert!(tier.arriving.is_none() && tier.is_wanted(lost), "it is to be repeated");
-        assert!(tier.begin_arriving(&mut ledger, Some(waited)).unwrap(), "nothing began");
-        assert_eq!(tier.arriving.as_ref().map(|arriving| arriving.wanted.id), Some(waited));
-        tier.end_arriving(&mut ledger, true).unwrap();
+        tier.end_load(&mut ledger, true).unwrap();
+        assert!(tier.loading.is_none() && tier.is_wanted(lost), "it is to be repeated");
+        assert!(tier.begin_load(&mut ledger, Some(waited)).unwrap(), "nothing began");
+        assert_eq!(tier.loading.as_ref().map(|loading| loading.wanted.id), Some(waited));
+        tier.end_load(&mut ledger, true).unwrap();
         assert!(tier.audit().is_ok() && ledger.audit().is_ok());
     }
 }

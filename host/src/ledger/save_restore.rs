@@ -83,7 +83,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
-    /// [`KvError::ForeignCheckpoint`], [`KvError::Shares`], [`KvError::NotRestorable`].
+    /// [`KvError::ForeignCheckpoint`], [`KvError::SharesPrefix`], [`KvError::NotRestorable`].
     pub(crate) fn check_restore(
         &self,
         id: RequestId,
@@ -93,7 +93,7 @@ impl Ledger {
         self.check_in_no_step(id)?;
         self.checkpoints.check_own(from)?;
         if self.sharing.as_ref().is_some_and(|sharing| sharing.of(id.slot()).is_some()) {
-            return Err(KvError::Shares { request: id });
+            return Err(KvError::SharesPrefix { request: id });
         }
         let (boundary, blocks) = (from.boundary(), request.blocks.len() as u32);
         let committed = request.groups[LayerGroup::Trunk.index()].committed;
@@ -116,10 +116,7 @@ impl Ledger {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
     pub(crate) fn enter_restored(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
-        // Rows are there for this position alone: those before them, which an earlier one needs, are what the slot's last
-        // request left.
-        let written_to = boundary.saturating_add(self.rollback_tokens);
-        let at = Progress { committed: boundary, written_to, in_step: 0 };
+        let at = Progress::restored(boundary, self.rollback_tokens);
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
         self.saves.forget(id.slot());

@@ -3,9 +3,9 @@
 use dsv4_kv_prefix::Origin;
 
 use super::Ledger;
+use super::answer_checkpoints;
 use super::open_step::Accepted;
-use super::outputs;
-use super::shared::{Admission, Pools, Prompt, Sharer, Sharing};
+use super::prefix_tree::{Admission, Pools, Prompt, Sharer, Sharing};
 use crate::block::{BLOCK, Held};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
 use crate::error::KvError;
@@ -130,7 +130,7 @@ impl Ledger {
             let refused = match of(id).and_then(|sharer| sharer.place_of(&saved)) {
                 None => Some(saved),
                 Some((.., Origin::Output)) if *keeps_outputs => {
-                    outputs::replace(outputs, id.slot(), saved)
+                    answer_checkpoints::replace(outputs, id.slot(), saved)
                 }
                 Some(place) => offers.attach(tree, place, saved),
             };
