@@ -9,14 +9,15 @@ use crate::ptx;
 /// The kernels of the table, and the embedded PTX.
 #[must_use]
 pub fn kernels() -> Kernels {
-    Kernels {
-        infos: KERNELS,
-        ptx: |gpu, driver| {
-            let text = ptx::select(&gpu.name, gpu.sm.unwrap_or(0))?.text()?;
-            ptx::check_driver(&text, driver)?;
-            Ok(text)
-        },
-    }
+    // SAFETY: `ptx::select` compares the hash of the table that the PTX was compiled with; `Operation`s of this crate, the router
+    // and `dsv4-kv-linear` index `KERNELS`.
+    unsafe { Kernels::new(KERNELS, embedded_ptx) }
+}
+
+fn embedded_ptx(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError> {
+    let text = ptx::select(&gpu.name, gpu.sm.unwrap_or(0))?.text()?;
+    ptx::check_driver(&text, driver)?;
+    Ok(text)
 }
 
 /// Opens a GPU with its primary context and loads the kernels.

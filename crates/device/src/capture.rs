@@ -46,6 +46,8 @@ struct Capture {
     violation: Option<DeviceError>,
     /// What was dropped meanwhile.
     put_off: Vec<Box<dyn Any + Send>>,
+    /// What is to be done when the capture has ended.
+    deferred: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl Captures {
@@ -56,8 +58,8 @@ impl Captures {
         if current.is_some() {
             return Err(DeviceError::NestedCapture);
         }
-        *current =
-            Some(Capture { stream, retained, nodes: 0, violation: None, put_off: Vec::new() });
+        let (put_off, deferred) = (Vec::new(), Vec::new());
+        *current = Some(Capture { stream, retained, nodes: 0, violation: None, put_off, deferred });
         let number = self.begun.load(Ordering::Acquire) + 1;
         self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, number);
         // Who reads the new number sees that the capture is active.
@@ -69,11 +71,12 @@ impl Captures {
     /// Ends the capture and frees what was put off: how much was queued, or the first rule broken in it.
     pub fn end(&self) -> Result<u64, DeviceError> {
         self.active.store(false, Ordering::Release);
-        let Some(Capture { nodes, violation, put_off, .. }) = self.lock().take() else {
+        let Some(Capture { nodes, violation, put_off, deferred, .. }) = self.lock().take() else {
             return Ok(0);
         };
         // One by one, since another capture may begin meanwhile.
         put_off.into_iter().for_each(|raw| self.free(raw));
+        deferred.into_iter().for_each(|wait| wait());
         violation.map_or(Ok(nodes), Err)
     }
 
@@ -155,6 +158,24 @@ impl Captures {
     ) -> Result<(), DeviceError> {
         let _gate = self.enter();
         if self.active.load(Ordering::Acquire) { Ok(()) } else { forbidden() }
+    }
+
+    /// Does what a capture forbids; `None`, and no rule is broken, while anything is being captured. As [`Self::outside`] otherwise.
+    pub fn try_outside<R>(&self, forbidden: impl FnOnce() -> R) -> Option<R> {
+        let _gate = self.enter();
+        (!self.active.load(Ordering::Acquire)).then(forbidden)
+    }
+
+    /// Calls `then` with `value` when the capture ends that is active.
+    ///
+    /// # Errors
+    /// `value`, if none is active.
+    pub fn defer<T: Send + 'static>(&self, value: T, then: fn(T)) -> Result<(), T> {
+        match self.lock().as_mut() {
+            Some(capture) => capture.deferred.push(Box::new(move || then(value))),
+            None => return Err(value),
+        }
+        Ok(())
     }
 
     /// Drops `raw`: now, or when the capture ends that is active.

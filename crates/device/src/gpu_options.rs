@@ -16,14 +16,29 @@ pub struct CudaOptions {
     pub check_every_launch: bool,
 }
 
+/// The PTX that has all kernels, for a GPU and a driver: its version is as `cuDriverGetVersion` says it, 12080 for CUDA 12.8.
+pub type PtxOf = fn(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError>;
+
 /// Kernels, and where their PTX is.
 #[derive(Clone, Copy)]
 pub struct Kernels {
-    /// The kernels; [`Operation::kernel`](crate::Operation::kernel) is an index into them.
-    pub infos: &'static [KernelInfo],
-    /// The PTX that has all of them, for a GPU and a driver: its version is as `cuDriverGetVersion` says it,
-    /// 12080 for CUDA 12.8.
-    pub ptx: fn(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError>,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA loads kernels"))]
+    pub(crate) infos: &'static [KernelInfo],
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA loads kernels"))]
+    pub(crate) ptx: PtxOf,
+}
+
+impl Kernels {
+    /// The kernels `infos`, of which [`Operation::kernel`](crate::Operation::kernel) is an index, and their PTX.
+    ///
+    /// # Safety
+    /// The PTX has a kernel of each name in `infos`, with the parameters, the threads a block and the shared memory that `infos` says; and
+    /// `infos` are those that the [`Operation`](crate::Operation)s of the program index. Launches pass arguments as `infos` says, and a kernel
+    /// uses them as addresses.
+    #[must_use]
+    pub const unsafe fn new(infos: &'static [KernelInfo], ptx: PtxOf) -> Self {
+        Self { infos, ptx }
+    }
 }
 
 /// The driver of this machine and its GPUs.

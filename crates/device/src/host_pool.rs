@@ -127,8 +127,8 @@ impl<B: Backend> HostPool<B> {
 }
 
 /// Copies between a device's memory and units of a [`HostPool`], in one stream. It holds the units until the copies are
-/// done, so that nobody writes, reads or gives back what is being moved. Dropping it waits for the stream; if that fails,
-/// the units are lost to their pool.
+/// done, so that nobody writes, reads or gives back what is being moved. Dropping it waits for the stream, or, while anything is
+/// being captured, has that done when the capture ends; if the wait fails, the units are lost to their pool.
 pub struct HostCopies<B: Backend> {
     stream: Stream<B>,
     ended: Event<B>,
@@ -274,10 +274,40 @@ impl<B: Backend> HostUnit<B> {
 
 impl<B: Backend> Drop for HostCopies<B> {
     fn drop(&mut self) {
-        if !self.is_settled && self.stream.synchronize().is_err() {
+        if !self.is_settled {
+            let (written, read) =
+                (std::mem::take(&mut self.written), std::mem::take(&mut self.read));
+            InFlight { stream: self.stream.clone(), written, read }.release();
+        }
+    }
+}
+
+/// Units that the device may still write or read, and the stream of the copies.
+struct InFlight<B: Backend> {
+    stream: Stream<B>,
+    written: Vec<HostUnit<B>>,
+    read: Vec<Arc<HostUnit<B>>>,
+}
+
+impl<B: Backend> InFlight<B> {
+    /// Waits for the stream and gives the units back: when the capture has ended, while anything is being captured.
+    fn release(mut self) {
+        let device = self.stream.device().clone();
+        let waited = loop {
+            let wait = || self.stream.backend().synchronize(self.stream.raw());
+            if let Some(waited) = device.captures().try_outside(wait) {
+                break waited;
+            }
+            match device.captures().defer(self, Self::release) {
+                Ok(()) => return,
+                // The capture has ended meanwhile.
+                Err(same) => self = same,
+            }
+        };
+        if waited.is_err() {
             // The device may still write or read them.
-            std::mem::take(&mut self.written).into_iter().for_each(std::mem::forget);
-            std::mem::take(&mut self.read).into_iter().for_each(std::mem::forget);
+            self.written.into_iter().for_each(std::mem::forget);
+            self.read.into_iter().for_each(std::mem::forget);
         }
     }
 }

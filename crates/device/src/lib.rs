@@ -111,7 +111,7 @@ pub use cuda::{Cuda, CudaDevice};
 pub use device::Device;
 pub use emulator::{EmuDevice, EmuOptions, Emulator};
 pub use error::{CudaStatus, DeviceError};
-pub use gpu_options::{CudaOptions, CudaSurvey, Kernels};
+pub use gpu_options::{CudaOptions, CudaSurvey, Kernels, PtxOf};
 pub use graph::Graph;
 /// The element of BF16 tensors. A buffer of `u16` is none.
 pub use half::bf16;

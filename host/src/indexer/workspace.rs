@@ -1,7 +1,7 @@
 //! The memory that the indexers of a model share, and its size before it is allocated.
 
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kernels_gpu::indexer::TILE;
 use kv_layout::config::ModelConfig;
@@ -119,6 +119,8 @@ pub struct IndexerWorkspace<B: Backend> {
     pub(super) maxima: Buffer<B, f32>,
     memory: Vec<Memory<B>>,
     cache: OnceLock<CacheId>,
+    /// Held while the launches of a selection are queued: those of two threads must not alternate, as both use this memory.
+    queueing: Mutex<()>,
 }
 
 impl<B: Backend> fmt::Debug for IndexerWorkspace<B> {
@@ -153,6 +155,7 @@ impl<B: Backend> IndexerWorkspace<B> {
             maxima: allocator.allocate(specs.maxima)?,
             memory: allocator.memory(),
             cache: OnceLock::new(),
+            queueing: Mutex::default(),
         })
     }
 
@@ -166,6 +169,12 @@ impl<B: Backend> IndexerWorkspace<B> {
     pub(super) fn belong_to(&self, cache: CacheId) -> Result<(), KvError> {
         let owner = *self.cache.get_or_init(|| cache);
         if owner == cache { Ok(()) } else { Err(KvError::ForeignWorkspace) }
+    }
+
+    /// Waits until no other thread queues launches that use the workspace, and keeps others from it.
+    pub(super) fn queue_alone(&self) -> MutexGuard<'_, ()> {
+        // The guarded value is `()`: nothing in it can be broken by a panic.
+        self.queueing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where queries go.

@@ -35,8 +35,13 @@ pub struct HcaCompression<'a, B: Backend> {
     pub pooled: &'a Buffer<B, f32>,
 }
 
+/// The launches of `compress_hca`, in order: first the runs that go on from a state row, then those that start a window.
+/// A chunk longer than the ring may overwrite the row that it goes on from.
+pub(crate) const HCA_LAUNCHES: [u32; 2] =
+    [CompressHcaParams::GOING_ON, CompressHcaParams::STARTING];
+
 /// Queues `compress_hca`, once for the runs that go on from a state row and once for those that start a
-/// window: a chunk longer than the ring may overwrite the row that it goes on from.
+/// window.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
@@ -45,33 +50,39 @@ pub fn compress_hca<B: Backend>(
     stream: &Stream<B>,
     windows: &HcaCompression<'_, B>,
 ) -> Result<(), DeviceError> {
+    HCA_LAUNCHES.into_iter().try_for_each(|part| compress_hca_part(stream, windows, part))
+}
+
+/// Queues one of [`HCA_LAUNCHES`].
+pub(crate) fn compress_hca_part<B: Backend>(
+    stream: &Stream<B>,
+    windows: &HcaCompression<'_, B>,
+    part: u32,
+) -> Result<(), DeviceError> {
     let HcaCompression { tokens, projections, ape, state, runs, pooled } = *windows;
     state.check(CompressorKind::Hca)?;
-    for part in [CompressHcaParams::GOING_ON, CompressHcaParams::STARTING] {
-        let operation = CompressHca {
-            kv: projections.kv.ptr(),
-            gate: projections.gate.ptr(),
-            ape: ape.ptr(),
-            runs: runs.records.ptr(),
-            token_position: tokens.position.ptr(),
-            token_slot: tokens.slot.ptr(),
-            token_index: tokens.index.ptr(),
-            token_remaining: tokens.remaining.ptr(),
-            state: state.rows.ptr_mut(),
-            pooled: pooled.ptr_mut(),
-            params: CompressHcaParams {
-                capacity: runs.capacity,
-                ring: state.ring,
-                slots: state.slots,
-                tokens: tokens.count,
-                part,
-            },
-        };
-        // SAFETY: the launch checks every buffer; the kernel leaves out what the list names that is no
-        // token of the step, and slots that do not exist.
-        unsafe { stream.launch((), &operation)? }
-    }
-    Ok(())
+    let operation = CompressHca {
+        kv: projections.kv.ptr(),
+        gate: projections.gate.ptr(),
+        ape: ape.ptr(),
+        runs: runs.records.ptr(),
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        token_index: tokens.index.ptr(),
+        token_remaining: tokens.remaining.ptr(),
+        state: state.rows.ptr_mut(),
+        pooled: pooled.ptr_mut(),
+        params: CompressHcaParams {
+            capacity: runs.capacity,
+            ring: state.ring,
+            slots: state.slots,
+            tokens: tokens.count,
+            part,
+        },
+    };
+    // SAFETY: the launch checks every buffer; the kernel leaves out what the list names that is no
+    // token of the step, and slots that do not exist.
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Pooled windows on their way into the pool.

@@ -73,7 +73,10 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
             runs: &scratch.hca_runs(access.shape),
             pooled: &scratch.hca_pooled,
         };
-        self.tracker.queued(ops::compress_hca(access.stream, &windows))
+        // Each launch by itself: where the second is refused, the first has overwritten state rows.
+        ops::HCA_LAUNCHES.into_iter().try_for_each(|part| {
+            self.tracker.queued(ops::compress_hca_part(access.stream, &windows, part))
+        })
     }
 
     /// Queues quantisation and store of the entries that closed.

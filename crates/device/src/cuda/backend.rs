@@ -31,9 +31,10 @@ unsafe impl Backend for Cuda {
         &self.shared.info
     }
 
-    /// The context: what the driver forbids in a capture it forbids all users of the context.
+    /// One for the process: a capture in mode `CU_STREAM_CAPTURE_MODE_GLOBAL` forbids frees, allocations and waits in all contexts,
+    /// on all GPUs. A forbidden call fails, and ends the capture.
     fn capture_domain(&self) -> Option<u64> {
-        Some(self.shared.context as u64)
+        Some(0)
     }
 
     fn waits_for_launches(&self) -> bool {
