@@ -312,11 +312,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         behind.count() as u32
     }
 
-    /// Blocks of `prompt` that another root has, if that is remembered of the first one.
+    /// 1 if another root has the first block of `prompt`, as far as that is remembered. No further blocks: the time of an
+    /// admission must not tell how much of a prompt others have computed under another salt.
     fn in_another_root(&self, root: NodeKey, prompt: &[[u32; T]]) -> u32 {
         let Some(first) = prompt.first() else { return 0 };
         let found = self.first_blocks.get(self.hasher.hash_one(first));
-        let other = found.filter(|&other| other != root && self.nodes.contains_key(other));
-        other.map_or(0, |other| self.walk(other, prompt).depth)
+        found.is_some_and(|other| other != root && self.nodes.contains_key(other)).into()
     }
 }

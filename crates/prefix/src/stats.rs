@@ -16,7 +16,7 @@ pub struct ReuseStats {
     pub no_checkpoint: u64,
     /// Their blocks were in the tree and were evicted, as far as that is remembered.
     pub evicted: u64,
-    /// Another root has them, as far as that is remembered. Looked for where nothing matched.
+    /// Of prompts of which nothing matched the first block, if another root has had it, as far as that is remembered.
     pub other_root: u64,
     /// Behind the last boundary that leaves a token to compute: they fill no block.
     pub partial: u64,

@@ -71,7 +71,8 @@ impl Ledger {
             request.groups = both.1;
         }
         // What the tree keeps it keeps for both.
-        self.fork_sharing(of.slot(), id.slot());
+        let committed = self.committed(id).unwrap_or(0);
+        self.fork_sharing(of.slot(), id.slot(), committed);
         id
     }
 

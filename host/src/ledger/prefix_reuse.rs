@@ -1,6 +1,7 @@
 //! Prefixes that requests share: what a prompt goes on from, and which blocks and checkpoints become the tree's.
 
 use dsv4_kv_prefix::Origin;
+use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::Ledger;
 use super::answer_checkpoints;
@@ -99,7 +100,7 @@ impl Ledger {
         // Where tokens were not told, nobody knows what follows.
         sharer.is_told &= part.tokens.len() == part.accepted as usize;
         if !sharer.is_told {
-            return;
+            return self.save_no_further(slot);
         }
         sharer.tokens.extend_from_slice(part.tokens);
         let Some(request) = requests.of_slot_mut(slot) else { return };
@@ -116,6 +117,16 @@ impl Ledger {
         let registered = tree.extend(&mut sharer.reference, &closed[..own], take, freed);
         debug_assert!(registered.is_ok(), "the reference is this tree's");
         sharer.tokens.drain(..own * BLOCK);
+        if !sharer.is_told {
+            self.save_no_further(slot);
+        }
+    }
+
+    /// A request that registers no more blocks needs no checkpoints behind those: the prefix tree would not take them.
+    fn save_no_further(&mut self, slot: SlotId) {
+        let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(slot));
+        let registered = sharer.map_or(0, |sharer| sharer.reference.blocks() * BLOCK_TOKENS);
+        self.saves.forget_behind(slot, registered);
     }
 
     /// Gives the tree the checkpoints of its requests that were saved; of others they stay for
@@ -167,20 +178,20 @@ impl Ledger {
         debug_assert!(released.is_ok(), "the reference is this tree's");
     }
 
-    /// Another request has the tokens and the blocks of this one.
-    pub(super) fn fork_sharing(&mut self, from: SlotId, to: SlotId) {
+    /// Another request has the `committed` tokens and the blocks of this one. What it goes on with is its answer, also where this one
+    /// is still in its prompt.
+    pub(super) fn fork_sharing(&mut self, from: SlotId, to: SlotId, committed: u32) {
         let Some(sharing) = self.sharing.as_deref_mut() else { return };
         let Some(sharer) = sharing.sharers[from.0 as usize].as_ref() else { return };
         let Ok(reference) = sharing.tree.refer_again(&sharer.reference) else {
             unreachable!("the reference is this tree's")
         };
-        let &Sharer { ref tokens, checkpoints, next_output, is_told, .. } = sharer;
-        let tokens = sharing.told(tokens);
-        let fork = Sharer { reference, tokens, checkpoints, next_output, is_told };
-        sharing.sharers[to.0 as usize] = Some(fork);
-        if self.saves.of(from).contains(&next_output) {
-            self.saves.add(to, next_output);
-        }
+        let tokens = sharing.told(&sharer.tokens);
+        let checkpoints = sharing.placement.checkpoints(committed.saturating_add(1), 0);
+        let is_told = sharer.is_told;
+        sharing.sharers[to.0 as usize] =
+            Some(Sharer { reference, tokens, checkpoints, next_output: 0, is_told });
+        self.want_output(to, committed);
     }
 
     /// What requests share, and where that goes when it is given up.

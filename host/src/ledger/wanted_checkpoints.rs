@@ -94,6 +94,13 @@ impl Saves {
         all
     }
 
+    /// The request is not to be saved behind `boundary` any more.
+    pub fn forget_behind(&mut self, slot: SlotId, boundary: u32) {
+        let wanted = self.wanted.get_mut(slot.0 as usize).into_iter();
+        wanted.for_each(|wanted| wanted.retain(|&at| at <= boundary));
+        self.due.retain(|&(id, at)| id.slot() != slot || at <= boundary);
+    }
+
     /// The request is not to be saved any more.
     pub fn forget(&mut self, slot: SlotId) {
         self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);

@@ -116,7 +116,8 @@ impl<B: Backend> KvCacheManager<B> {
 
     /// Saves the requests that passed a position at which they were to be saved
     /// ([`Self::want_checkpoint`]) in a step that could not do it, a decode step for instance:
-    /// to be called after its commit, before the next step. One launch for all of them, none if there are none. A
+    /// to be called after its commit, before the next step, and before a request of the step is released: what is due of a
+    /// request goes with it. One launch for all of them, none if there are none. A
     /// request that no checkpoint is free for is not saved. [`Self::take_saved`] hands out what was.
     ///
     /// # Errors

@@ -54,6 +54,7 @@ suite! {
     device::host_units {
         what_is_stored_comes_back,
         wrong_sizes_of_units_are_refused,
+        what_is_dropped_in_a_capture_comes_back,
     }
     device::capture {
         allocating_or_waiting_is_refused,
@@ -249,6 +250,7 @@ suite! {
         lists_equal_the_oracle,
         lists_by_four_bit_weights_equal_the_oracle,
         one_launch_lists_as_two,
+        threads_share_a_workspace,
         bad_input_is_refused,
     }
     linear::bf16 {

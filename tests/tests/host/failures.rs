@@ -171,7 +171,7 @@ fn any_call_may_fail() {
     }
 }
 
-/// Devices of one domain, as those on one GPU are, share what a capture forbids.
+/// Devices of one domain, as all GPUs of a process are, share what a capture forbids.
 #[test]
 fn devices_of_a_domain_share_captures() {
     let in_domain =

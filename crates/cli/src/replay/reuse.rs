@@ -26,7 +26,7 @@ pub struct Reuse {
     pub no_checkpoint: u64,
     /// They were evicted, as far as that is remembered.
     pub evicted: u64,
-    /// Another salt, adapter or model had them; never in a replay.
+    /// Another salt, adapter or model had their first block, which these are; never in a replay.
     pub other_root: u64,
     /// Behind the last block that leaves a token to compute.
     pub partial: u64,

@@ -155,11 +155,13 @@ impl<B: Backend> Engine<B> {
         Ok(moves)
     }
 
-    /// Ends a request and frees what it held.
+    /// Ends a request and frees what it held. What its last step passed is saved before.
     ///
     /// # Errors
     /// [`dsv4_kv::KvError::UnknownRequest`], [`dsv4_kv::KvError::ForeignRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), ModelError> {
+        // Without the checkpoint, a later prompt is computed from an earlier one: no reason to keep the request.
+        let _ = self.cache.save_wanted(&self.stream);
         Ok(self.cache.release(id)?)
     }
 

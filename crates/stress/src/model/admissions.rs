@@ -129,7 +129,8 @@ impl Model {
             let draft = &mut request.groups[LayerGroup::Draft.index()];
             draft.genuine = draft.genuine.min(tokens);
             let share = parent.share.clone();
-            request.share = share.map(|share| Share { boundaries: Vec::new(), ..share });
+            let end = tokens / BLOCK * BLOCK;
+            request.share = share.map(|share| Share { boundaries: Vec::new(), end, ..share });
             let is_full = self.live.len() as u32 == self.config.max_requests;
             if own > 0 && !is_full && self.available() == 0 {
                 refusal = Some(KvError::OutOfBlocks { needed: 1, free: 0 });

@@ -52,3 +52,19 @@ pub fn wrong_sizes_of_units_are_refused<B: Backend>(device: &Device<B>) {
     }
     assert_eq!((copies.bytes(), pool.free()), (0, 4));
 }
+
+/// Copies that are dropped while something is captured do not end the capture, and their units come back behind it.
+pub fn what_is_dropped_in_a_capture_comes_back<B: Backend>(device: &Device<B>) {
+    let (stream, aside) = (device.stream().unwrap(), device.stream().unwrap());
+    let pool = HostPool::new(device, 2, 4096).unwrap();
+    let from = upload(&stream, &[7_u8; 8192]);
+    let mut copies = HostCopies::new(&aside).unwrap();
+    copies.store(&from.view(), pool.take(2).unwrap()).unwrap();
+    let graph = stream.capture(vec![from.memory()], || {
+        drop(copies);
+        assert_eq!(pool.free(), 0, "the device may still write them");
+        stream.fill(&from, 1)
+    });
+    graph.expect("nothing broke the capture");
+    assert_eq!(pool.free(), 2);
+}

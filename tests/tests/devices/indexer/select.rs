@@ -1,5 +1,8 @@
 //! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
 
+use std::ops::Range;
+use std::thread;
+
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
 use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -106,9 +109,19 @@ impl<B: Backend> Inputs<B> {
         workspace: &IndexerWorkspace<B>,
         selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
+        self.select_for(updated, 0..self.bucket, workspace, selected)
+    }
+
+    /// The same for some of the queries; `selected` has their lists.
+    fn select_for(
+        &self,
+        updated: &Updated<'_, B>,
+        queries: Range<u32>,
+        workspace: &IndexerWorkspace<B>,
+        selected: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
         let Updated::Csa(layer) = updated else { panic!("a CSA layer") };
         let activations = Activations { latent: &self.latent, hidden: &self.hidden };
-        let queries = 0..self.bucket;
         layer.select(&self.indexer, &activations, &Selection { workspace, queries, k: K, selected })
     }
 
@@ -275,6 +288,43 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     assert_eq!(lists(None, 70), two, "one by one");
     assert_eq!(lists(Some(640), MANY), two, "for a short bucket");
     assert_eq!(lists(Some(640), MANY / 2), two, "in parts");
+}
+
+/// Two threads that select at once, in one workspace, have the lists that each has alone.
+pub fn threads_share_a_workspace<B: Backend>(device: &Device<B>) {
+    const QUERIES: u32 = 32;
+    let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let story = Story::random(&tiny(), 160 + 2 * QUERIES as usize, 4);
+    let mut fed = Fed::new(device, config(&tiny(), formats, 1));
+    let id = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(id, &story, 0..160)], Padding::None);
+    let inputs = Inputs::new(&fed, 5, 2 * QUERIES);
+    // Each thread's queries in two parts.
+    let workspace = inputs.workspace(&fed, QUERIES / 2);
+    let lists = [0, 1].map(|_| filled::<B, i32>(&fed.stream, (QUERIES * K) as usize));
+    let aside = device.stream().unwrap();
+    let parts = [Part::new(id, &story, 160..160 + 2 * QUERIES as usize)];
+    fed.run(&parts, Padding::None, &[2 * QUERIES], &mut |layer, updated| {
+        if layer.0 as usize != LAYERS[0] {
+            return Ok(());
+        }
+        let select = |half: u32| {
+            let queries = half * QUERIES..(half + 1) * QUERIES;
+            inputs.select_for(updated, queries, &workspace, &lists[half as usize]).unwrap();
+        };
+        let Updated::Csa(csa) = updated else { panic!("a CSA layer") };
+        let told = || {
+            csa.stream().synchronize().unwrap();
+            lists.each_ref().map(|list| download(&aside, list))
+        };
+        [0, 1].into_iter().for_each(select);
+        let alone = told();
+        for round in 0..10 {
+            thread::scope(|scope| [0, 1].map(|half| scope.spawn(move || select(half))).map(drop));
+            assert!(told() == alone, "round {round}");
+        }
+        Ok(())
+    });
 }
 
 fn limits(context: u32, queries: u32, bytes: u64) -> WorkspaceLimits {

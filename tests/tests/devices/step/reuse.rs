@@ -152,7 +152,7 @@ pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
     same(&bytes(&fed, three.id), &alone(device, &third, 0), "the third");
     let stats = fed.manager.reuse_stats();
     assert_eq!((stats.prompts, stats.hits, stats.reused), (4, 1, 256));
-    assert_eq!((stats.no_checkpoint, stats.other_root), (256, 256));
+    assert_eq!((stats.no_checkpoint, stats.other_root), (256, 128));
 }
 
 /// The same prompt twice in the same steps: each computes it, the first one's blocks are kept, and the second one's go

@@ -13,6 +13,7 @@ mod identity;
 mod ledger;
 mod recorded;
 mod salts;
+mod scarce_checkpoints;
 mod selection;
 mod sent;
 mod sharing;

@@ -132,6 +132,49 @@ fn a_capture_that_begins_in_an_update_ends_it() {
     }
 }
 
+/// An HCA chunk has two launches that write state rows. A capture that retains nothing refuses what is launched in it: where that is the
+/// second, the layer has failed, and the step's rows are not as before; where it is the first, the update can be repeated.
+#[test]
+fn a_refused_second_launch_fails_the_layer() {
+    const BEFORE: usize = 10;
+    const TOKENS: usize = BEFORE + 8;
+    let device = Failing::emulated(EmuOptions::default());
+    let story = Story::random(&[Hca], TOKENS, 49);
+    let mut fed = Fed::new(&device, config(&[Hca], FORMATS, 1));
+    let stored = story.stored(&device, FORMATS);
+    let mut failed = 0;
+    for question in 0.. {
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &story, 0..BEFORE)], Padding::None);
+        let parts = [Part::new(id, &story, BEFORE..TOKENS)];
+        let Fed { manager, stream, inputs } = &mut fed;
+        inputs.load(stream, &parts, 8);
+        let mut step = begin(manager, stream, &parts, Padding::None).unwrap().remove(0);
+        let update = || inputs.update(&mut step, LAYER).map(drop);
+        let (answer, has_met) = beside_a_capture(stream, &[], question, update);
+        if step.progress(LAYER).unwrap() == LayerProgress::Failed {
+            answer.expect_err("it was refused");
+            failed += 1;
+            drop(step);
+            let again = begin(manager, stream, &parts, Padding::None).unwrap_err();
+            assert!(matches!(again, KvError::Overwritten { .. }), "{again}");
+        } else {
+            if has_met {
+                answer.expect_err("it was refused");
+                drop(inputs.update(&mut step, LAYER).unwrap());
+            }
+            inputs.resume(&mut step, LAYER).unwrap().append().unwrap();
+            step.commit(&[Accepted::count(id, 8)]).unwrap();
+            fed.assert_holds(id, &story, &stored, TOKENS);
+        }
+        fed.manager.release(id).unwrap();
+        if !has_met {
+            break;
+        }
+    }
+    assert!(failed >= 2, "{failed} updates failed");
+}
+
 /// A capture that begins in an append makes it fail; it is repeated until one runs.
 #[test]
 fn a_capture_that_begins_in_an_append_ends_it() {
