@@ -5,6 +5,7 @@ use std::time::Duration;
 use dsv4_kv_prefix::{Counts, Lease, Need, PinRefused, ReuseStats, RootKey};
 
 use super::Ledger;
+use super::open_step::StepRequest;
 use super::prefix_tree::Prompt;
 use super::prefix_tree::Tree;
 use crate::error::KvError;
@@ -45,6 +46,15 @@ impl Ledger {
     pub(super) fn obtainable_checkpoints(&self) -> u32 {
         let evictable = self.tree_counts().evictable_checkpoints;
         self.checkpoints.free() + evictable + self.output_checkpoints()
+    }
+
+    /// Checkpoints that a step would save, were they free.
+    pub(super) fn wanted_in(&self, step: &[StepRequest]) -> u32 {
+        let wanted = |part: &StepRequest| {
+            let wanted = self.saves.of(part.id.slot()).iter();
+            wanted.filter(|&&at| (part.start + 1..=part.start + part.tokens).contains(&at)).count()
+        };
+        step.iter().map(|part| wanted(part) as u32).sum()
     }
 
     /// Blocks that nobody refers to, and that a step may take when no others are free.

@@ -1,7 +1,6 @@
 //! Which steps save requests: a chunk writes the rows of a checkpoint as it goes, after
 //! decode they are copied.
 
-use dsv4_kv_prefix::Origin;
 use kv_layout::geometry::WINDOW;
 
 use super::Ledger;
@@ -10,7 +9,7 @@ use super::wanted_checkpoints::Saves;
 use crate::bucket::Bucket;
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint, is_boundary};
 use crate::error::KvError;
-use crate::ids::{LayerGroup, RequestId, SlotId};
+use crate::ids::{LayerGroup, RequestId};
 use crate::ops::CheckpointCopy;
 use crate::step_meta::{self, SavedRows, StepLayout};
 
@@ -92,65 +91,23 @@ impl Ledger {
             return plan;
         }
         let most = bucket.map_or(plan.tokens_per_request, |bucket| bucket.tokens_per_request);
-        // A step of few tokens a request has one launch a layer, which does not save.
         if most > self.rollback_tokens {
-            self.mark_saves(step);
+            self.make_room_for_saves(self.wanted_in(step));
         }
-        let copies = self.saves.marks.iter().filter(|mark| mark.copied().is_some()).count();
-        StepPlan { saves: Some(copies as u32), ..plan }
-    }
-
-    /// Marks the positions inside the step's chunks that it saves. Where there are too few checkpoints for all, those at intervals
-    /// of a prompt have none: a prompt's end, and where it leaves the prefix tree, come first, also of chunks that follow.
-    fn mark_saves(&mut self, step: &[StepRequest]) {
-        let wanted = self.wanted_in(step);
-        let room = self.checkpoints.free() + self.tree_counts().evictable_checkpoints;
-        let intervals = wanted.intervals.min(room.saturating_sub(wanted.others + wanted.later));
-        self.make_room_for_saves(wanted.others + intervals);
-        let mut free = self.checkpoints.free();
-        let mut intervals = intervals.min(free.saturating_sub(wanted.others));
-        let mut marks = std::mem::take(&mut self.saves.marks);
+        // A step of few tokens a request has one launch a layer, which does not save.
+        let free = if most <= self.rollback_tokens { 0 } else { self.checkpoints.free() as usize };
+        let Saves { wanted, marks, .. } = &mut self.saves;
         let mut token = 0;
         for &StepRequest { id, start, tokens } in step {
             let slot = id.slot();
-            for &boundary in self.saves.of(slot).iter().filter(|&&at| is_inside(start, tokens, at))
-            {
-                let is_interval = self.planned_at(slot, boundary) == Some(Origin::Interval);
-                // Intervals have the checkpoints that the others leave.
-                let room = if is_interval { &mut intervals } else { &mut free };
-                if *room > 0 {
-                    *room -= 1;
-                    marks.push(Mark { slot, boundary, token, start });
-                }
-            }
+            let wanted = wanted.get(slot.0 as usize).map_or(&[][..], Vec::as_slice);
+            let inside = wanted.iter().filter(|&&at| (start + 1..=start + tokens).contains(&at));
+            let mark = |&boundary: &u32| Mark { slot, boundary, token, start };
+            marks.extend(inside.map(mark).take(free - marks.len()));
             token += tokens;
         }
-        self.saves.marks = marks;
-    }
-
-    /// Why a request's prompt has a checkpoint at a position, if it has one.
-    fn planned_at(&self, slot: SlotId, boundary: u32) -> Option<Origin> {
-        let checkpoints = self.sharing.as_ref()?.of(slot)?.checkpoints;
-        let planned = checkpoints.after(boundary - 1).filter(|&(at, _)| at == boundary);
-        planned.map(|(_, origin)| origin)
-    }
-
-    /// What a step would save, were there checkpoints for all.
-    fn wanted_in(&self, step: &[StepRequest]) -> WantedSaves {
-        let mut wanted = WantedSaves::default();
-        for &StepRequest { id, start, tokens } in step {
-            let slot = id.slot();
-            for &at in self.saves.of(slot) {
-                let count = match (is_inside(start, tokens, at), self.planned_at(slot, at)) {
-                    (true, Some(Origin::Interval)) => &mut wanted.intervals,
-                    (true, _) => &mut wanted.others,
-                    (false, Some(Origin::Prompt | Origin::Junction)) => &mut wanted.later,
-                    (false, _) => continue,
-                };
-                *count += 1;
-            }
-        }
-        wanted
+        let copies = marks.iter().filter(|mark| mark.copied().is_some()).count();
+        StepPlan { saves: Some(copies as u32), ..plan }
     }
 
     /// Writes what the checked step saves, by the checkpoints that [`Self::enter_saves`] will take, in its order.
@@ -217,22 +174,6 @@ impl Ledger {
         let saving = open[group.index()].saving.drain(..).rev();
         saving.for_each(|saving| saves.give_up(saving, checkpoints));
     }
-}
-
-/// How many positions requests are to be saved at.
-#[derive(Default)]
-struct WantedSaves {
-    /// Inside the step, at intervals of prompts.
-    intervals: u32,
-    /// Inside the step, others.
-    others: u32,
-    /// Behind the step, of prompts, but not at intervals.
-    later: u32,
-}
-
-/// Whether the position is inside a chunk of `tokens` tokens from `start` on, its end included.
-fn is_inside(start: u32, tokens: u32, at: u32) -> bool {
-    (start + 1..=start + tokens).contains(&at)
 }
 
 impl Saves {
