@@ -7,7 +7,7 @@ use kernels_gpu::table::KERNELS;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Device, DeviceError, Stream};
 use crate::error::{KvError, Refusal};
-use crate::ids::CacheId;
+use crate::ids::{CacheId, LayerGroup};
 use crate::ledger::Ledger;
 use crate::memory::cache_memory::CacheMemory;
 use crate::poison;
@@ -47,9 +47,9 @@ impl<B: Backend> Core<B> {
         self.ledger.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`KvCacheManager::check_faults`].
-    pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        let faults = &self.memory.faults;
+    /// See [`KvCacheManager::check_faults`]; of the steps of one group.
+    pub fn check_faults(&self, stream: &Stream<B>, group: LayerGroup) -> Result<(), KvError> {
+        let faults = &self.memory.faults[group.index()].all;
         let mut counts = [0; KERNELS.len()];
         stream.download(&faults.view(), 0, &mut counts)?;
         let refusals: Vec<_> = KERNELS

@@ -7,6 +7,7 @@ use kernels_gpu::table::KERNELS;
 use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Device, Memory, Operation, Stream, arena_bytes};
 use crate::error::KvError;
+use crate::ids::LayerGroup;
 use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::memory::pools::Pools;
 use crate::memory::state_memory::{self, StateMemory};
@@ -30,7 +31,7 @@ impl Specs {
         Self {
             table: BufferSpec::new("block table", blocks),
             frequencies: BufferSpec::new("rotary frequencies", 2 * rope::PAIRS as u64),
-            faults: BufferSpec::new("fault words", KERNELS.len() as u64),
+            faults: BufferSpec::new("fault words", 2 * KERNELS.len() as u64),
             poison: config.poison.then_some(poison),
         }
     }
@@ -69,13 +70,37 @@ pub(crate) struct CacheMemory<B: Backend> {
     pub frequencies: Buffer<B, f32>,
     /// `[32]`, of layers with a window alone.
     pub window_frequencies: Buffer<B, f32>,
-    /// One word per kernel of the table: what it refused.
-    pub faults: Buffer<B, u32>,
-    /// The same, each by itself.
-    pub fault_words: Vec<Buffer<B, u32>>,
+    /// By [`LayerGroup::index`]: what kernels refused in steps of the group. Those of both groups may run at once.
+    pub faults: [FaultWords<B>; 2],
     /// What the search for poison found, in a cache that is poisoned.
     pub poison: Option<Buffer<B, u32>>,
     memory: Vec<Memory<B>>,
+}
+
+/// The words in which the kernels of a group's steps count what they refuse.
+pub(crate) struct FaultWords<B: Backend> {
+    /// One word per kernel of the table.
+    pub all: Buffer<B, u32>,
+    /// The same, each by itself.
+    words: Vec<Buffer<B, u32>>,
+}
+
+impl<B: Backend> FaultWords<B> {
+    /// Those of a group, of the words of both.
+    fn of(both: &Buffer<B, u32>, group: LayerGroup) -> Self {
+        let kernels = KERNELS.len() as u64;
+        let part = |buffer: &Buffer<B, u32>, first, words| {
+            buffer.slice(first, words).expect("there is a word per group and kernel")
+        };
+        let all = part(both, group.index() as u64 * kernels, kernels);
+        let words = (0..kernels).map(|kernel| part(&all, kernel, 1)).collect();
+        Self { all, words }
+    }
+
+    /// The word of a kernel.
+    pub fn word(&self, kernel: usize) -> &Buffer<B, u32> {
+        &self.words[kernel]
+    }
 }
 
 impl<B: Backend> CacheMemory<B> {
@@ -101,8 +126,7 @@ impl<B: Backend> CacheMemory<B> {
         let mut memory = allocator.memory();
         memory.extend(pools.memory().chain(state.memory()));
         let (slots, max_blocks) = (config.max_requests, config.max_blocks_per_request());
-        let word = |at| faults.slice(at, 1).expect("there is a word per kernel");
-        let fault_words = (0..KERNELS.len() as u64).map(word).collect();
+        let faults = LayerGroup::ALL.map(|group| FaultWords::of(&faults, group));
         Ok(Self {
             pools,
             state,
@@ -112,7 +136,6 @@ impl<B: Backend> CacheMemory<B> {
             frequencies,
             window_frequencies,
             faults,
-            fault_words,
             poison,
             memory,
         })
@@ -125,7 +148,7 @@ impl<B: Backend> CacheMemory<B> {
 
     /// The word in which copies of state count what they refuse.
     pub fn copy_faults(&self) -> &Buffer<B, u32> {
-        &self.fault_words[CopyState::kernel(())]
+        self.faults[LayerGroup::Trunk.index()].word(CopyState::kernel(()))
     }
 
     /// All of it, for a graph to retain.

@@ -18,6 +18,7 @@ use crate::device::Operation;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Running, Span, Stream, View, bf16};
 use crate::error::KvError;
+use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::manager::core::Core;
 use crate::memory::pools::LayerPools;
@@ -39,6 +40,7 @@ pub struct Hca;
 /// What a layer's launches reach: its pools, StepMeta, scratch, and the stream.
 pub(crate) struct Access<'s, B: Backend> {
     pub core: &'s Core<B>,
+    pub group: LayerGroup,
     pub pools: &'s LayerPools<B>,
     pub sections: &'s Sections<B>,
     pub own: &'s OwnPlanes<B>,
@@ -203,7 +205,7 @@ impl<'s, B: Backend> Access<'s, B> {
 
     /// The word in which a kernel counts what it refuses.
     pub fn fault_word<O: Operation>(&self, variant: O::Variant) -> &Buffer<B, u32> {
-        &self.core.memory.fault_words[O::kernel(variant)]
+        self.core.memory.faults[self.group.index()].word(O::kernel(variant))
     }
 
     /// Queues the quantisation of the step's window rows into the ring, and into the checkpoints that keep them.

@@ -146,6 +146,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         Ok(Layer::new(
             super::layer::Access {
                 core: self.core,
+                group: self.group,
                 pools: self.core.memory.pools.layer(layer)?,
                 sections,
                 own,
@@ -176,7 +177,7 @@ impl<'a, B: Backend> Layers<'a, B> {
     /// # Errors
     /// As [`crate::KvCacheManager::check_faults`].
     pub fn check_faults(&self) -> Result<(), KvError> {
-        self.core.check_faults(&self.stream)
+        self.core.check_faults(&self.stream, self.group)
     }
 
     /// Waits for the step's stream and reports reads of rows that nobody had written.

@@ -389,6 +389,7 @@ suite! {
     step::draft {
         drafts_run_ahead_of_an_open_step,
         groups_are_kept_apart,
+        a_step_is_told_its_own_faults,
     }
     step::capture {
         a_step_takes_its_own_graph_once,

@@ -2,6 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::manager::Groups;
+use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, LayerId, StepRequest};
 use kv_layout::geometry::LayerKind::{Csa, Swa};
 use kv_layout::index_row::IndexFormat;
@@ -88,4 +89,30 @@ pub fn groups_are_kept_apart<B: Backend>(device: &Device<B>) {
     config.model.mtp_layers = 1;
     let error = dsv4_kv::KvCacheManager::new(device.clone(), config).err().unwrap();
     assert!(matches!(error, KvError::DraftLayerKind { layer: 1, kind: Csa }), "{error}");
+}
+
+/// A step of the draft layers is not told what kernels of the trunk's open step refused: that step is.
+pub fn a_step_is_told_its_own_faults<B: Backend>(device: &Device<B>) {
+    let mut config = config(&[Swa, Swa], (MainFormat::Ue8m0, IndexFormat::Mxfp4), 1);
+    config.model.mtp_layers = 1;
+    let (mut fed, story) = (Fed::new(device, config), Story::random(&[Swa, Swa], 1, 33));
+    let id = fed.manager.admit().unwrap();
+    let step_meta = fed.manager.writable_step_meta(LayerGroup::Trunk).unwrap();
+    let ring_row = StepLayout::new(1, 0).range(Section::RingRow).start as u64;
+    let Fed { manager, stream, inputs } = &mut fed;
+    let Groups { mut trunk, draft } = manager.groups();
+    let mut draft = draft.expect("the model has a draft layer");
+    let parts = [Part::new(id, &story, 0..1)];
+    inputs.load(stream, &parts, 1);
+    let mut verify = trunk.begin_step(stream, Launches::Eager, &[parts[0].request()]).unwrap();
+    stream.upload(&[i32::MAX], &step_meta, ring_row).unwrap();
+    inputs.run(&mut verify, &mut |_, _| Ok(())).unwrap();
+    let mut ahead = draft.begin_step(stream, Launches::Eager, &[parts[0].request()]).unwrap();
+    inputs.run(&mut ahead, &mut |_, _| Ok(())).unwrap();
+    ahead.check_faults().unwrap();
+    let error = verify.check_faults().unwrap_err();
+    assert!(matches!(error, KvError::KernelRefused { .. }), "{error}");
+    ahead.commit(&[Accepted::count(id, 1)]).unwrap();
+    drop(verify);
+    fed.manager.check_faults(&fed.stream).unwrap();
 }
