@@ -106,6 +106,19 @@ impl<B: Backend> Cold<B> {
         true
     }
 
+    /// Whether the store has something to do.
+    pub fn is_busy(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.tier.pending() > 0)
+    }
+
+    /// As [`Self::advance`], once the store has done something, or after 50 ms.
+    pub fn wait_for_store(&mut self, engine: &mut Engine<B>) {
+        if let Some(open) = &mut self.0 {
+            open.tier.wait(engine.cache_mut(), GLANCE);
+            open.report();
+        }
+    }
+
     /// Asks for a request's prompt, unless it was asked for.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);

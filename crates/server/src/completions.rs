@@ -24,7 +24,7 @@ use crate::choice::{Piece, Style, pieces};
 use crate::error::{Failure, Refusal};
 use crate::outcome::Outcome;
 use crate::queue::Submission;
-use crate::request::{CompletionRequest, Prompt};
+use crate::request::{CompletionRequest, Prompt, random_seed};
 
 /// A request that was taken.
 struct Taken {
@@ -130,19 +130,21 @@ fn submissions(
         };
         // Before it is copied.
         app.queue.check(&prompt, request.max_tokens)?;
+        // Prompts of one request are drawn independently, also equal ones, unless the client says what they draw.
+        let first_seed = request.seed.unwrap_or_else(random_seed);
         submissions.extend((0..request.n).map(|choice| Submission {
             prompt: prompt.clone(),
-            continuation: continuation(app, &request, choice),
+            continuation: continuation(app, &request, first_seed.wrapping_add(choice.into())),
             salt: request.cache_salt.clone().into_bytes(),
         }));
     }
     Ok((request, submissions))
 }
 
-fn continuation(app: &App, request: &CompletionRequest, choice: u32) -> Continuation {
-    let CompletionRequest { temperature, top_p, seed, max_tokens, logprobs, .. } = *request;
+fn continuation(app: &App, request: &CompletionRequest, seed: u64) -> Continuation {
+    let CompletionRequest { temperature, top_p, max_tokens, logprobs, .. } = *request;
     Continuation {
-        sampling: Sampling { temperature, top_p, seed: seed.wrapping_add(choice.into()) },
+        sampling: Sampling { temperature, top_p, seed },
         max_tokens,
         end: app.end.clone(),
         drafts: app.drafts,

@@ -1,8 +1,9 @@
 //! Requests that wait, between the threads that take them and the scheduler's.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Sequence};
 use dsv4_kv_tier::FetchId;
@@ -75,6 +76,8 @@ pub(crate) struct Request {
     pub last: Instant,
     /// Whether it has been in the cache.
     pub was_admitted: bool,
+    /// How often it was taken out of the cache since, because blocks ran out.
+    pub preemptions: u32,
     /// How far the cold tier is with its prompt.
     pub fetch: Fetch,
 }
@@ -92,6 +95,8 @@ pub struct Queue {
     limits: QueueLimits,
     state: Mutex<State>,
     changed: Condvar,
+    /// Whether the scheduler has told every request its end, and takes none any more.
+    is_done: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -123,7 +128,8 @@ impl Queue {
     /// An empty queue.
     #[must_use]
     pub fn new(limits: QueueLimits) -> Self {
-        Self { limits, state: Mutex::default(), changed: Condvar::new() }
+        let (state, changed, is_done) = Default::default();
+        Self { limits, state, changed, is_done }
     }
 
     /// Takes all of these, or none.
@@ -144,6 +150,7 @@ impl Queue {
                 submitted: now,
                 last: now,
                 was_admitted: false,
+                preemptions: 0,
                 fetch: Fetch::New,
             });
             events.push(receiver);
@@ -259,6 +266,24 @@ impl Queue {
         let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
         let state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
         !state.waiting.is_empty() && state.phase != Phase::Aborted
+    }
+
+    /// The same, but no longer than `most`: `None` then.
+    pub(crate) fn wait_for(&self, most: Duration) -> Option<bool> {
+        let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
+        let waited = self.changed.wait_timeout_while(self.lock(), most, idle);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!timeout.timed_out()).then(|| !state.waiting.is_empty() && state.phase != Phase::Aborted)
+    }
+
+    /// Every request has been told its end.
+    pub(crate) fn tell_done(&self) {
+        self.is_done.store(true, Ordering::Release);
+    }
+
+    /// Whether every request that was taken has been told its end.
+    pub(crate) fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Acquire)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

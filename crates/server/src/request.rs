@@ -33,8 +33,8 @@ pub struct CompletionRequest {
     pub top_p: f32,
     /// Completions of each prompt.
     pub n: u32,
-    /// The seed of the first completion of a prompt; each further one has the next.
-    pub seed: u64,
+    /// The seed of the first completion of a prompt, if one was given; each further one has the next.
+    pub seed: Option<u64>,
     /// Only completions with the same salt share what they have computed.
     pub cache_salt: String,
     /// Texts that end a completion.
@@ -68,7 +68,7 @@ impl CompletionRequest {
         let model = fields.get("model", "the name of a model")?;
         let n = fields.number("n", [1, MAX_N])?.unwrap_or(1);
         // What these are by default; other values would change the result.
-        fields.unsupported("best_of", &[json!(1)])?;
+        fields.unsupported("best_of", &[json!(n)])?;
         fields.unsupported("echo", &[json!(false)])?;
         fields.unsupported("frequency_penalty", &[json!(0)])?;
         fields.unsupported("logit_bias", &[json!({})])?;
@@ -129,18 +129,20 @@ fn tokens(ids: &[Value]) -> Result<Vec<u32>, ApiError> {
     ids.iter().map(token).collect()
 }
 
-/// The seed, or a random one.
-fn seed(value: Option<Value>) -> Result<u64, ApiError> {
-    let Some(value) = value else {
-        // Without a source of randomness there is no seed to hope for.
-        return Ok(OsRng.try_next_u64().unwrap_or_default());
-    };
+/// A random seed.
+pub fn random_seed() -> u64 {
+    // Without a source of randomness there is no seed to hope for.
+    OsRng.try_next_u64().unwrap_or_default()
+}
+
+fn seed(value: Option<Value>) -> Result<Option<u64>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
     let signed = value.as_i64().map(i64::cast_unsigned);
     let refused = || {
         let given = shortened(&value);
         ApiError::invalid("seed", format!("`seed` is {given}; it must be a 64-bit integer"))
     };
-    value.as_u64().or(signed).ok_or_else(refused)
+    value.as_u64().or(signed).map(Some).ok_or_else(refused)
 }
 
 fn salt(salt: String) -> Result<String, ApiError> {
@@ -214,13 +216,15 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_as_openai_says() {
+        assert!(read(json!({ "n": 2, "best_of": 2 })).is_ok(), "as many as are asked for");
+        assert_eq!(read(json!({ "n": 2, "best_of": 1 })).err(), Some("best_of".into()));
         let request = read(json!({ "user": "u", "presence_penalty": 0.0, "best_of": null }));
         let request = request.expect("a request");
         assert_eq!((request.max_tokens, request.n, request.stream), (16, 1, false));
         assert_eq!((request.temperature, request.top_p), (1.0, 1.0));
         assert_eq!((request.stop.len(), request.logprobs), (0, None));
-        let other = read(json!({})).expect("a request");
-        assert_ne!(request.seed, other.seed, "without a seed it is random");
+        assert_eq!(request.seed, None);
+        assert_ne!(random_seed(), random_seed());
     }
 
     #[test]
@@ -241,6 +245,7 @@ mod tests {
     fn what_would_be_ignored_is_refused_by_name() {
         let fields = [
             ("best_of", json!(2)),
+            ("best_of", json!(0)),
             ("echo", json!(true)),
             ("frequency_penalty", json!(0.1)),
             ("logit_bias", json!({ "1": 2 })),
@@ -276,8 +281,8 @@ mod tests {
     #[test]
     fn seeds_have_64_bits() {
         let seed = |seed| read(json!({ "seed": seed })).map(|request| request.seed);
-        assert_eq!(seed(json!(u64::MAX)), Ok(u64::MAX));
-        assert_eq!(seed(json!(-1)), Ok(u64::MAX));
-        assert_eq!(seed(json!(7)), Ok(7));
+        assert_eq!(seed(json!(u64::MAX)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(-1)), Ok(Some(u64::MAX)));
+        assert_eq!(seed(json!(7)), Ok(Some(7)));
     }
 }

@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dsv4_kv::{KvError, RequestId};
 use dsv4_kv_device::Backend;
@@ -33,6 +33,13 @@ use crate::queue::{Event, Phase, Queue, QueueLimits, Request};
 
 /// Steps in a row that may fail before the scheduler ends.
 const FAILED_STEPS: u32 = 3;
+
+/// Preemptions of a request after which it shares nothing any more. What it shares takes blocks that it would not need alone, so it could
+/// be preempted again and again.
+const MOST_SHARED: u32 = 2;
+
+/// How long the scheduler waits for requests while the store is busy, until it looks what that has done.
+const STORE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How steps are filled. Their tokens and requests are limited by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +77,8 @@ pub struct Scheduler<B: Backend> {
 struct Running {
     id: RequestId,
     request: Request,
+    /// Whether it was admitted with its prompt.
+    shares: bool,
 }
 
 /// A request's part of a step.
@@ -143,7 +152,7 @@ impl<B: Backend> Scheduler<B> {
             match self.step() {
                 Ok(Progress::Ran) => {}
                 // One that was preempted is admitted again once what kept its blocks is done, or has failed too often.
-                Ok(Progress::Idle) if !self.preempted.is_empty() || self.queue.wait() => {}
+                Ok(Progress::Idle) if !self.preempted.is_empty() || self.wait() => {}
                 Ok(Progress::Idle) => break,
                 Err(error) => {
                     self.end_all(&Failure::Step(error.to_string()));
@@ -151,8 +160,35 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
         }
+        if self.running.is_empty() && self.preempted.is_empty() && self.queue.waiting() == 0 {
+            self.queue.tell_done();
+        }
         self.end_all(&Failure::ShutDown);
+        self.store_all();
         Ok(())
+    }
+
+    /// Waits until requests wait: `false` once there will be none. The store is fed meanwhile.
+    fn wait(&mut self) -> bool {
+        while self.cold.is_busy() {
+            if let Some(answer) = self.queue.wait_for(STORE_INTERVAL) {
+                return answer;
+            }
+            self.cold.advance(&mut self.engine);
+            self.report();
+        }
+        self.queue.wait()
+    }
+
+    /// Hands to the store what host memory has and it has not, until the queue is aborted.
+    fn store_all(&mut self) {
+        // What the device does not bring is not stored.
+        let _ = self.engine.settle_tier();
+        self.cold.advance(&mut self.engine);
+        while self.cold.is_busy() && self.queue.phase() != Phase::Aborted {
+            self.cold.wait_for_store(&mut self.engine);
+        }
+        self.report();
     }
 
     /// Admits what fits, and runs a step of all that is running.
@@ -193,6 +229,9 @@ impl<B: Backend> Scheduler<B> {
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.settle_tier()? => {}
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
                     self.preempt_newest()?;
+                }
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running[0].shares => {
+                    self.readmit_alone()?;
                 }
                 Err(error) => {
                     self.fail(&parts, error)?;
@@ -275,19 +314,19 @@ impl<B: Backend> Scheduler<B> {
         if !std::mem::replace(&mut request.was_admitted, true) {
             self.metrics.queue_time.record(request.submitted.elapsed());
         }
-        if !request.sequence.may_reuse() {
-            return Ok(Running { id: self.engine.admit()?, request });
+        if !request.sequence.may_reuse() || request.preemptions >= MOST_SHARED {
+            return Ok(Running { id: self.engine.admit()?, request, shares: false });
         }
         let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
             Ok(admission) => admission,
             // It can be computed, if the device does that.
             Err(ModelError::Cache(KvError::Device(_))) => {
-                return Ok(Running { id: self.engine.admit()?, request });
+                return Ok(Running { id: self.engine.admit()?, request, shares: false });
             }
             Err(error) => return Err(error),
         };
         request.sequence.reuse(admission.reused as usize);
-        Ok(Running { id: admission.id, request })
+        Ok(Running { id: admission.id, request, shares: true })
     }
 
     /// The oldest that waits, if blocks are free for the tokens that it has, and the store has brought what it has of them, or
@@ -311,7 +350,7 @@ impl<B: Backend> Scheduler<B> {
     fn unpromised_blocks(&self) -> Result<u32, KvError> {
         let ledger = self.engine.cache().ledger();
         let mut free = ledger.free_blocks() + ledger.evictable_blocks();
-        for Running { id, request } in &self.running {
+        for Running { id, request, .. } in &self.running {
             let needed = ledger.blocks_of(request.sequence.tokens().len() as u32);
             let held = ledger.block_table(*id)?.len() as u32;
             free = free.saturating_sub(needed.saturating_sub(held));
@@ -363,11 +402,24 @@ impl<B: Backend> Scheduler<B> {
 
     /// Takes the newest request out of the cache; it is computed again, before all that wait.
     fn preempt_newest(&mut self) -> Result<(), ModelError> {
-        if let Some(Running { id, mut request }) = self.running.pop() {
+        if let Some(Running { id, mut request, .. }) = self.running.pop() {
             self.engine.release(id)?;
             request.sequence.restart();
+            request.preemptions += 1;
             self.preempted.push_front(request);
             self.metrics.preemptions.increment(1);
+        }
+        Ok(())
+    }
+
+    /// Computes the only running request again, sharing nothing. Where it shares, the prefix tree keeps blocks for it that it has
+    /// computed too: the cache that it alone fits into may be too small for both.
+    fn readmit_alone(&mut self) -> Result<(), ModelError> {
+        self.preempt_newest()?;
+        if let Some(mut request) = self.preempted.pop_front() {
+            request.preemptions = MOST_SHARED;
+            let admitted = self.admit_request(request)?;
+            self.running.push(admitted);
         }
         Ok(())
     }
@@ -379,7 +431,7 @@ impl<B: Backend> Scheduler<B> {
         let mut failed: Vec<_> = parts.iter().map(|part| part.index).collect();
         failed.sort_unstable();
         for index in failed.into_iter().rev() {
-            let Running { id, request } = self.running.remove(index);
+            let Running { id, request, .. } = self.running.remove(index);
             let _ = request.events.send(Event::Failed(failure.clone()));
             self.engine.release(id)?;
         }
@@ -390,7 +442,7 @@ impl<B: Backend> Scheduler<B> {
     fn release_finished(&mut self) -> Result<(), ModelError> {
         let Self { engine, running, .. } = self;
         let is_done = |running: &mut Running| running.request.sequence.finish().is_some();
-        for Running { id, request } in running.extract_if(.., is_done) {
+        for Running { id, request, .. } in running.extract_if(.., is_done) {
             engine.release(id)?;
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
@@ -401,7 +453,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Ends everything. What the device says of it changes nothing any more.
     fn end_all(&mut self, failure: &Failure) {
-        for Running { id, request } in self.running.drain(..) {
+        for Running { id, request, .. } in self.running.drain(..) {
             let _ = request.events.send(Event::Failed(failure.clone()));
             let _ = self.engine.release(id);
         }

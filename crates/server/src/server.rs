@@ -122,7 +122,7 @@ impl<B: Backend> Server<B> {
         let ended = ended?;
         if !thread.is_finished() {
             // It is in a call of the device, or of the store, that does not return.
-            return Ok(Ended::Cut);
+            return Ok(ended);
         }
         thread.join().map_err(|_| ServerError::Panicked)??;
         Ok(ended)
@@ -155,11 +155,12 @@ async fn serve(
     // The listener stays open meanwhile: new requests are told that there is no use.
     app.queue.close();
     let begin = Instant::now();
-    let is_done = wait_for(scheduler, patience).await;
-    if !is_done {
+    // It is finished once the store has taken what is to be stored.
+    if !wait_for(scheduler, patience).await {
         app.queue.abort();
         wait_for(scheduler, LAST_WORDS).await;
     }
+    let is_done = app.queue.is_done();
     let _ = close.send(());
     // Answers that are whole may still be on their way to clients that read slowly.
     let left = patience.saturating_sub(begin.elapsed()).max(LAST_WORDS);

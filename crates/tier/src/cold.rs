@@ -231,6 +231,12 @@ impl<B: Backend> ColdTier<B> {
         self.fetching.iter().any(|one| one.wanted.id == id.0)
     }
 
+    /// Prefixes that the store is still to read or to write.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
     /// Prompts that are on their way.
     #[must_use]
     pub fn fetching(&self) -> usize {

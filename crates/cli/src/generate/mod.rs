@@ -109,7 +109,8 @@ fn on_device<B: Backend>(
 }
 
 fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
-    let context = (prompt.len() as u64 + u64::from(args.max_tokens) + u64::from(args.draft))
+    // Nothing is drafted behind the last token.
+    let context = (prompt.len() as u64 + u64::from(args.max_tokens))
         .min(u64::from(u32::MAX - BLOCK_TOKENS)) as u32;
     EngineLimits {
         requests: 1,

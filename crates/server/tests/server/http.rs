@@ -128,6 +128,24 @@ fn check_logprobs(choice: &Value) {
     }
 }
 
+/// Without a seed equal prompts of a request are drawn independently; with one they are equal.
+#[test]
+fn equal_prompts_are_drawn_independently() {
+    let server = Running::start(4, settings());
+    let texts = |fields: Value| -> Vec<Value> {
+        let answer = server.send("POST", "/v1/completions", &request(fields).to_string()).json();
+        answer["choices"].as_array().expect("an array").iter().map(|c| c["text"].clone()).collect()
+    };
+    let fields = json!({ "prompt": ["ab", "ab", "ab", "ab"], "temperature": 1, "max_tokens": 9 });
+    let random = texts(fields.clone());
+    assert!(random.iter().any(|text| *text != random[0]), "{random:?}");
+    let mut fields = fields;
+    fields["seed"] = json!(5);
+    let same = texts(fields);
+    assert!(same.iter().all(|text| *text == same[0]), "{same:?}");
+    assert_eq!(server.ended(), Ended::Done);
+}
+
 #[test]
 fn a_stop_ends_a_completion_and_is_never_sent() {
     let server = Running::start(2, settings());

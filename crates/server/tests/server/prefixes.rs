@@ -11,7 +11,7 @@ use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_server::error::ServerError;
 use dsv4_kv_server::metrics::Metrics;
 use dsv4_kv_server::queue::{Event, Submission};
-use dsv4_kv_server::scheduler::{Progress, Scheduler};
+use dsv4_kv_server::scheduler::{Progress, Scheduler, SchedulerLimits};
 use dsv4_kv_server::{ColdCache, ColdOptions};
 use dsv4_kv_tests::failing::{self, Failing};
 
@@ -64,6 +64,40 @@ fn a_prefix_comes_back_from_host_memory() {
     let stats = scheduler.engine().cache().tier_stats();
     assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 256));
     scheduler.engine().cache().audit_tier().expect("a right tier");
+}
+
+/// A cache with as many blocks as the longest completion. What it shares with another is kept for it, beside the blocks that it
+/// computes again: where these do not fit together, it is computed without sharing.
+#[test]
+fn what_fits_alone_is_answered_where_sharing_takes_more() {
+    // Of 385 tokens the prefix tree has three blocks and a checkpoint at their end; 256 of them are shared.
+    for (step, blocks, last) in [(128, 4, 448), (384, 6, 766)] {
+        let metrics = Metrics::new().expect("metrics");
+        let limits = EngineLimits {
+            checkpoints: 4,
+            step_tokens: step,
+            context: 128 * blocks,
+            ..small::limits(1, blocks)
+        };
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let limits = SchedulerLimits { chunk: step as usize, waiting: 4 };
+        let mut scheduler = Scheduler::new(engine, limits, metrics.clone()).expect("a scheduler");
+        let says = |at: u32| if at < 256 { at * at % 251 } else { (at + last) % 251 };
+        let first = (0..385).map(|at| at * at % 251).collect();
+        for prompt in [first, (0..last - 2).map(says).collect::<Vec<u32>>()] {
+            let continuation = small::continuation(2);
+            let new = Submission { prompt, continuation, salt: Vec::new() };
+            let mut events = submit(&scheduler.queue(), &new);
+            while scheduler.step().expect("no step fails") == Progress::Ran {}
+            let (tokens, end) = received(&mut events);
+            assert_eq!(end, Some(Event::Finished(Finish::Length)), "{blocks} blocks");
+            let alone = small::limits(1, blocks);
+            let mut alone = small::engine(&small::emulated(), &HASH, alone);
+            assert_eq!(tokens, small::alone(&mut alone, &new).0, "{blocks} blocks");
+        }
+        assert_eq!(value(&metrics, "dsv4_num_preemptions_total"), 1, "{blocks} blocks");
+        scheduler.engine().cache().ledger().audit().expect("a right tree");
+    }
 }
 
 /// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
