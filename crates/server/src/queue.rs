@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Sequence};
@@ -10,6 +10,7 @@ use dsv4_kv_tier::FetchId;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::error::{Failure, Refusal};
+use crate::metrics::Metrics;
 
 /// What becomes of a sequence, in order. A receiver that is dropped cancels its sequence; a sender that is
 /// dropped without [`Event::Finished`] or [`Event::Failed`] means [`Failure::ShutDown`].
@@ -86,6 +87,30 @@ impl Request {
     /// Whether its client has left.
     pub fn has_left(&self) -> bool {
         self.events.is_closed()
+    }
+
+    /// Sends tokens to the client. One that has left is found before the next step.
+    pub fn tell(&mut self, generated: Vec<Generated>, metrics: &Metrics) {
+        let new = generated.len();
+        if new == 0 {
+            return;
+        }
+        let before = self.sequence.generated().len() - new;
+        let passed = self.last.elapsed();
+        self.last = Instant::now();
+        if before == 0 {
+            metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
+            metrics.time_to_first_token.record(passed);
+        }
+        // Tokens that one step has verified came together: each took a part of its time. Those of the first token's step have none of
+        // their own, and are not counted.
+        if before > 0 {
+            (0..new).for_each(|_| metrics.inter_token.record(passed / new as u32));
+        }
+        metrics.generated_tokens.increment(new as u64);
+        for token in generated {
+            let _ = self.events.send(Event::Token(token));
+        }
     }
 }
 
@@ -288,5 +313,15 @@ impl Queue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes the queue when the scheduler ends, by a panic too. What still waits then is dropped with its senders.
+pub(crate) struct CloseOnDrop(pub Arc<Queue>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+        self.0.drain();
     }
 }

@@ -224,7 +224,7 @@ mod tests {
         assert_eq!((request.temperature, request.top_p), (1.0, 1.0));
         assert_eq!((request.stop.len(), request.logprobs), (0, None));
         assert_eq!(request.seed, None);
-        assert_ne!(random_seed(), random_seed());
+        assert_ne!(super::random_seed(), super::random_seed());
     }
 
     #[test]

@@ -17,11 +17,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dsv4_kv::{KvError, RequestId};
 use dsv4_kv_device::Backend;
-use dsv4_kv_model::sequence::{Generated, Sequence, Work};
+use dsv4_kv_model::sequence::{Sequence, Work};
 use dsv4_kv_model::{Chunk, Engine, ModelError};
 use dsv4_kv_tier::MOST_FETCHES;
 use kv_layout::geometry::BLOCK_TOKENS;
@@ -29,7 +29,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
-use crate::queue::{Event, Phase, Queue, QueueLimits, Request};
+use crate::queue::{CloseOnDrop, Event, Phase, Queue, QueueLimits, Request};
 
 /// Steps in a row that may fail before the scheduler ends.
 const FAILED_STEPS: u32 = 3;
@@ -484,41 +484,5 @@ fn longest<B: Backend>(engine: &Engine<B>) -> u32 {
         context
     } else {
         ledger.total_blocks().saturating_mul(BLOCK_TOKENS)
-    }
-}
-
-impl Request {
-    /// Sends tokens to the client. One that has left is found before the next step.
-    fn tell(&mut self, generated: Vec<Generated>, metrics: &Metrics) {
-        let new = generated.len();
-        if new == 0 {
-            return;
-        }
-        let before = self.sequence.generated().len() - new;
-        let passed = self.last.elapsed();
-        self.last = Instant::now();
-        if before == 0 {
-            metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
-            metrics.time_to_first_token.record(passed);
-        }
-        // Tokens that one step has verified came together: each took a part of its time. Those of the first token's step have none of
-        // their own, and are not counted.
-        if before > 0 {
-            (0..new).for_each(|_| metrics.inter_token.record(passed / new as u32));
-        }
-        metrics.generated_tokens.increment(new as u64);
-        for token in generated {
-            let _ = self.events.send(Event::Token(token));
-        }
-    }
-}
-
-/// Closes the queue when the scheduler ends, by a panic too. What still waits then is dropped with its senders.
-struct CloseOnDrop(Arc<Queue>);
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-        self.0.drain();
     }
 }
