@@ -1,8 +1,10 @@
 //! Streams, tensors, graphs and requests belong to one device and one cache; two caches share a device.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{
-    Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, StepRequest,
+    Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, LayerId,
+    StepRequest,
 };
 use dsv4_kv_tests::fed::{Fed, Padding, Part};
 use dsv4_kv_tests::inputs::{rows, upload_bf16};
@@ -19,8 +21,11 @@ fn device() -> EmuDevice {
     EmuDevice::new(EmuOptions::default())
 }
 
+/// A cache of a layer of the trunk, and a draft layer.
 fn cache<B: Backend>(device: &Device<B>) -> KvCacheManager<B> {
-    let config = CacheConfig { max_step_tokens: 8, ..config(&[Swa], FORMATS, 2) };
+    let base = config(&[Swa, Swa], FORMATS, 2);
+    let model = ModelConfig { mtp_layers: 1, ..base.model.clone() };
+    let config = CacheConfig { model, max_step_tokens: 8, ..base };
     KvCacheManager::new(device.clone(), config).unwrap()
 }
 
@@ -55,24 +60,28 @@ fn what_is_of_another_device_is_refused() {
     open.commit(&[Accepted::count(id, 1)]).unwrap();
 }
 
-/// A step in another stream than the last one waits for it on the device: both use the memory of their group's steps.
+/// A step in another stream than the last one of its layer group waits for it on the device: both use the memory of their
+/// group's steps.
 #[test]
 fn a_step_in_another_stream_waits_for_the_last() {
-    let device = Lazy::emulated(EmuOptions::default());
-    let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
-    let mut cache = cache(&device);
-    let id = cache.admit().unwrap();
-    let history = rows(2, 1);
-    // They live until the end: what is freed is waited for.
-    let kv = history.iter().map(|row| upload_bf16(&aside, row)).collect::<Vec<_>>();
-    for ((start, stream), kv) in (0..).zip([&one, &other]).zip(&kv) {
-        let part = [StepRequest { id, start, tokens: 1 }];
-        let mut step = cache.begin_step(stream, Launches::Eager, &part).unwrap();
-        step.swa(LayerId(0)).unwrap().update(kv).unwrap().append().unwrap();
-        step.commit(&[Accepted::count(id, 1)]).unwrap();
+    for (group, layer) in LayerGroup::ALL.into_iter().zip([LayerId(0), LayerId(1)]) {
+        let device = Lazy::emulated(EmuOptions::default());
+        let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
+        let mut cache = cache(&device);
+        let id = cache.admit().unwrap();
+        let history = rows(2, 1);
+        // They live until the end: what is freed is waited for.
+        let kv = history.iter().map(|row| upload_bf16(&aside, row)).collect::<Vec<_>>();
+        for ((start, stream), kv) in (0..).zip([&one, &other]).zip(&kv) {
+            let part = [StepRequest { id, start, tokens: 1 }];
+            let mut group = cache.group(group).unwrap();
+            let mut step = group.begin_step(stream, Launches::Eager, &part).unwrap();
+            step.swa(layer).unwrap().update(kv).unwrap().append().unwrap();
+            step.commit(&[Accepted::count(id, 1)]).unwrap();
+        }
+        other.synchronize().unwrap();
+        assert_ring(&cache, &aside, layer, id, &history);
     }
-    other.synchronize().unwrap();
-    assert_ring(&cache, &aside, LayerId(0), id, &history);
 }
 
 /// Requests of one cache are unknown to another one, whatever their slots and generations.

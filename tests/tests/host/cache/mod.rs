@@ -18,5 +18,6 @@ mod selection;
 mod sent;
 mod sharing;
 mod spans;
+mod streams;
 mod threads;
 mod tier;

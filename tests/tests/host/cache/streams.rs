@@ -1,0 +1,163 @@
+//! Copies between steps that are queued in other streams than the steps, on a device that does nothing before it must: they
+//! wait for the last step of each layer group and for each other, and the next steps wait for them.
+
+use std::ops::Range;
+
+use dsv4_kv::device::{Device, EmuOptions, Emulator, Stream};
+use dsv4_kv::schema::PoolUnit;
+use dsv4_kv::{Accepted, CacheConfig, Launches, LayerGroup, RequestId};
+use dsv4_kv_tests::fed::{Fed, Part};
+use dsv4_kv_tests::lazy::Lazy;
+use dsv4_kv_tests::stories::{Formats, Stored, Story, config, tiny};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+type Late = Lazy<Emulator>;
+
+const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+/// Tokens of a request before it is copied, and behind the next step.
+const TOKENS: usize = 131;
+const NEXT: usize = 136;
+
+/// A cache of a model with a draft layer, whose copies have two streams of their own.
+struct Cache {
+    /// Its stream has the steps of the trunk.
+    fed: Fed<Late>,
+    /// Has the steps of the draft layer.
+    draft: Stream<Late>,
+    copies: [Stream<Late>; 2],
+    story: Story,
+    stored: Vec<Stored>,
+}
+
+impl Cache {
+    fn new() -> Self {
+        let device: Device<Late> = Lazy::emulated(EmuOptions::default());
+        let base = config(&tiny(), FORMATS, 3);
+        assert_eq!(base.model.mtp_layers, 1, "it has a draft layer");
+        let settings = CacheConfig { num_checkpoints: 1, max_suspended: 1, max_draft: 3, ..base };
+        let fed = Fed::new(&device, settings);
+        // The slots and blocks are poison before any other stream looks at them.
+        fed.stream.synchronize().unwrap();
+        let [draft, first, second] = [(); 3].map(|()| device.stream().unwrap());
+        let story = Story::random(&tiny(), NEXT, 71);
+        let stored = story.stored(&device, FORMATS);
+        Self { fed, draft, copies: [first, second], story, stored }
+    }
+
+    /// Runs a step of each group in the group's stream. Its tensors are those of the last step, which must have read them.
+    fn step(&mut self, id: RequestId, tokens: Range<usize>) {
+        self.draft.synchronize().unwrap();
+        let part = Part::new(id, &self.story, tokens);
+        let request = part.request();
+        let Fed { manager, stream, inputs } = &mut self.fed;
+        inputs.load(stream, &[part], request.tokens);
+        for (group, stream) in LayerGroup::ALL.into_iter().zip([&*stream, &self.draft]) {
+            let mut group = manager.group(group).unwrap();
+            let mut step = group.begin_step(stream, Launches::Eager, &[request]).unwrap();
+            inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
+            step.commit(&[Accepted::count(id, request.tokens)]).unwrap();
+        }
+    }
+
+    /// A request of so many tokens, whose steps nobody has waited for.
+    fn request(&mut self, tokens: usize) -> RequestId {
+        let id = self.fed.manager.admit().unwrap();
+        self.step(id, 0..tokens);
+        id
+    }
+
+    /// Overwrites what the slot of a request holds.
+    fn damage(&self, id: RequestId) {
+        let (manager, stream) = (&self.fed.manager, &self.fed.stream);
+        for (layer, schema) in self.fed.layer_ids().zip(&manager.schema().layers) {
+            for pool in schema.pools.iter().filter(|pool| pool.unit == PoolUnit::Slot) {
+                let (all, bytes) = (manager.writable_pool(layer, pool.kind), pool.unit_bytes());
+                let slot = all.unwrap().slice(u64::from(id.slot().0) * bytes, bytes).unwrap();
+                stream.fill(&slot, 0xFF).unwrap();
+            }
+        }
+        stream.synchronize().unwrap();
+    }
+
+    fn assert_holds(&self, id: RequestId, tokens: usize) {
+        self.draft.synchronize().unwrap();
+        self.fed.assert_holds(id, &self.story, &self.stored, tokens);
+    }
+}
+
+/// Runs `copy` on a new cache, which copies requests in two streams, and lets what it returns go on to [`NEXT`] tokens.
+/// Once the host waits for the copies, which then run as early as they may, and once it does not, so that they run late.
+fn check(mut copy: impl FnMut(&mut Cache) -> Vec<RequestId>) {
+    for early in [true, false] {
+        let mut cache = Cache::new();
+        let copied = copy(&mut cache);
+        if early {
+            cache.copies.iter().rev().for_each(|stream| stream.synchronize().unwrap());
+        }
+        for &id in &copied {
+            let start = cache.fed.manager.ledger().committed(id).unwrap() as usize;
+            cache.step(id, start..NEXT);
+        }
+        copied.iter().for_each(|&id| cache.assert_holds(id, NEXT));
+        cache.fed.manager.check_faults(&cache.fed.stream).unwrap();
+    }
+}
+
+/// A fork, and a fork of that one in another stream.
+#[test]
+fn a_fork_follows_the_steps() {
+    check(|cache| {
+        let id = cache.request(TOKENS);
+        let [first, second] = &cache.copies;
+        let fork = cache.fed.manager.fork(first, id).unwrap();
+        vec![cache.fed.manager.fork(second, fork).unwrap(), fork, id]
+    });
+}
+
+/// A request that is suspended in one stream and resumed in another, in another slot.
+#[test]
+fn a_suspension_follows_the_steps() {
+    check(|cache| {
+        let id = cache.request(TOKENS);
+        let [first, second] = &cache.copies;
+        let suspended = cache.fed.manager.suspend(first, id).unwrap();
+        let taken = cache.fed.manager.admit().unwrap();
+        assert_eq!(taken.slot(), id.slot(), "its bytes are not in the slot that it gets");
+        vec![cache.fed.manager.resume(second, suspended).unwrap()]
+    });
+}
+
+/// A request that is saved in one stream; in another one with the same tokens, whose slot is damaged, goes on from there.
+#[test]
+fn a_checkpoint_follows_the_steps() {
+    check(|cache| {
+        let damaged = cache.request(128);
+        cache.draft.synchronize().unwrap();
+        cache.damage(damaged);
+        let id = cache.request(128);
+        let [first, second] = &cache.copies;
+        let saved = cache.fed.manager.save_checkpoints(first, &[(id, 128)]).unwrap().remove(0);
+        assert!(saved.has_draft());
+        cache.fed.manager.restore_checkpoint(second, damaged, &saved).unwrap();
+        vec![damaged, id]
+    });
+}
+
+/// A request that leaves in one stream, and comes in another to the slot and the blocks of one that has just ended.
+#[test]
+fn a_move_follows_the_steps() {
+    check(|cache| {
+        let id = cache.request(TOKENS);
+        let mut port = cache.fed.manager.open_port().unwrap();
+        let at = cache.fed.manager.positions(id).unwrap();
+        let mut payload = vec![0; port.layout().bytes(at) as usize];
+        let export = cache.fed.manager.export(&cache.copies[0], &mut port, id);
+        export.unwrap().all(&mut payload).unwrap();
+        let ended = cache.request(TOKENS - 1);
+        cache.fed.manager.release(ended).unwrap();
+        let came = cache.fed.manager.import(&cache.copies[1], &mut port, (at, &payload)).unwrap();
+        assert_eq!(came.slot(), ended.slot(), "the step of the one that ended writes it first");
+        vec![came, id]
+    });
+}
