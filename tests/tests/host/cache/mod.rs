@@ -11,6 +11,7 @@ mod failed_admission;
 mod host_memory;
 mod identity;
 mod ledger;
+mod moved;
 mod planned_checkpoints;
 mod recorded;
 mod salts;

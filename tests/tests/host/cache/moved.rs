@@ -1,0 +1,79 @@
+//! Requests that leave a cache and come to one, in its ledger: from which positions they go on, and to which they do not
+//! go back.
+
+use dsv4_kv::device::NullDevice;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::transfer::Positions;
+use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, Ledger};
+use dsv4_kv::{RequestId, StepRequest};
+
+/// A request takes back four tokens.
+fn config() -> CacheConfig {
+    CacheConfig {
+        max_requests: 3,
+        num_blocks: 10,
+        num_checkpoints: 2,
+        max_context: 640,
+        max_step_tokens: 512,
+        max_draft: 3,
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
+    }
+}
+
+/// Gives a request tokens in one layer group.
+fn step(ledger: &mut Ledger, group: LayerGroup, id: RequestId, (start, tokens): (u32, u32)) {
+    let mut array = vec![0; ledger.largest_layout().elements()];
+    ledger.begin_step(group, &[StepRequest { id, start, tokens }], &mut array).unwrap();
+    ledger.commit_step(group, &[Accepted::count(id, tokens)]).unwrap();
+}
+
+/// A request that came has the rows that its position needs, and not those of an earlier one; a request that was computed
+/// here has these too.
+#[test]
+fn a_request_that_came_does_not_go_back() {
+    let mut ledger = Ledger::new(&config()).unwrap();
+    let came = ledger.arrive(Positions { trunk: 131, draft: 131 }).unwrap();
+    let own = ledger.admit().unwrap();
+    for group in LayerGroup::ALL {
+        step(&mut ledger, group, own, (0, 131));
+    }
+    for position in [130, 127] {
+        ledger.rewind_draft(own, position).unwrap();
+        let error = ledger.rewind_draft(came, position).unwrap_err();
+        assert!(
+            matches!(error, KvError::CannotRewind { request, to, committed: 131, earliest: 131 }
+                if (request, to) == (came, position)),
+            "{error}"
+        );
+    }
+    ledger.rewind_draft(came, 131).unwrap();
+    // As far as it has come here it goes back.
+    step(&mut ledger, LayerGroup::Draft, came, (131, 2));
+    ledger.rewind_draft(came, 131).unwrap();
+}
+
+/// Nor is it saved at an earlier position, where its slot does not have the rows.
+#[test]
+fn a_request_that_came_is_not_saved_behind_its_position() {
+    let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config()).unwrap();
+    let (stream, mut port) = (cache.device().stream().unwrap(), cache.open_port().unwrap());
+    let [behind, at] = [131, 128].map(|tokens| {
+        let at = Positions { trunk: tokens, draft: tokens };
+        let payload = vec![0; port.layout().bytes(at) as usize];
+        cache.import(&stream, &mut port, (at, &payload)).unwrap()
+    });
+    let own = cache.admit().unwrap();
+    let request = StepRequest { id: own, start: 0, tokens: 131 };
+    let mut step = cache.begin_step(&stream, Launches::Eager, &[request]).unwrap();
+    step.skip_kernels();
+    step.commit(&[Accepted::count(own, 131)]).unwrap();
+    let error = cache.save_checkpoints(&stream, &[(own, 128), (behind, 128)]).unwrap_err();
+    assert!(
+        matches!(error, KvError::NotSavable { request, boundary: 128, committed: 131, .. }
+            if request == behind),
+        "{error}"
+    );
+    assert_eq!(cache.ledger().free_checkpoints(), 2);
+    let saved = cache.save_checkpoints(&stream, &[(own, 128), (at, 128)]).unwrap();
+    assert!(saved.iter().all(|saved| saved.boundary() == 128));
+}
