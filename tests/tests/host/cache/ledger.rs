@@ -355,6 +355,39 @@ fn draft_layers_stay_behind_no_checkpoint() {
     ledger.rewind_draft(second.id, 259).unwrap();
 }
 
+/// A chunk of one request makes a step save another one too, which has few tokens there, of which not all are accepted: if
+/// its position is not reached nothing is saved, the checkpoint is free again, and a later step saves it.
+#[test]
+fn what_was_not_accepted_is_not_saved() {
+    for accepted in 0..=3 {
+        let mut ledger = Ledger::new(&CacheConfig { num_checkpoints: 1, ..config() }).unwrap();
+        let mut array = vec![0; ledger.largest_layout().elements()];
+        let (long, short) = (ledger.admit().unwrap(), ledger.admit().unwrap());
+        let mut run = |ledger: &mut Ledger, parts: &[(RequestId, u32, u32)], accepted: &[u32]| {
+            let part = |&(id, start, tokens)| StepRequest { id, start, tokens };
+            begin(ledger, &mut array, &parts.iter().map(part).collect::<Vec<_>>()).unwrap();
+            let free = ledger.free_checkpoints();
+            let accepted = parts.iter().zip(accepted).map(|(&(id, ..), &accepted)| (id, accepted));
+            commit(ledger, &accepted.collect::<Vec<_>>()).unwrap();
+            free
+        };
+        run(&mut ledger, &[(short, 0, 126)], &[126]);
+        ledger.want_checkpoint(short, 128).unwrap();
+        let free = run(&mut ledger, &[(long, 0, 100), (short, 126, 3)], &[100, accepted]);
+        assert_eq!(free, 0, "the step writes the checkpoint");
+        let mut saved: Vec<_> = ledger.take_saved().collect();
+        if accepted < 2 {
+            assert_eq!((saved.len(), ledger.free_checkpoints()), (0, 1), "{accepted} accepted");
+            let start = 126 + accepted;
+            run(&mut ledger, &[(long, 100, 100), (short, start, 3)], &[100, 3]);
+            saved = ledger.take_saved().collect();
+        }
+        let (id, saved) = saved.pop().expect("it is saved once its tokens are final");
+        assert_eq!((id, saved.boundary(), ledger.free_checkpoints()), (short, 128, 0));
+        ledger.discard_checkpoint(saved).unwrap();
+    }
+}
+
 #[test]
 fn settings_out_of_range_are_named() {
     let check = |change: fn(&mut CacheConfig), name: &str| {
