@@ -77,3 +77,24 @@ fn a_request_that_came_is_not_saved_behind_its_position() {
     let saved = cache.save_checkpoints(&stream, &[(own, 128), (at, 128)]).unwrap();
     assert!(saved.iter().all(|saved| saved.boundary() == 128));
 }
+
+/// Draft layers that ran far ahead of the trunk have overwritten rows that its position needs: the request does not leave
+/// until the trunk is near enough.
+#[test]
+fn a_request_whose_drafts_are_far_ahead_does_not_leave() {
+    let mut ledger = Ledger::new(&config()).unwrap();
+    let id = ledger.admit().unwrap();
+    step(&mut ledger, LayerGroup::Draft, id, (0, 200));
+    let mut start = 0;
+    for trunk in [100, 195, 196, 200] {
+        step(&mut ledger, LayerGroup::Trunk, id, (start, trunk - start));
+        start = trunk;
+        match ledger.positions(id) {
+            Ok(at) => assert!(trunk >= 196 && at == Positions { trunk, draft: trunk }, "{at:?}"),
+            Err(KvError::Overwritten { request, group: LayerGroup::Draft, committed }) => {
+                assert!(trunk < 196 && (request, committed) == (id, trunk), "{trunk}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
