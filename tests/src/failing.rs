@@ -17,6 +17,12 @@ pub enum Failure {
     After,
 }
 
+/// The calls to let fail in turn, each twice. An attempt behind one that failed may begin with one more wait, so that the
+/// failure meets the call before; the next attempt begins without, and meets the call itself.
+pub fn each_call() -> impl Iterator<Item = u64> {
+    (0..).flat_map(|call| [call; 2])
+}
+
 /// A backend that counts the calls that can fail, and fails the one it was told to.
 ///
 /// Counted are allocations, streams, events, records, waits, launches, copies, fills, and the begin, end,

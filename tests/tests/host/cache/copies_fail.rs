@@ -6,7 +6,7 @@ use dsv4_kv::transfer::{MoveError, PrefixImport};
 use dsv4_kv::{
     Accepted, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, StepRequest, Suspended,
 };
-use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::failing::{Failing, Failure, each_call};
 use dsv4_kv_tests::fed::{Fed, Padding, Part as StepPart, begin};
 use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
 use kv_layout::index_row::IndexFormat;
@@ -41,13 +41,17 @@ fn fail_each<T>(
     how: Failure,
     mut work: impl FnMut(&mut Cache) -> Result<T, KvError>,
 ) -> (T, u64) {
-    for call in 0.. {
+    for (failures, call) in (0..).zip(each_call()) {
         let before = ledger(fed);
         fed.manager.device().backend().fail(call, how);
         let result = work(fed);
+        let failed = fed.manager.device().backend().failed();
         fed.manager.device().backend().fail_nothing();
         match result {
-            Ok(done) => return (done, call),
+            Ok(done) => {
+                assert!(failed.is_none(), "the failure of {failed:?} was swallowed");
+                return (done, failures);
+            }
             Err(KvError::Device(_)) => assert_eq!(ledger(fed), before, "call {call}"),
             Err(error) => panic!("{error}"),
         }
@@ -162,8 +166,10 @@ fn a_restore_that_fails_half_way_marks_its_request() {
             let before = ledger(&fed);
             fed.manager.device().backend().fail(call, how);
             let result = fed.manager.restore_checkpoint(&stream, other, &saved);
+            let failed = fed.manager.device().backend().failed();
             fed.manager.device().backend().fail_nothing();
             if result.is_ok() {
+                assert!(failed.is_none(), "the failure of {failed:?} was swallowed");
                 fed.step(&[StepPart::new(other, &story, 128..133)], Padding::None);
                 break;
             }

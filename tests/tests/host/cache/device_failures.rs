@@ -96,7 +96,6 @@ impl Cache {
             for step in &mut steps {
                 inputs.run(step, &mut |_, _| Ok(()))?;
             }
-            backend.fail_nothing();
             // Nothing is final: the next attempt starts where this one did.
             let none = Accepted::count(id, 0);
             steps.into_iter().try_for_each(|step| step.commit(&[none]).map_err(Into::into))
@@ -109,9 +108,12 @@ impl Cache {
                 assert!(failed.is_some(), "it fails as it was told to");
                 Some(left)
             }
-            Err(KvError::NotRollbackable { .. }) => None,
+            // All of the step was queued; a long one is not taken back.
+            Ok(()) | Err(KvError::NotRollbackable { .. }) => {
+                assert!(failed.is_none(), "the failure of {failed:?} was swallowed");
+                None
+            }
             Err(other) => panic!("call {call}: {other}"),
-            Ok(()) => None,
         }
     }
 
@@ -254,9 +256,13 @@ fn a_capture_or_a_replay_that_fails_can_be_repeated() {
             let graph = manager.capture(stream, &bucket, retained.clone(), |layers| {
                 inputs.run(layers, &mut |_, _| Ok(()))
             });
+            let call = device.backend().failed();
             device.backend().fail_nothing();
             match graph {
-                Ok(graph) => break graph,
+                Ok(graph) => {
+                    assert!(call.is_none(), "the failure of {call:?} was swallowed");
+                    break graph;
+                }
                 Err(KvError::Device(_)) => failed += 1,
                 Err(other) => panic!("{other}"),
             }

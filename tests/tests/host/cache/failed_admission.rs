@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{EmuOptions, Emulator};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Ledger, Prompt, RequestId};
-use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::failing::{Failing, Failure, each_call};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::stories::{Story, config};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
@@ -46,18 +46,22 @@ fn an_admission_that_fails_leaves_nothing() {
     fed.manager.release(first.id).unwrap();
     for how in [Failure::Instead, Failure::After] {
         let before = counts(&fed.manager.ledger());
-        let mut failures = 0;
+        let (mut failures, mut calls) = (0, each_call());
         let admitted = loop {
-            device.backend().fail(failures, how);
+            let call = calls.next().expect("without end");
+            device.backend().fail(call, how);
             let result = fed.manager.admit_with(&fed.stream, &prompt);
             let failed = device.backend().failed();
             device.backend().fail_nothing();
             match result {
-                Ok(admission) => break admission,
+                Ok(admission) => {
+                    assert!(failed.is_none(), "the failure of {failed:?} was swallowed");
+                    break admission;
+                }
                 Err(KvError::Device(_)) => assert!(failed.is_some()),
                 Err(error) => panic!("{error}"),
             }
-            assert_eq!(counts(&fed.manager.ledger()), before, "{how:?}, call {failures}");
+            assert_eq!(counts(&fed.manager.ledger()), before, "{how:?}, call {call}");
             fed.manager.ledger().audit().unwrap();
             failures += 1;
         };

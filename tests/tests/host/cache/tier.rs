@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dsv4_kv::device::{Backend, Device, EmuOptions, Emulator, NullDevice};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Prompt, RequestId, StepRequest, TierMiss};
-use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::failing::{Failing, Failure, each_call};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::lazy::Lazy;
 use dsv4_kv_tests::stories::{Story, config};
@@ -91,8 +91,8 @@ fn a_transfer_that_fails_changes_nothing() {
         device.backend().fail_nothing();
         let before = counts(&fed);
         assert_eq!((before[0], before[3]), (10, 1), "all of it: nobody runs");
-        let (mut failures, mut call) = (0, 0);
-        loop {
+        let mut failures = 0;
+        for call in each_call() {
             device.backend().fail(call, how);
             let result = fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a"));
             let failed = device.backend().failed();
@@ -109,7 +109,6 @@ fn a_transfer_that_fails_changes_nothing() {
             failures += 1;
             assert_eq!(counts(&fed), before, "{how:?}, call {call}, {failed:?}");
             fed.manager.audit_tier().unwrap();
-            call += 1;
         }
         assert!(failures >= 8, "{failures} calls of a prefetch fail");
         let misses = fed.manager.tier_stats().misses;
@@ -135,8 +134,8 @@ fn a_transfer_that_fails_changes_nothing() {
         run(&mut fed, admission.id, &story, 0);
         let before = counts(&fed);
         let (mut failures, units) = (0, before[6]);
-        loop {
-            device.backend().fail(failures, how);
+        for call in each_call() {
+            device.backend().fail(call, how);
             let result = fed.manager.advance_tier(&fed.stream);
             let failed = device.backend().failed();
             device.backend().fail_nothing();
@@ -145,7 +144,7 @@ fn a_transfer_that_fails_changes_nothing() {
                 Err(KvError::Device(_)) => {}
                 other => panic!("{other:?}, {failed:?}"),
             }
-            assert_eq!(counts(&fed), before, "{how:?}, call {failures}, {failed:?}");
+            assert_eq!(counts(&fed), before, "{how:?}, call {call}, {failed:?}");
             fed.manager.audit_tier().unwrap();
             failures += 1;
         }
