@@ -5,7 +5,7 @@
 
 use dsv4_kv::device::{EmuOptions, Emulator};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{Accepted, CacheConfig, KvError, RequestId};
+use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, RequestId};
 use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::inputs::download;
@@ -283,4 +283,34 @@ fn a_capture_or_a_replay_that_fails_can_be_repeated() {
         cache.holds(id, 1, start + 1);
         cache.holds(cache.other, 0, OTHER);
     }
+}
+
+/// A replayed step that is dropped has written rows, as one whose layers were updated one by one: with more tokens than
+/// are taken back, its request does not go on. One that was only begun has written nothing.
+#[test]
+fn a_replayed_step_that_is_dropped_has_written_its_rows() {
+    const START: usize = 130;
+    let device = Failing::emulated(EmuOptions::default());
+    let base = config(&LAYERS[..3], (MainFormat::Ue8m0, IndexFormat::Mxfp4), 1);
+    let mut fed = Fed::new(&device, CacheConfig { max_draft: 0, ..base });
+    let story = Story::random(&LAYERS[..3], START + 2, 3);
+    let id = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(id, &story, 0..START)], Padding::None);
+    let padding = fed.bucket(2, 2);
+    let graphs = fed.capture(padding, &[], &mut |_, _| Ok(()));
+    let parts = [Part::new(id, &story, START..START + 2)];
+    fed.inputs.load(&fed.stream, &parts, 2);
+    let Fed { manager, stream, .. } = &mut fed;
+    drop(begin(manager, stream, &parts, padding).unwrap());
+    let mut steps = begin(manager, stream, &parts, padding).unwrap();
+    for (step, graph) in steps.iter_mut().zip(&graphs) {
+        step.replay(graph).unwrap();
+    }
+    drop(steps);
+    let error = begin(manager, stream, &parts, padding).err().unwrap();
+    assert!(
+        matches!(error, KvError::Overwritten { request, group: LayerGroup::Trunk, committed: 130 }
+            if request == id),
+        "{error}"
+    );
 }
