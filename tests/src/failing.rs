@@ -8,6 +8,8 @@ use dsv4_kv::device::{
     Backend, CudaStatus, Device, DeviceError, DeviceInfo, EmuOptions, Emulator, Operation, Priority,
 };
 
+use crate::lazy::Lazy;
+
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -62,6 +64,14 @@ impl Failing<Emulator> {
     #[must_use]
     pub fn emulated(options: EmuOptions) -> Device<Self> {
         Device::from_backend(Self::new(Emulator::new(options)))
+    }
+}
+
+impl Failing<Lazy<Emulator>> {
+    /// An emulated device that does nothing before it must, and fails on demand.
+    #[must_use]
+    pub fn late(options: EmuOptions) -> Device<Self> {
+        Device::from_backend(Self::new(Lazy::new(Emulator::new(options))))
     }
 }
 

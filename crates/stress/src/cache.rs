@@ -45,8 +45,7 @@ pub type Skipping = Failing<Lazy<Emulator>>;
 /// An empty cache on such a device.
 #[must_use]
 pub fn skipping(config: &CacheConfig, library: &Arc<Library>, seed: u64) -> Cache<Skipping> {
-    let emulated = Emulator::new(EmuOptions { seed, ..EmuOptions::default() });
-    let device = Device::from_backend(Failing::new(Lazy::new(emulated)));
+    let device = Failing::late(EmuOptions { seed, ..EmuOptions::default() });
     device.backend().skip_launches(true);
     Cache { kernels: Kernels::Skipped, ..Cache::new(&device, config, library, seed) }
 }

@@ -7,14 +7,8 @@ use dsv4_kv::device::{
 };
 use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::inputs::download;
-use dsv4_kv_tests::lazy::Lazy;
 
 const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
-
-/// A device that does nothing before it must, and fails on demand.
-fn late() -> Device<Failing<Lazy<Emulator>>> {
-    Device::from_backend(Failing::new(Lazy::new(Emulator::new(OPTIONS))))
-}
 
 /// Lets the first call of that name that `attempt` makes fail.
 fn fail_first<B: Backend, E>(
@@ -38,7 +32,7 @@ fn fail_first<B: Backend, E>(
 /// Nothing runs on the late device before it is waited for: the detector of the next tests.
 #[test]
 fn a_late_device_is_late() {
-    let device = late();
+    let device = Failing::late(OPTIONS);
     let stream = device.stream().unwrap();
     let [from, to] = ["from", "to"].map(|label| device.allocate::<u8>(label, 4).unwrap());
     stream.fill(&from, 1).unwrap();
@@ -54,7 +48,7 @@ fn a_staged_array_in_flight_is_not_rewritten() {
     for (name, how) in
         [("record", Failure::Instead), ("record", Failure::After), ("upload", Failure::After)]
     {
-        let device = late();
+        let device = Failing::late(OPTIONS);
         let stream = device.stream().unwrap();
         let mut staged = Staged::<_, u32>::new(&device, "staged", 64).unwrap();
         let seen = device.allocate::<u32>("seen", 64).unwrap();
@@ -80,7 +74,7 @@ fn a_staged_array_in_flight_is_not_rewritten() {
 /// Units of host memory are nobody else's while they are moved, whatever call fails, and come back when it is done.
 #[test]
 fn units_in_flight_are_held() {
-    let device = late();
+    let device = Failing::late(OPTIONS);
     let (stream, aside) = (device.stream().unwrap(), device.stream().unwrap());
     let pool = HostPool::new(&device, 4, 256).unwrap();
     let [from, to] = ["from", "to"].map(|label| device.allocate::<u8>(label, 512).unwrap());
@@ -114,7 +108,7 @@ fn units_in_flight_are_held() {
 /// After a failed wait nobody knows whether a copy has ended: it must not see the caller's memory any more.
 #[test]
 fn a_failed_copy_leaves_borrowed_memory_alone() {
-    let device = late();
+    let device = Failing::late(OPTIONS);
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u32>("buffer", 64).unwrap();
     let mut values = [7; 64];
@@ -207,7 +201,7 @@ fn devices_of_a_domain_share_captures() {
 /// A stream works when nothing else of its device is held any more.
 #[test]
 fn a_stream_keeps_its_device() {
-    let device = late();
+    let device = Failing::late(OPTIONS);
     let (stream, buffer) = (device.stream().unwrap(), device.allocate::<u8>("kept", 4).unwrap());
     drop(device);
     stream.fill(&buffer, 3).unwrap();

@@ -2,23 +2,18 @@
 
 use std::borrow::Cow;
 
-use dsv4_kv::device::{Backend, Buffer, Device, EmuOptions, Emulator, Stream};
+use dsv4_kv::device::{Backend, Buffer, EmuOptions, Stream};
 use dsv4_kv_router::{
     Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights, Routing,
 };
 use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::inputs::{download, upload};
-use dsv4_kv_tests::lazy::Lazy;
 use half::bf16;
 
 const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
 /// Two launches.
 const TOKENS: u32 = 70;
 const EXPERTS: u32 = 32;
-
-fn late() -> Device<Failing<Lazy<Emulator>>> {
-    Device::from_backend(Failing::new(Lazy::new(Emulator::new(OPTIONS))))
-}
 
 /// Rows of zeros but for one 1: row `i` at `at(i)`.
 fn one_hot(rows: u32, at: impl Fn(u32) -> u32) -> Vec<bf16> {
@@ -79,7 +74,7 @@ impl<B: Backend> Tensors<B> {
 
 #[test]
 fn a_call_in_another_stream_waits_for_the_last() {
-    let device = late();
+    let device = Failing::late(OPTIONS);
     let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
     let mut router = router(&one);
     let [first, second, third] = [3, 8, 5].map(|first| Tensors::new(&aside, first));
@@ -98,7 +93,7 @@ fn a_call_in_another_stream_waits_for_the_last() {
 /// Whatever call of the device fails under a router, the next batch is routed.
 #[test]
 fn a_router_goes_on_after_every_failure() {
-    let device = late();
+    let device = Failing::late(OPTIONS);
     let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
     let mut failed = Vec::new();
     for how in [Failure::Instead, Failure::After] {

@@ -22,3 +22,4 @@ mod spans;
 mod streams;
 mod threads;
 mod tier;
+mod transfer_waits;

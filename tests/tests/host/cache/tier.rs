@@ -14,7 +14,7 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+pub(super) const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 /// A layer of every kind.
 pub(super) const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 pub(super) const TOKENS: usize = 300;

@@ -1,0 +1,228 @@
+//! Requests and prefixes that leave for memory of the device or come from memory, on a device that does nothing before it
+//! must: an export or import is done when it returns, and an import too of which a device call failed.
+
+use dsv4_kv::device::{Buffer, Device, EmuOptions, Emulator, Stream};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions};
+use dsv4_kv::{CacheConfig, KvError, RequestId};
+use dsv4_kv_tests::failing::{Failing, Failure, each_call};
+use dsv4_kv_tests::fed::{Fed, Padding, Part};
+use dsv4_kv_tests::inputs::{CANARY, download, upload};
+use dsv4_kv_tests::lazy::Lazy;
+use dsv4_kv_tests::stories::Story;
+
+use super::tier::{FORMATS, LAYERS, TOKENS, prompt, run, settings, tokens};
+
+type Late = Failing<Lazy<Emulator>>;
+
+const HOWS: [Failure; 2] = [Failure::Instead, Failure::After];
+/// Tokens of a request that gets what an import that failed had.
+const OTHER: usize = 20;
+
+/// A cache of two slots with one request, which shares its prompt.
+struct Cache {
+    fed: Fed<Late>,
+    port: Port<Late>,
+    id: RequestId,
+    /// Waits for nobody.
+    aside: Stream<Late>,
+}
+
+impl Cache {
+    fn new() -> Self {
+        let device = Failing::late(EmuOptions::default());
+        let mut fed = Fed::new(&device, CacheConfig { host_bytes: 0, poison: false, ..settings() });
+        let (port, aside) = (fed.manager.open_port().unwrap(), device.stream().unwrap());
+        let story = Story::random(&LAYERS, TOKENS, 81);
+        let tokens = tokens();
+        let id = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"")).unwrap().id;
+        run(&mut fed, id, &story, 0);
+        Self { fed, port, id, aside }
+    }
+
+    fn device(&self) -> Device<Late> {
+        self.fed.manager.device().clone()
+    }
+
+    /// Its request, in host memory.
+    fn request(&mut self) -> (Positions, Vec<u8>) {
+        let Self { fed: Fed { manager, stream, .. }, port, id, .. } = self;
+        let at = manager.positions(*id).unwrap();
+        let mut payload = vec![0; port.layout().bytes(at) as usize];
+        manager.export(stream, port, *id).unwrap().all(&mut payload).unwrap();
+        (at, payload)
+    }
+
+    /// The prefix that its request shares, in host memory.
+    fn prefix(&mut self) -> (Positions, Vec<u8>) {
+        let Self { fed: Fed { manager, stream, .. }, port, .. } = self;
+        let tokens = tokens();
+        let export = manager.export_prefix(stream, port, &prompt(&tokens, b"")).unwrap();
+        let mut export = export.expect("the chunk has saved it");
+        let mut payload = vec![0; export.layout().prefix_bytes(export.positions()) as usize];
+        export.all(&mut payload).unwrap();
+        (export.positions(), payload)
+    }
+
+    /// Memory of the device for as many bytes.
+    fn memory(&self, bytes: &[u8]) -> Buffer<Late, u8> {
+        self.device().allocate("parts", bytes.len() as u64).unwrap()
+    }
+
+    /// Whoever reads the memory now, and waits for nobody, finds these bytes.
+    fn assert_there(&self, memory: &Buffer<Late, u8>, bytes: &[u8], what: &str) {
+        assert!(download(&self.aside, memory) == bytes, "{what} is not there yet");
+    }
+}
+
+/// An export to memory of the device returns when the bytes are there.
+#[test]
+fn an_export_to_the_device_is_done() {
+    let mut cache = Cache::new();
+    let (at, payload) = cache.request();
+    let blocks = cache.port.layout().blocks(at.trunk);
+    let of_blocks = u64::from(blocks) * cache.port.layout().block_bytes();
+    let (of_blocks, of_state) = payload.split_at(of_blocks as usize);
+    let [to_blocks, to_state] = [of_blocks, of_state].map(|part| cache.memory(part));
+    let Cache { fed: Fed { manager, stream, .. }, port, id, .. } = &mut cache;
+    let mut export = manager.export(stream, port, *id).unwrap();
+    export.blocks_to(0..blocks, PartsMut::Device(to_blocks.clone())).unwrap();
+    cache.assert_there(&to_blocks, of_blocks, "blocks");
+    let Cache { fed: Fed { manager, stream, .. }, port, id, .. } = &mut cache;
+    let mut export = manager.export(stream, port, *id).unwrap();
+    export.state_to(PartsMut::Device(to_state.clone())).unwrap();
+    cache.assert_there(&to_state, of_state, "the state");
+}
+
+/// The same of a prefix.
+#[test]
+fn an_export_of_a_prefix_to_the_device_is_done() {
+    let mut cache = Cache::new();
+    // Nothing has gone through the port before: what no row has is zero.
+    let (_, payload) = cache.prefix();
+    let to = cache.memory(&payload);
+    let (Cache { fed: Fed { manager, stream, .. }, port, .. }, tokens) = (&mut cache, tokens());
+    let export = manager.export_prefix(stream, port, &prompt(&tokens, b"")).unwrap();
+    export.unwrap().all_to(PartsMut::Device(to.clone())).unwrap();
+    cache.assert_there(&to, &payload, "the prefix");
+}
+
+/// A request that came is there when the call returns: whoever reads it waits for nobody, and the memory that it came from
+/// is its owner's again, whatever is written there next.
+#[test]
+fn an_import_is_done() {
+    for on_device in [false, true] {
+        let mut cache = Cache::new();
+        let (at, payload) = cache.request();
+        let from = upload(&cache.aside, &payload);
+        let Cache { fed, port, aside, .. } = &mut cache;
+        let room = fed.manager.reserve(at).unwrap();
+        let parts = if on_device { Parts::Device(from.clone()) } else { Parts::Host(&payload) };
+        let loaded = fed.manager.load_from(&fed.stream, port, room, parts).unwrap();
+        aside.fill(&from, CANARY).unwrap();
+        aside.synchronize().unwrap();
+        let came = fed.manager.enter(loaded).unwrap();
+        // By a stream that waits for nobody.
+        let stream = std::mem::replace(&mut fed.stream, aside.clone());
+        let found = fed.pool_bytes();
+        stream.synchronize().unwrap();
+        assert!(fed.pool_bytes() == found, "it was there when the call returned");
+        cache.id = came;
+        assert!(cache.request().1 == payload, "what came is what was sent");
+    }
+}
+
+/// The same of a prefix.
+#[test]
+fn an_import_of_a_prefix_is_done() {
+    let mut source = Cache::new();
+    let (at, payload) = source.prefix();
+    let mut cache = Cache::new();
+    let from = upload(&cache.aside, &payload);
+    let tokens = tokens();
+    let ask = prompt(&tokens[..at.trunk as usize], b"comes");
+    let Cache { fed, port, id, aside, .. } = &mut cache;
+    // The only checkpoint is free then.
+    fed.manager.release(*id).unwrap();
+    let parts = (at, Parts::Device(from.clone()));
+    let came = fed.manager.import_prefix_from(&fed.stream, port, &ask, parts).unwrap();
+    assert!(came.is_some_and(|came| came.checkpoint && came.blocks == 2));
+    aside.fill(&from, CANARY).unwrap();
+    aside.synchronize().unwrap();
+    let export = fed.manager.export_prefix(&fed.stream, port, &ask).unwrap();
+    let mut found = vec![0; payload.len()];
+    export.expect("it came").all(&mut found).unwrap();
+    assert!(found == payload, "what came is what was sent");
+}
+
+/// Runs `import` in a stream of its own with each of its device calls failing in turn, until none is left to fail. After
+/// each failure nothing is on its way, and a request that gets the room of the import has its own bytes.
+fn fail_each(
+    cache: &mut Cache,
+    how: Failure,
+    import: impl Fn(&mut Fed<Late>, &Stream<Late>, &mut Port<Late>) -> Result<(), MoveError>,
+) {
+    let (device, other) = (cache.device(), Story::random(&LAYERS, OTHER, 82));
+    let (stream, end, stored) =
+        (device.stream().unwrap(), device.event().unwrap(), other.stored(&device, FORMATS));
+    let Cache { fed, port, .. } = cache;
+    let mut failures = Vec::new();
+    for call in each_call() {
+        device.backend().fail(call, how);
+        let result = import(fed, &stream, port);
+        let failed = device.backend().failed();
+        device.backend().fail_nothing();
+        let Some(failed) = failed else {
+            result.unwrap();
+            break;
+        };
+        assert!(
+            matches!(result, Err(MoveError::Cache(KvError::Device(_)))),
+            "{failed}, {result:?}"
+        );
+        failures.push(failed);
+        stream.record(&end).unwrap();
+        assert!(end.has_passed().unwrap(), "something is on its way after {failures:?}, {how:?}");
+        let next = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(next, &other, 0..OTHER)], Padding::None);
+        stream.synchronize().unwrap();
+        fed.assert_holds(next, &other, &stored, OTHER);
+        fed.manager.release(next).unwrap();
+    }
+    assert!(failures.contains(&"launch") && failures.contains(&"synchronize"), "{failures:?}");
+}
+
+/// What was queued of a request before the device failed does not write the slot and the blocks that others get.
+#[test]
+fn an_import_that_fails_is_over() {
+    for (how, on_device) in HOWS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let mut cache = Cache::new();
+        let (at, payload) = cache.request();
+        let from = upload(&cache.aside, &payload);
+        fail_each(&mut cache, how, |fed, stream, port| {
+            let room = fed.manager.reserve(at)?;
+            let parts = if on_device { Parts::Device(from.clone()) } else { Parts::Host(&payload) };
+            let loaded = fed.manager.load_from(stream, port, room, parts)?;
+            fed.manager
+                .enter(loaded)
+                .map(drop)
+                .map_err(|loaded| MoveError::ForeignRoom(loaded.into()))
+        });
+    }
+}
+
+/// The same of a prefix.
+#[test]
+fn an_import_of_a_prefix_that_fails_is_over() {
+    for (how, on_device) in HOWS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let mut cache = Cache::new();
+        let (at, payload) = cache.prefix();
+        let (from, tokens) = (upload(&cache.aside, &payload), tokens());
+        // The only checkpoint is free then.
+        cache.fed.manager.release(cache.id).unwrap();
+        fail_each(&mut cache, how, |fed, stream, port| {
+            let ask = prompt(&tokens[..at.trunk as usize], b"comes");
+            let parts = if on_device { Parts::Device(from.clone()) } else { Parts::Host(&payload) };
+            fed.manager.import_prefix_from(stream, port, &ask, (at, parts)).map(drop)
+        });
+    }
+}
