@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::MoveError;
-use super::memory::{PartsMut, check_length, fill, part};
+use super::memory::{PartsMut, check_length, part};
 use super::parts::{PartLayout, Positions};
 use super::port::Port;
 use crate::device::{Backend, Stream};
@@ -126,26 +126,14 @@ impl<B: Backend> Export<'_, B> {
         let running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
         let units = &units[blocks.start as usize..blocks.end as usize];
-        port.fetch(
-            cache.core(),
-            stream,
-            (PoolUnit::Block, units),
-            into.part(0..units.len() * bytes as usize),
-        )?;
+        let whole = into.part(0..units.len() * bytes as usize);
+        let mut copied = port.fetch(cache.core(), stream, (PoolUnit::Block, units), whole);
         for (image, block) in blocks.enumerate() {
             let (bytes, tokens) = (bytes as usize, port.layout.block(block, at.trunk).entries);
-            let start = image * bytes;
-            match &mut into {
-                PartsMut::Host(into) => {
-                    port.rows.clear_behind(tokens, &mut into[start..start + bytes], 0);
-                }
-                PartsMut::Device(into) => {
-                    fill(stream, into, (start, port.rows.holes(tokens, bytes)), 0)?;
-                }
-            }
+            let image = into.part(image * bytes..(image + 1) * bytes);
+            copied = copied.and_then(|()| port.clear_holes(stream, tokens, image));
         }
-        running.end()?;
-        into.wait(stream)
+        into.settle(stream, copied.and_then(|()| Ok(running.end()?)))
     }
 
     /// Copies what the slot of the request holds to `into`: the parts of [`PartLayout::state`], one behind the other. Rows
@@ -161,9 +149,16 @@ impl<B: Backend> Export<'_, B> {
     ///
     /// # Errors
     /// As [`Self::blocks`].
-    pub fn state_to(&mut self, into: PartsMut<'_, B>) -> Result<(), MoveError> {
+    pub fn state_to(&mut self, mut into: PartsMut<'_, B>) -> Result<(), MoveError> {
+        check_length(self.port.layout.state(self.at).map(|part| part.bytes).sum(), into.bytes())?;
+        let bytes = into.bytes() as usize;
+        let copied = self.queue_state(into.part(0..bytes));
+        into.settle(self.stream, copied)
+    }
+
+    /// Queues the copies of [`Self::state_to`].
+    fn queue_state(&mut self, into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, id, at } = self;
-        check_length(port.layout.state(*at).map(|part| part.bytes).sum(), into.bytes())?;
         let running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
         let units = [id.slot().0];
@@ -190,8 +185,7 @@ impl<B: Backend> Export<'_, B> {
                     at += from.len();
                     stream.copy(&part(&slot, from).view(), &to)?;
                 }
-                running.end()?;
-                Ok(stream.synchronize()?)
+                Ok(running.end()?)
             }
         }
     }

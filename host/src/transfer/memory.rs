@@ -43,12 +43,18 @@ impl<B: Backend> PartsMut<'_, B> {
         }
     }
 
-    /// Waits until what was queued for memory of the device is there; what went to host memory is.
-    pub(super) fn wait(&self, stream: &Stream<B>) -> Result<(), MoveError> {
-        match self {
+    /// Waits until what was queued for memory of the device is there, also if not all of it could be queued: then nothing is on its
+    /// way to the caller's memory any more. What went to host memory is there.
+    pub(super) fn settle(
+        &self,
+        stream: &Stream<B>,
+        queued: Result<(), MoveError>,
+    ) -> Result<(), MoveError> {
+        let waited = match self {
             Self::Host(_) => Ok(()),
-            Self::Device(_) => Ok(stream.synchronize()?),
-        }
+            Self::Device(_) => stream.synchronize(),
+        };
+        queued.and(waited.map_err(MoveError::from))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory of the device through which parts of requests leave and come.
 
 use super::error::MoveError;
-use super::memory::{Parts, PartsMut, part};
+use super::memory::{Parts, PartsMut, fill, part};
 use super::parts::PartLayout;
 use super::rows::Rows;
 use crate::config::CacheConfig;
@@ -108,6 +108,23 @@ impl<B: Backend> Port<B> {
                 PartsMut::Device(into) => {
                     self.copy(core, stream, (unit, units), (CopyDirection::Save, &into))?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears what the image of a block has besides the rows that the first `tokens` of its tokens closed.
+    pub(super) fn clear_holes(
+        &self,
+        stream: &Stream<B>,
+        tokens: u32,
+        image: PartsMut<'_, B>,
+    ) -> Result<(), MoveError> {
+        match image {
+            PartsMut::Host(image) => self.rows.clear_behind(tokens, image, 0),
+            PartsMut::Device(image) => {
+                let holes = self.rows.holes(tokens, image.len() as usize);
+                fill(stream, &image, (0, holes), 0)?;
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Prefixes: whole blocks that requests share and the checkpoint behind them, from one cache's prefix tree to another's.
 
+use kv_layout::geometry::BLOCK_TOKENS;
+
 use super::error::MoveError;
 use super::memory::{Parts, PartsMut, check_length, part};
 use super::parts::{PartLayout, Positions};
@@ -196,16 +198,25 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         cache.follow_steps(stream)?;
         let bytes = blocks.len() * port.layout.block_bytes() as usize;
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
-        port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes))?;
+        let mut copied =
+            port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes));
+        // What lies between the pools' rows is of whatever was moved before.
+        for image in 0..blocks.len() {
+            let block = bytes / blocks.len();
+            let image = into.part(image * block..(image + 1) * block);
+            copied = copied.and_then(|()| port.clear_holes(stream, BLOCK_TOKENS, image));
+        }
         let end = into.bytes() as usize;
         let checkpoint = cache.core().memory.state.checkpoint(*checkpoint);
         let checkpoint = part(&checkpoint, 0..end - bytes);
-        match into.part(bytes..end) {
-            PartsMut::Host(into) => stream.download(&checkpoint.view(), 0, into)?,
-            PartsMut::Device(into) => stream.copy(&checkpoint.view(), &into)?,
-        }
-        running.end()?;
-        into.wait(stream)
+        let copied = copied.and_then(|()| {
+            match into.part(bytes..end) {
+                PartsMut::Host(into) => stream.download(&checkpoint.view(), 0, into)?,
+                PartsMut::Device(into) => stream.copy(&checkpoint.view(), &into)?,
+            }
+            Ok(running.end()?)
+        });
+        into.settle(stream, copied)
     }
 }
 

@@ -70,34 +70,37 @@ fn a_prefix_comes_back_from_host_memory() {
 /// computes again: where these do not fit together, it is computed without sharing.
 #[test]
 fn what_fits_alone_is_answered_where_sharing_takes_more() {
-    // Of 385 tokens the prefix tree has three blocks and a checkpoint at their end; 256 of them are shared.
-    for (step, blocks, last) in [(128, 4, 448), (384, 6, 766)] {
-        let metrics = Metrics::new().expect("metrics");
-        let limits = EngineLimits {
-            checkpoints: 4,
-            step_tokens: step,
-            context: 128 * blocks,
-            ..small::limits(1, blocks)
-        };
-        let engine = small::engine(&small::emulated(), &HASH, limits);
-        let limits = SchedulerLimits { chunk: step as usize, waiting: 4 };
-        let mut scheduler = Scheduler::new(engine, limits, metrics.clone()).expect("a scheduler");
-        let says = |at: u32| if at < 256 { at * at % 251 } else { (at + last) % 251 };
-        let first = (0..385).map(|at| at * at % 251).collect();
-        for prompt in [first, (0..last - 2).map(says).collect::<Vec<u32>>()] {
-            let continuation = small::continuation(2);
-            let new = Submission { prompt, continuation, salt: Vec::new() };
-            let mut events = submit(&scheduler.queue(), &new);
-            while scheduler.step().expect("no step fails") == Progress::Ran {}
-            let (tokens, end) = received(&mut events);
-            assert_eq!(end, Some(Event::Finished(Finish::Length)), "{blocks} blocks");
-            let alone = small::limits(1, blocks);
-            let mut alone = small::engine(&small::emulated(), &HASH, alone);
-            assert_eq!(tokens, small::alone(&mut alone, &new).0, "{blocks} blocks");
-        }
-        assert_eq!(value(&metrics, "dsv4_num_preemptions_total"), 1, "{blocks} blocks");
-        scheduler.engine().cache().ledger().audit().expect("a right tree");
+    const BLOCKS: u32 = 4;
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits {
+        checkpoints: 4,
+        step_tokens: 128,
+        context: 128 * BLOCKS,
+        ..small::limits(1, BLOCKS)
+    };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let limits = SchedulerLimits { chunk: 128, waiting: 4 };
+    let mut scheduler = Scheduler::new(engine, limits, metrics.clone()).expect("a scheduler");
+    // Of the first the prefix tree has three blocks, and a checkpoint at their end. The second shares two of the blocks.
+    let first = |at: u32| at * at % 251;
+    let second = |at: u32| if at < 256 { first(at) } else { at % 251 };
+    let prompts = [(0..385).map(first).collect(), (0..447).map(second).collect::<Vec<u32>>()];
+    let mut answers = Vec::new();
+    for prompt in prompts.clone() {
+        let new = Submission { prompt, continuation: small::continuation(1), salt: Vec::new() };
+        let mut events = submit(&scheduler.queue(), &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        answers.push(tokens);
     }
+    assert_eq!(value(&metrics, "dsv4_num_preemptions_total"), 1);
+    scheduler.engine().cache().ledger().audit().expect("a right tree");
+    drop(scheduler);
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, BLOCKS));
+    let [_, prompt] = prompts;
+    let new = Submission { prompt, continuation: small::continuation(1), salt: Vec::new() };
+    assert_eq!(small::alone(&mut engine, &new).0, answers[1]);
 }
 
 /// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
