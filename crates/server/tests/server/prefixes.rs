@@ -66,6 +66,27 @@ fn a_prefix_comes_back_from_host_memory() {
     scheduler.engine().cache().audit_tier().expect("a right tier");
 }
 
+/// The last step of a completion passes the end of a block: the next turn goes on from there.
+#[test]
+fn what_the_last_step_passes_is_saved() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 2, ..small::limits(1, 6) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let mut prompt: Vec<u32> = (0..127).map(|at| at * at % 251).collect();
+    // The second of its tokens is drawn behind position 127, the last of the block.
+    for reused in [0, 128] {
+        let continuation = small::continuation(2);
+        let new = Submission { prompt: prompt.clone(), continuation, salt: Vec::new() };
+        let mut events = submit(&scheduler.queue(), &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused);
+        prompt.extend(tokens.iter().map(|token| token.picked.token));
+    }
+}
+
 /// A cache with as many blocks as the longest completion. What it shares with another is kept for it, beside the blocks that it
 /// computes again: where these do not fit together, it is computed without sharing.
 #[test]
