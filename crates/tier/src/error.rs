@@ -50,7 +50,7 @@ pub enum ColdError {
 /// What kind of reason a [`ColdError`] is: as [`crate::ColdStats`] counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColdErrorKind {
-    /// The store has no more of a prompt.
+    /// The store has no more of a prompt, or not any more.
     NotThere,
     /// An object is damaged, or shorter or longer than it says.
     Damaged,
@@ -76,7 +76,9 @@ impl ColdError {
     #[must_use]
     pub fn kind(&self) -> ColdErrorKind {
         match self {
-            Self::NotThere => ColdErrorKind::NotThere,
+            Self::NotThere | Self::Store(object_store::Error::NotFound { .. }) => {
+                ColdErrorKind::NotThere
+            }
             Self::Image { error, .. } => match error {
                 ImageError::Magic
                 | ImageError::Length { .. }

@@ -349,13 +349,10 @@ impl Objects {
         let (root, tokens) = (source.root().bytes(), source.tokens());
         let keys = Key::all(&self.owner.identity, root, tokens);
         let Some((key, above)) = keys.split_last() else { return Ok(0) };
-        let first = {
-            let known = self.known.lock();
-            if known.contains(key) {
-                return Ok(0);
-            }
-            above.iter().rposition(|key| known.contains(key)).map_or(0, |at| at + 1)
-        };
+        if self.known.lock().contains(key) {
+            return Ok(0);
+        }
+        let first = self.still_there(above).await?;
         let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
         let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
         let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
@@ -370,6 +367,26 @@ impl Objects {
         self.objects.put(&self.path(key), PutPayload::from(bytes)).await?;
         self.known.lock().insert(*key);
         Ok(len)
+    }
+
+    /// How many blocks of a prefix the store has, of whose objects these are the keys. What was known and is there no more, since the
+    /// store's expiry has deleted it, is forgotten, with what may rest on it.
+    async fn still_there(&self, keys: &[Key]) -> Result<usize, ColdError> {
+        let is_known = |key: &&Key| self.known.lock().contains(*key);
+        let known: Vec<Key> = keys.iter().filter(is_known).copied().collect();
+        for (at, key) in known.iter().enumerate() {
+            match self.objects.head(&self.path(key)).await {
+                Ok(_) => {}
+                Err(object_store::Error::NotFound { .. }) => {
+                    let gone = &known[at..];
+                    self.known.lock().retain(|key| !gone.contains(key));
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let known = self.known.lock();
+        Ok(keys.iter().rposition(|key| known.contains(key)).map_or(0, |at| at + 1))
     }
 
     /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read.

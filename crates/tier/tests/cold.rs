@@ -442,3 +442,25 @@ fn a_tier_is_one_caches() {
     assert_eq!(own.cold.stats().restored_tokens, 384);
     assert_eq!(own.run(b"a", &setup.story, &setup.stored), 384);
 }
+
+/// A new object does not rest on one that the store's expiry has deleted while the server ran, also if what rests on that is there.
+#[test]
+fn what_expired_is_stored_again() {
+    for left in [0, 1] {
+        let setup = Setup::new();
+        let directory = tempfile::tempdir().unwrap();
+        let cache = || Cache::new(&setup.device, directory.path(), b"weights");
+        let mut first = cache();
+        let (id, _) = first.compute(b"a", &setup.story, 300);
+        first.fed.manager.release(id).unwrap();
+        first.settle();
+        let folder = fs::read_dir(directory.path().join("v1")).unwrap();
+        let mut files: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
+        // The first object is the one of fewer tokens, which was written first.
+        files.sort_by_key(|file| fs::metadata(file).unwrap().modified().unwrap());
+        assert_eq!(files.len(), 2);
+        files.iter().take(2 - left).for_each(|file| fs::remove_file(file).unwrap());
+        assert_eq!(first.run(b"a", &setup.story, &setup.stored), 256);
+        assert_eq!(cache().run(b"a", &setup.story, &setup.stored), 384, "{left} were left");
+    }
+}

@@ -281,7 +281,11 @@ impl<B: Backend> Batch<B> {
                     let request = (id, sequence.tokens());
                     match moves::offer(engine, port, offers, *fingerprint, request) {
                         Ok(ticket) => Update::Offered(Some(ticket), reused),
-                        Err(error) => Update::Failed(format!("{error:#}")),
+                        // Without room for the payload, for example. Who asked computes the prompt again.
+                        Err(error) => {
+                            tracing::warn!("a prompt was computed and cannot be offered: {error:#}");
+                            Update::Offered(None, reused)
+                        }
                     }
                 }
                 (None, Some(finish)) => Update::Finished(finish, reused),

@@ -38,6 +38,8 @@ impl Link {
             .args(["--peer", &number.to_string(), "--peer-memory", &memory.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // UCX, below NIXL, would write its warnings to standard output, which has messages.
+            .env("UCX_LOG_FILE", std::env::var_os("UCX_LOG_FILE").unwrap_or("stderr".into()))
             // An interrupt from the terminal is for the first process, which tells the others to stop.
             .process_group(0)
             .spawn()

@@ -116,7 +116,8 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
                 let open = |receiver: &mut Receiver<T>, now, expected: &Expected<'_>| {
                     receiver.open(now, &opening, expected)
                 };
-                let transfer = self.read(open)?;
+                // Offers that wait for memory come first: they are whole, and who waits for them computes nothing meanwhile.
+                let transfer = if self.late.is_empty() { self.read(open)? } else { None };
                 let coming = Coming { transfer, reused, ..Coming::default() };
                 self.coming.insert(index, coming);
             }
