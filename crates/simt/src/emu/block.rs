@@ -173,6 +173,8 @@ pub struct Block {
     /// Its last read of another block's shared memory since the last barrier of the cluster: that block's rank, who read,
     /// and where.
     pub reads_peer: Cell<Option<(u32, ThreadIndex, Site)>>,
+    /// Whether the kernel's body runs now, on a fiber, and not the emulator between two of its stops.
+    pub runs_body: Cell<bool>,
     /// Set by the thread that caused a fault, just before it unwinds.
     pub fault: Cell<Option<FaultKind>>,
     /// Where the running thread panicked, from the panic hook.
@@ -196,6 +198,7 @@ impl Block {
             learned: RefCell::default(),
             arrived: RefCell::default(),
             reads_peer: Cell::new(None),
+            runs_body: Cell::new(false),
             fault: Cell::new(None),
             panic_location: Cell::new(None),
         }

@@ -8,6 +8,7 @@ use super::block::try_current;
 use super::fault::{Fault, FaultKind};
 use super::global_memory::GlobalMemory;
 use super::launch::Launch;
+use super::stacks::Stacks;
 use super::{panic, schedule};
 
 /// Runs `body` once for every thread of the grid. Blocks run in parallel on rayon's threads, in no
@@ -31,11 +32,16 @@ pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
 /// # Panics
 /// When called from a kernel body.
 pub fn launch_clusters(launch: &Launch, size: u32, body: impl Fn() + Sync) -> Result<(), Fault> {
-    dispatch(launch, size, &body)
+    dispatch(Stacks::of_process(), launch, size, &body)
 }
 
-/// The same, compiled once and not for every kernel.
-fn dispatch(launch: &Launch, size: u32, body: &(dyn Fn() + Sync)) -> Result<(), Fault> {
+/// The same with these stacks, compiled once and not for every kernel.
+pub(super) fn dispatch(
+    stacks: &Stacks,
+    launch: &Launch,
+    size: u32,
+    body: &(dyn Fn() + Sync),
+) -> Result<(), Fault> {
     let fault =
         |block, kind| Err(Fault { kernel: Some(launch.kernel), block, kind: Box::new(kind) });
     if !launch.is_valid(size) {
@@ -50,7 +56,8 @@ fn dispatch(launch: &Launch, size: u32, body: &(dyn Fn() + Sync)) -> Result<(), 
     let run = |cluster: u64| {
         let number = cluster * size;
         let index = ((number % columns) as u32, (number / columns) as u32);
-        schedule::run_cluster((launch, &global_memory), size as u32, (number, index), body)
+        let launch = (launch, &global_memory);
+        schedule::run_cluster(stacks, launch, size as u32, (number, index), body)
             .err()
             .map(|(rank, kind)| ((index.0 + rank, index.1), kind))
     };

@@ -1,6 +1,7 @@
 //! The faults of a launch, with the source line.
 
 use std::fmt;
+use std::io;
 use std::panic::Location;
 
 use super::collective::Operation;
@@ -202,6 +203,28 @@ pub enum FaultKind {
         argument: &'static str,
         /// What was passed.
         address: u64,
+    },
+    /// A cluster has more threads than the process may have stacks, which it needs all at once.
+    #[error(
+        "a cluster of {threads} threads needs a stack for each of them, and this process has room for {most}: let it have more \
+         mappings of memory (`sysctl -w vm.max_map_count={mappings}`)"
+    )]
+    TooManyThreads {
+        /// Threads of the cluster.
+        threads: u32,
+        /// Stacks that there may be.
+        most: u32,
+        /// Mappings that would be enough.
+        mappings: u64,
+    },
+    /// The system has no memory for the stack of a thread.
+    #[error(
+        "the system has no memory for the stack of a thread ({reason}): let the process have more of it, or more mappings \
+         (`ulimit -v`, `sysctl vm.max_map_count`), or run fewer blocks at once (`RAYON_NUM_THREADS`)"
+    )]
+    NoStack {
+        /// What it answered.
+        reason: io::ErrorKind,
     },
     /// A Rust panic in the body.
     #[error("{thread} panicked{}: {message}", At(location))]

@@ -10,13 +10,15 @@
 //! misaligned, a read of unwritten shared memory, a race on shared or global memory, an access to the words of a copy in
 //! flight, a write to operands of a product in flight, operands that no proxy fence makes visible, a panic. Races are found
 //! in the order of the run. Not detected is an allocation that the host frees while a launch uses it. A body that needs more
-//! than 64 KiB of stack ends the process at a guard page.
+//! than 64 KiB of stack ends the process at a guard page. A system that has no stacks for the threads of a cluster is a fault
+//! too.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `launch` | the shape of a launch |
 //! | `dispatch` | runs the blocks of a launch on OS threads |
 //! | `schedule` | runs the fibers of a cluster's blocks from collective to collective |
+//! | `stacks` | the stacks of fibers, of which a process has room for so many |
 //! | `order` | the seeded order in which lanes, warps, and blocks of a cluster run |
 //! | `block` | the running block and thread: index, shared memory, where each thread stopped |
 //! | `collective` | the operations that threads stop at, and their results |
@@ -62,6 +64,7 @@ mod race;
 mod schedule;
 pub(crate) mod shared;
 mod shared_memory;
+mod stacks;
 pub(crate) mod thread;
 mod time;
 pub(crate) mod warp;

@@ -7,15 +7,21 @@ use std::sync::Once;
 use super::block;
 
 /// Installs a panic hook that records where a kernel body panics instead of printing it; it passes other
-/// panics to the previous hook.
+/// panics, also those of the emulator itself, to the previous hook.
 pub fn install_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             let location = info.location().map(ToString::to_string);
-            let in_kernel = block::try_current(|block| block.panic_location.set(location));
-            if in_kernel.is_none() {
+            let recorded = block::try_current(|block| {
+                let is_bodys = block.runs_body.get();
+                if is_bodys {
+                    block.panic_location.set(location);
+                }
+                is_bodys
+            });
+            if recorded != Some(true) {
                 previous(info);
             }
         }));

@@ -16,20 +16,17 @@ use super::matrix::{self, Fragments};
 use super::order::Order;
 use super::panic;
 use super::past::Past;
+use super::stacks::{Loan, Stacks};
 use crate::limits::WARP_SIZE;
-
-/// Bytes of a fiber's stack, without its guard page. Kernel bodies hold registers, not buffers.
-const STACK_BYTES: usize = 64 * 1024;
 
 type Fiber = Coroutine<(), (), (), DefaultStack>;
 
 /// Allocations that an OS thread reuses from cluster to cluster.
 #[derive(Default)]
 struct Worker {
-    blocks: Vec<Block>,
-    /// For each block and thread, the fiber, if the thread has started and not returned.
+    /// For each block and thread, the fiber, if the thread has started and not returned. None between clusters.
     fibers: Vec<Vec<Option<Fiber>>>,
-    stacks: Vec<DefaultStack>,
+    blocks: Vec<Block>,
 }
 
 thread_local! {
@@ -37,18 +34,20 @@ thread_local! {
 }
 
 /// Runs the `size` blocks of a cluster to their end. The first is block `index` of the grid, the
-/// `number`-th of its launch.
+/// `number`-th of its launch. Waits for the stacks that it needs.
 ///
 /// # Errors
 /// The rank of a block, and its fault.
 pub fn run_cluster(
+    stacks: &Stacks,
     (launch, global_memory): (&Launch, &Arc<GlobalMemory>),
     size: u32,
     (number, index): (u64, (u32, u32)),
     body: &(dyn Fn() + Sync),
 ) -> Result<(), (u32, FaultKind)> {
+    let stacks = stacks.lend(size * launch.block).map_err(|kind| (0, kind))?;
     let mut worker = WORKER.take().unwrap_or_default();
-    let Worker { blocks, fibers, stacks } = &mut *worker;
+    let Worker { fibers, blocks } = &mut *worker;
     let count = blocks.len().max(size as usize);
     blocks.resize_with(count, Block::new);
     fibers.resize_with(count, Vec::new);
@@ -59,26 +58,32 @@ pub fn run_cluster(
         fibers.resize_with(launch.block as usize, || None);
     }
     let order = |rank| Order::new(launch.seed, number + u64::from(rank));
-    let mut orders: Vec<Order> = (0..size).map(order).collect();
+    let orders = (0..size).map(order).collect();
     let order = Order::new(!launch.seed, number);
-    let result = Cluster { blocks, body, fibers, stacks, order, orders: &mut orders }.run();
-    // Fibers that a fault left suspended are unwound here, each with its block as the current one.
-    for (rank, fibers) in fibers.iter_mut().enumerate() {
-        block::enter(blocks, rank, || fibers.fill_with(|| None));
-        blocks[rank].forget();
-    }
+    let result = Cluster { blocks, body, fibers, stacks, order, orders }.run();
+    blocks.iter().for_each(Block::forget);
     WORKER.set(Some(worker));
     result
 }
 
+/// Running blocks. However it ends, no fiber is left.
 struct Cluster<'a> {
     blocks: &'a [Block],
     body: &'a (dyn Fn() + Sync),
     fibers: &'a mut [Vec<Option<Fiber>>],
-    stacks: &'a mut Vec<DefaultStack>,
+    stacks: Loan<'a>,
     /// In which its blocks run, and in which each one's warps do.
     order: Order,
-    orders: &'a mut [Order],
+    orders: Vec<Order>,
+}
+
+impl Drop for Cluster<'_> {
+    /// Unwinds the fibers that a fault left suspended, each with its block as the current one.
+    fn drop(&mut self) {
+        for (rank, fibers) in self.fibers.iter_mut().enumerate() {
+            block::enter(self.blocks, rank, || fibers.fill_with(|| None));
+        }
+    }
 }
 
 impl Cluster<'_> {
@@ -219,15 +224,15 @@ fn diverged_blocks(stops: &[Stop]) -> FaultKind {
     FaultKind::Divergence { groups: stops.iter().map(group).collect() }
 }
 
-struct Schedule<'a> {
+struct Schedule<'a, 'b> {
     block: &'a Block,
     body: &'a (dyn Fn() + Sync),
     fibers: &'a mut Vec<Option<Fiber>>,
-    stacks: &'a mut Vec<DefaultStack>,
+    stacks: &'a mut Loan<'b>,
     order: &'a mut Order,
 }
 
-impl Schedule<'_> {
+impl Schedule<'_, '_> {
     /// Starts or resumes the block, and runs it until its threads are at a cluster barrier or have
     /// returned.
     fn run(&mut self, mut start: bool) -> Result<Stop, FaultKind> {
@@ -325,11 +330,10 @@ impl Schedule<'_> {
         let (block, body) = (self.block, self.body);
         block.starting.set(first, self.order.shuffled(WARP_SIZE));
         while !block.starting.is_empty() {
-            let stack = self.stacks.pop().unwrap_or_else(|| {
-                DefaultStack::new(STACK_BYTES).expect("the system has memory for a fiber's stack")
-            });
-            // SAFETY: the closure borrows the block and the body. Both outlive `run_cluster`, which
-            // drops every fiber before it returns.
+            let stack = self.stacks.take()?;
+            // SAFETY: the closure borrows the block and the body, which outlive the `Cluster`. The fiber does not: it is dropped in
+            // this call, or is in the cluster's `fibers`, which the cluster empties when it is dropped, also by a panic. None is
+            // forgotten.
             let mut fiber = unsafe {
                 Fiber::with_stack_unchecked(stack, move |yielder, ()| {
                     while let Some(thread) = block.starting.take() {
@@ -343,7 +347,7 @@ impl Schedule<'_> {
                 })
             };
             if resume(self.block, &mut fiber)? {
-                self.stacks.push(fiber.into_stack());
+                self.stacks.put(fiber.into_stack());
             } else {
                 self.fibers[block.running.get().0 as usize] = Some(fiber);
             }
@@ -359,7 +363,7 @@ impl Schedule<'_> {
             self.block.running.set(ThreadIndex(thread as u32));
             if resume(self.block, fiber)? {
                 let ended = self.fibers[thread].take();
-                self.stacks.extend(ended.map(Fiber::into_stack));
+                ended.into_iter().for_each(|fiber| self.stacks.put(fiber.into_stack()));
             }
         }
         Ok(())
@@ -406,7 +410,10 @@ fn multiply<const LANES: usize>(
 
 /// Runs a fiber to its next stop; whether it ended.
 fn resume(block: &Block, fiber: &mut Fiber) -> Result<bool, FaultKind> {
-    match catch_unwind(AssertUnwindSafe(|| fiber.resume(()))) {
+    block.runs_body.set(true);
+    let stopped = catch_unwind(AssertUnwindSafe(|| fiber.resume(())));
+    block.runs_body.set(false);
+    match stopped {
         Ok(CoroutineResult::Yield(())) => Ok(false),
         Ok(CoroutineResult::Return(())) => Ok(true),
         Err(payload) => Err(block.fault.take().unwrap_or_else(|| FaultKind::Panic {

@@ -11,6 +11,7 @@ mod global_race;
 mod global_race_model;
 mod grid;
 mod in_flight;
+mod process;
 mod product;
 mod proxy;
 mod schedule;

@@ -1,0 +1,62 @@
+//! Launches in a process of their own: with the threads of a larger machine, and ended where they hang.
+
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use simt::cluster::sync_cluster;
+use simt::emu::{Launch, launch_clusters};
+
+use crate::device::block_of;
+
+/// Most that a process may take here: it takes a few seconds, and some times that beside other load.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Runs the ignored test `name` of this module in a process of its own, whose pools have so many threads.
+fn run(name: &str, threads: u32) {
+    let program = std::env::current_exe().expect("the system tells");
+    let mut child = Command::new(program)
+        .args(["--exact", &format!("process::{name}"), "--ignored", "--nocapture"])
+        .env("RAYON_NUM_THREADS", threads.to_string())
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("this program starts");
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it is a child of this process") {
+            break status;
+        }
+        if start.elapsed() > LIMIT {
+            child.kill().expect("it runs");
+            child.wait().expect("it was killed");
+            panic!("{name} hangs with {threads} threads");
+        }
+        sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{name} fails with {threads} threads: {status}");
+}
+
+#[test]
+fn sixteen_threads_have_stacks_for_large_clusters() {
+    run("large_clusters", 16);
+}
+
+/// More fibers at once, and in all, than a process has room for where each thread keeps its own.
+#[test]
+#[ignore = "run in a process of its own"]
+fn large_clusters() {
+    let shape = Launch { grid: (64, 1), ..block_of(512) };
+    for _ in 0..20 {
+        // SAFETY: all threads come.
+        let launched = launch_clusters(&shape, 8, || unsafe { sync_cluster() });
+        launched.unwrap_or_else(|fault| panic!("{fault}"));
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let read = |path| std::fs::read_to_string(path).expect("Linux has it");
+        let mappings = read("/proc/self/maps").lines().count();
+        let most: usize = read("/proc/sys/vm/max_map_count").trim().parse().expect("a number");
+        println!("{mappings} mappings of {most}");
+        assert!(mappings < most / 20 * 19, "{mappings} mappings of {most}");
+    }
+}
