@@ -60,7 +60,8 @@ struct Shared {
     seed: u64,
     used: AtomicU64,
     memory: Memory,
-    /// Held by whatever reads or writes device memory: streams of several threads take turns.
+    /// Held by whatever reads or writes device memory: streams of several threads take turns. A thread that waits for a launch runs
+    /// nothing else, which could ask for it again.
     execution: Mutex<()>,
 }
 

@@ -9,10 +9,11 @@ use super::fault::{Fault, FaultKind};
 use super::global_memory::GlobalMemory;
 use super::launch::Launch;
 use super::stacks::Stacks;
-use super::{panic, schedule};
+use super::{panic, pool, schedule};
 
-/// Runs `body` once for every thread of the grid. Blocks run in parallel on rayon's threads, in no
-/// order.
+/// Runs `body` once for every thread of the grid. Blocks run in parallel, in no order, on threads of the emulator's own: as many as
+/// rayon has. The calling thread waits for them, and runs no other job of rayon's meanwhile, so that it may hold a lock that such a
+/// job takes.
 ///
 /// # Errors
 /// The fault of the first block, by index, that has one. Blocks after it may or may not have run.
@@ -62,11 +63,12 @@ pub(super) fn dispatch(
             .map(|(rank, kind)| ((index.0 + rank, index.1), kind))
     };
     let first = match columns * rows / size {
-        1 => run(0),
-        clusters => (0..clusters).into_par_iter().find_map_first(run),
+        1 => Ok(run(0)),
+        clusters => pool::run(|| (0..clusters).into_par_iter().find_map_first(run)),
     };
     match first {
-        None => Ok(()),
-        Some((index, kind)) => fault(Some(index), kind),
+        Ok(None) => Ok(()),
+        Ok(Some((index, kind))) => fault(Some(index), kind),
+        Err(kind) => fault(None, kind),
     }
 }

@@ -226,6 +226,15 @@ pub enum FaultKind {
         /// What it answered.
         reason: io::ErrorKind,
     },
+    /// The system has no threads on which blocks could run.
+    #[error(
+        "the system does not start the emulator's threads ({reason}): let the process have more (`ulimit -u`), or ask for fewer \
+         (`RAYON_NUM_THREADS`)"
+    )]
+    NoThreads {
+        /// What it answered.
+        reason: String,
+    },
     /// A Rust panic in the body.
     #[error("{thread} panicked{}: {message}", At(location))]
     Panic {

@@ -10,13 +10,14 @@
 //! misaligned, a read of unwritten shared memory, a race on shared or global memory, an access to the words of a copy in
 //! flight, a write to operands of a product in flight, operands that no proxy fence makes visible, a panic. Races are found
 //! in the order of the run. Not detected is an allocation that the host frees while a launch uses it. A body that needs more
-//! than 64 KiB of stack ends the process at a guard page. A system that has no stacks for the threads of a cluster is a fault
-//! too.
+//! than 64 KiB of stack ends the process at a guard page. Faults too are a system that has no stacks for the threads of a cluster,
+//! or no threads for blocks.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `launch` | the shape of a launch |
 //! | `dispatch` | runs the blocks of a launch on OS threads |
+//! | `pool` | those threads |
 //! | `schedule` | runs the fibers of a cluster's blocks from collective to collective |
 //! | `stacks` | the stacks of fibers, of which a process has room for so many |
 //! | `order` | the seeded order in which lanes, warps, and blocks of a cluster run |
@@ -58,6 +59,7 @@ pub(crate) mod mma;
 mod order;
 mod panic;
 mod past;
+mod pool;
 mod products;
 mod proxy;
 mod race;

@@ -1,11 +1,14 @@
 //! Launches in a process of their own: with the threads of a larger machine, and ended where they hang.
 
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use simt::cluster::sync_cluster;
-use simt::emu::{Launch, launch_clusters};
+use simt::emu::{Launch, launch, launch_clusters};
+use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
 
 use crate::device::block_of;
 
@@ -59,4 +62,33 @@ fn large_clusters() {
         println!("{mappings} mappings of {most}");
         assert!(mappings < most / 20 * 19, "{mappings} mappings of {most}");
     }
+}
+
+#[test]
+fn jobs_of_rayon_take_turns_at_a_device() {
+    run("turns", 8);
+}
+
+/// Jobs that hold a lock while they launch, as those of one device do. All but the first come while the thread that launched it
+/// waits for three blocks that others run: if it ran one of those jobs meanwhile, it would lock what it has locked.
+#[test]
+#[ignore = "run in a process of its own"]
+fn turns() {
+    let device = Mutex::new(());
+    let job = |time: Duration| {
+        let _turn = device.lock().unwrap_or_else(PoisonError::into_inner);
+        let launched = launch(&Launch { grid: (4, 1), ..block_of(64) }, || {
+            if block_idx_x() > 0 && thread_idx_x() == 0 {
+                sleep(time);
+            }
+            // SAFETY: all threads come.
+            unsafe { sync_threads() };
+        });
+        launched.unwrap_or_else(|fault| panic!("{fault}"));
+    };
+    rayon::scope(|scope| {
+        scope.spawn(|_| job(Duration::from_millis(300)));
+        sleep(Duration::from_millis(100));
+        (0..400).into_par_iter().for_each(|_| job(Duration::ZERO));
+    });
 }

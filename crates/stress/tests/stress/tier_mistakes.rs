@@ -56,7 +56,7 @@ const LATE: [(Mistake, &[u64]); 4] = [
 const EARLY: [(Mistake, &[u64]); 1] = [(Mistake::PackedTooEarly, &[1])];
 
 /// Runs with a mistake, which is made in this thread only. The thread must not be one of rayon's: one of those that waits
-/// for a launch of the emulator may run another case meanwhile, which would end this one's mistake.
+/// for others may run another case meanwhile, which would end this one's mistake.
 fn with<T>(mistake: Mistake, run: impl FnOnce() -> T) -> T {
     make(mistake);
     let done = run();
