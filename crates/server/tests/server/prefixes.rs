@@ -1,18 +1,19 @@
 //! Prefixes that completions share, in host memory and in a store that outlives the server.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dsv4_kv_device::EmuOptions;
+use dsv4_kv_device::{EmuOptions, Emulator};
 use dsv4_kv_model::EngineLimits;
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_server::error::ServerError;
 use dsv4_kv_server::metrics::Metrics;
 use dsv4_kv_server::queue::{Event, Submission};
 use dsv4_kv_server::scheduler::{Progress, Scheduler, SchedulerLimits};
-use dsv4_kv_server::{ColdCache, ColdOptions};
+use dsv4_kv_server::{ColdCache, ColdError, ColdOptions};
 use dsv4_kv_tests::failing::{self, Failing};
 
 use crate::scheduler::{LIMITS, received, submit, value};
@@ -124,27 +125,55 @@ fn what_fits_alone_is_answered_where_sharing_takes_more() {
     assert_eq!(small::alone(&mut engine, &new).0, answers[1]);
 }
 
+/// The cold cache in a directory, of weights `identity`.
+fn in_directory(directory: &Path, identity: &[u8], report: fn(&ColdError, u64)) -> ColdCache {
+    ColdCache {
+        url: directory.to_str().expect("a name").to_owned(),
+        options: ColdOptions::default(),
+        patience: PATIENCE,
+        identity: identity.to_vec(),
+        report,
+    }
+}
+
+/// A scheduler above a cold cache.
+fn above(cold: &ColdCache) -> (Scheduler<Emulator>, Metrics) {
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let metrics = Metrics::new().expect("metrics");
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    scheduler.open_cold(cold).expect("a directory");
+    (scheduler, metrics)
+}
+
+/// What a completion leaves is stored, and counted, while no other comes.
+#[test]
+fn an_idle_server_stores() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut scheduler, metrics) =
+        above(&in_directory(directory.path(), b"a", |error, _| panic!("{error}")));
+    let (queue, stored) = (scheduler.queue(), "dsv4_kv_cold_stored_prefixes_total");
+    let (prompt, continuation) = (long_prompt(1), small::continuation(1));
+    let _events = submit(&queue, &Submission { prompt, continuation, salt: Vec::new() });
+    thread::scope(|scope| {
+        let running = scope.spawn(|| scheduler.run());
+        let begin = Instant::now();
+        while value(&metrics, stored) == 0 && begin.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(10));
+        }
+        queue.close();
+        running.join().expect("no panic").expect("no step fails");
+    });
+    assert_eq!(value(&metrics, stored), 1);
+}
+
 /// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
 /// and other salts, find nothing.
 #[test]
 fn a_prefix_outlives_its_server() {
     let directory = tempfile::tempdir().expect("a directory");
-    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
     let start = |identity: &[u8]| {
-        let metrics = Metrics::new().expect("metrics");
-        let engine = small::engine(&small::emulated(), &HASH, limits);
-        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
-        let url = directory.path().to_str().expect("a name").to_owned();
-        let report = |error: &_, _| panic!("{error}");
-        let cold = ColdCache {
-            url,
-            options: ColdOptions::default(),
-            patience: PATIENCE,
-            identity: identity.to_vec(),
-            report,
-        };
-        scheduler.open_cold(&cold).expect("a directory");
-        (scheduler, metrics)
+        above(&in_directory(directory.path(), identity, |error, _| panic!("{error}")))
     };
     let submission = |last: u32, salt: &[u8]| Submission {
         prompt: long_prompt(last),
@@ -173,14 +202,7 @@ fn a_prefix_outlives_its_server() {
     let engine = small::engine(&small::emulated(), &HASH, small::limits(2, 6));
     let mut scheduler =
         Scheduler::new(engine, LIMITS, Metrics::new().expect("metrics")).expect("a scheduler");
-    let (url, identity) = ("/nowhere".into(), b"a".to_vec());
-    let cold = ColdCache {
-        url,
-        options: ColdOptions::default(),
-        patience: PATIENCE,
-        identity,
-        report: |_, _| (),
-    };
+    let cold = in_directory(Path::new("/nowhere"), b"a", |_, _| ());
     let refused = scheduler.open_cold(&cold).map_err(|error| error.to_string());
     assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
 }
@@ -190,24 +212,12 @@ fn a_prefix_outlives_its_server() {
 fn a_damaged_file_is_told() {
     static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let directory = tempfile::tempdir().expect("a directory");
-    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
-    let report = |error: &dsv4_kv_server::ColdError, others: u64| {
+    let report = |error: &ColdError, others: u64| {
         TOLD.lock().expect("no panic").push(format!("{error}, {others} others"));
     };
     let mut failures = 0;
     for last in 1..=2 {
-        let metrics = Metrics::new().expect("metrics");
-        let engine = small::engine(&small::emulated(), &HASH, limits);
-        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
-        let url = directory.path().to_str().expect("a name").to_owned();
-        let cold = ColdCache {
-            url,
-            options: ColdOptions::default(),
-            patience: PATIENCE,
-            identity: b"a".to_vec(),
-            report,
-        };
-        scheduler.open_cold(&cold).expect("a directory");
+        let (mut scheduler, metrics) = above(&in_directory(directory.path(), b"a", report));
         let (prompt, continuation) = (long_prompt(last), small::continuation(4));
         let mut events =
             submit(&scheduler.queue(), &Submission { prompt, continuation, salt: Vec::new() });
@@ -287,21 +297,9 @@ impl Drop for Unblock {
 #[test]
 fn a_store_that_hangs_holds_nobody_up() {
     let directory = tempfile::tempdir().expect("a directory");
-    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
     let start = |patience: Duration| {
-        let engine = small::engine(&small::emulated(), &HASH, limits);
-        let metrics = Metrics::new().expect("metrics");
-        let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
-        let url = directory.path().to_str().expect("a name").to_owned();
-        let cold = ColdCache {
-            url,
-            options: ColdOptions::default(),
-            patience,
-            identity: b"a".to_vec(),
-            report: |_, _| (),
-        };
-        scheduler.open_cold(&cold).expect("a directory");
-        scheduler
+        let cold = in_directory(directory.path(), b"a", |_, _| ());
+        above(&ColdCache { patience, ..cold }).0
     };
     let submission = |last| Submission {
         prompt: long_prompt(last),
