@@ -63,8 +63,8 @@ type Function =
 ///
 /// # Safety
 /// The function and the stream are live and of the current context; `arguments` are the kernel's, and
-/// what they point to is good for the launch; a kernel that may overlap touches no global memory before
-/// `griddepcontrol.wait`.
+/// what they point to is good for the launch; a kernel that may overlap writes no global memory before
+/// `griddepcontrol.wait`, and uses nothing that it read there and that work before it may have written.
 #[must_use]
 pub unsafe fn launch_kernel(launch: &Launch, arguments: &mut [*mut c_void]) -> CUresult {
     static FUNCTION: OnceLock<Result<Function, CUresult>> = OnceLock::new();

@@ -78,10 +78,12 @@ impl<B: Backend> Stream<B> {
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
     /// states.
     ///
+    /// Work on another stream, and copies, must not touch what the kernel writes until it is done, nor write what it reads: the results
+    /// are wrong then.
+    ///
     /// # Safety
-    /// - The pointers are good for what the kernel reads and writes, with these scalars.
-    /// - No work on another stream, and no copy, touches what the kernel writes until it is done, or writes
-    ///   what it reads.
+    /// The pointers are good for what the kernel reads and writes with these scalars, whatever that memory holds, and whoever writes it
+    /// meanwhile: the kernel checks each index that it reads.
     ///
     /// # Errors
     /// As [`Self::check`]; [`DeviceError::Cuda`]; [`DeviceError::Fault`] on the emulator.

@@ -18,8 +18,8 @@ use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
 
-// SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`); streams are ordered by the
-// driver, and `cuStreamSynchronize` waits for copies too.
+// SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`), or it is borrowed, and its owner has promised the same
+// (`CudaDevice::buffer_from_raw`); streams are ordered by the driver, and `cuStreamSynchronize` waits for copies too.
 unsafe impl Backend for Cuda {
     type Memory = CudaMemory;
     type PinnedMemory = CudaPinned;
@@ -172,9 +172,9 @@ unsafe impl Backend for Cuda {
             overlap: self.shared.overlap,
         };
         let status = operation.with_arguments(|arguments: &mut [*mut c_void]| {
-            // SAFETY: the arguments are those of the kernel table, which the PTX was checked
-            // against, as it was that every kernel waits first; that their pointers are good for the
-            // launch is the caller's promise.
+            // SAFETY: function and stream are of this backend, live, and its context is current by `enter`. The arguments are those of the
+            // kernel table, which is the PTX's by the promise of `Kernels::new`, and so is what kernels read before they wait (D19). That
+            // their pointers are good for the launch is the caller's promise.
             unsafe { cuda_loader::launch_kernel(&launch, arguments) }
         });
         check(kernel.name, status)

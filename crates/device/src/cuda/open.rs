@@ -55,8 +55,8 @@ impl CudaDevice {
     /// Uses a stream that the embedding program owns.
     ///
     /// # Safety
-    /// `handle` is a live stream of this device's context and outlives the result and its clones. To be
-    /// captured it must not be the legacy default stream.
+    /// `handle` is a live stream of this device's context and outlives the result and its clones. It is not `CU_STREAM_PER_THREAD`,
+    /// which is another stream in each thread. To be captured it must not be the legacy default stream.
     #[must_use]
     pub unsafe fn stream_from_raw(&self, handle: CUstream) -> Stream<Cuda> {
         Stream::new(self.own(CudaStream::borrowed(handle, self.backend())), self)
