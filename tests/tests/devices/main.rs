@@ -101,6 +101,9 @@ fn cuda_cases() -> Vec<CudaCase> {
         case("device::embedder::its_memory_is_used_where_it_lies", |_| {
             device::embedder::its_memory_is_used_where_it_lies();
         }),
+        case("device::embedder::a_capture_is_of_all_contexts", |_| {
+            device::embedder::a_capture_is_of_all_contexts();
+        }),
     ];
     suite.chain(left_out).chain(both).chain(pairs).chain(embedders).collect()
 }

@@ -58,3 +58,34 @@ pub fn its_memory_is_used_where_it_lies() {
     own.copy_to(&mut read).unwrap();
     assert_eq!(read, [1, 2, 9, 4]);
 }
+
+/// The driver forbids frees, allocations and waits in all contexts of the process while one captures: here they are refused, or put
+/// off, also for a device of another context.
+pub fn a_capture_is_of_all_contexts() {
+    let capturing = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
+    let (mut context, gpu) = (std::ptr::null_mut(), 0);
+    // SAFETY: the call writes the context, of GPU 0, which exists.
+    let made = unsafe { cust::sys::cuCtxCreate_v2(&raw mut context, 0, gpu) };
+    assert_eq!(made, cust::sys::CUresult::CUDA_SUCCESS);
+    // SAFETY: a live context, which is never destroyed.
+    let other =
+        unsafe { CudaDevice::from_context(context, CudaOptions::default(), &kernels()) }.unwrap();
+    let stream = capturing.stream().unwrap();
+    let buffer = capturing.allocate::<u32>("captured", 4).unwrap();
+    let dropped = other.allocate::<u8>("dropped in the capture", 64 << 20).unwrap();
+    let free = other.free_memory().unwrap();
+    let graph = stream.capture(vec![buffer.memory()], || {
+        drop(dropped);
+        stream.fill(&buffer, 1)
+    });
+    stream.replay(&graph.expect("nothing broke the capture")).unwrap();
+    assert!(other.free_memory().unwrap() >= free + (64 << 20), "it was freed behind the capture");
+    let broken = stream.capture(vec![buffer.memory()], || {
+        let refused = other.allocate::<u8>("in the capture", 1).unwrap_err();
+        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+        stream.fill(&buffer, 1)
+    });
+    let broken = broken.map(drop).unwrap_err();
+    assert!(matches!(broken, DeviceError::ForbiddenInCapture { .. }), "{broken}");
+    other.allocate::<u8>("behind it", 1).map(drop).unwrap();
+}
