@@ -1,0 +1,150 @@
+//! Which checkpoint is evicted first: by its last use, its hits, and why it was taken.
+
+use dsv4_kv_prefix::{Freed, Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru};
+
+/// Tokens of a block.
+const T: usize = 2;
+/// Bytes of a block and its checkpoint: the tree's clock, by which a quarter of [`CAPACITY`] is a little more than one of them.
+const BYTES: [u64; 2] = [10, 80];
+const CAPACITY: u64 = 400;
+const ONE_CHECKPOINT: Need = Need { blocks: 0, checkpoints: 1 };
+
+/// A tree of paths: each letter is a block, and the name of the checkpoint at its end.
+struct Paths {
+    tree: PrefixTree<char, char, ScoredLru, T>,
+    root: RootKey,
+}
+
+/// A prompt of these blocks, with the token that is left to compute.
+fn prompt(path: &str) -> Vec<u32> {
+    path.chars().flat_map(|letter| [letter.into(); T]).chain([0]).collect()
+}
+
+impl Paths {
+    fn new() -> Self {
+        let [block_bytes, checkpoint_bytes] = BYTES;
+        let limits =
+            Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: 0, room: 16 };
+        let tree = PrefixTree::new(limits, ScoredLru { capacity: CAPACITY });
+        Self { tree, root: RootKey::new(b"salt", b"", b"model") }
+    }
+
+    /// A request computes a path, and saves checkpoints of its first so many blocks.
+    fn compute(&mut self, path: &str, checkpoints: &[(usize, Origin)]) -> Reference {
+        let letters: Vec<char> = path.chars().collect();
+        let mut at = self.tree.adopt(&self.root, &[]).reference;
+        let (tokens, take) = (prompt(path), |block: usize| letters[block]);
+        self.tree.extend(&mut at, tokens.as_chunks().0, take, drop).unwrap();
+        for &(blocks, origin) in checkpoints {
+            self.tree.attach(&at, blocks as u32, origin, letters[blocks - 1]).unwrap();
+        }
+        at
+    }
+
+    /// The same of paths of one block each, one after another; the requests end.
+    fn put(&mut self, letters: &str, origin: Origin) {
+        for letter in letters.chars() {
+            let at = self.compute(&letter.to_string(), &[(1, origin)]);
+            self.tree.release(at, drop).unwrap();
+        }
+    }
+
+    /// A request goes on from the checkpoint of a block, and ends.
+    fn hit(&mut self, letter: &str) {
+        let adopted = self.tree.adopt(&self.root, &prompt(letter));
+        assert_eq!(adopted.reused as usize, T, "{letter} is there");
+        self.tree.release(adopted.reference, drop).unwrap();
+    }
+
+    fn evict(&mut self, needed: Need) -> Vec<Freed<char, char>> {
+        let mut freed = Vec::new();
+        self.tree.evict(needed, |one| freed.push(one)).unwrap();
+        self.tree.audit().unwrap();
+        freed
+    }
+
+    /// Evicts so many checkpoints, one at a time: their names in that order.
+    fn order(&mut self, count: usize) -> String {
+        let mut name = || match self.evict(ONE_CHECKPOINT)[..] {
+            [Freed::Checkpoint(name), ..] => name,
+            ref other => panic!("{other:?}"),
+        };
+        (0..count).map(|_| name()).collect()
+    }
+}
+
+/// Who was hit was used then, and counts as used a quarter of the capacity later: it outlives one that is newer.
+#[test]
+fn what_was_hit_stays_longer() {
+    let mut paths = Paths::new();
+    paths.put("abc", Origin::Prompt);
+    paths.hit("a");
+    paths.put("d", Origin::Prompt);
+    assert_eq!(paths.order(4), "bcda");
+}
+
+/// A fourth hit is worth nothing: four quarters would outlive `e`.
+#[test]
+fn three_hits_count() {
+    let mut paths = Paths::new();
+    paths.put("a", Origin::Prompt);
+    (0..4).for_each(|_| paths.hit("a"));
+    paths.put("bcde", Origin::Prompt);
+    assert_eq!(paths.order(5), "bcdae");
+}
+
+/// Checkpoints of an interval or an answer go first, although they are the newest, unless they were hit.
+#[test]
+fn what_was_never_hit_and_is_expendable_goes_first() {
+    let mut paths = Paths::new();
+    paths.put("abc", Origin::Prompt);
+    paths.hit("a");
+    assert_eq!(paths.order(1), "b");
+    paths.put("d", Origin::Interval);
+    assert_eq!(paths.order(1), "d");
+    paths.put("e", Origin::Output);
+    assert_eq!(paths.order(1), "e");
+    for (letter, origin) in [("f", Origin::Interval), ("g", Origin::Output)] {
+        paths.put(letter, origin);
+        paths.hit(letter);
+    }
+    paths.put("h", Origin::Junction);
+    assert_eq!(paths.order(5), "cafhg");
+}
+
+/// The expendable checkpoint inside a path goes before older ones, and without blocks; for blocks a leaf goes, and it stays.
+#[test]
+fn the_checkpoint_inside_a_path_goes_alone() {
+    let paths = || {
+        let mut paths = Paths::new();
+        paths.put("a", Origin::Prompt);
+        let at = paths.compute("xy", &[(1, Origin::Interval), (2, Origin::Prompt)]);
+        paths.tree.release(at, drop).unwrap();
+        paths
+    };
+    let [a, x, y] = ['a', 'x', 'y'].map(Freed::Checkpoint);
+    let mut first = paths();
+    assert_eq!(first.evict(ONE_CHECKPOINT), [x]);
+    assert_eq!(first.evict(ONE_CHECKPOINT), [a, Freed::Block('a')]);
+    assert_eq!(first.evict(ONE_CHECKPOINT), [y, Freed::Block('y'), Freed::Block('x')]);
+    let freed = paths().evict(Need { blocks: 1, checkpoints: 0 });
+    assert_eq!(freed, [Freed::Checkpoint('a'), Freed::Block('a')]);
+}
+
+/// A reference that somebody goes on from was hit, and all above it was used now.
+#[test]
+fn what_somebody_goes_on_from_elsewhere_was_used() {
+    let mut paths = Paths::new();
+    let at = paths.compute("a", &[(1, Origin::Interval)]);
+    paths.tree.touch_at(&at).unwrap();
+    paths.tree.release(at, drop).unwrap();
+    paths.put("b", Origin::Prompt);
+    assert_eq!(paths.order(2), "ba", "it was hit: no expendable one");
+
+    // Behind the checkpoints there is a block more, which is what was hit.
+    let at = paths.compute("uvw", &[(1, Origin::Prompt), (2, Origin::Interval)]);
+    paths.put("cd", Origin::Prompt);
+    paths.tree.touch_at(&at).unwrap();
+    paths.tree.release(at, drop).unwrap();
+    assert_eq!(paths.order(2), "vc", "`u` is older than `c`, and was used since");
+}
