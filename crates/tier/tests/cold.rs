@@ -4,13 +4,15 @@
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
-use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Prompt, RequestId};
+use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Origin, Prompt, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::rings::{assert_ring, assert_ring_is_zero};
 use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
+use dsv4_kv_tier::image::{Subject, encode};
 use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, FetchId, ImageError, Section};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
@@ -20,6 +22,8 @@ const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp
 /// A layer of every kind.
 const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 const TOKENS: usize = 420;
+/// Far longer than what is waited for takes on a machine that does other things.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A cache with its host tier, and the cold tier below.
 struct Cache {
@@ -119,6 +123,18 @@ impl Cache {
     }
 }
 
+/// Runs some of a test that might not end, on a thread that nothing else waits for.
+fn ends(some: impl FnOnce() + Send + 'static) {
+    let (tell, told) = channel();
+    let thread = std::thread::spawn(move || {
+        some();
+        tell.send(()).unwrap();
+    });
+    let is_late = told.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+    assert!(!is_late, "it does not end");
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 struct Setup {
     device: EmuDevice,
     story: Story,
@@ -157,6 +173,27 @@ impl Setup {
         let blocks = |file: &PathBuf| fs::read(file).unwrap().get(36).copied();
         files.sort_by_key(blocks);
         files
+    }
+
+    /// If the longest prefix's object has these bytes, that is noticed, a shorter prefix is had, and every byte is right.
+    fn assert_miss(&self, bytes: &[u8], is_right: impl Fn(&ImageError) -> bool) {
+        let last = self.files().remove(2);
+        let whole = fs::read(&last).unwrap();
+        fs::write(&last, bytes).unwrap();
+        let mut cache = self.cache(b"weights");
+        let errors = cache.fetch(b"a");
+        match &errors[..] {
+            [ColdError::Image { name, error }] => {
+                assert!(is_right(error), "{error}");
+                assert!(last.ends_with(name), "{name}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let stats = cache.cold.stats();
+        assert_eq!((stats.damaged + stats.foreign, stats.restored_tokens), (1, 256));
+        assert_eq!(cache.run(b"a", &self.story, &self.stored), 256, "the shorter prefix is had");
+        // What is not known any more is stored again.
+        assert_eq!(fs::read(&last).unwrap(), whole);
     }
 }
 
@@ -214,21 +251,7 @@ fn damaged_files_are_misses() {
         (fs::read(&files[1]).unwrap(), Box::new(|error| *error == ImageError::OtherTokens)),
     ];
     for (bytes, is_right) in cases {
-        fs::write(&files[2], bytes).unwrap();
-        let mut cache = setup.cache(b"weights");
-        let errors = cache.fetch(b"a");
-        match &errors[..] {
-            [ColdError::Image { name, error }] => {
-                assert!(is_right(error), "{error}");
-                assert!(files[2].ends_with(name), "{name}");
-            }
-            other => panic!("{other:?}"),
-        }
-        let stats = cache.cold.stats();
-        assert_eq!((stats.damaged + stats.foreign, stats.restored_tokens), (1, 256));
-        assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256, "the shorter prefix is had");
-        // What is not known any more is stored again.
-        assert_eq!(fs::read(&files[2]).unwrap(), whole);
+        setup.assert_miss(&bytes, is_right);
     }
     // The first object of the way is missing: what rests on it is a miss, and is not asked for again.
     fs::remove_file(&files[0]).unwrap();
@@ -241,6 +264,37 @@ fn damaged_files_are_misses() {
     let mut cache = setup.cache(b"weights");
     assert!(cache.fetch(b"a").is_empty());
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
+}
+
+/// An object whose header has numbers that no cache writes, with the digests of these: one with no block of its own, which would be
+/// read again and again, and one whose checkpoint has an origin that there is not.
+#[test]
+fn an_object_of_no_blocks_or_no_origin_is_damaged() {
+    let setup = Setup::new();
+    let whole = fs::read(&setup.files()[2]).unwrap();
+    let word = |at: usize| u32::from_le_bytes(whole[at..at + 4].try_into().unwrap()) as usize;
+    let (identity, root) = whole[208..].split_at(word(40));
+    let tokens = tokens();
+    let subject = Subject {
+        identity,
+        root: &root[..word(44)],
+        tokens: tokens.as_chunks().0,
+        block_bytes: word(16) as u64,
+        checkpoint_bytes: word(24) as u64,
+    };
+    let image = |first: usize, origin: u8| {
+        let blocks = |bytes: &mut Vec<u8>| bytes.resize(bytes.len() + (3 - first) * word(16), 0);
+        let checkpoint = |bytes: &mut Vec<u8>| bytes.resize(bytes.len() + word(24), 0);
+        encode(&subject, (first as u32, origin, false), blocks, checkpoint)
+    };
+    let images = [image(3, 0), image(0, 200), image(2, Origin::ALL.len() as u8)];
+    ends(move || {
+        for image in images {
+            let is_right =
+                |error: &ImageError| *error == ImageError::Damaged { section: Section::Header };
+            setup.assert_miss(&image, is_right);
+        }
+    });
 }
 
 /// An object that is longer than any of its prefix is not read to memory, which it could fill.
