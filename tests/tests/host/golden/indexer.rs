@@ -74,6 +74,21 @@ fn scores_and_lists_equal_transformers() -> Result<()> {
     short("idx_q_hadamard", "idx_key_hadamard")
 }
 
+/// The entries that transformers' compressor leaves to each query are those of its list.
+#[test]
+fn masks_are_those_of_the_lists() -> Result<()> {
+    let masks = golden::load::<u8>("csa_topk_mask")?;
+    let lists = golden::load::<i32>("idx_topk")?;
+    assert_eq!((masks.shape[0], lists.shape[0]), (27, 27));
+    for (query, (mask, list)) in masks.rows().zip(lists.rows()).enumerate() {
+        let attended = (0..).zip(mask).filter(|&(_, &bit)| bit == 1).map(|(entry, _)| entry);
+        let mut listed: Vec<i32> = list.iter().copied().filter(|&entry| entry >= 0).collect();
+        listed.sort_unstable();
+        assert_eq!(attended.collect::<Vec<i32>>(), listed, "query {query}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_long_list_equals_numpy() -> Result<()> {
     let load = golden::load::<f32>;

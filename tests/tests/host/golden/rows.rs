@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 use dsv4_kv_oracle::index::KeyFormat;
-use dsv4_kv_oracle::number::{bf16_nearest, bf16_value, e2m1_value, e4m3_value};
+use dsv4_kv_oracle::number::{bf16_nearest, bf16_value, e2m1_value, e4m3_value, ue8m0_round_up};
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED, RowFormat};
 use dsv4_kv_tests::golden::{self, Array};
 use proptest::prelude::*;
@@ -86,13 +86,20 @@ fn fp4_keys() -> Result<()> {
     Ok(())
 }
 
-/// Another serving system's MXFP4 (ties towards zero, another floor) must not pass for ours.
+/// Another serving system's MXFP4 must not pass for ours: ties go towards zero, and scales have a larger floor. Above that
+/// they are the same.
 #[test]
 fn fp4_keys_are_not_the_threshold_variant() -> Result<()> {
     let keys = golden::load::<u16>("fp4_in_bf16")?;
     let codes = golden::load::<u8>("mxfp4_packed_sglang_c4")?;
-    let ours: Vec<u8> = keys.rows().flat_map(|key| KeyFormat::Mxfp4.encode(key).codes).collect();
-    assert_ne!(ours, codes.data);
+    let scale = golden::load::<u8>("mxfp4_scale_sglang_c4")?;
+    let ours: Vec<_> = keys.rows().map(|key| KeyFormat::Mxfp4.encode(key)).collect();
+    assert_ne!(ours.iter().flat_map(|key| key.codes.clone()).collect::<Vec<u8>>(), codes.data);
+    let floor = ue8m0_round_up(1e-4 / 6.0);
+    let scales: Vec<u8> = ours.into_iter().flat_map(|key| key.scale).collect();
+    assert!(scales.contains(&1), "a group is below the floor");
+    let raised: Vec<u8> = scales.into_iter().map(|scale| scale.max(floor)).collect();
+    assert_eq!(raised, scale.data);
     Ok(())
 }
 
