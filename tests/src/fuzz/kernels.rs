@@ -437,13 +437,29 @@ fn case(bytes: &[u8]) -> Case<'_> {
 /// # Panics
 /// If the kernel touched what is not its own.
 pub fn kernels(bytes: &[u8]) {
+    let _ = launches(bytes);
+}
+
+/// The same; whether the kernel was launched. It is not if the scalars give its grid no blocks.
+///
+/// # Panics
+/// As [`kernels`].
+#[must_use]
+pub fn launches(bytes: &[u8]) -> bool {
     let mut case = case(bytes);
     let operation = &OPERATIONS[usize::from(case.choices.byte()) % OPERATIONS.len()];
     let variant = usize::from(case.choices.byte()) % (operation.kernels)().len();
     match (operation.run)(&mut case, variant, Wrong::Nothing) {
-        Ok(()) | Err(DeviceError::BadGrid { .. }) => {}
+        Ok(()) => true,
+        Err(DeviceError::BadGrid { .. }) => false,
         Err(error) => panic!("garbage in memory: {error}"),
     }
+}
+
+/// How many kernels each operation of the table has. The first byte that [`kernels`] takes chooses the operation, the
+/// second its kernel.
+pub fn kernel_counts() -> impl Iterator<Item = usize> {
+    OPERATIONS.iter().map(|operation| (operation.kernels)().len())
 }
 
 /// Whether a kernel of attention touches none of an argument, as that is of other keys, or of parts or spread queries.

@@ -10,7 +10,7 @@ mod texts;
 
 pub use arguments::arguments;
 pub use formats::formats;
-pub use kernels::{kernels, refuses_misplaced_arguments};
+pub use kernels::{kernel_counts, kernels, launches, refuses_misplaced_arguments};
 pub use texts::{config, manifest, trace};
 
 /// A name, and what is done with bytes.

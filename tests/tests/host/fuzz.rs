@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use dsv4_kv_tests::fuzz::{TARGETS, refuses_misplaced_arguments};
+use dsv4_kv_tests::fuzz::{TARGETS, kernel_counts, launches, refuses_misplaced_arguments};
 use include_dir::{Dir, include_dir};
+use kernels_gpu::table::KERNELS;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -48,9 +49,19 @@ fn the_corpus_and_mutations_of_it_find_nothing() {
     run_targets(|name| name != "kernels", MUTATIONS);
 }
 
-/// Garbage in all memory of every kernel of the table.
+/// Garbage in all memory of every kernel of the table, each once; then the corpus and mutations of it.
 #[test]
 fn kernels_keep_to_their_memory() {
+    let mut launched = 0;
+    for (operation, kernels) in (0..).zip(kernel_counts()) {
+        for kernel in 0..kernels as u8 {
+            // With some scalars a grid has no blocks.
+            let is_launched = (0..64).any(|seed| launches(&[operation, kernel, seed]));
+            assert!(is_launched, "operation {operation}, kernel {kernel}");
+            launched += 1;
+        }
+    }
+    assert_eq!(launched, KERNELS.len());
     run_targets(|name| name == "kernels", MUTATIONS);
 }
 
