@@ -55,7 +55,7 @@ fn check<B: Backend>(device: &Device<B>, rows: &[Vec<f32>], columns: u32, k: u32
 }
 
 /// Kinds of rows; see [`row`].
-const KINDS: u32 = 10;
+const KINDS: u32 = 11;
 
 /// A row of `length` scores: of one of several kinds, each of which some selection gets wrong.
 fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
@@ -80,6 +80,14 @@ fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
                 f32::NAN
             }
         }
+        // Numbers, and here and there an infinity, a NaN or a zero: what is finite keeps its range.
+        9 => {
+            if random.random_ratio(1, 50) {
+                special[random.random_range(0..6)]
+            } else {
+                random.random_range(-1.0..1.0)
+            }
+        }
         // Many of them equal just where the list ends.
         _ => (random.random_range(-3.0..3.0_f32)).min(2.9),
     };
@@ -91,18 +99,20 @@ fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
 pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let on_gpu = device.info().sm.is_some();
     let mut random = StdRng::seed_from_u64(1);
-    for (columns, rounds) in [(32, 8), (512, 8), (2048, 4), (4096, 2), (4128, 1), (16_384, 1)] {
-        let rounds = if on_gpu { 8 * rounds } else { rounds };
+    // Of three rounds every third row: each kind once.
+    for (columns, rounds) in [(32, 8), (512, 8), (2048, 4), (4096, 3), (4128, 3), (16_384, 3)] {
+        let (rounds, every) = if on_gpu { (8 * rounds, 1) } else { (rounds, 3) };
         for k in [1, 6, 64, 512, 1024, 2048] {
-            let rows: Vec<_> = (0..KINDS * rounds)
-                .map(|at| {
+            let kinds = (0..KINDS * rounds).step_by(every).map(|at| at % KINDS);
+            let rows: Vec<_> = kinds
+                .enumerate()
+                .map(|(at, kind)| {
                     let shortest = if at % 3 == 0 { 0 } else { columns * 7 / 8 };
                     let length = random.random_range(shortest..=columns) as usize;
-                    row(at % KINDS, length, &mut random)
+                    row(kind, length, &mut random)
                 })
                 .collect();
-            let share = if on_gpu { rows.len() } else { rows.len() / 3 };
-            check(device, &rows[..share], columns, k);
+            check(device, &rows, columns, k);
         }
     }
 }
@@ -114,8 +124,10 @@ pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     for (columns, k) in
         [(32_768, 1024), (65_536, 2048), (65_568, 512), (1 << 18, 512), (1 << 18, 1)]
     {
-        let kinds = if on_gpu { 0..KINDS } else { 0..3 };
+        // Any value, any bits, mostly NaN, and seldom.
+        let kinds = if on_gpu { (0..KINDS).collect() } else { vec![0, 6, 8, 9] };
         let rows: Vec<_> = kinds
+            .into_iter()
             .map(|kind| {
                 let length = columns as usize - 13 * (kind as usize % 3);
                 row(kind, length, &mut random)
