@@ -15,3 +15,19 @@ pub fn named<R>(result: Result<R, DeviceError>) -> &'static str {
         other => panic!("{other}"),
     }
 }
+
+/// The kernel of a launch, which names itself when `argument` is too short for it. None, if there was nothing to launch.
+///
+/// # Errors
+/// What else was refused.
+pub fn kernel_without(
+    argument: &str,
+    result: Result<(), DeviceError>,
+) -> Result<&'static str, DeviceError> {
+    match result {
+        Err(DeviceError::TooShort { kernel, argument: short, .. }) if short == argument => {
+            Ok(kernel)
+        }
+        other => other.map(|()| ""),
+    }
+}

@@ -21,21 +21,28 @@ fn run(slot: i32, position: u32, index: i32, tokens: u32) -> impl Iterator<Item 
     (0..tokens).map(of_token)
 }
 
-/// Results, log-sum-exps and faults of these queries are those of one query a block, for all of these numbers of multiprocessors.
+/// Results, log-sum-exps and faults of these queries are those of one query a block, for all of these numbers of multiprocessors,
+/// with which a block takes several queries if there are more queries than blocks.
 fn same_bits<B: Backend>(
     layer: &mut Layer<B>,
     queries: &[Query],
     heads: &[Vec<u16>],
     (multiprocessors, what): (&[u32], &str),
 ) {
+    let groups = layer.shape.heads.div_ceil(64);
     let mut attend = |blocks| {
         layer.blocks = blocks;
-        comparable(layer.attend(queries, Which::Nothing, heads))
+        let written = layer.attend(queries, Which::Nothing, heads);
+        (written.kernel.starts_with("attend_consecutive"), comparable(written))
     };
-    let whole = attend(Blocks::whole(KeySplit::TwoBlocks));
+    let (is_consecutive, whole) = attend(Blocks::whole(KeySplit::TwoBlocks));
+    assert!(!is_consecutive, "{what}");
     for &multiprocessors in multiprocessors {
         let what = format!("{what}: {multiprocessors} multiprocessors");
-        assert_same(&attend(Blocks::consecutive(multiprocessors)), &whole, &what);
+        let (is_consecutive, got) = attend(Blocks::consecutive(multiprocessors));
+        let blocks = (multiprocessors / groups).max(1) as usize;
+        assert_eq!(is_consecutive, queries.len() > blocks, "{what}");
+        assert_same(&got, &whole, &what);
     }
 }
 

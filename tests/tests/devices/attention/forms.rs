@@ -67,7 +67,7 @@ pub fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
 pub type Comparable = (Vec<u16>, Vec<u32>, u32);
 
 pub fn comparable(written: Written) -> Comparable {
-    let Written { mut out, mut lse, faults } = written;
+    let Written { mut out, mut lse, faults, .. } = written;
     out.iter_mut().filter(|bits| **bits & 0x7FFF > 0x7F80).for_each(|bits| *bits = 0x7FFF);
     let is_nan = |bits: &&mut u32| **bits & 0x7FFF_FFFF > 0x7F80_0000;
     lse.iter_mut().filter(is_nan).for_each(|bits| *bits = 0x7FFF_FFFF);

@@ -25,6 +25,7 @@ use super::workspace::Workspace;
 use crate::inputs::{
     CANARY, CANARY_BF16, CANARY_F32, download, download_bits, oracle, upload, upload_bf16,
 };
+use crate::refused::kernel_without;
 
 const CHANNELS: usize = HEAD_DIM as usize;
 /// Keys that a block multiplies at a time.
@@ -64,14 +65,18 @@ pub enum Which {
 }
 
 impl Which {
-    /// The blocks that share a query's keys.
-    pub const fn blocks(self) -> usize {
-        let keys = match self {
+    /// The keys of a query.
+    pub const fn keys(self) -> AttendedKeys {
+        match self {
             Self::Nothing => AttendedKeys::Window,
             Self::List => AttendedKeys::List,
             Self::All(_) => AttendedKeys::All,
-        };
-        keys.blocks() as usize
+        }
+    }
+
+    /// The blocks that share them.
+    pub const fn blocks(self) -> usize {
+        self.keys().blocks() as usize
     }
 
     /// Among how many blocks a query's keys may be split.
@@ -102,6 +107,8 @@ pub struct Written {
     /// `[queries, heads]` bits.
     pub lse: Vec<u32>,
     pub faults: u32,
+    /// The kernel that was launched.
+    pub kernel: &'static str,
 }
 
 /// A layer on a device, every row of it known.
@@ -288,7 +295,8 @@ impl<B: Backend> Layer<B> {
         let workspace = self.workspace(blocks, count as u32, which);
         let parts = workspace.parts.as_ref();
         let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
-        let attention = Attention {
+        let short = out.slice(0, out.len().saturating_sub(1)).unwrap();
+        let mut attention = Attention {
             queries: &StepQueries {
                 position: &position,
                 slot: &slot,
@@ -321,16 +329,19 @@ impl<B: Backend> Layer<B> {
                 Which::List => attended(Attended::List(&selected), rows),
                 Which::All(most) => attended(Attended::All, most),
             },
-            out: &out,
+            out: &short,
             lse: Some(&lse),
             faults: &faults,
         };
+        let kernel = kernel_without("out", ops::check_attend(stream, &attention))?;
+        attention.out = &out;
         ops::check_attend(stream, &attention).and_then(|()| ops::attend(stream, &attention))?;
         workspace.assert_ready(stream);
         Ok(Written {
             out: download_bits(stream, &out),
             lse: download(stream, &lse.view().cast::<u32>().unwrap()),
             faults: download(stream, &faults)[0],
+            kernel,
         })
     }
 
@@ -390,19 +401,6 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Gives every row that is not one of `kept` this code everywhere, and this scale.
-    pub fn spoil_all_but(&mut self, kept: &[EncodedRow], code: u8, scale: [u8; 4]) {
-        for row in self.window.iter_mut().chain(&mut self.entries) {
-            if !kept.contains(row) {
-                row.data.fill(code);
-                row.scale
-                    .iter_mut()
-                    .zip(scale.into_iter().cycle())
-                    .for_each(|(to, byte)| *to = byte);
-            }
-        }
-    }
-
     /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole,
     /// compared with `f64` by the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
@@ -446,6 +444,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 }
+
 fn values(bits: &[u16]) -> Vec<f64> {
     bits.iter().map(|&bits| bf16_value(bits)).collect()
 }

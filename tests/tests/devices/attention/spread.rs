@@ -11,8 +11,15 @@ use super::blocks::Blocks;
 use super::decode::{SHAPE, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which};
 
+/// Whether parts of the keys of a window and `entries` entries are short enough for their clusters.
+fn are_spread(blocks: Blocks, which: Which, entries: usize, heads: u32) -> bool {
+    let keys = WINDOW + entries as u32;
+    let parts = which.keys().parts(keys, blocks.split, heads);
+    keys.div_ceil(TILE as u32) <= SPREAD_TILES * parts * blocks.clusters
+}
+
 /// Queries of a window and `entries` entries, with padding, a shorter one and one whose slot does not exist, by both forms of
-/// blocks: the same results, log-sum-exps and counts.
+/// blocks: the same results, log-sum-exps and counts, by kernels that spread queries where their keys are few enough.
 fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shape: Shape) {
     let shape = shape_of(which, entries.max(96), Shape { slots: 2, ..shape });
     let mut layer = Layer::random(device, shape, 40);
@@ -35,6 +42,7 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
             layer.attend(&queries, which, &heads)
         };
         let whole = attend(Blocks::whole(split));
+        assert!(!whole.kernel.starts_with("attend_spread"), "{}", whole.kernel);
         assert_eq!(
             whole.faults,
             1 + u32::from(rows > 0),
@@ -43,6 +51,8 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
         for blocks in Blocks::all_spread(split) {
             let (spread, what) =
                 (attend(blocks), format!("{which:?}, {entries} entries, {blocks:?}"));
+            let is_spread = spread.kernel.starts_with("attend_spread");
+            assert_eq!(is_spread, are_spread(blocks, which, entries, shape.heads), "{what}");
             assert_eq!(spread.faults, whole.faults, "{what}");
             assert!(spread.lse == whole.lse, "{what}");
             assert!(spread.out == whole.out, "{what}");
