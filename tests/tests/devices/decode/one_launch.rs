@@ -183,12 +183,8 @@ fn assert_same_pools([want, got]: &[Vec<(String, Vec<u8>)>; 2], what: &str) {
 /// by one and with drafts of which some are rejected, in every combination of formats.
 pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let formats = [
-        (MainFormat::Ue8m0, IndexFormat::Mxfp4),
-        (MainFormat::Ue8m0, IndexFormat::Nvfp4),
-        (MainFormat::F32, IndexFormat::Fp8),
-        (MainFormat::F32, IndexFormat::Mxfp4),
-    ];
+    let formats =
+        MainFormat::ALL.into_iter().flat_map(|main| IndexFormat::ALL.map(|index| (main, index)));
     let mut random = StdRng::seed_from_u64(7);
     for (main, index) in formats {
         let config = manager(device, main, index).config().clone();

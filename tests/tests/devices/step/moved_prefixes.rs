@@ -7,7 +7,7 @@ use dsv4_kv::{CacheConfig, KvError, Prompt};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::told::{self, Alone, Cut, Told, admit, assert_table, same, settings};
+use super::told::{self, Alone, Cut, Told, admit, assert_table, reusable, same, settings};
 use crate::fed::Fed;
 use crate::inputs::{assert_same, download};
 use crate::stories::{Story, tiny};
@@ -176,7 +176,7 @@ pub fn what_came_goes_to_host_memory<B: Backend>(device: &Device<B>) {
     let one = admit(&mut source.fed, &told, b"");
     told::compute(&mut source.fed, one.id, &told, 0, Cut::Chunks(TOKENS));
     let left = source.export(&told.ids()).expect("a checkpoint is there");
-    let host = CacheConfig { host_bytes: 64 << 20, ..settings(1, 6, 0) };
+    let host = CacheConfig { host_bytes: 64 << 20, ..settings(1, 2, 0) };
     let mut target = Site::new(device, host);
     target.import(&left).unwrap().expect("it was not here");
     let Site { fed, .. } = &mut target;
@@ -185,6 +185,24 @@ pub fn what_came_goes_to_host_memory<B: Backend>(device: &Device<B>) {
     let blocks = u64::from(left.at.trunk / 128);
     assert_eq!((stats.stored_checkpoints, stats.stored_blocks), (1, blocks));
     fed.manager.audit_tier().unwrap();
+    // Two others take the device's two checkpoints.
+    let other = Story::random(&tiny(), 140, 416);
+    let others = Told::of(&[(7, &other, 140)]);
+    for salt in [b"a", b"b"] {
+        let id = admit(fed, &others, salt).id;
+        told::compute(fed, id, &others, 0, Cut::Chunks(140));
+        fed.manager.release(id).unwrap();
+    }
+    assert_eq!(reusable(fed, &told, b""), 0, "the device lost it");
+    let ids = told.ids();
+    let two = fed.manager.admit_waiting(&fed.stream, &prompt(&ids)).unwrap();
+    assert_eq!((two.reused, two.matched), (384, 384));
+    assert_table(fed, two.id);
+    told::compute(fed, two.id, &told, 384, Cut::Chunks(10));
+    let alone = Alone::of(device, &told, settings(1, 0, 0));
+    same(&told::bytes(fed, two.id, TOKENS), &alone.bytes, "back from host memory");
+    fed.manager.audit_tier().unwrap();
+    fed.manager.ledger().audit().unwrap();
 }
 
 /// Prompts that part from each other, of three owners, in two caches that are too small for all of them: their

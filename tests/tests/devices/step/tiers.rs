@@ -3,7 +3,7 @@
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::{CacheConfig, KvError, Prompt, RequestId, TierEvent, TierMiss};
 
-use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, same, settings};
+use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, reusable, same, settings};
 use crate::fed::Fed;
 use crate::rings::{assert_ring, assert_ring_is_zero};
 use crate::stories::{Story, tiny};
@@ -46,13 +46,6 @@ fn check<B: Backend>(fed: &Fed<B>) {
     fed.manager.check_poison(&fed.stream).unwrap();
 }
 
-/// Tokens of a prompt that the device has, without admitting it for long.
-fn reusable<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: u8) -> u32 {
-    let admission = admit(fed, told, &[salt]);
-    fed.manager.release(admission.id).unwrap();
-    admission.reused
-}
-
 /// Four prompts, of which the device keeps two: the others come back, with the bytes that they have alone, whether they
 /// are waited for or were asked for before; under another salt they do not.
 pub fn what_the_device_lost_comes_back<B: Backend>(device: &Device<B>) {
@@ -66,7 +59,7 @@ pub fn what_the_device_lost_comes_back<B: Backend>(device: &Device<B>) {
         let stats = fed.manager.tier_stats();
         assert_eq!((stats.stored_blocks, stats.stored_checkpoints), (12, 4));
         let first = told(&stories[0]);
-        assert_eq!(reusable(&mut fed, &first, 0), 0, "the device lost it");
+        assert_eq!(reusable(&mut fed, &first, &[0]), 0, "the device lost it");
         let tokens = first.ids();
         let prompt = |salt| Prompt { tokens: &tokens, salt, adapter: b"" };
         assert!(
@@ -85,7 +78,7 @@ pub fn what_the_device_lost_comes_back<B: Backend>(device: &Device<B>) {
         let second = told(&stories[1]);
         let tokens = second.ids();
         let prompt = Prompt { tokens: &tokens, salt: &[1], adapter: b"" };
-        assert_eq!(reusable(&mut fed, &second, 1), 0, "the device lost it");
+        assert_eq!(reusable(&mut fed, &second, &[1]), 0, "the device lost it");
         let id = fed.manager.prefetch(&fed.stream, &prompt).unwrap().expect("host memory has it");
         while fed.manager.is_prefetching(id) {
             fed.manager.advance_tier(&fed.stream).unwrap();

@@ -114,6 +114,13 @@ pub fn admit<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: &[u8]) -> Admi
     fed.manager.admit_with(&fed.stream, &prompt).unwrap()
 }
 
+/// Tokens of a prompt that the device has, without admitting it for long.
+pub fn reusable<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: &[u8]) -> u32 {
+    let admission = admit(fed, told, salt);
+    fed.manager.release(admission.id).unwrap();
+    admission.reused
+}
+
 /// Tokens at the end of a prompt that are computed one by one, so that every row of the rings is written by then, however
 /// the prompt was cut and whatever was rejected.
 pub fn tail(max_draft: u32) -> usize {
