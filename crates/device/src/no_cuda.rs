@@ -30,3 +30,18 @@ impl CudaSurvey {
         Err(DeviceError::NoCuda)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_gpu_is_found_or_opened() {
+        let kernels = Kernels { infos: &[], ptx: |_, _| Ok(String::new()) };
+        let opened = CudaDevice::open(CudaOptions::default(), &kernels).map(drop);
+        let surveyed = CudaSurvey::of_machine().map(drop);
+        for refused in [opened, surveyed] {
+            assert!(matches!(refused, Err(DeviceError::NoCuda)), "{refused:?}");
+        }
+    }
+}

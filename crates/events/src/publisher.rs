@@ -184,3 +184,37 @@ impl Drop for Publisher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv_prefix::{Limits, Lru, PrefixTree};
+
+    use super::*;
+
+    /// A publisher whose thread has ended, as it does when it panics, says so, and leaves what happened in the log.
+    #[test]
+    fn a_thread_that_has_ended_is_noticed() {
+        const PATIENCE: Duration = Duration::from_secs(20);
+        let (lease_bytes, remembered) = (0, 0);
+        let limits =
+            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes, remembered, room: 1 };
+        let mut tree = PrefixTree::<(), (), _, BLOCK>::new(limits, Lru);
+        tree.log_events(8);
+        let any_port = "tcp://127.0.0.1:0".to_owned();
+        let options = PublisherOptions {
+            endpoint: any_port.clone(),
+            replay_endpoint: any_port,
+            ..PublisherOptions::default()
+        };
+        let mut publisher = Publisher::start(&mut tree, options).unwrap();
+        publisher.publish(&mut tree).unwrap();
+        publisher.exchange.close();
+        let begun = Instant::now();
+        while publisher.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            assert!(begun.elapsed() < PATIENCE, "the thread goes on");
+            std::thread::yield_now();
+        }
+        let refused = publisher.publish(&mut tree);
+        assert!(matches!(refused, Err(PublishError::Ended)), "{refused:?}");
+    }
+}

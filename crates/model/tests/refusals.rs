@@ -24,6 +24,15 @@ const LIMITS: EngineLimits = EngineLimits {
     attention_split: KeySplit::TwoBlocks,
 };
 
+const CONTINUATION: Continuation = Continuation {
+    sampling: GREEDY,
+    max_tokens: 5,
+    end: Vec::new(),
+    drafts: 0,
+    top_logprobs: 0,
+    prompt_logits: false,
+};
+
 fn model() -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
     let checkpoint = Checkpoint::open(&folder).expect("a checkpoint");
@@ -89,16 +98,18 @@ impl Observer for First {
 fn a_request_that_is_interrupted_has_no_reason() {
     let device = EmuDevice::new(EmuOptions::default());
     let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
-    let continuation = Continuation {
-        sampling: GREEDY,
-        max_tokens: 5,
-        end: Vec::new(),
-        drafts: 0,
-        top_logprobs: 0,
-        prompt_logits: false,
-    };
-    let summary = engine.generate(&[1, 2], continuation, 8, &mut First).expect("a token");
+    let summary = engine.generate(&[1, 2], CONTINUATION, 8, &mut First).expect("a token");
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
+}
+
+/// There is nothing to begin with, and the one request that there may be is still free.
+#[test]
+fn a_prompt_has_a_token() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let error = engine.generate(&[], CONTINUATION, 8, &mut First).map(drop).expect_err("a refusal");
+    assert!(matches!(error, ModelError::EmptyPrompt), "{error}");
+    engine.admit().expect("a free slot");
 }
 
 #[test]

@@ -90,6 +90,31 @@ fn a_thread_that_ends_is_noticed() {
     assert!(matches!(refused, Err(ColdError::ThreadEnded)), "{refused:?}");
 }
 
+/// A prompt whose object another one found missing, while both were on their way, is not asked for: there is no more of it.
+#[test]
+fn what_another_prompt_found_missing_is_not_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32 + 128).collect();
+    let prompt = |tokens| Prompt { tokens, salt: b"", adapter: b"" };
+    store(&tokens[..TOKENS], &directory);
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    let (go, wait) = channel::<()>();
+    cold.store.work(move || wait.recv().unwrap());
+    cold.pending += 1;
+    // Both begin with the two blocks that the store has.
+    for tokens in [&tokens[..TOKENS], &tokens] {
+        cold.fetch(&fed.manager, &prompt(tokens)).unwrap().expect("the store has some of it");
+    }
+    std::fs::remove_dir_all(directory.path().join("v1")).unwrap();
+    go.send(()).unwrap();
+    cold.settle(&mut fed.manager);
+    let errors = cold.take_errors();
+    assert!(matches!(errors[..], [ColdError::Store(_), ColdError::NotThere]), "{errors:?}");
+    let stats = cold.stats();
+    assert_eq!((stats.failed, stats.not_there, cold.fetching()), (1, 1, 0));
+}
+
 /// A slow store holds no more of host memory than what waits for it; the rest waits as places, and is stored in its turn.
 #[test]
 fn a_slow_store_loses_nothing() {

@@ -95,6 +95,13 @@ pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
         assert!(matches!(error, KvError::NoSuchPool { layer: 0, .. }), "{error}");
         let error = manager.state_view(&stream, LayerId(1), id, PoolKind::EntryData).unwrap_err();
         assert!(matches!(error, KvError::NoSuchPool { layer: 1, .. }), "{error}");
+        let layers = manager.schema().layers.len() as u32;
+        let view = manager.state_view(&stream, LayerId(layers), id, PoolKind::MainState);
+        let error = view.unwrap_err();
+        assert!(
+            matches!(error, KvError::NoSuchLayer { layer, layers: of } if layer == layers && of == layers),
+            "{error}"
+        );
     }
 }
 
