@@ -367,7 +367,7 @@ fn experts(c: &mut Choices<'_>, width: ExpertWidth) -> u32 {
 
 /// What may be wrong with an argument besides its contents.
 #[derive(Clone, Copy)]
-enum Wrong {
+pub(super) enum Wrong {
     Nothing,
     /// The pointer in this place starts an element late.
     Shifted(usize),
@@ -376,10 +376,10 @@ enum Wrong {
 }
 
 /// An operation of the table.
-struct Entry {
-    run: fn(&mut Case<'_>, usize, Wrong) -> Result<(), DeviceError>,
+pub(super) struct Entry {
+    pub run: fn(&mut Case<'_>, usize, Wrong) -> Result<(), DeviceError>,
     /// Its variants, in order: of each the kernel's index.
-    kernels: fn() -> Vec<usize>,
+    pub kernels: fn() -> Vec<usize>,
 }
 
 macro_rules! pointer {
@@ -404,7 +404,7 @@ macro_rules! operations {
         bodies $bodies:tt
     )*) => {
         /// Every operation of the table.
-        const OPERATIONS: &[Entry] = &[$( Entry {
+        pub(super) const OPERATIONS: &[Entry] = &[$( Entry {
             run: |case, variant, wrong| {
                 let variant = $operation::VARIANTS[variant];
                 let params: $params = $operation::choose(&mut case.choices, variant);
@@ -427,7 +427,8 @@ macro_rules! operations {
 
 kernels_gpu::for_each_operation!(operations);
 
-fn case(bytes: &[u8]) -> Case<'_> {
+/// A case that these bytes decide.
+pub(super) fn case(bytes: &[u8]) -> Case<'_> {
     let device = EmuDevice::allowing_races(EmuOptions { memory: 1 << 30, seed: 0 });
     Case { stream: device.stream().expect("the CPU has streams"), choices: Choices::new(bytes) }
 }
@@ -460,57 +461,4 @@ pub fn launches(bytes: &[u8]) -> bool {
 /// second its kernel.
 pub fn kernel_counts() -> impl Iterator<Item = usize> {
     OPERATIONS.iter().map(|operation| (operation.kernels)().len())
-}
-
-/// Whether a kernel of attention touches none of an argument, as that is of other keys, or of parts or spread queries.
-fn is_unused(kernel: &str, argument: &str) -> bool {
-    let of = |keys: &str| kernel.starts_with("attend") && kernel.contains(keys);
-    match argument {
-        "exchange" => !of("spread"),
-        "part_sums" | "part_lse" | "arrivals" => !of("attend_all") && !of("spread_parts"),
-        "table" | "entry_data" | "entry_scale" => of("window") || of("consecutive"),
-        "selected" => ["window", "consecutive", "all"].into_iter().any(of),
-        _ => false,
-    }
-}
-
-/// Offers every kernel of the table each of its arguments an element off its place, where the table asks for
-/// more than an element's alignment, and each an element short. How many it refused.
-///
-/// # Panics
-/// If one was not refused with [`DeviceError::Misaligned`], or [`DeviceError::TooShort`].
-pub fn refuses_misplaced_arguments() -> usize {
-    let mut refused = 0;
-    for operation in OPERATIONS {
-        for (variant, kernel) in (operation.kernels)().into_iter().enumerate() {
-            let kernel = &kernels_gpu::table::KERNELS[kernel];
-            for (place, pointer) in kernel.pointers.iter().enumerate() {
-                // Numbers other than 0 wherever there is a choice.
-                let bytes = [1; 32];
-                let element = match pointer.element {
-                    "u8" => 1,
-                    "u16" => 2,
-                    _ => 4,
-                };
-                if pointer.align > element {
-                    let result = (operation.run)(&mut case(&bytes), variant, Wrong::Shifted(place));
-                    let found = matches!(result, Err(DeviceError::Misaligned { argument, .. })
-                        if argument == pointer.name);
-                    assert!(found, "{}, {} off: {result:?}", kernel.name, pointer.name);
-                    refused += 1;
-                }
-                let result = (operation.run)(&mut case(&bytes), variant, Wrong::Short(place));
-                let may_be_empty =
-                    pointer.extent.contains("if p.") || is_unused(kernel.name, pointer.name);
-                if may_be_empty && result.is_ok() {
-                    continue;
-                }
-                let found = matches!(result, Err(DeviceError::TooShort { argument, .. })
-                    if argument == pointer.name);
-                assert!(found, "{}, {} short: {result:?}", kernel.name, pointer.name);
-                refused += 1;
-            }
-        }
-    }
-    refused
 }

@@ -6,11 +6,13 @@ mod arguments;
 mod formats;
 #[expect(unsafe_code, reason = "kernels are launched without the safe operations around them")]
 mod kernels;
+mod misplaced;
 mod texts;
 
 pub use arguments::arguments;
 pub use formats::formats;
-pub use kernels::{kernel_counts, kernels, launches, refuses_misplaced_arguments};
+pub use kernels::{kernel_counts, kernels, launches};
+pub use misplaced::refuses_misplaced_arguments;
 pub use texts::{config, manifest, trace};
 
 /// A name, and what is done with bytes.

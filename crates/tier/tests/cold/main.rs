@@ -1,19 +1,19 @@
 //! Prefixes that another cache stored in files: every byte is as if the request were alone, and what is wrong with a file
 //! is a miss.
 
+mod damaged;
+
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
-use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Origin, Prompt, RequestId};
+use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Prompt, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::rings::{assert_ring, assert_ring_is_zero};
 use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
-use dsv4_kv_tier::image::{Subject, encode};
-use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, FetchId, ImageError, Section};
+use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, FetchId, ImageError};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -22,8 +22,6 @@ const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp
 /// A layer of every kind.
 const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 const TOKENS: usize = 420;
-/// Far longer than what is waited for takes on a machine that does other things.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A cache with its host tier, and the cold tier below.
 struct Cache {
@@ -123,18 +121,6 @@ impl Cache {
     }
 }
 
-/// Runs some of a test that might not end, on a thread that nothing else waits for.
-fn ends(some: impl FnOnce() + Send + 'static) {
-    let (tell, told) = channel();
-    let thread = std::thread::spawn(move || {
-        some();
-        tell.send(()).unwrap();
-    });
-    let is_late = told.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
-    assert!(!is_late, "it does not end");
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-}
-
 struct Setup {
     device: EmuDevice,
     story: Story,
@@ -219,105 +205,7 @@ fn another_cache_goes_on_from_files() {
 }
 
 /// Each section of the longest prefix's object is damaged, cut, or replaced: the reason is named, a shorter prefix is had,
-/// and every byte is right.
-#[test]
-fn damaged_files_are_misses() {
-    let setup = Setup::new();
-    let files = setup.files();
-    let whole = fs::read(&files[2]).unwrap();
-    let damage = |at: usize| {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 0x40;
-        bytes
-    };
-    let word = |at: usize| u32::from_le_bytes(whole[at..at + 4].try_into().unwrap()) as usize;
-    let tokens_at = 208 + word(40) + word(44);
-    let blocks_at = tokens_at + 4 * 128 * word(36);
-    let damaged = |section| move |error: &ImageError| *error == ImageError::Damaged { section };
-    let end = whole.len();
-    type Check = Box<dyn Fn(&ImageError) -> bool>;
-    let cases: Vec<(Vec<u8>, Check)> = vec![
-        (damage(0), Box::new(|error| *error == ImageError::Magic)),
-        (damage(8), Box::new(|error| matches!(error, ImageError::Version { .. }))),
-        (damage(100), Box::new(damaged(Section::Header))),
-        (damage(210), Box::new(damaged(Section::Owner))),
-        (damage(tokens_at), Box::new(damaged(Section::Tokens))),
-        (damage(blocks_at - 1), Box::new(damaged(Section::Tokens))),
-        (damage(blocks_at), Box::new(damaged(Section::Blocks))),
-        (damage(end - 1), Box::new(damaged(Section::Checkpoint))),
-        (whole[..end - 1].to_vec(), Box::new(|error| matches!(error, ImageError::Length { .. }))),
-        (Vec::new(), Box::new(|error| matches!(error, ImageError::Length { .. }))),
-        // Another prefix's object under this one's name.
-        (fs::read(&files[1]).unwrap(), Box::new(|error| *error == ImageError::OtherTokens)),
-    ];
-    for (bytes, is_right) in cases {
-        setup.assert_miss(&bytes, is_right);
-    }
-    // The first object of the way is missing: what rests on it is a miss, and is not asked for again.
-    fs::remove_file(&files[0]).unwrap();
-    let mut cache = setup.cache(b"weights");
-    let errors = cache.fetch(b"a");
-    assert!(matches!(errors[..], [ColdError::Store(_)]), "{errors:?}");
-    assert_eq!(cache.ask(b"a").unwrap(), None);
-    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
-    assert_eq!(cache.cold.stats().stored, 3, "all of it is stored anew");
-    let mut cache = setup.cache(b"weights");
-    assert!(cache.fetch(b"a").is_empty());
-    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
-}
-
 /// An object whose header has numbers that no cache writes, with the digests of these: one with no block of its own, which would be
-/// read again and again, and one whose checkpoint has an origin that there is not.
-#[test]
-fn an_object_of_no_blocks_or_no_origin_is_damaged() {
-    let setup = Setup::new();
-    let whole = fs::read(&setup.files()[2]).unwrap();
-    let word = |at: usize| u32::from_le_bytes(whole[at..at + 4].try_into().unwrap()) as usize;
-    let (identity, root) = whole[208..].split_at(word(40));
-    let tokens = tokens();
-    let subject = Subject {
-        identity,
-        root: &root[..word(44)],
-        tokens: tokens.as_chunks().0,
-        block_bytes: word(16) as u64,
-        checkpoint_bytes: word(24) as u64,
-    };
-    let image = |first: usize, origin: u8| {
-        let blocks = |bytes: &mut Vec<u8>| bytes.resize(bytes.len() + (3 - first) * word(16), 0);
-        let checkpoint = |bytes: &mut Vec<u8>| bytes.resize(bytes.len() + word(24), 0);
-        encode(&subject, (first as u32, origin, false), blocks, checkpoint)
-    };
-    let images = [image(3, 0), image(0, 200), image(2, Origin::ALL.len() as u8)];
-    ends(move || {
-        for image in images {
-            let is_right =
-                |error: &ImageError| *error == ImageError::Damaged { section: Section::Header };
-            setup.assert_miss(&image, is_right);
-        }
-    });
-}
-
-/// An object that is longer than any of its prefix is not read to memory, which it could fill.
-#[test]
-fn an_object_that_is_too_long_is_not_read() {
-    const BYTES: u64 = 1 << 42;
-    let setup = Setup::new();
-    let last = &setup.files()[2];
-    let whole = fs::read(last).unwrap();
-    fs::OpenOptions::new().write(true).open(last).unwrap().set_len(BYTES).unwrap();
-    let mut cache = setup.cache(b"weights");
-    let errors = cache.fetch(b"a");
-    let [ColdError::Image { error: ImageError::TooLong { found: BYTES, most }, .. }] = errors[..]
-    else {
-        panic!("{errors:?}")
-    };
-    assert!(most > whole.len() as u64 && most < 8 << 20, "{most}");
-    let stats = cache.cold.stats();
-    assert_eq!((stats.damaged, stats.restored_tokens), (1, 256), "the shorter prefix is had");
-    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256);
-    assert_eq!(fs::read(last).unwrap(), whole, "it is stored anew");
-}
-
 /// An object that cannot be read now is asked for again later.
 #[test]
 fn a_store_that_fails_once_is_asked_again() {
@@ -495,29 +383,4 @@ fn a_tier_is_one_caches() {
     own.settle();
     assert_eq!(own.cold.stats().restored_tokens, 384);
     assert_eq!(own.run(b"a", &setup.story, &setup.stored), 384);
-}
-
-/// A new object does not rest on one that the store's expiry has deleted while the server ran, also if what rests on that is there.
-#[test]
-fn what_expired_is_stored_again() {
-    for left in [0, 1] {
-        let setup = Setup::new();
-        let directory = tempfile::tempdir().unwrap();
-        let cache = || Cache::new(&setup.device, directory.path(), b"weights");
-        let mut first = cache();
-        let (id, _) = first.compute(b"a", &setup.story, 300);
-        first.fed.manager.release(id).unwrap();
-        first.settle();
-        let folder = fs::read_dir(directory.path().join("v1")).unwrap();
-        let mut files: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
-        // The first object is the one of fewer tokens, which was written first.
-        files.sort_by_key(|file| fs::metadata(file).unwrap().modified().unwrap());
-        assert_eq!(files.len(), 2);
-        files.iter().take(2 - left).for_each(|file| fs::remove_file(file).unwrap());
-        assert_eq!(first.run(b"a", &setup.story, &setup.stored), 256);
-        first.settle();
-        let mut second = cache();
-        second.fetch(b"a");
-        assert_eq!(second.run(b"a", &setup.story, &setup.stored), 384, "{left} were left");
-    }
 }
