@@ -18,6 +18,10 @@ use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
 
+/// The capture domain of all CUDA devices of the process: a capture in mode `CU_STREAM_CAPTURE_MODE_GLOBAL` forbids frees, allocations and
+/// waits in all contexts, on all GPUs. A forbidden call fails, and ends the capture.
+pub(super) const CAPTURE_DOMAIN: u64 = 0;
+
 // SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`), or it is borrowed, and its owner has promised the same
 // (`CudaDevice::buffer_from_raw`); streams are ordered by the driver, and `cuStreamSynchronize` waits for copies too.
 unsafe impl Backend for Cuda {
@@ -31,10 +35,8 @@ unsafe impl Backend for Cuda {
         &self.shared.info
     }
 
-    /// One for the process: a capture in mode `CU_STREAM_CAPTURE_MODE_GLOBAL` forbids frees, allocations and waits in all contexts,
-    /// on all GPUs. A forbidden call fails, and ends the capture.
     fn capture_domain(&self) -> Option<u64> {
-        Some(0)
+        Some(CAPTURE_DOMAIN)
     }
 
     fn waits_for_launches(&self) -> bool {

@@ -12,6 +12,7 @@ use cust::sys::{
 };
 use simt::kernel::KernelInfo;
 
+use super::backend::CAPTURE_DOMAIN;
 use super::context::{Cuda, Shared, check, during};
 use super::handles::{CudaMemory, CudaStream};
 use super::launched::Launched;
@@ -96,7 +97,7 @@ impl Cuda {
     ///
     /// # Errors
     /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::SharedMemory`], [`DeviceError::Cuda`];
-    /// [`DeviceError::ForbiddenInCapture`] while another device captures on the same GPU; those of
+    /// [`DeviceError::ForbiddenInCapture`] while another device captures, on whichever GPU; those of
     /// [`Kernels::ptx`].
     pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
         let device = initialise(options)?;
@@ -135,7 +136,7 @@ impl Cuda {
         // A GPU that is too old is refused as such.
         let ptx = (kernels.ptx)(&info, driver)?;
         check_shared_memory(&info.name, kernels.infos, shared_memory(device)?)?;
-        let captures = domain(context as u64);
+        let captures = domain(CAPTURE_DOMAIN);
         let (module, functions) = captures.outside("loading kernels", || {
             let module = Module::from_ptx(ptx, &[]).map_err(during("loading the kernels"))?;
             let find = |kernel| find(&module, kernel);

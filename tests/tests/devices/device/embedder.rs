@@ -83,6 +83,11 @@ pub fn a_capture_is_of_all_contexts() {
     let broken = stream.capture(vec![buffer.memory()], || {
         let refused = other.allocate::<u8>("in the capture", 1).unwrap_err();
         assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+        // SAFETY: as above.
+        let opened =
+            unsafe { CudaDevice::from_context(context, CudaOptions::default(), &kernels()) };
+        let refused = opened.map(drop).unwrap_err();
+        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
         stream.fill(&buffer, 1)
     });
     let broken = broken.map(drop).unwrap_err();
