@@ -98,7 +98,7 @@ impl Cuda {
     /// # Errors
     /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::SharedMemory`], [`DeviceError::Cuda`];
     /// [`DeviceError::ForbiddenInCapture`] while another device captures, on whichever GPU; those of
-    /// [`Kernels::ptx`].
+    /// [`PtxOf`](crate::PtxOf).
     pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
         let device = initialise(options)?;
         let context = Context::new(device).map_err(during("creating the context"))?;
