@@ -45,8 +45,10 @@ fn all(seeds: u64, operations: u64) {
         }
     }
     // The load meets all that there is to meet.
-    let met = [total.reused, total.no_checkpoint, total.evicted, total.other_root, total.diverged];
+    let met = [total.reused, total.no_checkpoint, total.evicted, total.diverged];
     assert!(met.iter().all(|&tokens| tokens > 1000), "{total:?}");
+    // Of the prompts that another root has, the first block alone.
+    assert!(total.other_root > 300, "{total:?}");
     assert!(overflows > 10 && drains > 2 * overflows, "{overflows} of {drains} drains");
 }
 

@@ -53,7 +53,7 @@ const LATE: [(Mistake, &[u64]); 4] = [
     (Mistake::UnpackedTooEarly, &[5]),
     (Mistake::EndedTooEarly, &[1]),
 ];
-const EARLY: [(Mistake, &[u64]); 1] = [(Mistake::PackedTooEarly, &[1])];
+const EARLY: [(Mistake, &[u64]); 1] = [(Mistake::PackedTooEarly, &[6])];
 
 /// Runs with a mistake, which is made in this thread only. The thread must not be one of rayon's: one of those that waits
 /// for others may run another case meanwhile, which would end this one's mistake.

@@ -112,7 +112,7 @@ fn what_another_prompt_found_missing_is_not_there() {
     let errors = cold.take_errors();
     assert!(matches!(errors[..], [ColdError::Store(_), ColdError::NotThere]), "{errors:?}");
     let stats = cold.stats();
-    assert_eq!((stats.failed, stats.not_there, cold.fetching()), (1, 1, 0));
+    assert_eq!((stats.failed, stats.not_there, cold.fetching()), (0, 2, 0));
 }
 
 /// A slow store holds no more of host memory than what waits for it; the rest waits as places, and is stored in its turn.
