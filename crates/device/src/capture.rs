@@ -1,7 +1,6 @@
 //! The state of stream captures: calls that an active capture forbids, on any device, and frees that are deferred until
 //! it ends.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -44,11 +43,12 @@ struct Capture {
     nodes: u64,
     /// The first rule that was broken: the capture cannot end well, even if the caller went on.
     violation: Option<DeviceError>,
-    /// What was dropped meanwhile.
-    put_off: Vec<Box<dyn Any + Send>>,
-    /// What is to be done when the capture has ended.
-    deferred: Vec<Box<dyn FnOnce() + Send>>,
+    /// What is to be done when the capture has ended: frees, and waits.
+    deferred: Vec<Deferred>,
 }
+
+/// What a capture defers.
+type Deferred = Box<dyn FnOnce(&Captures) + Send>;
 
 impl Captures {
     /// Begins a capture of `stream`, after every call in flight that a capture forbids or records.
@@ -58,8 +58,8 @@ impl Captures {
         if current.is_some() {
             return Err(DeviceError::NestedCapture);
         }
-        let (put_off, deferred) = (Vec::new(), Vec::new());
-        *current = Some(Capture { stream, retained, nodes: 0, violation: None, put_off, deferred });
+        let deferred = Vec::new();
+        *current = Some(Capture { stream, retained, nodes: 0, violation: None, deferred });
         let number = self.begun.load(Ordering::Acquire) + 1;
         self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, number);
         // Who reads the new number sees that the capture is active.
@@ -68,15 +68,14 @@ impl Captures {
         Ok(())
     }
 
-    /// Ends the capture and frees what was put off: how much was queued, or the first rule broken in it.
+    /// Ends the capture and does what was deferred: how much was queued, or the first rule broken in it.
     pub fn end(&self) -> Result<u64, DeviceError> {
         self.active.store(false, Ordering::Release);
-        let Some(Capture { nodes, violation, put_off, deferred, .. }) = self.lock().take() else {
+        let Some(Capture { nodes, violation, deferred, .. }) = self.lock().take() else {
             return Ok(0);
         };
-        // One by one, since another capture may begin meanwhile.
-        put_off.into_iter().for_each(|raw| self.free(raw));
-        deferred.into_iter().for_each(|wait| wait());
+        // Another capture may begin meanwhile, which then defers what is left.
+        deferred.into_iter().for_each(|deferred| deferred(self));
         violation.map_or(Ok(nodes), Err)
     }
 
@@ -151,16 +150,7 @@ impl Captures {
         forbidden()
     }
 
-    /// As [`Self::outside`], but while anything is being captured leaves it out.
-    pub fn unless_capturing(
-        &self,
-        forbidden: impl FnOnce() -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        let _gate = self.enter();
-        if self.active.load(Ordering::Acquire) { Ok(()) } else { forbidden() }
-    }
-
-    /// Does what a capture forbids; `None`, and no rule is broken, while anything is being captured. As [`Self::outside`] otherwise.
+    /// As [`Self::outside`], but while anything is being captured leaves it out, and breaks no rule: `None` then.
     pub fn try_outside<R>(&self, forbidden: impl FnOnce() -> R) -> Option<R> {
         let _gate = self.enter();
         (!self.active.load(Ordering::Acquire)).then(forbidden)
@@ -172,7 +162,7 @@ impl Captures {
     /// `value`, if none is active.
     pub fn defer<T: Send + 'static>(&self, value: T, then: fn(T)) -> Result<(), T> {
         match self.lock().as_mut() {
-            Some(capture) => capture.deferred.push(Box::new(move || then(value))),
+            Some(capture) => capture.deferred.push(Box::new(move |_| then(value))),
             None => return Err(value),
         }
         Ok(())
@@ -184,7 +174,7 @@ impl Captures {
         if self.active.load(Ordering::Acquire)
             && let Some(capture) = self.lock().as_mut()
         {
-            capture.put_off.push(Box::new(raw));
+            capture.deferred.push(Box::new(move |captures| captures.free(raw)));
             return;
         }
         drop(raw);

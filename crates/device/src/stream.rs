@@ -101,7 +101,7 @@ impl<B: Backend> Stream<B> {
             unsafe { self.backend().launch(self.raw(), variant, operation) }
         })?;
         if self.backend().waits_for_launches() {
-            captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;
+            captures.try_outside(|| self.backend().synchronize(self.raw())).transpose()?;
         }
         Ok(())
     }

@@ -98,12 +98,11 @@ impl<B: Backend> Cold<B> {
 
     /// As [`Self::advance`], once the store has done something, or after 50 ms. `false`, at once, if no prompt is on its way.
     pub fn wait(&mut self, engine: &mut Engine<B>) -> bool {
-        let Some(open) = self.0.as_mut().filter(|open| open.tier.fetching() > 0) else {
-            return false;
-        };
-        open.tier.wait(engine.cache_mut(), GLANCE);
-        open.report();
-        true
+        let is_fetching = self.0.as_ref().is_some_and(|open| open.tier.fetching() > 0);
+        if is_fetching {
+            self.wait_for_store(engine);
+        }
+        is_fetching
     }
 
     /// Whether the store has something to do.

@@ -131,6 +131,15 @@ struct State {
 }
 
 impl State {
+    /// Whether there is nothing to do yet.
+    fn is_idle(&mut self) -> bool {
+        self.waiting.is_empty() && self.phase == Phase::Open
+    }
+
+    fn has_work(&self) -> bool {
+        !self.waiting.is_empty() && self.phase != Phase::Aborted
+    }
+
     /// How many wait whose client is there.
     fn here(&self) -> usize {
         self.waiting.iter().filter(|request| !request.has_left()).count()
@@ -287,18 +296,15 @@ impl Queue {
 
     /// Waits until there is something to do: `false` once the queue is closed and empty.
     pub(crate) fn wait(&self) -> bool {
-        let state = self.lock();
-        let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
-        let state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-        !state.waiting.is_empty() && state.phase != Phase::Aborted
+        let state = self.changed.wait_while(self.lock(), State::is_idle);
+        state.unwrap_or_else(PoisonError::into_inner).has_work()
     }
 
     /// The same, but no longer than `most`: `None` then.
     pub(crate) fn wait_for(&self, most: Duration) -> Option<bool> {
-        let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
-        let waited = self.changed.wait_timeout_while(self.lock(), most, idle);
+        let waited = self.changed.wait_timeout_while(self.lock(), most, State::is_idle);
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!timeout.timed_out()).then(|| !state.waiting.is_empty() && state.phase != Phase::Aborted)
+        (!timeout.timed_out()).then(|| state.has_work())
     }
 
     /// Every request has been told its end.

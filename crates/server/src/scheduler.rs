@@ -77,8 +77,13 @@ pub struct Scheduler<B: Backend> {
 struct Running {
     id: RequestId,
     request: Request,
-    /// Whether it was admitted with its prompt.
-    shares: bool,
+}
+
+impl Running {
+    /// Whether it was admitted with its prompt, as far as the device let it.
+    fn shares(&self) -> bool {
+        self.request.preemptions < MOST_SHARED
+    }
 }
 
 /// A request's part of a step.
@@ -230,7 +235,7 @@ impl<B: Backend> Scheduler<B> {
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
                     self.preempt_newest()?;
                 }
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running[0].shares => {
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running[0].shares() => {
                     self.readmit_alone()?;
                 }
                 Err(error) => {
@@ -315,18 +320,18 @@ impl<B: Backend> Scheduler<B> {
             self.metrics.queue_time.record(request.submitted.elapsed());
         }
         if !request.sequence.may_reuse() || request.preemptions >= MOST_SHARED {
-            return Ok(Running { id: self.engine.admit()?, request, shares: false });
+            return Ok(Running { id: self.engine.admit()?, request });
         }
         let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
             Ok(admission) => admission,
             // It can be computed, if the device does that.
             Err(ModelError::Cache(KvError::Device(_))) => {
-                return Ok(Running { id: self.engine.admit()?, request, shares: false });
+                return Ok(Running { id: self.engine.admit()?, request });
             }
             Err(error) => return Err(error),
         };
         request.sequence.reuse(admission.reused as usize);
-        Ok(Running { id: admission.id, request, shares: true })
+        Ok(Running { id: admission.id, request })
     }
 
     /// The oldest that waits, if blocks are free for the tokens that it has, and the store has brought what it has of them, or
@@ -350,7 +355,7 @@ impl<B: Backend> Scheduler<B> {
     fn unpromised_blocks(&self) -> Result<u32, KvError> {
         let ledger = self.engine.cache().ledger();
         let mut free = ledger.free_blocks() + ledger.evictable_blocks();
-        for Running { id, request, .. } in &self.running {
+        for Running { id, request } in &self.running {
             let needed = ledger.blocks_of(request.sequence.tokens().len() as u32);
             let held = ledger.block_table(*id)?.len() as u32;
             free = free.saturating_sub(needed.saturating_sub(held));
@@ -402,7 +407,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Takes the newest request out of the cache; it is computed again, before all that wait.
     fn preempt_newest(&mut self) -> Result<(), ModelError> {
-        if let Some(Running { id, mut request, .. }) = self.running.pop() {
+        if let Some(Running { id, mut request }) = self.running.pop() {
             self.engine.release(id)?;
             request.sequence.restart();
             request.preemptions += 1;
@@ -431,7 +436,7 @@ impl<B: Backend> Scheduler<B> {
         let mut failed: Vec<_> = parts.iter().map(|part| part.index).collect();
         failed.sort_unstable();
         for index in failed.into_iter().rev() {
-            let Running { id, request, .. } = self.running.remove(index);
+            let Running { id, request } = self.running.remove(index);
             let _ = request.events.send(Event::Failed(failure.clone()));
             self.engine.release(id)?;
         }
@@ -442,7 +447,7 @@ impl<B: Backend> Scheduler<B> {
     fn release_finished(&mut self) -> Result<(), ModelError> {
         let Self { engine, running, .. } = self;
         let is_done = |running: &mut Running| running.request.sequence.finish().is_some();
-        for Running { id, request, .. } in running.extract_if(.., is_done) {
+        for Running { id, request } in running.extract_if(.., is_done) {
             engine.release(id)?;
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
@@ -453,7 +458,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Ends everything. What the device says of it changes nothing any more.
     fn end_all(&mut self, failure: &Failure) {
-        for Running { id, request, .. } in self.running.drain(..) {
+        for Running { id, request } in self.running.drain(..) {
             let _ = request.events.send(Event::Failed(failure.clone()));
             let _ = self.engine.release(id);
         }

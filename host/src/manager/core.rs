@@ -47,22 +47,26 @@ impl<B: Backend> Core<B> {
         self.ledger.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`KvCacheManager::check_faults`]; of the steps of one group.
-    pub fn check_faults(&self, stream: &Stream<B>, group: LayerGroup) -> Result<(), KvError> {
-        let faults = &self.memory.faults[group.index()].all;
-        let mut counts = [0; KERNELS.len()];
-        stream.download(&faults.view(), 0, &mut counts)?;
-        let refusals: Vec<_> = KERNELS
-            .iter()
-            .zip(counts)
-            .filter(|&(_, count)| count > 0)
-            .map(|(kernel, count)| Refusal { kernel: kernel.name, count })
-            .collect();
+    /// See [`KvCacheManager::check_faults`]; of the steps of these groups.
+    pub fn check_faults(&self, stream: &Stream<B>, groups: &[LayerGroup]) -> Result<(), KvError> {
+        let words = || groups.iter().map(|group| &self.memory.faults[group.index()].all);
+        let mut totals = [0_u32; KERNELS.len()];
+        for faults in words() {
+            let mut counts = [0; KERNELS.len()];
+            stream.download(&faults.view(), 0, &mut counts)?;
+            let both = totals.iter_mut().zip(counts);
+            both.for_each(|(total, count)| *total = total.saturating_add(count));
+        }
+        let all = KERNELS.iter().zip(totals).filter(|&(_, count)| count > 0);
+        let refusals: Vec<_> =
+            all.map(|(kernel, count)| Refusal { kernel: kernel.name, count }).collect();
         if refusals.is_empty() {
             return Ok(());
         }
-        // If the counts cannot be cleared, the next check reports them again.
-        let _ = stream.upload(&[0; KERNELS.len()], faults, 0);
+        for faults in words() {
+            // If the counts cannot be cleared, the next check reports them again.
+            let _ = stream.upload(&[0; KERNELS.len()], faults, 0);
+        }
         Err(KvError::KernelRefused { refusals })
     }
 

@@ -227,10 +227,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::KernelRefused`] with every kernel that refused rows; [`KvError::Device`].
     pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        let check = |group| self.core.check_faults(stream, group);
-        // Of both, also if the first has refusals: what is not told now would be told of a later step.
-        let [trunk, draft] = LayerGroup::ALL.map(check);
-        trunk.and(draft)
+        self.core.check_faults(stream, &LayerGroup::ALL)
     }
 
     /// Waits for `stream` and reports gathered rows, and scored keys, that nobody had written, since

@@ -177,7 +177,7 @@ impl<'a, B: Backend> Layers<'a, B> {
     /// # Errors
     /// As [`crate::KvCacheManager::check_faults`].
     pub fn check_faults(&self) -> Result<(), KvError> {
-        self.core.check_faults(&self.stream, self.group)
+        self.core.check_faults(&self.stream, &[self.group])
     }
 
     /// Waits for the step's stream and reports reads of rows that nobody had written.

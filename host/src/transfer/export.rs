@@ -131,7 +131,7 @@ impl<B: Backend> Export<'_, B> {
         for (image, block) in blocks.enumerate() {
             let (bytes, tokens) = (bytes as usize, port.layout.block(block, at.trunk).entries);
             let image = into.part(image * bytes..(image + 1) * bytes);
-            copied = copied.and_then(|()| port.clear_holes(stream, tokens, image));
+            copied = copied.and_then(|()| port.fill_holes(stream, (tokens, 0), image));
         }
         into.settle(stream, copied.and_then(|()| Ok(running.end()?)))
     }

@@ -1,7 +1,7 @@
 //! Requests from memory of the host, or of the device: all of one, or nothing.
 
 use super::error::MoveError;
-use super::memory::{Parts, check_length, fill, part};
+use super::memory::{Parts, PartsMut, check_length, part};
 use super::parts::Positions;
 use super::port::Port;
 use super::room::{Loaded, Reserved, Room};
@@ -167,7 +167,7 @@ impl<B: Backend> KvCacheManager<B> {
         if !last.is_empty() {
             let mut last = last.to_vec();
             let tokens = port.layout.block(full as u32, room.at.trunk).entries;
-            port.rows.clear_behind(tokens, &mut last, unwritten);
+            port.fill_holes(stream, (tokens, unwritten), PartsMut::Host(&mut last))?;
             port.store(core, stream, (PoolUnit::Block, &units[full..]), Parts::Host(&last))?;
         }
         let mut slot = vec![unwritten; port.slot_bytes()];
@@ -195,7 +195,7 @@ impl<B: Backend> KvCacheManager<B> {
             let last = port.staging(bytes);
             stream.copy(&part(payload, bytes * full..bytes * (full + 1)).view(), &last)?;
             let tokens = port.layout.block(full as u32, room.at.trunk).entries;
-            fill(stream, &last, (0, port.rows.holes(tokens, bytes)), unwritten)?;
+            port.fill_holes(stream, (tokens, unwritten), PartsMut::Device(last.clone()))?;
             port.store(core, stream, (PoolUnit::Block, &units[full..]), Parts::Device(last))?;
         }
         let (slot, mut at) = (port.staging(port.slot_bytes()), bytes * units.len());

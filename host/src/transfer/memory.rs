@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::MoveError;
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use crate::device::{Backend, Buffer, Stream};
 
 /// Memory that parts are copied to: the host's, or the device's of the cache.
 pub enum PartsMut<'p, B: Backend> {
@@ -88,16 +88,4 @@ pub(super) fn check_length(needed: u64, found: u64) -> Result<(), MoveError> {
 /// Some bytes of memory of the device, which has them.
 pub(super) fn part<B: Backend>(of: &Buffer<B, u8>, bytes: Range<usize>) -> Buffer<B, u8> {
     of.slice(bytes.start as u64, bytes.len() as u64).expect("lengths were checked")
-}
-
-/// Queues filling ranges of the bytes of memory of the device, which are counted from `start` on.
-pub(super) fn fill<B: Backend>(
-    stream: &Stream<B>,
-    to: &Buffer<B, u8>,
-    (start, ranges): (usize, Vec<Range<usize>>),
-    byte: u8,
-) -> Result<(), DeviceError> {
-    ranges
-        .into_iter()
-        .try_for_each(|range| stream.fill(&part(to, start + range.start..start + range.end), byte))
 }

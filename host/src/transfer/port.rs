@@ -1,7 +1,7 @@
 //! Memory of the device through which parts of requests leave and come.
 
 use super::error::MoveError;
-use super::memory::{Parts, PartsMut, fill, part};
+use super::memory::{Parts, PartsMut, part};
 use super::parts::PartLayout;
 use super::rows::Rows;
 use crate::config::CacheConfig;
@@ -113,18 +113,18 @@ impl<B: Backend> Port<B> {
         Ok(())
     }
 
-    /// Clears what the image of a block has besides the rows that the first `tokens` of its tokens closed.
-    pub(super) fn clear_holes(
+    /// Fills with a byte what the image of a block has besides the rows that the first `tokens` of its tokens closed.
+    pub(super) fn fill_holes(
         &self,
         stream: &Stream<B>,
-        tokens: u32,
+        (tokens, byte): (u32, u8),
         image: PartsMut<'_, B>,
     ) -> Result<(), MoveError> {
+        let mut holes = self.rows.holes(tokens, image.bytes() as usize).into_iter();
         match image {
-            PartsMut::Host(image) => self.rows.clear_behind(tokens, image, 0),
+            PartsMut::Host(image) => holes.for_each(|hole| image[hole].fill(byte)),
             PartsMut::Device(image) => {
-                let holes = self.rows.holes(tokens, image.len() as usize);
-                fill(stream, &image, (0, holes), 0)?;
+                holes.try_for_each(|hole| stream.fill(&part(&image, hole), byte))?;
             }
         }
         Ok(())

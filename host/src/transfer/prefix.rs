@@ -201,10 +201,10 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         let mut copied =
             port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes));
         // What lies between the pools' rows is of whatever was moved before.
-        for image in 0..blocks.len() {
-            let block = bytes / blocks.len();
-            let image = into.part(image * block..(image + 1) * block);
-            copied = copied.and_then(|()| port.clear_holes(stream, BLOCK_TOKENS, image));
+        let image = port.layout.block_bytes() as usize;
+        for start in (0..bytes).step_by(image.max(1)) {
+            let image = into.part(start..start + image);
+            copied = copied.and_then(|()| port.fill_holes(stream, (BLOCK_TOKENS, 0), image));
         }
         let end = into.bytes() as usize;
         let checkpoint = cache.core().memory.state.checkpoint(*checkpoint);

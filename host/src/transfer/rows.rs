@@ -97,11 +97,4 @@ impl Rows {
         holes.retain(|hole| !hole.is_empty());
         holes
     }
-
-    /// Fills those of a block's image with a byte.
-    pub fn clear_behind(&self, tokens: u32, block: &mut [u8], byte: u8) {
-        for hole in self.holes(tokens, block.len()) {
-            block[hole].fill(byte);
-        }
-    }
 }

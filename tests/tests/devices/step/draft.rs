@@ -115,4 +115,23 @@ pub fn a_step_is_told_its_own_faults<B: Backend>(device: &Device<B>) {
     ahead.commit(&[Accepted::count(id, 1)]).unwrap();
     drop(verify);
     fed.manager.check_faults(&fed.stream).unwrap();
+
+    // The cache is told of both groups at once.
+    let draft_meta = fed.manager.writable_step_meta(LayerGroup::Draft).unwrap();
+    fed.manager.release(id).unwrap();
+    let other = fed.manager.admit().unwrap();
+    let Fed { manager, stream, inputs } = &mut fed;
+    let parts = [Part::new(other, &story, 0..1)];
+    inputs.load(stream, &parts, 1);
+    for (group, meta) in LayerGroup::ALL.into_iter().zip([&step_meta, &draft_meta]) {
+        let mut groups = manager.group(group).unwrap();
+        let mut step = groups.begin_step(stream, Launches::Eager, &[parts[0].request()]).unwrap();
+        stream.upload(&[i32::MAX], meta, ring_row).unwrap();
+        inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
+        step.commit(&[Accepted::count(other, 1)]).unwrap();
+    }
+    let error = manager.check_faults(stream).unwrap_err();
+    let KvError::KernelRefused { refusals } = error else { panic!("{error}") };
+    assert_eq!(refusals.iter().map(|refusal| refusal.count).sum::<u32>(), 2, "{refusals:?}");
+    manager.check_faults(stream).unwrap();
 }

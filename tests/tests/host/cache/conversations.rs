@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 
 const TRUNK: LayerGroup = LayerGroup::Trunk;
 
-fn config(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) -> CacheConfig {
+pub(super) fn config(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) -> CacheConfig {
     CacheConfig {
         max_requests: 8,
         num_blocks,
@@ -22,28 +22,33 @@ fn config(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) -> CacheCon
 
 /// A ledger whose requests run as in a cache: a prompt in one chunk, then a token a step, each of which a checkpoint is
 /// saved behind if it is due.
-struct Run {
-    ledger: Ledger,
+pub(super) struct Run {
+    pub ledger: Ledger,
     array: Vec<i32>,
 }
 
 impl Run {
-    fn new(config: &CacheConfig) -> Self {
+    pub fn new(config: &CacheConfig) -> Self {
         let ledger = Ledger::new(config).unwrap();
         Self { array: vec![0; ledger.largest_layout().elements()], ledger }
     }
 
     /// Runs tokens of a request; in a chunk of more than a token, so that the step saves what it passes.
-    fn step(&mut self, id: RequestId, tokens: &[u32]) {
+    pub fn step(&mut self, id: RequestId, tokens: &[u32]) {
+        self.step_told(id, tokens.len() as u32, tokens);
+    }
+
+    /// The same with the tokens that are told when it is committed.
+    pub fn step_told(&mut self, id: RequestId, count: u32, tokens: &[u32]) {
         let start = self.ledger.committed(id).unwrap();
-        let step = [StepRequest { id, start, tokens: tokens.len() as u32 }];
+        let step = [StepRequest { id, start, tokens: count }];
         self.ledger.begin_step(TRUNK, &step, &mut self.array).unwrap();
-        let accepted = [Accepted { id, accepted: tokens.len() as u32, tokens }];
+        let accepted = [Accepted { id, accepted: count, tokens }];
         self.ledger.commit_step(TRUNK, &accepted).unwrap();
     }
 
     /// A turn: everything that was said, and so many tokens of an answer; what it reused.
-    fn turn(&mut self, said: &mut Vec<u32>, answer: &[u32]) -> u32 {
+    pub fn turn(&mut self, said: &mut Vec<u32>, answer: &[u32]) -> u32 {
         let prompt = Prompt { tokens: said, salt: b"", adapter: b"" };
         let admission = self.ledger.admit_with(&prompt).unwrap();
         self.step(admission.id, &said[admission.reused as usize..]);
