@@ -162,9 +162,9 @@ fn child_of(process: u32) -> Option<u32> {
 
 /// The decode process of a replay, once it has run for a while.
 fn decode_process(replay: u32) -> u32 {
-    let patience = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let child = loop {
-        assert!(Instant::now() < patience, "a decode process starts");
+        assert!(Instant::now() < deadline, "a decode process starts");
         if let Some(child) = child_of(replay) {
             break child;
         }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 
 /// A command that takes longer hangs; a refusal takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The smallest replay, without a device.
 const SMALL: &str = "replay --execute bookkeeping --requests 4";
@@ -22,7 +22,7 @@ const SMALL: &str = "replay --execute bookkeeping --requests 4";
 /// `dsv4-kv` with the given options, separated by blanks.
 fn kv(options: &str) -> Command {
     let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
-    command.args(options.split_whitespace()).timeout(PATIENCE);
+    command.args(options.split_whitespace()).timeout(TIMEOUT);
     command
 }
 

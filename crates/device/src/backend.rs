@@ -62,8 +62,8 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// What this device is.
     fn info(&self) -> &DeviceInfo;
 
-    /// The capture domain: devices of one domain share captures, and what a capture forbids. All CUDA devices of a process have
-    /// the same. `None` for a device that shares with no other.
+    /// The capture domain: devices of one domain share captures, and what a capture forbids in every thread. It is the context
+    /// of a CUDA device. `None` for a device that shares with no other.
     fn capture_domain(&self) -> Option<u64> {
         None
     }

@@ -1,6 +1,9 @@
-//! The state of stream captures: calls that an active capture forbids, on any device, and frees that are deferred until
-//! it ends.
+//! The state of stream captures: calls that an active capture forbids, and frees that are deferred until it ends.
+//!
+//! A capture forbids its device to allocate, to free and to wait, in every thread, and its thread to do so on any device. Other
+//! threads may use other devices: a capture is begun in mode `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -10,6 +13,8 @@ use loom::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
+#[cfg(loom)]
+use loom::thread_local;
 #[cfg(not(loom))]
 use std::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
@@ -18,6 +23,11 @@ use std::sync::{
 
 use crate::error::DeviceError;
 use crate::span::Span;
+
+thread_local! {
+    /// The domain in which this thread captures a stream.
+    static CAPTURING: RefCell<Option<Arc<Captures>>> = const { RefCell::new(None) };
+}
 
 /// The one capture that devices of a domain can have at a time.
 #[derive(Default)]
@@ -48,11 +58,14 @@ struct Capture {
 }
 
 /// What a capture defers.
-type Deferred = Box<dyn FnOnce(&Captures) + Send>;
+type Deferred = Box<dyn FnOnce() + Send>;
 
 impl Captures {
-    /// Begins a capture of `stream`, after every call in flight that a capture forbids or records.
-    pub fn begin(&self, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
+    /// Begins a capture of `stream` in this thread, after every call in flight that a capture forbids or records.
+    pub fn begin(self: &Arc<Self>, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
+        if self.elsewhere().is_some() {
+            return Err(DeviceError::NestedCapture);
+        }
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         let mut current = self.lock();
         if current.is_some() {
@@ -65,17 +78,19 @@ impl Captures {
         // Who reads the new number sees that the capture is active.
         self.active.store(true, Ordering::Release);
         self.begun.store(number, Ordering::Release);
+        CAPTURING.with(|capturing| capturing.replace(Some(Arc::clone(self))));
         Ok(())
     }
 
-    /// Ends the capture and does what was deferred: how much was queued, or the first rule broken in it.
+    /// Ends the capture, in the thread that began it, and does what was deferred: how much was queued, or the first rule broken in it.
     pub fn end(&self) -> Result<u64, DeviceError> {
+        CAPTURING.with(RefCell::take);
         self.active.store(false, Ordering::Release);
         let Some(Capture { nodes, violation, deferred, .. }) = self.lock().take() else {
             return Ok(0);
         };
         // Another capture may begin meanwhile, which then defers what is left.
-        deferred.into_iter().for_each(|deferred| deferred(self));
+        deferred.into_iter().for_each(|deferred| deferred());
         violation.map_or(Ok(nodes), Err)
     }
 
@@ -133,16 +148,18 @@ impl Captures {
             && self.lock().as_ref().is_some_and(|capture| capture.stream == stream)
     }
 
-    /// Does what a capture forbids, or refuses it while anything is being captured. No capture begins until
-    /// it is done. It must not call anything here, nor drop an `Owned`.
+    /// Does what a capture forbids, or refuses it while anything is being captured here, or by this thread elsewhere. No capture
+    /// begins here until it is done. It must not call anything here, nor drop an `Owned`.
     pub fn outside<R>(
         &self,
         operation: &'static str,
         forbidden: impl FnOnce() -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
+        let elsewhere = self.elsewhere();
         let _gate = self.enter();
-        if self.active.load(Ordering::Acquire)
-            && let Some(capture) = self.lock().as_mut()
+        let captures = elsewhere.as_deref().unwrap_or(self);
+        if captures.active.load(Ordering::Acquire)
+            && let Some(capture) = captures.lock().as_mut()
         {
             capture.note(DeviceError::ForbiddenInCapture { operation });
             return Err(DeviceError::ForbiddenInCapture { operation });
@@ -152,32 +169,45 @@ impl Captures {
 
     /// As [`Self::outside`], but while anything is being captured leaves it out, and breaks no rule: `None` then.
     pub fn try_outside<R>(&self, forbidden: impl FnOnce() -> R) -> Option<R> {
+        let elsewhere = self.elsewhere();
         let _gate = self.enter();
-        (!self.active.load(Ordering::Acquire)).then(forbidden)
+        let captures = elsewhere.as_deref().unwrap_or(self);
+        (!captures.active.load(Ordering::Acquire)).then(forbidden)
     }
 
-    /// Calls `then` with `value` when the capture ends that is active.
+    /// Calls `then` with `value` when the capture ends that is active here, or by this thread elsewhere.
     ///
     /// # Errors
     /// `value`, if none is active.
     pub fn defer<T: Send + 'static>(&self, value: T, then: fn(T)) -> Result<(), T> {
-        match self.lock().as_mut() {
-            Some(capture) => capture.deferred.push(Box::new(move |_| then(value))),
+        let elsewhere = self.elsewhere();
+        match elsewhere.as_deref().unwrap_or(self).lock().as_mut() {
+            Some(capture) => capture.deferred.push(Box::new(move || then(value))),
             None => return Err(value),
         }
         Ok(())
     }
 
-    /// Drops `raw`: now, or when the capture ends that is active.
-    pub fn free<T: Send + 'static>(&self, raw: T) {
+    /// Drops `raw`: now, or when the capture ends that is active here, or by this thread elsewhere.
+    pub fn free<T: Send + 'static>(self: &Arc<Self>, raw: T) {
+        let elsewhere = self.elsewhere();
         let _gate = self.enter();
-        if self.active.load(Ordering::Acquire)
-            && let Some(capture) = self.lock().as_mut()
+        let captures = elsewhere.as_deref().unwrap_or(self);
+        if captures.active.load(Ordering::Acquire)
+            && let Some(capture) = captures.lock().as_mut()
         {
-            capture.deferred.push(Box::new(move |captures| captures.free(raw)));
+            let here = Arc::clone(self);
+            capture.deferred.push(Box::new(move || here.free(raw)));
             return;
         }
         drop(raw);
+    }
+
+    /// The other domain in which this thread captures a stream, if it does.
+    fn elsewhere(&self) -> Option<Arc<Self>> {
+        // While a thread ends its locals are gone, and it captures nothing.
+        let capturing = CAPTURING.try_with(|capturing| capturing.borrow().clone()).ok().flatten();
+        capturing.filter(|captures| !std::ptr::eq(Arc::as_ptr(captures), self))
     }
 
     /// Checks what is queued into `stream`: while it is captured, every range must be retained.
@@ -221,6 +251,12 @@ impl Capture {
     fn note(&mut self, violation: DeviceError) {
         self.violation.get_or_insert(violation);
     }
+}
+
+/// Refuses what a capture forbids its thread, if this thread captures a stream, of whichever device.
+pub(crate) fn check_thread(operation: &'static str) -> Result<(), DeviceError> {
+    let capturing = CAPTURING.with(|capturing| capturing.borrow().clone());
+    capturing.map_or(Ok(()), |captures| captures.outside(operation, || Ok(())))
 }
 
 /// The captures that all devices of one domain share.

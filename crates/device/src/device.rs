@@ -66,7 +66,7 @@ impl<B: Backend> Device<B> {
         self.backend().free_memory()
     }
 
-    pub(crate) fn captures(&self) -> &Captures {
+    pub(crate) fn captures(&self) -> &Arc<Captures> {
         &self.shared.captures
     }
 

@@ -194,7 +194,7 @@ mod tests {
     /// A publisher whose thread has ended, as it does when it panics, says so, and leaves what happened in the log.
     #[test]
     fn a_thread_that_has_ended_is_noticed() {
-        const PATIENCE: Duration = Duration::from_secs(20);
+        const TIMEOUT: Duration = Duration::from_secs(20);
         let (lease_bytes, remembered) = (0, 0);
         let limits =
             Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes, remembered, room: 1 };
@@ -211,7 +211,7 @@ mod tests {
         publisher.exchange.close();
         let begun = Instant::now();
         while publisher.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            assert!(begun.elapsed() < PATIENCE, "the thread goes on");
+            assert!(begun.elapsed() < TIMEOUT, "the thread goes on");
             std::thread::yield_now();
         }
         let refused = publisher.publish(&mut tree);

@@ -17,11 +17,11 @@ use crate::sent::counted;
 /// The number that ends a replay.
 const END: [u8; 8] = [0xff; 8];
 /// How long one message of a replay may wait for who asked for it.
-const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long whoever drops the publisher waits for subscribers at most.
-const CLOSING: Duration = Duration::from_secs(5);
-/// Between attempts to listen again, and looks at what waits.
-const PAUSE: Duration = Duration::from_millis(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between attempts to listen again, and between checks of what waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Where it listens, told to whoever started it.
 pub(crate) type Bound = Result<[String; 2], PublishError>;
@@ -59,7 +59,7 @@ impl Worker {
                 Ok(runtime) => runtime,
                 Err(_) if is_bound && !self.exchange.is_closed() => {
                     self.exchange.counters.failed_listens.fetch_add(1, Relaxed);
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(POLL_INTERVAL);
                     continue;
                 }
                 Err(error) => return drop(bound.send(Err(error.into()))),
@@ -107,7 +107,7 @@ impl Worker {
                 Err(error) if !again || self.exchange.is_closed() => return Err(error),
                 Err(_) => {
                     self.exchange.counters.failed_listens.fetch_add(1, Relaxed);
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
             }
         }
@@ -139,7 +139,7 @@ impl Worker {
         }
         // What is queued in the sockets still goes, if anybody reads it.
         self.waits_for_less(0).await;
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         Closed::Ended
     }
 
@@ -207,14 +207,14 @@ impl Worker {
     async fn waits_for_less(&self, most: usize) -> bool {
         let since = Instant::now();
         while self.unsent() > most {
-            let patience = match self.exchange.is_closed() {
-                true => self.options.stall.min(CLOSING),
+            let timeout = match self.exchange.is_closed() {
+                true => self.options.stall.min(CLOSE_TIMEOUT),
                 false => self.options.stall,
             };
-            if since.elapsed() > patience {
+            if since.elapsed() > timeout {
                 return false;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         true
     }
@@ -239,7 +239,7 @@ impl Answers {
         loop {
             match router.recv().await {
                 Ok(request) => self.answer(&mut router, &request.into_vec()).await,
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
             }
         }
     }
@@ -259,7 +259,7 @@ impl Answers {
         for [topic, number, message] in messages.into_iter().map(told).chain([end]) {
             let answer = frames([client.clone(), Bytes::new(), topic, number, message]);
             // Who went away, or does not read, gets no more.
-            match tokio::time::timeout(REPLAY_PATIENCE, router.send(answer)).await {
+            match tokio::time::timeout(REPLAY_TIMEOUT, router.send(answer)).await {
                 Ok(Ok(())) => tokio::task::yield_now().await,
                 _ => return,
             }

@@ -18,7 +18,7 @@ pub struct ColdCache {
     /// Its options: of a cloud store keys, regions, endpoints.
     pub options: ColdOptions,
     /// How long a completion waits for the store at most; then its prompt is computed.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Identifies the model's weights, and everything else that changes the cached bytes.
     pub identity: Vec<u8>,
     /// Called for errors of the store: for the first of each kind, then at most once a minute, with the number of errors
@@ -26,25 +26,25 @@ pub struct ColdCache {
     pub report: fn(&ColdError, u64),
 }
 
-/// How long the scheduler waits for the store at a time, until it looks at what else has happened.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How long the scheduler waits for the store at a time, before it handles what else has happened.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The least time between two errors of a kind that are told.
-const PAUSE: Duration = Duration::from_secs(60);
+/// The least time between two reports of errors of one kind.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Which errors are told.
+/// Of each kind of error when one was reported last, and how many came since.
 #[derive(Debug, Default)]
-struct Told([Option<(Instant, u64)>; ColdErrorKind::COUNT]);
+struct ErrorReports([Option<(Instant, u64)>; ColdErrorKind::COUNT]);
 
-impl Told {
-    /// Whether an error of a kind is told now; if so, how many others came since the last one that was.
+impl ErrorReports {
+    /// Whether an error of a kind is to be reported now: how many others came since the last report.
     fn admit(&mut self, kind: ColdErrorKind, now: Instant) -> Option<u64> {
         if kind == ColdErrorKind::NotThere {
             return None;
         }
         let last = &mut self.0[kind.index()];
         match last {
-            Some((at, others)) if now.duration_since(*at) < PAUSE => {
+            Some((at, others)) if now.duration_since(*at) < REPORT_INTERVAL => {
                 *others += 1;
                 None
             }
@@ -56,16 +56,16 @@ impl Told {
 /// A cold tier that is open.
 struct Open<B: Backend> {
     tier: ColdTier<B>,
-    patience: Duration,
-    told: Told,
+    timeout: Duration,
+    reports: ErrorReports,
     report: fn(&ColdError, u64),
 }
 
 impl<B: Backend> Open<B> {
-    /// Tells what has gone wrong.
+    /// Reports what has gone wrong.
     fn report(&mut self) {
         for error in self.tier.take_errors() {
-            if let Some(others) = self.told.admit(error.kind(), Instant::now()) {
+            if let Some(others) = self.reports.admit(error.kind(), Instant::now()) {
                 (self.report)(&error, others);
             }
         }
@@ -83,9 +83,9 @@ impl<B: Backend> Cold<B> {
 
     /// That of an engine.
     pub fn open(engine: &mut Engine<B>, cache: &ColdCache) -> Result<Self, ColdError> {
-        let &ColdCache { ref url, ref options, patience, ref identity, report } = cache;
+        let &ColdCache { ref url, ref options, timeout, ref identity, report } = cache;
         let tier = ColdTier::open(engine.cache_mut(), url, identity, options)?;
-        Ok(Self(Some(Open { tier, patience, told: Told::default(), report })))
+        Ok(Self(Some(Open { tier, timeout, reports: ErrorReports::default(), report })))
     }
 
     /// Between steps: takes what the store has brought, and hands it what is to be stored. Waits for nothing.
@@ -113,7 +113,7 @@ impl<B: Backend> Cold<B> {
     /// As [`Self::advance`], once the store has done something, or after 50 ms.
     pub fn wait_for_store(&mut self, engine: &mut Engine<B>) {
         if let Some(open) = &mut self.0 {
-            open.tier.wait(engine.cache_mut(), GLANCE);
+            open.tier.wait(engine.cache_mut(), POLL_INTERVAL);
             open.report();
         }
     }
@@ -150,7 +150,7 @@ impl<B: Backend> Cold<B> {
             Fetch::Done => true,
             Fetch::New => false,
             Fetch::Asked { id, since } => {
-                !open.tier.is_fetching(id) || since.elapsed() >= open.patience
+                !open.tier.is_fetching(id) || since.elapsed() >= open.timeout
             }
         }
     }
@@ -166,16 +166,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_a_kind_is_told_and_then_one_in_a_minute() {
+    fn the_first_of_a_kind_is_reported_and_then_one_in_a_minute() {
         use ColdErrorKind::{Damaged, Failed, NotThere};
-        let (mut told, start) = (Told::default(), Instant::now());
+        let (mut reports, start) = (ErrorReports::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(told.admit(NotThere, at(0)), None);
-        assert_eq!(told.admit(Failed, at(0)), Some(0));
-        assert_eq!([1, 30, 59].map(|second| told.admit(Failed, at(second))), [None; 3]);
-        assert_eq!(told.admit(Damaged, at(59)), Some(0), "another kind");
-        assert_eq!(told.admit(Failed, at(60)), Some(3));
-        assert_eq!(told.admit(Failed, at(61)), None);
-        assert_eq!(told.admit(Failed, at(500)), Some(1));
+        assert_eq!(reports.admit(NotThere, at(0)), None);
+        assert_eq!(reports.admit(Failed, at(0)), Some(0));
+        assert_eq!([1, 30, 59].map(|second| reports.admit(Failed, at(second))), [None; 3]);
+        assert_eq!(reports.admit(Damaged, at(59)), Some(0), "another kind");
+        assert_eq!(reports.admit(Failed, at(60)), Some(3));
+        assert_eq!(reports.admit(Failed, at(61)), None);
+        assert_eq!(reports.admit(Failed, at(500)), Some(1));
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! each step   requests whose client has left are released
 //!             with a cold tier, prompts that wait are asked for there, and admitted once what it has is in host memory, or
-//!             after the patience
+//!             after the timeout
 //!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free; with
 //!             what others have computed of their tokens
 //!             one token of every request; what is left goes to drafts, then to chunks of prompts, oldest first

@@ -20,9 +20,9 @@ use crate::routes::router;
 use crate::scheduler::{Scheduler, SchedulerLimits};
 
 /// How often is looked whether the server should end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long an aborted scheduler may take for its last step, and connections for what they still have to send.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a server serves.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub struct Settings {
     /// Where prefixes are kept beyond the server's end, if anywhere.
     pub cold: Option<ColdCache>,
     /// How long requests may take to their end when the server shuts down.
-    pub patience: Duration,
+    pub shutdown_timeout: Duration,
 }
 
 /// A server that listens, and answers once it runs.
@@ -56,7 +56,7 @@ pub struct Server<B: Backend> {
 pub enum Ended {
     /// All requests came to their end.
     Done,
-    /// Some were ended, or their answers were not sent, within its patience.
+    /// Some were ended, or their answers were not sent, within its timeout.
     Cut,
 }
 
@@ -104,7 +104,7 @@ impl<B: Backend> Server<B> {
     }
 
     /// Serves until `stop` says so: then new requests get 503, and those that were taken come to their end, or
-    /// to that of [`Settings::patience`].
+    /// to that of [`Settings::shutdown_timeout`].
     ///
     /// # Errors
     /// [`ServerError`]: the scheduler has ended by itself, or the system refuses threads.
@@ -149,31 +149,31 @@ async fn serve(
     let connections = tokio::spawn(serving.into_future());
     let tidying = tokio::spawn(tidy(app.metrics.clone()));
     while !stop() && !scheduler.is_finished() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    let patience = if scheduler.is_finished() { LAST_WORDS } else { settings.patience };
+    let timeout = if scheduler.is_finished() { FLUSH_TIMEOUT } else { settings.shutdown_timeout };
     // The listener stays open meanwhile: new requests are told that there is no use.
     app.queue.close();
     let begin = Instant::now();
     // It is finished once the store has taken what is to be stored.
-    if !wait_for(scheduler, patience).await {
+    if !wait_for(scheduler, timeout).await {
         app.queue.abort();
-        wait_for(scheduler, LAST_WORDS).await;
+        wait_for(scheduler, FLUSH_TIMEOUT).await;
     }
     let is_done = app.queue.is_done();
     let _ = close.send(());
     // Answers that are whole may still be on their way to clients that read slowly.
-    let left = patience.saturating_sub(begin.elapsed()).max(LAST_WORDS);
+    let left = timeout.saturating_sub(begin.elapsed()).max(FLUSH_TIMEOUT);
     let are_told = tokio::time::timeout(left, connections).await.is_ok();
     tidying.abort();
     Ok(if is_done && are_told { Ended::Done } else { Ended::Cut })
 }
 
 /// Whether the thread ends within this time.
-async fn wait_for<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
+async fn wait_for<T>(thread: &JoinHandle<T>, timeout: Duration) -> bool {
     let begin = Instant::now();
-    while !thread.is_finished() && begin.elapsed() < patience {
-        tokio::time::sleep(LOOK).await;
+    while !thread.is_finished() && begin.elapsed() < timeout {
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     thread.is_finished()
 }

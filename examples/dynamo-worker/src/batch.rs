@@ -21,9 +21,9 @@ use crate::moves::{self, Asked, Offers};
 use crate::request::{Job, Update};
 
 /// The longest time without a look at subscribers and offers.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while a worker is asked for a request.
-const GLANCE: Duration = Duration::from_millis(1);
+const CLAIM_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What the rest of the worker knows of an engine that runs.
 #[derive(Clone)]
@@ -136,7 +136,7 @@ impl<B: Backend> Batch<B> {
     /// Takes what has come, and waits a moment if there is nothing to do. `false`: nothing will come any more.
     fn take(&mut self, jobs: &Receiver<Job>) -> bool {
         if self.running.is_empty() && (self.waiting.is_empty() || !self.arriving.is_empty()) {
-            let pause = if self.arriving.is_empty() { PAUSE } else { GLANCE };
+            let pause = if self.arriving.is_empty() { POLL_INTERVAL } else { CLAIM_POLL_INTERVAL };
             match jobs.recv_timeout(pause) {
                 Ok(job) => self.waiting.push_back(job),
                 Err(RecvTimeoutError::Timeout) => {}

@@ -18,14 +18,14 @@ use dsv4_kv_transfer::{
 };
 
 use crate::args::Options;
-use crate::ticket::{ANSWER, Asks, Question, Remote, Ticket, asked};
+use crate::ticket::{ANSWER_TIMEOUT, Asks, Question, Remote, Ticket, asked};
 
 /// How long an offer is kept that nobody claims.
-const KEPT: Duration = Duration::from_secs(60);
+const OFFER_LIFETIME: Duration = Duration::from_secs(60);
 /// Bytes that offers take together.
 const HELD: u64 = 16 << 30;
 /// How long who connects may take to ask.
-const ASKS: Duration = Duration::from_secs(2);
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a read may take.
 const DEADLINES: Deadlines = Deadlines {
     read: Duration::from_secs(10),
@@ -78,7 +78,7 @@ impl Offers {
     }
 
     fn answer(&self, mut asks: TcpStream) -> std::io::Result<()> {
-        asks.set_read_timeout(Some(ASKS))?;
+        asks.set_read_timeout(Some(ASK_TIMEOUT))?;
         let mut question: Question = [0; 17];
         asks.read_exact(&mut question)?;
         let done = match asked(question) {
@@ -97,7 +97,7 @@ impl Offers {
 impl Drop for Offers {
     fn drop(&mut self) {
         // Wakes the thread, which finds that there is nothing left to answer for.
-        let _ = TcpStream::connect_timeout(&self.control, ASKS);
+        let _ = TcpStream::connect_timeout(&self.control, ASK_TIMEOUT);
     }
 }
 
@@ -130,7 +130,7 @@ pub fn offer<B: Backend>(
         sender.abandon(draft)?;
         return Err(error.into());
     }
-    let offer = match sender.offer(draft, start.elapsed() + KEPT) {
+    let offer = match sender.offer(draft, start.elapsed() + OFFER_LIFETIME) {
         Ok(offer) => offer,
         Err(refused) => {
             sender.abandon(*refused.0)?;
@@ -187,7 +187,7 @@ pub fn load<B: Backend>(
     let room = cache.reserve(verified.manifest().at)?;
     let (mut remote, begun) = (Remote::new(ticket.control), Instant::now());
     // Connecting and answering have as long each.
-    let until = 2 * ANSWER;
+    let until = 2 * ANSWER_TIMEOUT;
     let claim = Target { cache, stream, port, weights }.load(verified, room, until, &mut remote)?;
     Ok(Asked { claim, remote, begun, weights })
 }

@@ -11,7 +11,7 @@ use dsv4_kv_transfer::{Control, Offer, Source};
 use serde::{Deserialize, Serialize};
 
 /// How long the prefill worker may take to answer.
-pub const ANSWER: Duration = Duration::from_secs(2);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An offer, and who made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,8 +110,8 @@ impl Remote {
 }
 
 fn exchange(control: SocketAddr, asks: Asks, source: Source) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect_timeout(&control, ANSWER)?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    let mut stream = TcpStream::connect_timeout(&control, ANSWER_TIMEOUT)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let mut question: Question = [asks as u8; 17];
     question[1..9].copy_from_slice(&source.epoch.to_le_bytes());
     question[9..].copy_from_slice(&source.lease.to_le_bytes());

@@ -106,7 +106,8 @@ impl Specs {
 ///
 /// It belongs to the first cache whose step selects with it, also if a launch of that call fails. Steps of one cache run
 /// one after another on the device, in whichever streams. Those of two caches may overlap, and would overwrite each
-/// other's scores.
+/// other's scores. Threads that select with one workspace take turns: a selection's launches are queued without those of
+/// another between them.
 pub struct IndexerWorkspace<B: Backend> {
     pub(super) heads: u32,
     pub(super) columns: u32,

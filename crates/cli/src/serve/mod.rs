@@ -122,9 +122,9 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
 
 fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Settings {
     let cold = |(url, identity): (&String, Vec<u8>)| {
-        let patience = Duration::from_secs_f64(args.cold_timeout);
+        let timeout = Duration::from_secs_f64(args.cold_timeout);
         let (url, options) = (url.clone(), ColdOptions::from_env());
-        ColdCache { url, options, patience, identity, report: report_cold }
+        ColdCache { url, options, timeout, identity, report: report_cold }
     };
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
     Settings {
@@ -134,7 +134,7 @@ fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Setti
         drafts: args.draft as usize,
         scheduler: SchedulerLimits { chunk, waiting },
         body_bytes: usize::try_from(args.max_body.as_u64()).unwrap_or(usize::MAX),
-        patience: Duration::from_secs_f64(args.shutdown_timeout),
+        shutdown_timeout: Duration::from_secs_f64(args.shutdown_timeout),
     }
 }
 

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// How long a program may take to get so far on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits until process `id` handles SIGINT itself: until then an interrupt ends it as any other program.
 pub fn wait_for_handler(id: u32) {
@@ -41,7 +41,7 @@ pub fn wait_for_work(id: u32) {
 fn wait_until(is_so: impl Fn() -> bool, otherwise: &str) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < PATIENCE, "{otherwise}");
+        assert!(started.elapsed() < TIMEOUT, "{otherwise}");
         sleep(Duration::from_millis(5));
     }
 }

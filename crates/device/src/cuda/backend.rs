@@ -18,10 +18,6 @@ use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
 
-/// The capture domain of all CUDA devices of the process: a capture in mode `CU_STREAM_CAPTURE_MODE_GLOBAL` forbids frees, allocations and
-/// waits in all contexts, on all GPUs. A forbidden call fails, and ends the capture.
-pub(super) const CAPTURE_DOMAIN: u64 = 0;
-
 // SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`), or it is borrowed, and its owner has promised the same
 // (`CudaDevice::buffer_from_raw`); streams are ordered by the driver, and `cuStreamSynchronize` waits for copies too.
 unsafe impl Backend for Cuda {
@@ -36,7 +32,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn capture_domain(&self) -> Option<u64> {
-        Some(CAPTURE_DOMAIN)
+        Some(self.shared.context as u64)
     }
 
     fn waits_for_launches(&self) -> bool {
@@ -248,7 +244,9 @@ unsafe impl Backend for Cuda {
 
     fn begin_capture(&self, stream: &CudaStream) -> Result<(), DeviceError> {
         self.enter()?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // Other threads may allocate, free and wait meanwhile, but for waits of this context: a wait for a context of which a stream is
+        // captured fails, and ends the capture. `Captures` keeps them apart.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
         check("beginning a capture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle, mode) })?;
         let before = self.shared.launched.take(stream.id());

@@ -28,7 +28,18 @@ pub(super) struct Shared {
     pub context: CUcontext,
     pub module: ManuallyDrop<Module>,
     /// The primary context, if it was opened here. Dropped after `module`, which belongs to it.
-    pub _owned_context: Option<Context>,
+    pub _owned_context: Option<OwnedContext>,
+}
+
+/// The primary context of a GPU, released when this is dropped.
+pub(super) struct OwnedContext(pub Context);
+
+impl Drop for OwnedContext {
+    fn drop(&mut self) {
+        // What is released must not stay current: libraries that ask for the thread's context would use it (UCX does).
+        // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
+        unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+    }
 }
 
 impl Drop for Shared {
@@ -37,11 +48,6 @@ impl Drop for Shared {
         if unsafe { sys::cuCtxSetCurrent(self.context) } == CUresult::CUDA_SUCCESS {
             // SAFETY: dropped here and nowhere else.
             unsafe { ManuallyDrop::drop(&mut self.module) }
-        }
-        if self._owned_context.is_some() {
-            // What is released must not stay current: libraries that ask for the thread's context would use it (UCX does).
-            // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
-            unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
         }
     }
 }

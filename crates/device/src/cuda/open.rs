@@ -12,12 +12,11 @@ use cust::sys::{
 };
 use simt::kernel::KernelInfo;
 
-use super::backend::CAPTURE_DOMAIN;
-use super::context::{Cuda, Shared, check, during};
+use super::context::{Cuda, OwnedContext, Shared, check, during};
 use super::handles::{CudaMemory, CudaStream};
 use super::launched::Launched;
 use crate::buffer::{Buffer, Memory};
-use crate::capture::domain;
+use crate::capture::{check_thread, domain};
 use crate::checks::{check_element, check_shared_memory};
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -97,13 +96,15 @@ impl Cuda {
     ///
     /// # Errors
     /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::SharedMemory`], [`DeviceError::Cuda`];
-    /// [`DeviceError::ForbiddenInCapture`] while another device captures, on whichever GPU; those of
+    /// [`DeviceError::ForbiddenInCapture`] in a thread that captures, and while a device of the same context does; those of
     /// [`PtxOf`](crate::PtxOf).
     pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
+        // A context that is released again because of the capture would stay current.
+        check_thread("opening a GPU")?;
         let device = initialise(options)?;
         let context = Context::new(device).map_err(during("creating the context"))?;
-        let raw = context.as_raw();
-        Self::load(device, raw, Some(context), options, kernels)
+        let owned = OwnedContext(context);
+        Self::load(device, owned.0.as_raw(), Some(owned), options, kernels)
     }
 
     /// Uses a context that the embedding program owns.
@@ -125,7 +126,7 @@ impl Cuda {
     fn load(
         device: cust::device::Device,
         context: CUcontext,
-        owned_context: Option<Context>,
+        owned_context: Option<OwnedContext>,
         options: CudaOptions,
         kernels: &Kernels,
     ) -> Result<Self, DeviceError> {
@@ -136,7 +137,7 @@ impl Cuda {
         // A GPU that is too old is refused as such.
         let ptx = (kernels.ptx)(&info, driver)?;
         check_shared_memory(&info.name, kernels.infos, shared_memory(device)?)?;
-        let captures = domain(CAPTURE_DOMAIN);
+        let captures = domain(context as u64);
         let (module, functions) = captures.outside("loading kernels", || {
             let module = Module::from_ptx(ptx, &[]).map_err(during("loading the kernels"))?;
             let find = |kernel| find(&module, kernel);

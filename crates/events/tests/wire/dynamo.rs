@@ -24,7 +24,7 @@ use crate::relay::Relay;
 use crate::requests::Requests;
 use crate::source::Source;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The indexer, which ends with this.
 pub struct Indexer {
@@ -102,7 +102,7 @@ impl Indexer {
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
-        assert!(since.elapsed() < PATIENCE, "{what} is not there in time");
+        assert!(since.elapsed() < TIMEOUT, "{what} is not there in time");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

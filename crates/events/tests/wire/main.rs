@@ -23,7 +23,7 @@ use subscriber::Subscriber;
 /// Salts and adapters.
 const ROOTS: [(&str, &str); 4] = [("", ""), ("tenant", ""), ("", "adapter"), ("Zürich", "adapter")];
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Options for a publisher where another one is.
 fn at_same_endpoints(publisher: &Publisher, options: PublisherOptions) -> PublisherOptions {
@@ -58,7 +58,7 @@ async fn join(publisher: &Publisher) -> Subscriber {
 async fn settle(cache: &mut Cache, publisher: &mut Publisher, subscriber: &mut Subscriber) -> u32 {
     let (since, mut snapshots) = (Instant::now(), 0);
     loop {
-        assert!(since.elapsed() < PATIENCE, "{:?}, next {}", publisher.stats(), subscriber.next);
+        assert!(since.elapsed() < TIMEOUT, "{:?}, next {}", publisher.stats(), subscriber.next);
         let published = publisher.publish(&mut cache.tree).unwrap();
         snapshots += u32::from(published == Published::Snapshot);
         while subscriber.receive(Duration::from_millis(5), || false).await {}
@@ -186,7 +186,7 @@ fn what_was_lost_last_is_noticed() {
             }
             let want = cache.dump();
             while subscriber.index != want {
-                assert!(since.elapsed() < PATIENCE, "{:?}", publisher.stats());
+                assert!(since.elapsed() < TIMEOUT, "{:?}", publisher.stats());
                 subscriber.receive(Duration::from_millis(5), || false).await;
             }
         }
@@ -241,7 +241,7 @@ fn start_again(cache: &mut Cache, options: &PublisherOptions) -> Publisher {
     let begun = Instant::now();
     loop {
         match Publisher::start(&mut cache.tree, options.clone()) {
-            Err(PublishError::Bind { .. }) if begun.elapsed() < PATIENCE => {
+            Err(PublishError::Bind { .. }) if begun.elapsed() < TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(50));
             }
             started => return started.unwrap(),
@@ -340,7 +340,7 @@ fn who_does_not_read_costs_bounded_memory() {
         let most = (kept + unsent + 3 * 600 * 600) as u64;
         let (since, mut waited) = (Instant::now(), 0);
         while publisher.stats().disconnects == 0 {
-            assert!(since.elapsed() < PATIENCE, "{:?}", publisher.stats());
+            assert!(since.elapsed() < TIMEOUT, "{:?}", publisher.stats());
             cache.operation();
             waited += u32::from(publisher.publish(&mut cache.tree).unwrap() == Published::Waiting);
             assert!(publisher.stats().bytes <= most, "{:?}", publisher.stats());
@@ -355,10 +355,10 @@ fn who_does_not_read_costs_bounded_memory() {
 }
 
 /// Publishes what is logged, once the thread has a batch for it; whether it had in time.
-fn is_handed(cache: &mut Cache, publisher: &mut Publisher, patience: Duration) -> bool {
+fn is_handed(cache: &mut Cache, publisher: &mut Publisher, timeout: Duration) -> bool {
     let since = Instant::now();
     while publisher.publish(&mut cache.tree).unwrap() == Published::Waiting {
-        if since.elapsed() > patience {
+        if since.elapsed() > timeout {
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -379,7 +379,7 @@ fn the_end_waits_for_who_is_slow() {
         let enough = publisher.stats().bytes + (16 << 20);
         while publisher.stats().bytes < enough {
             cache.operation();
-            assert!(is_handed(&mut cache, &mut publisher, PATIENCE));
+            assert!(is_handed(&mut cache, &mut publisher, TIMEOUT));
         }
         assert_eq!(publisher.stats().snapshots, 1, "all is kept");
         let sent = publisher.stats().next_sequence - slow.next;
@@ -415,7 +415,7 @@ fn the_end_waits_for_nobody_for_ever() {
         assert_eq!(publisher.stats().disconnects, 0);
         let since = Instant::now();
         drop(publisher);
-        assert!(since.elapsed() < PATIENCE);
+        assert!(since.elapsed() < TIMEOUT);
         drop(stalled);
     });
 }
@@ -450,7 +450,7 @@ fn publishing_allocates_nothing_in_the_steps_thread() {
     let mut seen = [0; 2];
     let since = Instant::now();
     while seen.contains(&0) {
-        assert!(since.elapsed() < PATIENCE, "{seen:?}");
+        assert!(since.elapsed() < TIMEOUT, "{seen:?}");
         cache.operation();
         let mut published = Published::Nothing;
         let publish = || published = publisher.publish(&mut cache.tree).unwrap();

@@ -8,7 +8,7 @@ use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage
 
 use crate::index::{Event, Index, Message};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub struct Subscriber {
     subscription: SubSocket,
@@ -29,7 +29,7 @@ async fn connect<S: Socket>(endpoint: &str) -> S {
         let mut socket = S::new();
         match socket.connect(endpoint).await {
             Ok(()) => return socket,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(begun.elapsed() < TIMEOUT, "{error}"),
         }
         sleep(Duration::from_millis(10)).await;
     }
@@ -73,7 +73,7 @@ impl Subscriber {
         self.replay.send(request).await.expect("asks");
         loop {
             let answer =
-                timeout(PATIENCE, self.replay.recv()).await.expect("in time").expect("answers");
+                timeout(TIMEOUT, self.replay.recv()).await.expect("in time").expect("answers");
             let [empty, topic, number, payload] = &answer.into_vec()[..] else {
                 panic!("four frames")
             };

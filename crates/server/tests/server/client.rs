@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::small::{self, HASH};
 
 /// The most that a test waits for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A server that runs.
 pub struct Running {
@@ -35,7 +35,7 @@ pub fn settings() -> Settings {
         drafts: 2,
         scheduler: SchedulerLimits { chunk: 24, waiting: 8 },
         body_bytes: 4096,
-        patience: PATIENCE,
+        shutdown_timeout: TIMEOUT,
     }
 }
 
@@ -81,7 +81,7 @@ impl Running {
     /// Sends a request.
     pub fn begin(&self, kind: &str, method: &str, path: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(self.address).expect("a connection");
-        connection.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        connection.set_read_timeout(Some(TIMEOUT)).expect("a limit");
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: {kind}\r\n\
@@ -112,7 +112,7 @@ impl Running {
     pub fn wait_for(&self, name: &str, expected: u64) {
         let begin = Instant::now();
         while self.metric(name) != expected {
-            assert!(begin.elapsed() < PATIENCE, "{name} never becomes {expected}");
+            assert!(begin.elapsed() < TIMEOUT, "{name} never becomes {expected}");
             thread::sleep(Duration::from_millis(20));
         }
     }

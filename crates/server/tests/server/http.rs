@@ -337,9 +337,9 @@ fn shutting_down_ends_what_was_taken_and_takes_nothing() {
 }
 
 #[test]
-fn patience_has_an_end() {
-    let patience = std::time::Duration::from_millis(1);
-    let server = Running::start(1, Settings { patience, ..settings() });
+fn a_shutdown_has_a_timeout() {
+    let shutdown_timeout = std::time::Duration::from_millis(1);
+    let server = Running::start(1, Settings { shutdown_timeout, ..settings() });
     let asked = request(json!({ "max_tokens": 900, "stream": true }));
     let mut answer = server.send("POST", "/v1/completions", &asked.to_string());
     answer.chunk().expect("an event");

@@ -20,7 +20,7 @@ use crate::scheduler::{LIMITS, received, submit, value};
 use crate::small::{self, HASH};
 
 /// How long completions wait for a store.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Prompts that differ in their last ten tokens of 142: so what they share is one block of 128.
 fn long_prompt(last: u32) -> Vec<u32> {
@@ -130,7 +130,7 @@ fn in_directory(directory: &Path, identity: &[u8], report: fn(&ColdError, u64)) 
     ColdCache {
         url: directory.to_str().expect("a name").to_owned(),
         options: ColdOptions::default(),
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         identity: identity.to_vec(),
         report,
     }
@@ -158,7 +158,7 @@ fn an_idle_server_stores() {
     thread::scope(|scope| {
         let running = scope.spawn(|| scheduler.run());
         let begin = Instant::now();
-        while value(&metrics, stored) == 0 && begin.elapsed() < PATIENCE {
+        while value(&metrics, stored) == 0 && begin.elapsed() < TIMEOUT {
             thread::sleep(Duration::from_millis(10));
         }
         queue.close();
@@ -292,21 +292,21 @@ impl Drop for Unblock {
     }
 }
 
-/// A completion waits for a store that does not answer no longer than the patience; then its prompt is computed. Whoever has left
+/// A completion waits for a store that does not answer no longer than the timeout; then its prompt is computed. Whoever has left
 /// meanwhile holds up nobody at all.
 #[test]
 fn a_store_that_hangs_holds_nobody_up() {
     let directory = tempfile::tempdir().expect("a directory");
-    let start = |patience: Duration| {
+    let start = |timeout: Duration| {
         let cold = in_directory(directory.path(), b"a", |_, _| ());
-        above(&ColdCache { patience, ..cold }).0
+        above(&ColdCache { timeout, ..cold }).0
     };
     let submission = |last| Submission {
         prompt: long_prompt(last),
         continuation: small::continuation(4),
         salt: Vec::new(),
     };
-    let mut first = start(PATIENCE);
+    let mut first = start(TIMEOUT);
     let _events = submit(&first.queue(), &submission(1));
     while first.step().expect("no step fails") == Progress::Ran {}
     drop(first);

@@ -13,7 +13,7 @@ use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
 use crate::device::block_of;
 
 /// Most that a process may take here: it takes a few seconds, and some times that beside other load.
-const LIMIT: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Runs the ignored test `name` of this module in a process of its own, whose pools have so many threads.
 fn run(name: &str, threads: u32) {
@@ -29,7 +29,7 @@ fn run(name: &str, threads: u32) {
         if let Some(status) = child.try_wait().expect("it is a child of this process") {
             break status;
         }
-        if start.elapsed() > LIMIT {
+        if start.elapsed() > TIMEOUT {
             child.kill().expect("it runs");
             child.wait().expect("it was killed");
             panic!("{name} hangs with {threads} threads");

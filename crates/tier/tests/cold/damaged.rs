@@ -11,7 +11,7 @@ use dsv4_kv_tier::{ColdError, ImageError, Section};
 use super::{Cache, Setup, tokens};
 
 /// Far longer than what is waited for takes on a machine that does other things.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs some of a test that might not end, on a thread that nothing else waits for.
 fn ends(some: impl FnOnce() + Send + 'static) {
@@ -20,7 +20,7 @@ fn ends(some: impl FnOnce() + Send + 'static) {
         some();
         tell.send(()).unwrap();
     });
-    let is_late = told.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+    let is_late = told.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout);
     assert!(!is_late, "it does not end");
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }

@@ -8,7 +8,7 @@ use crate::mistake::{Mistake, made};
 use crate::transport::{InFlight, TransportError};
 
 /// How long a transport that could not be made again is left alone.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Memory that a read may write, which nobody waits for.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Quarantine {
     /// Whether there is no transport, and it can be tried again to make one; `None` if there is one.
     pub fn is_to_be_made_again(&self) -> Option<bool> {
         match &self.state {
-            State::Gone(gone) => Some(self.now.saturating_sub(gone.tried) >= AGAIN),
+            State::Gone(gone) => Some(self.now.saturating_sub(gone.tried) >= RETRY_INTERVAL),
             _ => None,
         }
     }

@@ -237,8 +237,8 @@ fn late(mistake: Mistake, rounds: u32) -> Result<u32, Failed> {
         let error = admit(&mut world, ended, (room, &mut peer)).expect_err("nobody answered");
         assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
         let is_written = || freed.borrow().iter().any(is_other);
-        let patience = start.elapsed() + Duration::from_millis(500);
-        while mistake != Mistake::Nothing && !is_written() && start.elapsed() < patience {
+        let deadline = start.elapsed() + Duration::from_millis(500);
+        while mistake != Mistake::Nothing && !is_written() && start.elapsed() < deadline {
             std::thread::yield_now();
         }
         while receiver.quarantined_bytes() > 0 {

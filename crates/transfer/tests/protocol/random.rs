@@ -17,12 +17,12 @@ use rand::{Rng, SeedableRng};
 use super::faulty::{Fault, Faulty, Plan};
 use super::world::{BLOCKS, World};
 
-const READ: Duration = Duration::from_millis(100);
-const FENCE: Duration = Duration::from_millis(400);
+const READ_TIME: Duration = Duration::from_millis(100);
+const FENCE_TIME: Duration = Duration::from_millis(400);
 /// How long a source has to answer.
-const ANSWER: Duration = Duration::from_millis(50);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 /// How long an offer is held.
-const HELD: Duration = Duration::from_millis(500);
+const OFFER_LIFETIME: Duration = Duration::from_millis(500);
 const MOST: u64 = 8 << 20;
 
 /// What came of a run.
@@ -164,7 +164,7 @@ struct Run {
 impl Run {
     fn new(seed: u64) -> Self {
         let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
-        let deadlines = Deadlines { read: READ, fence: FENCE, quiet: FENCE };
+        let deadlines = Deadlines { read: READ_TIME, fence: FENCE_TIME, quiet: FENCE_TIME };
         Self {
             world: World::new(),
             channel: Channel {
@@ -206,7 +206,7 @@ impl Run {
         let Ok(room) = self.world.target.fed.manager.reserve(self.world.samples[sample].at) else {
             return;
         };
-        let until = self.now + HELD;
+        let until = self.now + OFFER_LIFETIME;
         let (source, offer) = self.world.offer_until(&mut self.channel.sender, sample, until);
         self.plan.next.set(Some(fault(&mut self.random)));
         match self.receiver.begin(self.now, &offer, &self.world.expected()) {
@@ -249,7 +249,7 @@ impl Run {
                 Ok(verified) => {
                     let mut target =
                         Target { cache, stream: &stream, port, weights: crate::world::weights() };
-                    target.load(&verified, room, *now + ANSWER, channel)
+                    target.load(&verified, room, *now + ANSWER_TIMEOUT, channel)
                 }
                 Err(error) => {
                     cache.give_back(room).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// How long all of them may take to find each other, and an answer to come.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const MODEL: &str = "hash";
 
 /// Processes that end with this.
@@ -109,7 +109,7 @@ impl Fleet {
             if self.processes.iter_mut().any(ended) {
                 return Err(format!("a process has ended; {why}"));
             }
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > TIMEOUT {
                 return Err(why);
             }
             std::thread::sleep(Duration::from_millis(200));
@@ -144,7 +144,7 @@ impl Fleet {
         );
         let exchange = || {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             stream.write_all((head + &body).as_bytes())?;
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer)?;

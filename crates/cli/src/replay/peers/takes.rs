@@ -30,7 +30,7 @@ const DEADLINES: Deadlines = Deadlines {
 };
 
 /// How long the other process may take to say whether a request may go on here.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request that comes.
 #[derive(Default)]
@@ -185,7 +185,7 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
             let room = cache.reserve(at)?;
             let mut target = Target { cache, stream, port, weights: fingerprint.weights };
             let mut channel = Channel { to: std::io::stdout(), answers };
-            let until = start.elapsed() + ANSWER;
+            let until = start.elapsed() + ANSWER_TIMEOUT;
             let mut claim = target.load(&verified, room, until, &mut channel)?;
             let id = loop {
                 claim = match target.settle(start.elapsed(), claim, &mut channel)? {
