@@ -325,6 +325,30 @@ pub enum KvError {
         /// Requests of the step.
         requests: usize,
     },
+    /// Token ids that are not those of the prompt that the request was admitted with. The step is still open.
+    #[error(
+        "{request}: token {token} at position {position}, where its prompt has {expected}; name the tokens that the step ran"
+    )]
+    NotThePrompt {
+        /// The request.
+        request: RequestId,
+        /// Position of the first other token.
+        position: u32,
+        /// The token that the commit names.
+        token: u32,
+        /// The prompt's.
+        expected: u32,
+    },
+    /// Window rows in other memory than those that the layer was updated with.
+    #[error("layer {} was updated with window rows at {updated:#x}, not at {found:#x}; give the same tensor", layer.0)]
+    OtherRows {
+        /// The layer.
+        layer: LayerId,
+        /// Address of the rows of the update.
+        updated: u64,
+        /// Address of those that were given.
+        found: u64,
+    },
     /// Token ids that are not those of the accepted tokens.
     #[error(
         "{request}: {given} token ids for {accepted} accepted tokens; give one for each, or none"

@@ -54,6 +54,7 @@ impl Ledger {
         sharing.sharers[id.slot().0 as usize] = Some(Sharer {
             reference: adopted.reference,
             tokens: sharing.told(&[]),
+            prompt: (reused, tokens[reused as usize..].into()),
             checkpoints: sharing.placement.checkpoints(tokens.len() as u32, matched),
             next_output: 0,
             is_told: true,
@@ -76,6 +77,21 @@ impl Ledger {
     /// The blocks that nobody has any more since the last call; none unless the cache is poisoned.
     pub(crate) fn take_unowned(&mut self) -> impl Iterator<Item = BlockId> {
         std::iter::from_fn(|| self.unowned.pop().map(BlockId))
+    }
+
+    /// Refuses token ids that are not those of the request's prompt: others would go on from rows of other tokens.
+    pub(super) fn check_told(&self, group: LayerGroup, part: &Accepted<'_>) -> Result<(), KvError> {
+        let Accepted { id: request, tokens, .. } = *part;
+        let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(request.slot()));
+        let Some(sharer) = sharer.filter(|_| group == LayerGroup::Trunk) else { return Ok(()) };
+        let committed = self.committed(request)?;
+        match sharer.first_other(committed, tokens) {
+            None => Ok(()),
+            Some((at, expected)) => {
+                let (position, token) = (committed + at as u32, tokens[at]);
+                Err(KvError::NotThePrompt { request, position, token, expected })
+            }
+        }
     }
 
     /// Of a step that was committed: the blocks that it closed become the tree's.
@@ -188,9 +204,9 @@ impl Ledger {
         };
         let tokens = sharing.told(&sharer.tokens);
         let checkpoints = sharing.placement.checkpoints(committed.saturating_add(1), 0);
-        let is_told = sharer.is_told;
+        let (prompt, is_told) = ((0, Box::default()), sharer.is_told);
         sharing.sharers[to.0 as usize] =
-            Some(Sharer { reference, tokens, checkpoints, next_output: 0, is_told });
+            Some(Sharer { reference, tokens, prompt, checkpoints, next_output: 0, is_told });
         self.want_output(to, committed);
     }
 

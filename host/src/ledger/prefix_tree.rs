@@ -85,6 +85,8 @@ pub(crate) struct Sharer {
     pub(super) reference: Reference,
     /// The tokens behind that.
     pub(super) tokens: Vec<u32>,
+    /// The part of the prompt that it was admitted with, behind what it reused, and where that begins.
+    pub(super) prompt: (u32, Box<[u32]>),
     /// Where it is to be saved.
     pub(super) checkpoints: Checkpoints,
     /// Where its answer is to be saved next.
@@ -167,6 +169,14 @@ impl Sharing {
 }
 
 impl Sharer {
+    /// Where a told token is not the prompt's: its position, and the prompt's token.
+    pub fn first_other(&self, committed: u32, told: &[u32]) -> Option<(usize, u32)> {
+        let (start, prompt) = &self.prompt;
+        let rest = prompt.get(committed.checked_sub(*start)? as usize..)?;
+        let at = rest.iter().zip(told).position(|(token, told)| token != told)?;
+        Some((at, rest[at]))
+    }
+
     /// Where in the tree a checkpoint of the request belongs; `None` if its blocks are not there.
     pub fn place_of(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
         let boundary = saved.boundary();

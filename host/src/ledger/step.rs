@@ -162,7 +162,7 @@ impl Ledger {
                 return Err(commit_refusal(group, rollback, part, progress));
             }
         }
-        Ok(())
+        accepted.iter().try_for_each(|part| self.check_told(group, part))
     }
 
     /// Rejects the open step of `group`, if there is one: every request has the tokens and blocks

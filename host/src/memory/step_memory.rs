@@ -159,6 +159,8 @@ pub(crate) struct StepMemory<B: Backend> {
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
     pub progress: Vec<LayerProgress>,
+    /// Of each layer the address of the window rows that it was updated with, if they are known.
+    pub rows: Vec<Option<u64>>,
     /// What is to be poisoned before the next step; empty unless the cache is.
     pub freed: Freed,
     /// The stream of the last step, and an event to wait for its end in another.
@@ -248,6 +250,7 @@ impl<B: Backend> StepMemory<B> {
             exchange,
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
+            rows: vec![None; config.group_layers(group).len()],
             freed: if config.poison {
                 Freed::new(config.units(PoolUnit::Slot), config.num_blocks)
             } else {

@@ -62,7 +62,7 @@ pub struct AttentionTensors<'i, B: Backend> {
     /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
     pub sinks: &'i Buffer<B, f32>,
     /// `[queries, heads, 512]` BF16: the weighted sums of the keys, with inverse RoPE. Padding stays untouched. Not in the memory of the
-    /// layer's `kv`, if that is still to be appended.
+    /// layer's `kv`.
     pub out: &'i Buffer<B, bf16>,
     /// `[queries, heads]` f32, if it is wanted: the natural logarithm of the softmax's denominator, the sink included.
     pub lse: Option<&'i Buffer<B, f32>>,
@@ -81,7 +81,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
     /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too short, if results would replace
-    /// rows of the layer's `kv` that are still to be appended, or a launch failed.
+    /// rows of the layer's `kv`, or a launch failed.
     pub fn attend(
         &self,
         queries: Range<u32>,
@@ -185,10 +185,10 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             }),
         };
         // The call is checked before any launch is queued: a refused one queues nothing.
+        let out = tensors.out.span();
+        let lse = tensors.lse.map_or(out, |lse| lse.span());
+        self.check_outputs("attend", [("out", out), ("lse", lse)])?;
         if !is_in_ring {
-            let out = tensors.out.span();
-            let lse = tensors.lse.map_or(out, |lse| lse.span());
-            self.check_outputs("attend", [("out", out), ("lse", lse)])?;
             self.quantise_once(&attention)?;
         }
         Ok(ops::attend(access.stream, &attention)?)

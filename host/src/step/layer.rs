@@ -124,16 +124,23 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
     }
 
     /// Goes on with a layer that this step has updated before, by a captured graph or through a handle
-    /// that was dropped. `kv`: as in the update.
+    /// that was dropped. `kv`: the tensor of the update, or of the graph, which nobody has written since.
     ///
     /// # Errors
-    /// [`KvError::LayerNotUpdated`]; [`KvError::Device`] if `kv` is too short.
+    /// [`KvError::LayerNotUpdated`]; [`KvError::OtherRows`] if the update had another tensor, which is not known of a graph;
+    /// [`KvError::Device`] if `kv` is too short.
     pub fn already_updated(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
             LayerProgress::Updated | LayerProgress::Finished => {
                 self.access.check_rows(kv)?;
-                Ok(self.updated(kv))
+                let found = kv.span().address();
+                match *self.tracker.rows {
+                    Some(updated) if updated != found => {
+                        Err(KvError::OtherRows { layer, updated, found })
+                    }
+                    _ => Ok(self.updated(kv)),
+                }
             }
             _ => Err(KvError::LayerNotUpdated { layer, progress }),
         }
@@ -141,6 +148,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
 
     pub(super) fn updated(self, kv: &Buffer<B, bf16>) -> UpdatedLayer<'s, B, K> {
         let Self { access, tracker, kind } = self;
+        *tracker.rows = Some(kv.span().address());
         UpdatedLayer { access, tracker, kv: kv.clone(), has_own_rows: Mutex::new(false), kind }
     }
 }
@@ -164,15 +172,15 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         self.access.stream
     }
 
-    /// Refuses outputs of `kernel` that overlap the step's `kv`, while that is still to be appended.
+    /// Refuses outputs of `kernel` that overlap the step's `kv`: it is still to be appended, or to be read by
+    /// [`Self::gather_window`].
     pub(crate) fn check_outputs<const N: usize>(
         &self,
         kernel: &'static str,
         outputs: [(&'static str, Span); N],
     ) -> Result<(), KvError> {
-        let is_appended = *self.tracker.progress == LayerProgress::Finished;
         let kept = self.kv.span();
-        let mut others = outputs.iter().filter(|(_, span)| !is_appended && span.overlaps(&kept));
+        let mut others = outputs.iter().filter(|(_, span)| span.overlaps(&kept));
         others.next().map_or(Ok(()), |&(argument, _)| {
             Err(DeviceError::Aliased { kernel, argument, other: "kv" }.into())
         })

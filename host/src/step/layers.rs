@@ -57,6 +57,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         span: Span,
     ) -> Self {
         memory.progress.fill(LayerProgress::NotStarted);
+        memory.rows.fill(None);
         let BegunStep { shape, plan, bucket, is_captured } = begun;
         let (ids, stream) = (core.config.group_layers(group), stream.clone());
         let touched = false;
@@ -141,8 +142,9 @@ impl<'a, B: Backend> Layers<'a, B> {
         if found != needed {
             return Err(KvError::WrongLayerKind { layer: layer.0, found, needed });
         }
-        let StepMemory { sections, own, exchange, compressed, progress, .. } = &mut *self.memory;
-        let progress = &mut progress[index];
+        let StepMemory { sections, own, exchange, compressed, progress, rows, .. } =
+            &mut *self.memory;
+        let (progress, rows) = (&mut progress[index], &mut rows[index]);
         Ok(Layer::new(
             super::layer::Access {
                 core: self.core,
@@ -156,7 +158,7 @@ impl<'a, B: Backend> Layers<'a, B> {
                 shape: self.shape,
                 is_captured: self.is_captured,
             },
-            Tracker { layer, progress, touched: &mut self.touched },
+            Tracker { layer, progress, rows, touched: &mut self.touched },
         ))
     }
 

@@ -22,6 +22,8 @@ pub(super) fn may_have_run(launch: &Result<(), KvError>) -> bool {
 pub(crate) struct Tracker<'s> {
     pub layer: LayerId,
     pub progress: &'s mut LayerProgress,
+    /// Address of the window rows that the layer was updated with; `None` if a graph updated it.
+    pub rows: &'s mut Option<u64>,
     pub touched: &'s mut bool,
 }
 
