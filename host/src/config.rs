@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_layout::attention::KeySplit;
-use kv_layout::config::ModelConfig;
+use kv_layout::config::{ModelConfig, RopeConstants};
 use kv_layout::geometry::{BLOCK_TOKENS, LayerKind, MAX_CONTEXT};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -118,9 +118,14 @@ impl CacheConfig {
     /// checked when a cache is made.
     ///
     /// # Errors
-    /// [`KvError::Config`] names the first setting out of range, its value and the range.
+    /// [`KvError::Config`] names the first setting out of range, its value and the range; [`KvError::Model`] a constant of the
+    /// rotary embedding.
     pub fn validate(&self) -> Result<(), KvError> {
         check_setting("model.layers", self.model.layers.len() as u32, 1, 4096)?;
+        let (theta, compress) = (self.model.rope_theta, self.model.compress_rope);
+        RopeConstants { theta, compress }
+            .check()
+            .map_err(|error| KvError::Model(Box::new(error)))?;
         check_setting("max_draft", self.max_draft, 0, 127)?;
         check_setting("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
         check_setting("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;

@@ -146,7 +146,7 @@ impl CompressorKind {
 /// `step_tokens - 1` positions ahead (docs/specification.md, section 7). One row less fails.
 #[must_use]
 pub const fn swa_ring_rows(step_tokens: u32) -> u32 {
-    WINDOW + step_tokens.saturating_sub(1)
+    WINDOW.saturating_add(step_tokens.saturating_sub(1))
 }
 
 /// Rows of the ring of one request that keeps the own halves of a CSA compressor's tokens, for steps as in
@@ -156,7 +156,7 @@ pub const fn swa_ring_rows(step_tokens: u32) -> u32 {
 /// section 6).
 #[must_use]
 pub const fn csa_own_rows(step_tokens: u32) -> u32 {
-    CSA_RATIO + step_tokens.saturating_sub(1)
+    CSA_RATIO.saturating_add(step_tokens.saturating_sub(1))
 }
 
 /// Rows of the ring that keeps the previous halves, beside one of `own_rows` for the own halves: they are

@@ -5,7 +5,7 @@ use kv_layout::router::{HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 
 use crate::error::RouterError;
 use crate::ops::check_hidden;
-use crate::selection::Selection;
+use crate::selection::{Selection, check_scaling};
 
 /// The shape of the routers of a DeepSeek-V4 checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +69,7 @@ impl RouterConfig {
         range("hidden_size", self.hidden_size.into(), HIDDEN_STEP.into(), f64::from(1 << 20))?;
         range("experts", self.experts.into(), 1.0, MAX_EXPERTS.into())?;
         range("selected", self.selected.into(), 1.0, MAX_SELECTED.into())?;
-        range("scaling", self.scaling.into(), f64::from(f32::MIN_POSITIVE), f64::from(1 << 20))?;
+        check_scaling(self.scaling)?;
         range("vocabulary", self.vocabulary.into(), 1.0, f64::from(1 << 28))?;
         range("layers", self.routing.len() as f64, 1.0, 2048.0)?;
         check_hidden(self.hidden_size)?;

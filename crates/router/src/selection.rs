@@ -17,7 +17,8 @@ impl Selection {
     /// `selected` of `experts` experts, with weights that add up to `scaling`.
     ///
     /// # Errors
-    /// [`RouterError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8.
+    /// [`RouterError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8; [`RouterError::Config`]
+    /// unless `scaling` is a normal number up to 2^20.
     pub fn new(experts: u32, selected: u32, scaling: f32) -> Result<Self, RouterError> {
         let refused = |what, value, multiple, most| {
             Err(RouterError::Selection { what, value, multiple, most })
@@ -28,6 +29,7 @@ impl Selection {
         if !(1..=MAX_SELECTED).contains(&selected) {
             return refused("experts of a token", selected, 1, MAX_SELECTED);
         }
+        check_scaling(scaling)?;
         Ok(Self { experts, selected, scaling, width })
     }
 
@@ -61,5 +63,17 @@ impl Selection {
     /// Elements of `[rows, selected]`.
     pub(crate) fn of_selected(self, rows: u32) -> u64 {
         u64::from(rows) * u64::from(self.selected)
+    }
+}
+
+/// Refuses what the weights of a token cannot add up to.
+pub(crate) fn check_scaling(scaling: f32) -> Result<(), RouterError> {
+    let (least, most) = (f64::from(f32::MIN_POSITIVE), f64::from(1 << 20));
+    let (setting, value) = ("scaling", f64::from(scaling));
+    // NaN is in no range.
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(RouterError::Config { setting, value, least, most })
     }
 }

@@ -18,6 +18,7 @@ use crate::layer_progress::LayerProgress;
 use crate::pool_kind::PoolKind;
 use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::LinearError;
+use kv_layout::config::ConfigError;
 use kv_layout::geometry::LayerKind;
 use poison_read::PoisonRead;
 use refusal::list;
@@ -41,6 +42,9 @@ pub enum KvError {
     /// A tensor of the model's files that is missing, or of another shape or type.
     #[error(transparent)]
     ModelFile(Box<CheckpointError>),
+    /// A constant of the model that the kernels do not take.
+    #[error("model: {0}")]
+    Model(Box<ConfigError>),
     /// A weight in NVFP4 that no product takes.
     #[error(transparent)]
     Linear(#[from] LinearError),

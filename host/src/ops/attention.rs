@@ -141,7 +141,11 @@ pub struct Attention<'a, B: Backend> {
 ///   ring, no room for the parts of one query.
 /// - [`DeviceError::TooShort`]: a buffer shorter than its shape. [`DeviceError::BadGrid`]: more queries than a launch has room for. As
 ///   [`Stream::launch`].
-pub fn attend<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the slots, positions and indices of the step (`queries`): each thread of a block reads them
+/// for itself, and which barriers it waits at, and which rows others have found, follows from them.
+pub unsafe fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
@@ -159,7 +163,8 @@ pub fn attend<B: Backend>(
         // query does not see, and blocks outside the planes. `SpreadLaunch::of` has no more tiles for a cluster than the
         // kernel takes, `form_of` no more than the short one does, and halves of keys only where these are split.
         // Work of one stream runs in order, so that parts of one launch are added up before the next leaves its own,
-        // and their counters are 0 then; parts and exchange are used by one stream at a time, as their types say.
+        // and their counters are 0 then; parts and exchange are used by one stream at a time, as their types say. All threads read
+        // the same of the step, by this function's own contract.
         let launched = unsafe { stream.launch(plan.kernel, &operation) };
         launched.inspect_err(|error| attention.clean(stream, error))
     })

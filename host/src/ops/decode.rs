@@ -84,8 +84,8 @@ pub struct HcaDecode<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token, or an indexer's state of fewer slots than the
-/// entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of different formats, or an
-/// indexer's ring of another length than the entries'; [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter
+/// entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of different formats, an
+/// indexer's ring of another length than the entries', or keys without the Hadamard transform; [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter
 /// than its shape; as [`Stream::launch`].
 pub fn decode_csa<B: Backend>(
     stream: &Stream<B>,
@@ -98,6 +98,8 @@ pub fn decode_csa<B: Backend>(
     }
     let params = step.check(CSA_RATIO, &main.state)?;
     main.state.check(CompressorKind::CsaMain)?;
+    // The kernel always multiplies keys by the Hadamard matrix.
+    check_equal("hadamard of the indexer keys", keys.hadamard, true)?;
     check_length("indexer state", index.state.slots.into(), params.slots.into())?;
     // Both are addressed by the same number.
     check_equal("rows of the indexer's ring", index.state.ring, params.state_ring)?;

@@ -191,7 +191,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if !is_in_ring {
             self.quantise_once(&attention)?;
         }
-        Ok(ops::attend(access.stream, &attention)?)
+        // SAFETY: the cache alone writes StepMeta, by copies in the order of its steps, and hands out views of it.
+        Ok(unsafe { ops::attend(access.stream, &attention) }?)
     }
 
     /// Queues the quantisation of the step's own rows, unless a call before has. Attention that would be refused queues nothing.

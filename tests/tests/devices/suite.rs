@@ -399,7 +399,7 @@ suite! {
     step::refusals {
         bad_input_changes_no_pool,
         windows_of_a_long_chunk_are_gathered_before_its_append,
-        results_do_not_replace_rows_that_are_not_appended,
+        results_do_not_replace_the_steps_rows,
     }
     step::recorded {
         rows_that_are_only_recorded_are_refused,

@@ -46,8 +46,40 @@ pub struct RopeConstants {
 /// Bases that are taken. Above 1, a pair's frequency is at most one radian a token, and angles stay in
 /// the range where cosine and sine are exact to the last place.
 const THETAS: (f64, f64) = (2.0, 1e12);
+/// Of the other constants.
+const FACTORS: (f64, f64) = (1.0, 1e6);
+const BETAS: (f64, f64) = (1e-3, 1e6);
+const TRAINED_CONTEXTS: (f64, f64) = (1.0, 1e9);
 
 impl RopeConstants {
+    /// Refuses constants outside the ranges that [`Self::read`] takes, which a configuration from elsewhere may have.
+    ///
+    /// # Errors
+    /// [`ConfigError::OutOfRange`] names the first.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let Self { theta, compress } = *self;
+        let CompressRope { theta: compress_theta, factor, beta_fast, beta_slow, trained_context } =
+            compress;
+        let constants = [
+            ("rope_theta", theta, THETAS),
+            ("compress_rope.theta", compress_theta, THETAS),
+            ("compress_rope.factor", factor, FACTORS),
+            ("compress_rope.beta_fast", beta_fast, BETAS),
+            ("compress_rope.beta_slow", beta_slow, BETAS),
+            ("compress_rope.trained_context", trained_context, TRAINED_CONTEXTS),
+        ];
+        // NaN is in no range.
+        match constants
+            .into_iter()
+            .find(|(_, value, (least, most))| !(least..=most).contains(&value))
+        {
+            None => Ok(()),
+            Some((field, value, (least, most))) => {
+                Err(ConfigError::OutOfRange { field: String::from(field), value, least, most })
+            }
+        }
+    }
+
     /// Reads them from `rope_theta`, `compress_rope_theta` and `rope_scaling` (released files), or from
     /// `rope_parameters` with its sections `main` and `compress` (transformers).
     ///
@@ -120,10 +152,14 @@ impl Yarn {
         section.constant("attention_factor", 1.0)?;
         check_factor(section)?;
         Ok(Self {
-            factor: section.number("factor", 1.0, 1e6)?,
-            beta_fast: section.number("beta_fast", 1e-3, 1e6)?,
-            beta_slow: section.number("beta_slow", 1e-3, 1e6)?,
-            trained_context: section.number("original_max_position_embeddings", 1.0, 1e9)?,
+            factor: section.number("factor", FACTORS.0, FACTORS.1)?,
+            beta_fast: section.number("beta_fast", BETAS.0, BETAS.1)?,
+            beta_slow: section.number("beta_slow", BETAS.0, BETAS.1)?,
+            trained_context: section.number(
+                "original_max_position_embeddings",
+                TRAINED_CONTEXTS.0,
+                TRAINED_CONTEXTS.1,
+            )?,
         })
     }
 }

@@ -52,15 +52,20 @@ impl Schedule {
 /// That is `num_nextn_predict_layers`, except in checkpoints with a DSpark block drafter (Flash of
 /// 2026-07-31): their field says 1 as before, and the list has a ratio for each of the drafter's stages.
 fn mtp_layers(fields: &Fields, trunk: u32, found: usize) -> Result<u32, ConfigError> {
-    let said: u32 = fields.find("num_nextn_predict_layers")?.unwrap_or(0);
+    let name = "num_nextn_predict_layers";
+    let said: u32 = fields.find(name)?.unwrap_or(0);
+    if said > MOST.1 {
+        let [value, least, most] = [said, 0, MOST.1].map(f64::from);
+        return Err(ConfigError::OutOfRange { field: String::from(name), value, least, most });
+    }
     let listed = u32::try_from(found).unwrap_or(u32::MAX).saturating_sub(trunk);
     let drafter = fields.find::<u32>("dspark_block_size")?.is_some();
     let stages = drafter && said == 1 && (1..=MOST.1).contains(&listed);
-    if found == (trunk as usize).saturating_add(said as usize) && said <= MOST.1 || stages {
+    if found == (trunk as usize).saturating_add(said as usize) || stages {
         return Ok(listed);
     }
     let field = "compress_ratios";
-    Err(ConfigError::BadLength { field, found, layers: trunk, mtp_layers: said.min(MOST.1) })
+    Err(ConfigError::BadLength { field, found, layers: trunk, mtp_layers: said })
 }
 
 /// `layer_types`, one for each layer of the trunk.

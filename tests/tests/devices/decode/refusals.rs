@@ -22,6 +22,8 @@ struct Numbers {
     /// How window rows and entries are scaled.
     formats: [MainFormat; 2],
     entries_per_block: u32,
+    /// Whether keys of the indexer are multiplied by the Hadamard matrix.
+    hadamard: bool,
 }
 
 const UE8M0: MainFormat = MainFormat::Ue8m0;
@@ -32,7 +34,7 @@ fn decode<B: Backend>(
     has_indexer: bool,
     numbers: Numbers,
 ) -> Result<(), DeviceError> {
-    let Numbers { window, state, index, formats, entries_per_block } = numbers;
+    let Numbers { window, state, index, formats, entries_per_block, hadamard } = numbers;
     let stream = &device.stream().unwrap();
     // All that is read, whatever it is, and what is written; more than any of it needs.
     let (floats, words) = (filled::<B, f32>(stream, 1 << 16), upload(stream, &[0_i32; 2]));
@@ -70,7 +72,7 @@ fn decode<B: Backend>(
         return ops::decode_hca(stream, &HcaDecode { step, main });
     }
     let format = IndexFormat::Mxfp4;
-    let keys = &IndexKeys { code, scale: code_scale, format, hadamard: true, num_blocks: 1 };
+    let keys = &IndexKeys { code, scale: code_scale, format, hadamard, num_blocks: 1 };
     let index = &compressor(&index_states, index);
     ops::decode_csa(stream, &CsaDecode { step, main, index, keys })
 }
@@ -81,7 +83,8 @@ pub fn what_does_not_fit_is_refused_by_name<B: Backend>(device: &Device<B>) {
         let rows = if has_indexer { csa_own_rows(1) } else { hca_state_rows(1) };
         let (ring, entries_per_block) = ([rows, 1], if has_indexer { 32 } else { 1 });
         let (window, formats) = ([128, 1], [UE8M0; 2]);
-        let fitting = Numbers { window, state: ring, index: ring, formats, entries_per_block };
+        let (state, index, hadamard) = (ring, ring, true);
+        let fitting = Numbers { window, state, index, formats, entries_per_block, hadamard };
         decode(device, has_indexer, fitting).unwrap();
         let [state, index] = [[rows - 1, 1]; 2];
         let of_both = [
@@ -103,6 +106,7 @@ pub fn what_does_not_fit_is_refused_by_name<B: Backend>(device: &Device<B>) {
             (Numbers { index: [rows, 0], ..fitting }, "indexer state"),
             (Numbers { index: [rows + 1, 1], ..fitting }, "rows of the indexer's ring"),
             (Numbers { index: [rows - 1, 1], ..fitting }, "rows of the indexer's ring"),
+            (Numbers { hadamard: false, ..fitting }, "hadamard of the indexer keys"),
         ];
         let of_indexer = of_indexer.into_iter().filter(|_| has_indexer);
         for (wrong, what) in of_both.into_iter().chain(of_indexer) {

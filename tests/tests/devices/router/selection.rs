@@ -322,6 +322,10 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         let named = matches!(error, RouterError::Selection { value, .. } if value == wrong);
         assert!(named, "{error}");
     }
+    for scaling in [f32::NAN, f32::INFINITY, -1.0, 0.0, 1e-40, 1.1e6] {
+        let error = Selection::new(64, 6, scaling).unwrap_err();
+        assert!(matches!(error, RouterError::Config { setting: "scaling", .. }), "{error}");
+    }
     let stream = device.stream().unwrap();
     let selection = Selection::new(64, 6, SCALING).unwrap();
     let buffer = |len| device.allocate::<u32>("a shape", len).unwrap();

@@ -165,28 +165,37 @@ pub fn windows_of_a_long_chunk_are_gathered_before_its_append<B: Backend>(device
     assert!(matches!(error, KvError::LayerNotUpdated { layer: LayerId(0), .. }), "{error}");
     let layer = fed.inputs.update(step, LayerId(0)).unwrap();
     layer.gather_window(0..2, &tile, &lengths).unwrap();
-    layer.append().unwrap();
+    let other = tile.slice(0, 2 * 512).unwrap();
+    let error = step.swa(LayerId(0)).unwrap().already_updated(&other).map(drop).unwrap_err();
+    assert!(matches!(error, KvError::OtherRows { layer: LayerId(0), .. }), "{error}");
+    fed.inputs.resume(step, LayerId(0)).unwrap().append().unwrap();
     let layer = fed.inputs.resume(step, LayerId(0)).unwrap();
     let error = layer.gather_window(0..2, &tile, &lengths).unwrap_err();
     assert!(matches!(error, KvError::WindowOverwritten { tokens: 2, limit: 1 }), "{error}");
 }
 
-/// What reads the cache before the append of a long chunk may not write where the chunk's rows are, which the append reads.
-pub fn results_do_not_replace_rows_that_are_not_appended<B: Backend>(device: &Device<B>) {
-    const TOKENS: u32 = 8;
-    let story = Story::random(&tiny(), TOKENS as usize, 43);
+/// What reads the cache may not write where the step's rows are: the append of a long chunk reads them, and gathers of windows
+/// in every step.
+pub fn results_do_not_replace_the_steps_rows<B: Backend>(device: &Device<B>) {
+    for tokens in [8, 1] {
+        results_are_elsewhere(device, tokens);
+    }
+}
+
+fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
+    let story = Story::random(&tiny(), tokens as usize, 43);
     let mut fed = Fed::new(device, config(&tiny(), FORMATS, 1));
     let id = fed.manager.admit().unwrap();
-    let parts = [Part::new(id, &story, 0..TOKENS as usize)];
-    fed.inputs.load(&fed.stream, &parts, TOKENS);
+    let parts = [Part::new(id, &story, 0..tokens as usize)];
+    fed.inputs.load(&fed.stream, &parts, tokens);
     let (query, sinks) = (filled(&fed.stream, 8 * 512), filled(&fed.stream, 1));
     let (words, elsewhere) = (filled(&fed.stream, 8), filled(&fed.stream, 8 * 512));
     let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
     let mut kinds = 0;
     for id in steps[0].ids().map(|(id, _)| id).collect::<Vec<_>>() {
         let kv = fed.inputs.rows(id);
-        // The last of the chunk's rows, and what lies behind.
-        let over = kv.slice(7 * 512, 9 * 512).unwrap();
+        // The last of the step's rows, and what lies behind.
+        let over = kv.slice(u64::from(tokens - 1) * 512, 9 * 512).unwrap();
         let (counts, lse) = (kv.slice(0, 16).unwrap().cast().unwrap(), kv.slice(0, 16).unwrap());
         let lse = lse.cast().unwrap();
         let attend = |layer: &Updated<'_, B>,
@@ -194,7 +203,7 @@ pub fn results_do_not_replace_rows_that_are_not_appended<B: Backend>(device: &De
                       lse: Option<&Buffer<B, f32>>| {
             let form = QueryForm::Rotated;
             let heads = AttentionTensors { heads: 1, query: &query, form, sinks: &sinks, out, lse };
-            layer.attend(0..TOKENS, (&words, 1), &heads)
+            layer.attend(0..tokens, (&words, 1), &heads)
         };
         let layer = fed.inputs.update(&mut steps[0], id).unwrap();
         let mut results = vec![

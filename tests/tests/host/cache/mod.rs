@@ -22,4 +22,5 @@ mod spans;
 mod streams;
 mod threads;
 mod tier;
+mod told;
 mod transfer_waits;

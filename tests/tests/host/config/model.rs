@@ -1,5 +1,6 @@
 //! `ModelConfig`: the presets' layer counts, and `config.json` with each thing that can be wrong.
 
+use dsv4_kv::{CacheConfig, KvError};
 use kv_layout::config::{ConfigError, ModelConfig};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use serde_json::{Value, json};
@@ -211,6 +212,48 @@ fn dimensions_the_kernels_are_not_built_for() {
             }
             other => panic!("{name}: {other:?}"),
         }
+    }
+}
+
+/// Constants that a stored configuration of a cache may have, though no file of a model may.
+#[test]
+fn a_cache_refuses_rotary_constants_out_of_range() {
+    type Change = fn(&mut ModelConfig);
+    let tiny = ModelConfig::preset("tiny").unwrap();
+    let changes: [(&str, Change); 8] = [
+        ("rope_theta", |model| model.rope_theta = 0.0),
+        ("rope_theta", |model| model.rope_theta = -2.0),
+        ("rope_theta", |model| model.rope_theta = f64::NAN),
+        ("compress_rope.theta", |model| model.compress_rope.theta = 1.0),
+        ("compress_rope.factor", |model| model.compress_rope.factor = 0.0),
+        ("compress_rope.beta_fast", |model| model.compress_rope.beta_fast = f64::INFINITY),
+        ("compress_rope.beta_slow", |model| model.compress_rope.beta_slow = 0.0),
+        ("compress_rope.trained_context", |model| model.compress_rope.trained_context = 0.5),
+    ];
+    for (name, change) in changes {
+        let mut model = tiny.clone();
+        CacheConfig::new(model.clone()).validate().unwrap();
+        change(&mut model);
+        let error = CacheConfig::new(model).validate().unwrap_err();
+        let KvError::Model(error) = error else { panic!("{error}") };
+        assert!(
+            matches!(&*error, ConfigError::OutOfRange { field, .. } if field == name),
+            "{error}"
+        );
+    }
+}
+
+/// More draft layers than are taken are refused as such, however many ratios there are.
+#[test]
+fn more_draft_layers_than_there_can_be() {
+    for found in [43 + 64, 43 + 65] {
+        let mut config = file("flash");
+        config["num_nextn_predict_layers"] = json!(65);
+        config["compress_ratios"] = vec![0; found].into();
+        let error = ModelConfig::from_json(&config.to_string()).unwrap_err();
+        let named = matches!(&error, ConfigError::OutOfRange { field, value: 65.0, most: 64.0, .. }
+            if field == "num_nextn_predict_layers");
+        assert!(named, "{error}");
     }
 }
 
