@@ -81,8 +81,9 @@ impl SavedCheckpoint {
     }
 }
 
-/// A checkpoint of another cache, which was not given up: it still is that cache's. Converted to [`KvError`] (by `?`) it
-/// is lost.
+/// A checkpoint of another cache, which was not given up: it still is that cache's. It is no [`KvError`], so that `?` does
+/// not drop the checkpoint in a function that returns one: its storage would be lost to its cache. Where `?` boxes it, the
+/// checkpoint is in the box.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", KvError::ForeignCheckpoint)]
 pub struct ForeignCheckpoint(pub(crate) SavedCheckpoint);
@@ -91,12 +92,6 @@ impl ForeignCheckpoint {
     /// The checkpoint, to be given to its cache.
     pub fn into_checkpoint(self) -> SavedCheckpoint {
         self.0
-    }
-}
-
-impl From<ForeignCheckpoint> for KvError {
-    fn from(_: ForeignCheckpoint) -> Self {
-        Self::ForeignCheckpoint
     }
 }
 

@@ -17,7 +17,7 @@ use dsv4_kv::step::{
 };
 use dsv4_kv::{
     Accepted, Admission, Bucket, CacheConfig, IndexerWorkspace, KvCacheManager, KvError, Launches,
-    LayerId, Layers, Prompt, RequestId, StepRequest, WorkspaceLimits, bf16,
+    LayerId, Layers, Prompt, RequestId, StepRequest, Suspended, WorkspaceLimits, bf16,
 };
 
 /// Tensors of a program.
@@ -156,11 +156,15 @@ fn copies<B: Backend>(
     mut cache: KvCacheManager<B>,
     stream: Stream<B>,
     id: RequestId,
-) -> Result<[RequestId; 2], KvError> {
+    (mut running, mut waiting): (Vec<RequestId>, Vec<Suspended>),
+) -> Result<RequestId, KvError> {
 let other = cache.fork(&stream, id)?;
 let suspended = cache.suspend(&stream, id)?;
-let id = cache.resume(&stream, suspended)?;
-    Ok([other, id])
+match cache.resume(&stream, suspended) {
+    Ok(id) => running.push(id),
+    Err(refused) => waiting.push(refused.into_suspended()),
+}
+    Ok(other)
 }
 
 /// A line without its comment.

@@ -44,8 +44,10 @@ impl Suspended {
     }
 }
 
-/// The operation was refused; the request is still suspended, and unchanged. Converted to [`KvError`] (by `?`) the
-/// request is lost.
+/// The operation was refused; the request is still suspended, and unchanged. It is no [`KvError`], so that `?` does not
+/// drop the request in a function that returns one: a dropped request keeps its blocks and its copy's slot for good.
+/// Where `?` boxes it, the request is in the box.
+#[must_use = "it holds the request; take it by `into_suspended`, to resume it later"]
 pub struct StillSuspended(Box<(Suspended, KvError)>);
 
 impl StillSuspended {
@@ -62,12 +64,6 @@ impl StillSuspended {
     /// The request, to be resumed later.
     pub fn into_suspended(self) -> Suspended {
         self.0.0
-    }
-}
-
-impl From<StillSuspended> for KvError {
-    fn from(refused: StillSuspended) -> Self {
-        refused.0.1
     }
 }
 

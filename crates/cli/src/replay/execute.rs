@@ -170,6 +170,6 @@ impl Disturb for Bookkeeping {
     }
 
     fn resume(&mut self, _from: RequestId, suspended: Suspended) -> Result<RequestId> {
-        Ok(self.ledger.resume(suspended).map_err(KvError::from)?)
+        Ok(self.ledger.resume(suspended)?)
     }
 }

@@ -2,10 +2,7 @@
 
 use anyhow::Result;
 use dsv4_kv::device::{Null, NullDevice, Stream};
-use dsv4_kv::{
-    Accepted, CacheConfig, KvCacheManager, KvError, Launches, RequestId, StepRequest,
-    StillSuspended,
-};
+use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, KvError, Launches, RequestId, StepRequest};
 
 use super::inputs::Inputs;
 use super::row::Row;
@@ -39,7 +36,7 @@ fn measure_copies(tokens: u32) -> Result<[Row; 3]> {
         cache.release(copy)?;
         let suspended = suspend.time(clock, || cache.suspend(&stream, id))?;
         let resumed = resume.time(clock, || cache.resume(&stream, suspended));
-        id = resumed.map_err(|refused: StillSuspended| KvError::from(refused))?;
+        id = resumed?;
     }
     let size = format!("{tokens} tokens");
     Ok([
