@@ -20,8 +20,8 @@ use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::LinearError;
 use kv_layout::config::ConfigError;
 use kv_layout::geometry::LayerKind;
-use poison_read::PoisonRead;
-use refusal::list;
+use poison_read::{PoisonRead, first};
+use refusal::told;
 use text::still_there;
 
 /// Why the cache refused or failed.
@@ -59,7 +59,7 @@ pub enum KvError {
         kind: LayerKind,
     },
     /// A field of a bucket outside the range of its cache.
-    #[error("the bucket's {field} is {value}; it must be between 1 and {most}")]
+    #[error("the bucket's {field} is {value}; {}", text::bucket_range(field, *most))]
     Bucket {
         /// The field of [`crate::Bucket`].
         field: &'static str,
@@ -183,10 +183,9 @@ pub enum KvError {
         /// The step's layer group.
         group: LayerGroup,
     },
-    /// A step that was rejected, or a restore that failed, has overwritten rows that the request would need to go on.
-    #[error(
-        "{request} cannot go on at token {committed}: a rejected {group} step of more than max_draft + 1 tokens, or a restore that failed, has overwritten rows that it needs; release it and prefill again, or restore it"
-    )]
+    /// Rows that the request would need to go on are overwritten: by a step that was rejected, by a restore that failed, or by
+    /// draft layers that ran further ahead of the trunk than can be taken back.
+    #[error("{request} cannot go on at token {committed}: {}", text::overwritten(*group))]
     Overwritten {
         /// The request.
         request: RequestId,
@@ -292,8 +291,8 @@ pub enum KvError {
     },
     /// The draft layers cannot go to that token.
     #[error(
-        "{request}: the draft layers can go back to between {earliest} and {committed} tokens, not to {to}: rows that \
-         earlier positions need are overwritten"
+        "{request}: the draft layers can go back to between {earliest} and {committed} tokens, not to {to}: {}",
+        text::not_there(*to, *committed)
     )]
     CannotRewind {
         /// The request.
@@ -302,7 +301,8 @@ pub enum KvError {
         to: u32,
         /// Tokens that the draft layers have.
         committed: u32,
-        /// Fewest tokens to which they can go back: `max_draft` + 1 behind the last one written.
+        /// Fewest tokens to which they can go back: `max_draft` + 1 behind the last one written, or where a request that
+        /// came from a checkpoint or another cache has begun.
         earliest: u32,
     },
     /// No step of the group is open.
@@ -475,8 +475,8 @@ pub enum KvError {
         /// Bytes that one query needs.
         needed: u64,
     },
-    /// Queries outside the step.
-    #[error("queries {first}..{end} were asked for; the step covers {tokens} tokens")]
+    /// Queries outside the step, or a range that is reversed.
+    #[error("queries {first}..{end} were asked for; {}", text::queries(*first, *end, *tokens))]
     NoSuchQueries {
         /// First query.
         first: u32,
@@ -486,7 +486,7 @@ pub enum KvError {
         tokens: u32,
     },
     /// A graph that was captured for another bucket than the step's.
-    #[error("the graph was captured for {captured:?}; the step was begun with {step:?}")]
+    #[error("the graph was captured for {captured:?}; the step was begun with {}", text::begun_with(step.as_ref()))]
     WrongBucket {
         /// Bucket of the graph.
         captured: Bucket,
@@ -498,18 +498,16 @@ pub enum KvError {
         "the graph was captured over another cache, or its other layer group; replay it in a step of that one"
     )]
     ForeignGraph,
-    /// Kernels met indices outside their buffers and skipped them. The bytes of all requests are suspect: release them.
-    #[error("kernels refused rows whose slot, row or block is out of range: {}", list(refusals))]
+    /// Kernels met indices that are out of range and skipped them. [`Refusal::writes`] says what that means: after a
+    /// kernel that writes the cache, the bytes of all requests are suspect.
+    #[error("kernels refused rows whose slot, row or block is out of range: {}", told(refusals))]
     KernelRefused {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,
     },
     /// A gather returned rows, or the indexer scored keys, that nobody wrote. Rows that attention in place reads are not
     /// searched: they make its result NaN. Reported by a cache with `CacheConfig::poison`.
-    #[error(
-        "{count} gathered rows or scored keys hold what nobody wrote; the first: {}",
-        rows.first().map_or_else(String::new, |row| format!("{row:?}"))
-    )]
+    #[error("{count} gathered rows or scored keys hold what nobody wrote; {}", first(rows))]
     PoisonRead {
         /// Rows since the last check.
         count: u32,

@@ -27,3 +27,8 @@ pub struct PoisonRead {
     /// The row.
     pub row: PoisonedRow,
 }
+
+/// The first of several in words.
+pub(super) fn first(rows: &[PoisonRead]) -> String {
+    rows.first().map_or_else(String::new, |row| format!("the first: {row:?}"))
+}

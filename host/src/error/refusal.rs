@@ -1,5 +1,7 @@
 //! What kernels refused.
 
+use kernels_gpu::table::KERNELS;
+
 /// Rows that one kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -7,10 +9,90 @@ pub struct Refusal {
     pub kernel: &'static str,
     /// Rows it refused since the last check.
     pub count: u32,
+    /// Whether it writes the cache. If so, rows may be missing, and the bytes of all requests are suspect: release them.
+    ///
+    /// If not, it is a gather, attention, the indexer's scores, or a digest, and has changed no row of the cache. What it
+    /// returned for the queries it refused is wrong, and so is what was computed from it, later layers included. A list that
+    /// names an entry that its query does not see, or an output with fewer rows than the query sees entries, is the
+    /// ordinary reason. Reject the step, or release the requests that have committed it; the others are sound.
+    pub writes: bool,
 }
 
-/// Refusals in words, as an error lists them.
-pub fn list(refusals: &[Refusal]) -> String {
+impl Refusal {
+    /// `count` rows of a kernel, by its index in the table.
+    pub(crate) fn new(kernel: usize, count: u32) -> Self {
+        let kernel = &KERNELS[kernel];
+        let mut written = kernel.pointers.iter().filter(|pointer| pointer.mutable);
+        let writes = written.any(|pointer| !RESULTS.contains(&pointer.name));
+        Self { kernel: kernel.name, count, writes }
+    }
+}
+
+/// Pointers of the table through which kernels write, but not to the cache. One that is not named here counts as the
+/// cache's.
+const RESULTS: [&str; 13] = [
+    "arrivals",
+    "exchange",
+    "faults",
+    "lengths",
+    "lse",
+    "maxima",
+    "out",
+    "part_lse",
+    "part_sums",
+    "records",
+    "scores",
+    "selected",
+    "tile",
+];
+
+/// Refusals in words, as an error tells them, and what to do.
+pub fn told(refusals: &[Refusal]) -> String {
     let one = |refusal: &Refusal| format!("{} of {}", refusal.count, refusal.kernel);
-    refusals.iter().map(one).collect::<Vec<_>>().join(", ")
+    let list = refusals.iter().map(one).collect::<Vec<_>>().join(", ");
+    let writing: Vec<_> =
+        refusals.iter().filter(|refusal| refusal.writes).map(|refusal| refusal.kernel).collect();
+    if writing.is_empty() {
+        return format!(
+            "{list}; they only read, and have changed no row of the cache, but what they returned is wrong (of a list with an \
+             entry out of range, or an output with too few rows?): reject the step, or release the requests that have \
+             committed it"
+        );
+    }
+    let writing = writing.join(", ");
+    format!(
+        "{list}; {writing} write the cache, so that the bytes of all requests are suspect: release them"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the kernels that count what they refuse, these only read.
+    #[test]
+    fn kernels_that_write_the_cache_are_told_from_those_that_read() {
+        let reads = ["attend_", "digest_", "gather_", "index_score"];
+        let mut counts = [0, 0];
+        for (index, kernel) in KERNELS.iter().enumerate() {
+            if kernel.pointers.iter().all(|pointer| pointer.name != "faults") {
+                continue;
+            }
+            let refusal = Refusal::new(index, 3);
+            let only_reads = reads.iter().any(|name| kernel.name.starts_with(name));
+            assert_eq!(refusal.writes, !only_reads, "{}", kernel.name);
+            counts[usize::from(only_reads)] += 1;
+            assert_eq!(told(&[refusal]).contains("only read"), only_reads, "{}", kernel.name);
+        }
+        assert!(counts.iter().all(|&count| count >= 5), "{counts:?}");
+    }
+
+    #[test]
+    fn one_that_writes_makes_all_bytes_suspect() {
+        let read = Refusal { kernel: "gather_kv", count: 1, writes: false };
+        let write = Refusal { kernel: "append_swa", count: 2, writes: true };
+        let text = told(&[read, write]);
+        assert!(text.starts_with("1 of gather_kv, 2 of append_swa; append_swa write"), "{text}");
+        assert!(text.contains("suspect: release them"), "{text}");
+    }
 }

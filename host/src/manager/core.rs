@@ -57,9 +57,8 @@ impl<B: Backend> Core<B> {
             let both = totals.iter_mut().zip(counts);
             both.for_each(|(total, count)| *total = total.saturating_add(count));
         }
-        let all = KERNELS.iter().zip(totals).filter(|&(_, count)| count > 0);
-        let refusals: Vec<_> =
-            all.map(|(kernel, count)| Refusal { kernel: kernel.name, count }).collect();
+        let all = (0..).zip(totals).filter(|&(_, count)| count > 0);
+        let refusals: Vec<_> = all.map(|(kernel, count)| Refusal::new(kernel, count)).collect();
         if refusals.is_empty() {
             return Ok(());
         }

@@ -225,7 +225,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// Waits for `stream` and reports rows that kernels refused since the last check.
     ///
     /// # Errors
-    /// [`KvError::KernelRefused`] with every kernel that refused rows; [`KvError::Device`].
+    /// [`KvError::KernelRefused`] with every kernel that refused rows, and whether it writes the cache
+    /// ([`Refusal::writes`](crate::error::Refusal::writes)); [`KvError::Device`].
     pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
         self.core.check_faults(stream, &LayerGroup::ALL)
     }

@@ -242,6 +242,6 @@ pub fn a_second_token_of_a_request_is_refused<B: Backend>(device: &Device<B>) {
         step.commit(&[Accepted::count(id, 1)]).unwrap();
         let error = manager.check_faults(&stream).unwrap_err();
         let KvError::KernelRefused { refusals } = error else { panic!("{error}") };
-        assert_eq!(refusals, [Refusal { kernel: refused_by, count: 2 }]);
+        assert_eq!(refusals, [Refusal { kernel: refused_by, count: 2, writes: true }]);
     }
 }

@@ -179,6 +179,7 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     let want = ["append_swa_ue8m0", "gather_swa_ue8m0"];
     assert!(refusals.iter().map(|refusal| refusal.kernel).eq(want), "{refusals:?}");
     assert!(refusals.iter().all(|refusal| refusal.count > 0), "{refusals:?}");
+    assert!(refusals.iter().map(|refusal| refusal.writes).eq([true, false]), "{refusals:?}");
     small.check_faults(&stream).unwrap();
 }
 

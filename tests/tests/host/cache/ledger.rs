@@ -307,9 +307,12 @@ fn draft_layers_run_ahead_and_back() {
     assert_eq!((at(&ledger), ledger.committed(id).unwrap(), ledger.free_blocks()), (203, 0, 10));
     let to = |ledger: &mut Ledger, to| ledger.rewind_draft(id, to).unwrap_err().to_string();
     let advice = |to| {
+        let reason = match to {
+            204 => "that is beyond the last one they have, and rewinding only goes back",
+            _ => "rows that earlier positions need are overwritten, or never were in its slot",
+        };
         format!(
-            "{id}: the draft layers can go back to between 200 and 203 tokens, not to {to}: rows that \
-             earlier positions need are overwritten"
+            "{id}: the draft layers can go back to between 200 and 203 tokens, not to {to}: {reason}"
         )
     };
     assert_eq!(to(&mut ledger, 204), advice(204));
