@@ -122,12 +122,15 @@ fn a_captured_step<B: Backend>(
     mut cache: KvCacheManager<B>,
     stream: Stream<B>,
     your_buffers: Vec<Memory<B>>,
-    requests: Vec<StepRequest>,
-    accepted: Vec<Accepted<'_>>,
+    (workspace, indexers): (IndexerWorkspace<B>, HashMap<LayerId, CsaIndexer<B>>),
+    (requests, accepted): (Vec<StepRequest>, Vec<Accepted<'_>>),
 ) -> Result<(), KvError> {
     let model = Model;
 let bucket = Bucket::decode(cache.config(), 32);
-let graph = cache.capture(&stream, &bucket, your_buffers, |layers| model.run(layers))?;
+let mut touched = your_buffers;
+touched.extend(workspace.memory());
+touched.extend(indexers.values().flat_map(CsaIndexer::memory));
+let graph = cache.capture(&stream, &bucket, touched, |layers| model.run(layers))?;
 let mut step = cache.begin_step(&stream, Launches::Bucket(&bucket), &requests)?;
 step.replay(&graph)?;
 step.commit(&accepted)?;

@@ -18,13 +18,15 @@ use crate::ops::{
 use crate::step::{Csa, UpdatedLayer};
 use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
 
-/// Which queries pick how many entries, and where the lists go.
+/// Which queries pick how many entries, and where the lists go. Row 0 of the lists, and of what the indexer reads
+/// ([`Activations`], [`ProjectedQueries`]), belongs to the first query of the range, not of the step.
 pub struct Selection<'i, B: Backend> {
     /// Memory for projections and scores, of this cache.
     pub workspace: &'i IndexerWorkspace<B>,
     /// The queries, by their tokens' places in the step.
     pub queries: Range<u32>,
-    /// Entries of a list, at most 2,048.
+    /// Entries of a list, at most 2,048: the distance from one list to the next. Whoever reads the lists is given the same
+    /// number, which nothing checks.
     pub k: u32,
     /// `[queries, k]` i32: entries of the query's request, -1 behind the last.
     pub selected: &'i Buffer<B, i32>,

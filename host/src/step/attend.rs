@@ -17,6 +17,9 @@ use crate::ops::{
 
 /// The tensors of attention of some queries of a step: what it reads of the model, and where its results go.
 ///
+/// Row 0 of `query`, `out` and `lse` belongs to the first query of the range that is attended, not to the step's first: for
+/// `attend(n - 1..n, ..)` over tensors of the whole step, give [`Buffer::slice`]s of them.
+///
 /// ```
 /// use dsv4_kv::device::{EmuDevice, EmuOptions, bf16};
 /// use dsv4_kv::kv_layout::config::ModelConfig;
@@ -93,11 +96,16 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// Queues attention of the step's queries in the range `queries` to their sliding windows and to the entries that each query's
-    /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none): one softmax over both.
+    /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none; row 0 is that of the range's first query): one
+    /// softmax over both.
+    ///
+    /// `rows` is the length of a list, and so the distance from one to the next: with lists of `select` it must be the
+    /// [`k`](crate::indexer::Selection::k) that they were selected with. Nothing notices another one, with which queries read
+    /// parts of each other's lists.
     ///
     /// Of each list the first `min(rows, entries that the query sees)` elements are read; later ones are ignored. Lists of `select` fit:
     /// entries first, then -1. A -1 among the elements that are read is a key without weight. The number of elements that are read decides how keys
-    /// are divided among blocks, so a list that is padded with -1 can have other last bits with another `rows`: choose `rows` independently of
+    /// are divided among blocks, so a list that is padded with -1 can have other last bits with another `rows`: choose `rows`, and with it `k`, independently of
     /// the batch.
     ///
     /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).

@@ -83,7 +83,9 @@ mod sealed {
 impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     /// Queues the gather of the entries that each query's row of `selected` names (`[queries, rows]`
     /// i32 entry indices, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is
-    /// none). `rows` is the length of a list. An index that a query does not see gives a row of zeros, and is reported by
+    /// none). Row 0 of both belongs to the first query of the range, not of the step. `rows` is the length of a list, and so the
+    /// distance from one to the next: with lists of `select` the [`k`](crate::indexer::Selection::k) that they were selected
+    /// with, which nothing checks. An index that a query does not see gives a row of zeros, and is reported by
     /// [`crate::KvCacheManager::check_faults`].
     ///
     /// # Errors
@@ -109,7 +111,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
-    /// BF16) and their number into `lengths` (`[queries]` i32). Rows past the length keep what they held. A query that sees
+    /// BF16) and their number into `lengths` (`[queries]` i32). Row 0 of both belongs to the first query of the range, not of
+    /// the step. Rows past the length keep what they held. A query that sees
     /// more than `rows` entries gets the first `rows`, and is reported by [`crate::KvCacheManager::check_faults`].
     ///
     /// # Errors
@@ -133,7 +136,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         access.find_poison(queries, tile, GatheredRows::All(lengths, rows))
     }
 
-    /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.
+    /// Queues the number of entries that each query sees into `lengths` (`[queries]`; row 0 is that of
+    /// the range's first query); 0 for padding.
     ///
     /// # Errors
     /// As [`Self::gather_entries`].

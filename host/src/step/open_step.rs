@@ -67,6 +67,9 @@ impl<'a, B: Backend> Step<'a, B> {
     /// Ends the step: of each request the first `accepted` tokens become final; the others never
     /// were. Waits for nothing: the device may still run the step.
     ///
+    /// The error borrows the cache. In a function that returns `Box<dyn Error>` or `anyhow::Error`, `?` does not compile ("lifetime may
+    /// not live long enough", or E0499 at the next use of the cache): write `step.commit(..).map_err(KvError::from)?`.
+    ///
     /// # Errors
     /// [`CommitRefused`], which holds the step, unchanged: [`KvError::LayerUnfinished`]; as [`crate::ledger::Ledger::commit_step`].
     pub fn commit(mut self, accepted: &[Accepted<'_>]) -> Result<(), CommitRefused<'a, B>> {

@@ -39,7 +39,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     /// Keys of the step itself are read from its window rows, through the quantisation that the cache
     /// applies. `tile`: `[queries, 128, 512]` BF16, row j of a query its j-th oldest key, rows past its
     /// length zero. `lengths`: `[queries]` i32, 1 to 128, and 0 for padding, whose tile stays
-    /// untouched.
+    /// untouched. Row 0 of both belongs to the first query of the range, not of the step.
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more

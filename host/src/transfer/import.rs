@@ -94,7 +94,9 @@ impl<B: Backend> KvCacheManager<B> {
         if ledger.has_room(&loaded.0) { Ok(ledger.enter_room(loaded.0)) } else { Err(loaded) }
     }
 
-    /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing.
+    /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing. The positions must be those of the
+    /// export that made the payload ([`Export::positions`](super::Export::positions)): others with parts of equal sizes are not
+    /// noticed, and the request that comes has wrong rows.
     ///
     /// # Errors
     /// As these. Nothing has changed then, but prefixes that were evicted for it.
