@@ -149,3 +149,42 @@ fn the_example_of_the_readme_is_the_one_that_is_run() {
     assert_eq!(block(&here, first), block(&there, first));
     assert!(block(&there, first).lines().count() <= 40);
 }
+
+/// What the paragraphs "Where" of a text name and the tree does not have, and how many they name. A path begins at the
+/// workspace, in `crates`, or at what was named before it; what follows the word "test" are names of tests.
+fn missing_places(text: &str) -> (Vec<String>, usize) {
+    let (mut missing, mut count) = (Vec::new(), 0);
+    for place in text.split("- **Where.**").skip(1) {
+        let place = place.split("\n\n").next().unwrap_or_default();
+        let place = place.split(" test").next().and_then(|place| place.split(" Test").next());
+        let mut near = vec![root().join("crates"), root()];
+        for name in place.unwrap_or_default().split('`').skip(1).step_by(2) {
+            let (before, list) = name.split_once('{').unwrap_or(("", name));
+            for part in list.trim_end_matches('}').split(',') {
+                let name = format!("{before}{part}").replace("::", "/src/");
+                let names =
+                    ["{}", "{}.rs", "src/{}", "src/{}.rs"].map(|path| path.replace("{}", &name));
+                let mut paths =
+                    near.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+                count += 1;
+                let Some(path) = paths.find(|path| path.exists()) else {
+                    missing.push(name);
+                    continue;
+                };
+                near.splice(0..0, [path.clone(), path.parent().expect("a folder").to_owned()]);
+            }
+        }
+    }
+    (missing, count)
+}
+
+#[test]
+fn the_places_of_decisions_are_in_the_tree() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).expect("a document");
+    let (missing, count) = missing_places(&text);
+    assert!(count > 80, "{count} places");
+    assert!(missing.is_empty(), "docs/architecture.md names {missing:?}");
+    let text =
+        "- **Where.** `host` `ledger/{fork,room}`, `simt::no`, `kernels-gpu` `linear` (`tiled`).";
+    assert_eq!(missing_places(text), (vec!["ledger/room".into(), "simt/src/no".into()], 7));
+}

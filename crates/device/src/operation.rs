@@ -8,6 +8,9 @@ use simt::kernel::KernelInfo;
 use crate::span::Span;
 
 /// The launch arguments of one operation, which exists for every `Variant`.
+///
+/// Whoever launches one answers for it ([`Stream::launch`](crate::Stream::launch)): that [`Self::kernel`] indexes the list that the device
+/// was opened with, and that [`Self::info`], [`Self::extents`] and the arguments are those of that kernel.
 pub trait Operation: Copy + Send + Sync + 'static {
     /// The format or formats that choose among the operation's kernels.
     type Variant: Copy + Send + Sync + 'static;

@@ -83,7 +83,8 @@ impl<B: Backend> Stream<B> {
     ///
     /// # Safety
     /// The pointers are good for what the kernel reads and writes with these scalars, whatever that memory holds, and whoever writes it
-    /// meanwhile: the kernel checks each index that it reads.
+    /// meanwhile: the kernel checks each index that it reads. `O::kernel` indexes the list that the device was opened with, and
+    /// `O::info`, the extents and the arguments are those of that kernel.
     ///
     /// # Errors
     /// As [`Self::check`]; [`DeviceError::Cuda`]; [`DeviceError::Fault`] on the emulator.

@@ -217,7 +217,7 @@ impl Ledger {
         place.map(|place| (blocks, place))
     }
 
-    /// Gives the room of an target back. Nothing may be on its way there any more.
+    /// Gives the room of a load back. Nothing may be on its way there any more.
     pub(crate) fn drop_load(&mut self, target: LoadTarget) {
         let LoadTarget { reference, blocks, checkpoint } = target;
         if let Some((_, _, mut pools)) = self.sharing_parts() {

@@ -291,7 +291,7 @@ impl<B: Backend> KvCacheManager<B> {
         tier.end_store(&mut core.ledger(), waited)
     }
 
-    /// Starts the next target; with `only`, starts that one or nothing.
+    /// Starts the next load; with `only`, starts that one or nothing.
     fn start_load(&mut self, stream: &Stream<B>, only: Option<PrefetchId>) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
         if !tier.begin_load(&mut core.ledger(), only)? {

@@ -130,7 +130,7 @@ impl<B: Backend> Tier<B> {
         Ok(true)
     }
 
-    /// What is read for an target.
+    /// What is read for a load.
     fn pending_load(
         &self,
         wanted: Wanted,
