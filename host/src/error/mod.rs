@@ -3,12 +3,15 @@
 
 mod limited_by;
 mod memory_too_small;
+mod model_file;
+mod others;
 pub(crate) mod poison_read;
 mod refusal;
 mod text;
 
 pub use limited_by::LimitedBy;
 pub use memory_too_small::MemoryTooSmall;
+pub use others::{OtherRows, OtherToken};
 pub use refusal::Refusal;
 
 use crate::bucket::Bucket;
@@ -49,9 +52,7 @@ pub enum KvError {
     #[error(transparent)]
     Linear(#[from] LinearError),
     /// A draft layer that stores compressed entries.
-    #[error(
-        "layer {layer} is a draft (MTP) layer with {kind:?} attention; the cache serves draft layers with a sliding window alone"
-    )]
+    #[error("draft (MTP) layer {layer} has {kind:?} attention; draft layers have windows alone")]
     DraftLayerKind {
         /// The layer.
         layer: u32,
@@ -89,7 +90,7 @@ pub enum KvError {
     },
     /// More checkpoints are needed than are free.
     #[error(
-        "{needed} checkpoints are needed and {free} are free; discard some, or set a larger num_checkpoints"
+        "{needed} checkpoints needed, {free} free; discard some, or set a larger num_checkpoints"
     )]
     OutOfCheckpoints {
         /// Checkpoints needed.
@@ -98,9 +99,7 @@ pub enum KvError {
         free: u32,
     },
     /// The queue of prefetches is full.
-    #[error(
-        "{most} prompts wait to be brought from host memory; ask again when one of them has arrived"
-    )]
+    #[error("{most} prompts wait to come from host memory; ask again when one has arrived")]
     TooManyPrefetches {
         /// Most of them.
         most: usize,
@@ -320,9 +319,7 @@ pub enum KvError {
         group: LayerGroup,
     },
     /// A commit that does not name every request of the step.
-    #[error(
-        "the commit names {named} requests; the step has {requests}, and each must be named once"
-    )]
+    #[error("the commit names {named} requests, the step has {requests}; name each once")]
     CommitMismatch {
         /// Requests that the commit names.
         named: usize,
@@ -330,29 +327,11 @@ pub enum KvError {
         requests: usize,
     },
     /// Token ids that are not those of the prompt that the request was admitted with. The step is still open.
-    #[error(
-        "{request}: token {token} at position {position}, where its prompt has {expected}; name the tokens that the step ran"
-    )]
-    NotThePrompt {
-        /// The request.
-        request: RequestId,
-        /// Position of the first other token.
-        position: u32,
-        /// The token that the commit names.
-        token: u32,
-        /// The prompt's.
-        expected: u32,
-    },
+    #[error(transparent)]
+    NotThePrompt(OtherToken),
     /// Window rows in other memory than those that the layer was updated with.
-    #[error("layer {} was updated with window rows at {updated:#x}, not at {found:#x}; give the same tensor", layer.0)]
-    OtherRows {
-        /// The layer.
-        layer: LayerId,
-        /// Address of the rows of the update.
-        updated: u64,
-        /// Address of those that were given.
-        found: u64,
-    },
+    #[error(transparent)]
+    OtherRows(OtherRows),
     /// Token ids that are not those of the accepted tokens.
     #[error(
         "{request}: {given} token ids for {accepted} accepted tokens; give one for each, or none"
@@ -517,10 +496,4 @@ pub enum KvError {
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-}
-
-impl From<CheckpointError> for KvError {
-    fn from(error: CheckpointError) -> Self {
-        Self::ModelFile(Box::new(error))
-    }
 }

@@ -9,7 +9,7 @@ use super::open_step::Accepted;
 use super::prefix_tree::{Admission, Pools, Prompt, Sharer, Sharing};
 use crate::block::{BLOCK, Held};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
-use crate::error::KvError;
+use crate::error::{KvError, OtherToken};
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::ledger::requests::Requests;
 
@@ -89,7 +89,7 @@ impl Ledger {
             None => Ok(()),
             Some((at, expected)) => {
                 let (position, token) = (committed + at as u32, tokens[at]);
-                Err(KvError::NotThePrompt { request, position, token, expected })
+                Err(KvError::NotThePrompt(OtherToken { request, position, token, expected }))
             }
         }
     }

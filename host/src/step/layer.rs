@@ -17,7 +17,7 @@ use super::tracker::Tracker;
 use crate::device::Operation;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Running, Span, Stream, View, bf16};
-use crate::error::KvError;
+use crate::error::{KvError, OtherRows};
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::manager::core::Core;
@@ -137,7 +137,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
                 let found = kv.span().address();
                 match *self.tracker.rows {
                     Some(updated) if updated != found => {
-                        Err(KvError::OtherRows { layer, updated, found })
+                        Err(KvError::OtherRows(OtherRows { layer, updated, found }))
                     }
                     _ => Ok(self.updated(kv)),
                 }

@@ -1,5 +1,6 @@
 //! Token ids that a commit names: those of the prompt that the request was admitted with.
 
+use dsv4_kv::error::OtherToken;
 use dsv4_kv::{Accepted, KvError, LayerGroup, Prompt, StepRequest};
 
 use super::conversations::{Run, config};
@@ -21,7 +22,7 @@ fn other_tokens_than_the_prompts_are_refused() {
         let mut wrong = prompt[256..512].to_vec();
         wrong[at - 256] += 10_000;
         let error = run.refused(id, &wrong);
-        let KvError::NotThePrompt { request, position, token, expected } = error else {
+        let KvError::NotThePrompt(OtherToken { request, position, token, expected }) = error else {
             panic!("{error}")
         };
         assert_eq!(
@@ -34,7 +35,10 @@ fn other_tokens_than_the_prompts_are_refused() {
     let mut rest = prompt[512..].to_vec();
     rest.extend(5000..5100);
     rest[187] = 1;
-    assert!(matches!(run.refused(id, &rest), KvError::NotThePrompt { position: 699, .. }));
+    assert!(matches!(
+        run.refused(id, &rest),
+        KvError::NotThePrompt(OtherToken { position: 699, .. })
+    ));
     rest[187] = 699;
     run.step(id, &rest);
     // A fork answers what it likes, and a request without a prompt runs what it likes.

@@ -1,0 +1,33 @@
+//! What a caller named that is not what the cache has of the same thing.
+
+use crate::ids::{LayerId, RequestId};
+
+/// A token id in a commit that is not the prompt's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{request}: token {token} at position {position}, where its prompt has {expected}; name the tokens that the step ran"
+)]
+pub struct OtherToken {
+    /// The request.
+    pub request: RequestId,
+    /// Position of the first other token.
+    pub position: u32,
+    /// The token that the commit names.
+    pub token: u32,
+    /// The prompt's.
+    pub expected: u32,
+}
+
+/// Window rows in other memory than those of the layer's update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "layer {} was updated with window rows at {updated:#x}, not at {found:#x}; give the same tensor", layer.0
+)]
+pub struct OtherRows {
+    /// The layer.
+    pub layer: LayerId,
+    /// Address of the rows of the update.
+    pub updated: u64,
+    /// Address of those that were given.
+    pub found: u64,
+}
