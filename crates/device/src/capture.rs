@@ -273,6 +273,35 @@ pub(crate) fn domain(key: u64) -> Arc<Captures> {
     })
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    /// A wait for one device holds up no capture of another: a rank may wait for what another does behind its capture.
+    #[test]
+    fn a_wait_elsewhere_holds_up_no_capture() {
+        let [here, elsewhere] = [(); 2].map(|()| Arc::<Captures>::default());
+        let [waits, captured] = [(); 2].map(|()| Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let wait = || {
+                    waits.wait();
+                    captured.wait();
+                    Ok(())
+                };
+                elsewhere.outside("waiting for a stream", wait).unwrap();
+            });
+            waits.wait();
+            here.begin(1, Vec::new()).unwrap();
+            here.end().unwrap();
+            captured.wait();
+        });
+    }
+}
+
 /// `RUSTFLAGS="--cfg loom" cargo test --release -p dsv4-kv-device --lib -- loom`: every order in which two
 /// threads can meet here.
 #[cfg(all(test, loom))]
@@ -287,8 +316,8 @@ mod loom_tests {
     #[test]
     fn a_refusal_and_the_end_of_a_capture_agree() {
         loom::model(|| {
-            let captures = loom::sync::Arc::new(Captures::default());
-            let other = loom::sync::Arc::clone(&captures);
+            let captures = Arc::new(Captures::default());
+            let other = Arc::clone(&captures);
             let other = thread::spawn(move || other.outside("allocating", || Ok(())).is_err());
             captures.begin(1, Vec::new()).unwrap();
             let failed = captures.end().is_err();
@@ -300,9 +329,10 @@ mod loom_tests {
     #[test]
     fn one_of_two_captures_is_refused() {
         loom::model(|| {
-            let captures = loom::sync::Arc::new(Captures::default());
-            let other = loom::sync::Arc::clone(&captures);
-            let begin = |captures: &Captures, stream| captures.begin(stream, Vec::new()).is_ok();
+            let captures = Arc::new(Captures::default());
+            let other = Arc::clone(&captures);
+            let begin =
+                |captures: &Arc<Captures>, stream| captures.begin(stream, Vec::new()).is_ok();
             let other = thread::spawn(move || begin(&other, 1));
             let here = begin(&captures, 2);
             assert!(here != other.join().unwrap());
@@ -316,7 +346,7 @@ mod loom_tests {
     #[test]
     fn what_is_recorded_was_checked() {
         loom::model(|| {
-            let captures = loom::sync::Arc::new(Captures::default());
+            let captures = Arc::new(Captures::default());
             let captured = loom::sync::Arc::new(AtomicBool::new(false));
             let (other, flag) = (captures.clone(), captured.clone());
             let other = thread::spawn(move || {
@@ -342,7 +372,7 @@ mod loom_tests {
     #[test]
     fn what_is_recorded_shows_in_the_count() {
         loom::model(|| {
-            let captures = loom::sync::Arc::new(Captures::default());
+            let captures = Arc::new(Captures::default());
             let captured = loom::sync::Arc::new(AtomicBool::new(false));
             let (other, flag) = (captures.clone(), captured.clone());
             let other = thread::spawn(move || {
@@ -385,7 +415,7 @@ mod loom_tests {
         }
 
         loom::model(|| {
-            let captures = loom::sync::Arc::new(Captures::default());
+            let captures = Arc::new(Captures::default());
             let captured = loom::sync::Arc::new(AtomicBool::new(false));
             let count = loom::sync::Arc::new(AtomicUsize::new(0));
             let freed = Freed { captured: captured.clone(), count: count.clone() };

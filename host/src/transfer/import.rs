@@ -77,7 +77,8 @@ impl<B: Backend> KvCacheManager<B> {
         match self.write_room(stream, port, &room.0, payload) {
             Ok(()) => Ok(Loaded(room.0)),
             Err(error) => {
-                // What was queued before the failure must not write room of somebody else. Where waiting fails, nothing runs.
+                // What was queued before the failure must not write room of somebody else. Where a device error prevents the wait nothing
+                // runs; where a capture does, whoever has the room next uses it in the order of the cache's steps, so behind these copies.
                 let _ = stream.synchronize();
                 self.give_back(room).map_err(MoveError::ForeignRoom)?;
                 Err(error)

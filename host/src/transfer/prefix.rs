@@ -107,7 +107,8 @@ impl<B: Backend> KvCacheManager<B> {
             return Ok(None);
         };
         if let Err(error) = self.write_prefix(stream, port, &target, &payload) {
-            // What was queued before the failure must not write room of somebody else. Where waiting fails, nothing runs.
+            // What was queued before the failure must not write room of somebody else. Where a device error prevents the wait nothing
+            // runs; where a capture does, whoever has the room next uses it in the order of the cache's steps, so behind these copies.
             let _ = stream.synchronize();
             self.core().ledger().drop_load(target);
             return Err(error);

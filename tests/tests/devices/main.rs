@@ -101,8 +101,11 @@ fn cuda_cases() -> Vec<CudaCase> {
         case("device::embedder::its_memory_is_used_where_it_lies", |_| {
             device::embedder::its_memory_is_used_where_it_lies();
         }),
-        case("device::embedder::a_capture_is_of_all_contexts", |_| {
-            device::embedder::a_capture_is_of_all_contexts();
+        case("device::embedder::a_capture_binds_its_thread_in_other_contexts", |_| {
+            device::embedder::a_capture_binds_its_thread_in_other_contexts();
+        }),
+        case("device::embedder::a_refused_gpu_leaves_no_context", |_| {
+            device::embedder::a_refused_gpu_leaves_no_context();
         }),
     ];
     suite.chain(left_out).chain(both).chain(pairs).chain(embedders).collect()

@@ -165,21 +165,24 @@ fn any_call_may_fail() {
     }
 }
 
-/// Devices of one domain, as all GPUs of a process are, share what a capture forbids.
+/// Devices of one domain, as two of one CUDA context are, share captures and what these forbid.
 #[test]
 fn devices_of_a_domain_share_captures() {
     let in_domain =
         |domain| Device::from_backend(Failing::new(Emulator::new(OPTIONS)).in_domain(domain));
-    let [one, other, apart] = [7, 7, 8].map(in_domain);
-    let [stream, others, aparts] = [&one, &other, &apart].map(|device| device.stream().unwrap());
+    let [one, other] = [7, 7].map(in_domain);
+    let [stream, others] = [&one, &other].map(|device| device.stream().unwrap());
     let buffer = one.allocate::<u8>("buffer", 64).unwrap();
     let dropped = other.allocate::<u8>("dropped in the capture", 64).unwrap();
     let theirs = other.allocate::<u8>("of the other", 64).unwrap();
     let graph = stream.capture(vec![buffer.memory()], || {
         let nested = others.capture(Vec::new(), || Ok(())).expect_err("one at a time");
         assert!(matches!(nested, DeviceError::NestedCapture), "{nested}");
-        aparts.capture(Vec::new(), || Ok::<_, DeviceError>(())).expect("no matter of this domain");
-        drop(dropped);
+        in_thread(|| {
+            let nested = others.capture(Vec::new(), || Ok(())).expect_err("one at a time");
+            assert!(matches!(nested, DeviceError::NestedCapture), "{nested}");
+            drop(dropped);
+        });
         assert_eq!(other.free_memory().unwrap(), OPTIONS.memory - 128, "freed later");
         others.fill(&theirs, 3)?;
         stream.fill(&buffer, 1)
@@ -190,12 +193,62 @@ fn devices_of_a_domain_share_captures() {
     assert_eq!(download(&stream, &buffer), [1; 64]);
 
     let captured = stream.capture(vec![buffer.memory()], || {
-        let refused = other.allocate::<u8>("in its capture", 1).expect_err("forbidden");
+        let allocate = || other.allocate::<u8>("in its capture", 1).expect_err("forbidden");
+        let refused = in_thread(allocate);
         assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
-        apart.allocate::<u8>("elsewhere", 1).map(drop)
+        Ok::<_, DeviceError>(())
     });
     let error = captured.expect_err("the other device broke the capture");
     assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
+}
+
+/// A capture leaves devices of other domains alone, but in its own thread: there they allocate, wait and capture no more than its
+/// device does, and free behind it.
+#[test]
+fn a_capture_binds_its_thread_on_other_devices() {
+    let in_domain =
+        |domain| Device::from_backend(Failing::new(Emulator::new(OPTIONS)).in_domain(domain));
+    let [device, other] = [11, 12].map(in_domain);
+    let [stream, others] = [&device, &other].map(|device| device.stream().unwrap());
+    let buffer = device.allocate::<u8>("buffer", 64).unwrap();
+    let [here, there] = ["here", "there"].map(|name| other.allocate::<u8>(name, 64).unwrap());
+    let free = || OPTIONS.memory - other.free_memory().unwrap();
+    let graph = stream.capture(vec![buffer.memory()], || {
+        drop(here);
+        assert_eq!(free(), 128, "freed behind the capture");
+        in_thread(|| {
+            drop(there);
+            assert_eq!(free(), 64, "another thread frees");
+            others.synchronize().unwrap();
+            drop(other.allocate::<u8>("meanwhile", 8).unwrap());
+            drop(others.capture(Vec::new(), || Ok::<_, DeviceError>(())).unwrap());
+        });
+        let nested = others.capture(Vec::new(), || Ok(())).expect_err("one at a time");
+        assert!(matches!(nested, DeviceError::NestedCapture), "{nested}");
+        stream.fill(&buffer, 1)
+    });
+    assert_eq!(free(), 0, "freed");
+    stream.replay(&graph.expect("nothing broke the capture")).unwrap();
+    assert_eq!(download(&stream, &buffer), [1; 64]);
+    let breaks: [&dyn Fn() -> Result<(), DeviceError>; 3] = [
+        &|| other.allocate::<u8>("in the capture", 1).map(drop),
+        &|| others.synchronize(),
+        &|| other.stream().map(drop),
+    ];
+    for forbidden in breaks {
+        let captured = stream.capture(vec![buffer.memory()], || {
+            let refused = forbidden().expect_err("forbidden in this thread");
+            assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+            Ok::<_, DeviceError>(())
+        });
+        let error = captured.map(drop).expect_err("a rule of the capture was broken");
+        assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
+        forbidden().expect("behind it");
+    }
+}
+
+fn in_thread<R: Send>(run: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
 }
 
 /// A stream works when nothing else of its device is held any more.

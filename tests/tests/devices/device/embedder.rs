@@ -3,10 +3,10 @@
 use cust::context::Context;
 use cust::memory::{CopyDestination, DeviceBuffer};
 use cust::stream::{Stream, StreamFlags};
-use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, kernels};
+use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, Kernels, kernels};
 use kv_layout::main_row::MainFormat;
 
-use crate::inputs::{assert_same, oracle, rows};
+use crate::inputs::{assert_same, download, oracle, rows};
 use crate::window::swa::Rings;
 
 pub fn its_context_and_stream_are_used() {
@@ -59,38 +59,83 @@ pub fn its_memory_is_used_where_it_lies() {
     assert_eq!(read, [1, 2, 9, 4]);
 }
 
-/// The driver forbids frees, allocations and waits in all contexts of the process while one captures: here they are refused, or put
-/// off, also for a device of another context.
-pub fn a_capture_is_of_all_contexts() {
+/// While a context captures, other contexts of the process allocate, wait, free and are opened as ever, but in the capturing thread: there
+/// the driver would refuse that, and end the capture.
+pub fn a_capture_binds_its_thread_in_other_contexts() {
     let capturing = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
     let (mut context, gpu) = (std::ptr::null_mut(), 0);
     // SAFETY: the call writes the context, of GPU 0, which exists.
     let made = unsafe { cust::sys::cuCtxCreate_v2(&raw mut context, 0, gpu) };
     assert_eq!(made, cust::sys::CUresult::CUDA_SUCCESS);
+    let context = Shared(context);
     // SAFETY: a live context, which is never destroyed.
-    let other =
-        unsafe { CudaDevice::from_context(context, CudaOptions::default(), &kernels()) }.unwrap();
-    let stream = capturing.stream().unwrap();
+    let open =
+        || unsafe { CudaDevice::from_context(context.0, CudaOptions::default(), &kernels()) };
+    let other = open().unwrap();
+    let (stream, others) = (capturing.stream().unwrap(), other.stream().unwrap());
     let buffer = capturing.allocate::<u32>("captured", 4).unwrap();
-    let dropped = other.allocate::<u8>("dropped in the capture", 64 << 20).unwrap();
+    let [here, there] = ["here", "there"].map(|name| other.allocate::<u8>(name, 64 << 20).unwrap());
     let free = other.free_memory().unwrap();
     let graph = stream.capture(vec![buffer.memory()], || {
-        drop(dropped);
-        stream.fill(&buffer, 1)
+        stream.fill(&buffer, 1)?;
+        drop(here);
+        std::thread::scope(|scope| {
+            let meanwhile = scope.spawn(|| {
+                drop(there);
+                let more = other.allocate::<u8>("meanwhile", 4).unwrap();
+                others.fill(&more, 7).unwrap();
+                assert_eq!(download(&others, &more), [7; 4]);
+                let event = other.event().unwrap();
+                others.record(&event).unwrap();
+                event.wait().unwrap();
+                others.synchronize().unwrap();
+                drop(open().unwrap());
+            });
+            meanwhile.join().unwrap();
+        });
+        stream.fill(&buffer, 2)
     });
     stream.replay(&graph.expect("nothing broke the capture")).unwrap();
-    assert!(other.free_memory().unwrap() >= free + (64 << 20), "it was freed behind the capture");
-    let broken = stream.capture(vec![buffer.memory()], || {
-        let refused = other.allocate::<u8>("in the capture", 1).unwrap_err();
-        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
-        // SAFETY: as above.
-        let opened =
-            unsafe { CudaDevice::from_context(context, CudaOptions::default(), &kernels()) };
-        let refused = opened.map(drop).unwrap_err();
-        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
-        stream.fill(&buffer, 1)
-    });
-    let broken = broken.map(drop).unwrap_err();
-    assert!(matches!(broken, DeviceError::ForbiddenInCapture { .. }), "{broken}");
+    assert_eq!(download(&stream, &buffer), [0x0202_0202; 4]);
+    assert!(other.free_memory().unwrap() >= free + (128 << 20), "both are freed");
+    for opens in [false, true] {
+        let broken = stream.capture(vec![buffer.memory()], || {
+            let refused = match opens {
+                true => open().map(drop).unwrap_err(),
+                false => other.allocate::<u8>("in the capture", 1).map(drop).unwrap_err(),
+            };
+            assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+            stream.fill(&buffer, 1)
+        });
+        let broken = broken.map(drop).unwrap_err();
+        assert!(matches!(broken, DeviceError::ForbiddenInCapture { .. }), "{broken}");
+    }
     other.allocate::<u8>("behind it", 1).map(drop).unwrap();
+}
+
+/// A context, which any thread may use.
+struct Shared(cust::sys::CUcontext);
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Sync for Shared {}
+
+/// A GPU that is refused when it is opened gives its context back, and that is not current any more: what asks for the thread's
+/// context would use it.
+pub fn a_refused_gpu_leaves_no_context() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let refuse: dsv4_kv::device::PtxOf =
+                |_, _| Err(DeviceError::NoDevice { ordinal: 7, count: 7 });
+            // SAFETY: no kernel of the list is ever loaded.
+            let none = unsafe { Kernels::new(&[], refuse) };
+            let refused = dsv4_kv::device::Cuda::open(CudaOptions::default(), &none).map(drop);
+            let refused = refused.expect_err("there is no PTX");
+            assert!(matches!(refused, DeviceError::NoDevice { ordinal: 7, .. }), "{refused}");
+            let mut current = std::ptr::null_mut();
+            // SAFETY: the call writes the context.
+            let status = unsafe { cust::sys::cuCtxGetCurrent(&raw mut current) };
+            assert_eq!(status, cust::sys::CUresult::CUDA_SUCCESS);
+            assert!(current.is_null(), "a context that was given back");
+        });
+    });
 }
