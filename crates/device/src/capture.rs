@@ -13,8 +13,6 @@ use loom::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
-#[cfg(loom)]
-use loom::thread_local;
 #[cfg(not(loom))]
 use std::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
@@ -24,9 +22,14 @@ use std::sync::{
 use crate::error::DeviceError;
 use crate::span::Span;
 
+#[cfg(not(loom))]
 thread_local! {
     /// The domain in which this thread captures a stream.
     static CAPTURING: RefCell<Option<Arc<Captures>>> = const { RefCell::new(None) };
+}
+#[cfg(loom)]
+loom::thread_local! {
+    static CAPTURING: RefCell<Option<Arc<Captures>>> = RefCell::new(None);
 }
 
 /// The one capture that devices of a domain can have at a time.

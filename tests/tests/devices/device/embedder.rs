@@ -70,7 +70,7 @@ pub fn a_capture_binds_its_thread_in_other_contexts() {
     let context = Shared(context);
     // SAFETY: a live context, which is never destroyed.
     let open =
-        || unsafe { CudaDevice::from_context(context.0, CudaOptions::default(), &kernels()) };
+        || unsafe { CudaDevice::from_context(context.raw(), CudaOptions::default(), &kernels()) };
     let other = open().unwrap();
     let (stream, others) = (capturing.stream().unwrap(), other.stream().unwrap());
     let buffer = capturing.allocate::<u32>("captured", 4).unwrap();
@@ -115,6 +115,12 @@ pub fn a_capture_binds_its_thread_in_other_contexts() {
 
 /// A context, which any thread may use.
 struct Shared(cust::sys::CUcontext);
+
+impl Shared {
+    fn raw(&self) -> cust::sys::CUcontext {
+        self.0
+    }
+}
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Sync for Shared {}
