@@ -4,7 +4,7 @@
 //! frontend ── request plane ──> worker.rs: LLMEngine ── jobs ──> batch.rs: a thread with the engine
 //!          <── tokens ───────────────────────────── updates ───┘   │ events of its prefix tree (ZMQ)
 //!                                                                   │
-//! prefill: a prompt is computed and leaves as an offer; its ticket is the result       moves.rs, ticket.rs
+//! prefill: a prompt is computed and leaves as an offer; its ticket is the result       moves.rs, ticket.rs, questions.rs
 //! decode:  the ticket's payload is read and verified beside the steps, and admitted between two of them
 //! ```
 //!
@@ -15,6 +15,7 @@
 //! | [`request`] | a request of Dynamo as a job, or why it is refused |
 //! | [`batch`] | steps of all that run |
 //! | [`moves`] | requests that leave and come |
+//! | [`questions`] | the port at which decode workers ask |
 //! | [`ticket`] | what a decode worker needs of a prefill worker |
 //! | [`device`] | the model and where it runs |
 
@@ -22,6 +23,7 @@ pub mod args;
 pub mod batch;
 pub mod device;
 pub mod moves;
+pub mod questions;
 pub mod request;
 pub mod ticket;
 pub mod worker;

@@ -1,9 +1,8 @@
 //! Requests that leave for a decode worker, and come from a prefill worker.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -18,14 +17,13 @@ use dsv4_kv_transfer::{
 };
 
 use crate::args::Options;
-use crate::ticket::{ANSWER_TIMEOUT, Asks, Question, Remote, Ticket, asked};
+use crate::questions::{ANSWER_TIMEOUT, Answers, Question, answer_all, wake};
+use crate::ticket::{Asks, Remote, Ticket, asked};
 
 /// How long an offer is kept that nobody claims.
 const OFFER_LIFETIME: Duration = Duration::from_secs(60);
 /// Bytes that offers take together.
 const HELD: u64 = 16 << 30;
-/// How long who connects may take to ask.
-const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a read may take.
 const DEADLINES: Deadlines = Deadlines {
     read: Duration::from_secs(10),
@@ -33,7 +31,7 @@ const DEADLINES: Deadlines = Deadlines {
     quiet: Duration::from_secs(30),
 };
 
-/// What a prefill worker offers, and the thread that answers who asks for it.
+/// What a prefill worker offers, and the threads that answer who asks for it.
 pub struct Offers {
     held: Mutex<Held>,
     control: SocketAddr,
@@ -57,10 +55,7 @@ impl Offers {
             TcpListener::bind(control).with_context(|| format!("--control {control}"))?;
         let held = Mutex::new(Held { sender, start: Instant::now() });
         let offers = Arc::new(Self { held, control: listener.local_addr()? });
-        let shared = Arc::downgrade(&offers);
-        std::thread::Builder::new()
-            .name("claims".into())
-            .spawn(move || answer_all(&listener, &shared))?;
+        answer_all(listener, &Arc::downgrade(&offers))?;
         Ok(offers)
     }
 
@@ -77,36 +72,24 @@ impl Offers {
         }
     }
 
-    fn answer(&self, mut asks: TcpStream) -> std::io::Result<()> {
-        asks.set_read_timeout(Some(ASK_TIMEOUT))?;
-        let mut question: Question = [0; 17];
-        asks.read_exact(&mut question)?;
-        let done = match asked(question) {
-            Some((Asks::Claim, source)) => self.lock().sender.claim(source),
-            Some((Asks::GivesUp, source)) => self.lock().sender.give_up(source),
-            None => false,
-        };
-        asks.write_all(&[done.into()])
-    }
-
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Offers {
-    fn drop(&mut self) {
-        // Wakes the thread, which finds that there is nothing left to answer for.
-        let _ = TcpStream::connect_timeout(&self.control, ASK_TIMEOUT);
+impl Answers for Offers {
+    fn answer(&self, question: Question) -> bool {
+        match asked(question) {
+            Some((Asks::Claim, source)) => self.lock().sender.claim(source),
+            Some((Asks::GivesUp, source)) => self.lock().sender.give_up(source),
+            None => false,
+        }
     }
 }
 
-fn answer_all(listener: &TcpListener, offers: &Weak<Offers>) {
-    for asks in listener.incoming() {
-        let Some(offers) = offers.upgrade() else { break };
-        if let Err(error) = asks.and_then(|asks| offers.answer(asks)) {
-            tracing::warn!(%error, "a claim could not be answered");
-        }
+impl Drop for Offers {
+    fn drop(&mut self) {
+        wake(&self.control);
     }
 }
 

@@ -4,14 +4,12 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use dsv4_kv_transfer::transport::Descriptor;
 use dsv4_kv_transfer::{Control, Offer, Source};
 use serde::{Deserialize, Serialize};
 
-/// How long the prefill worker may take to answer.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::questions::{ANSWER_TIMEOUT, Question};
 
 /// An offer, and who made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,9 +47,6 @@ impl Ticket {
         Some(Offer { manifest: from_hex(&self.manifest)?, payload })
     }
 }
-
-/// A question: what it is, then epoch and lease, little-endian. The answer is one byte.
-pub type Question = [u8; 17];
 
 /// What a question is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,153 @@
+//! The port at which decode workers ask: each connection is answered by a thread of its own, so that one that is silent
+//! holds up nobody else.
+
+use std::io::{Error, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long the prefill worker may take to answer.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long whoever connects may take for the whole question: who waits behind others is answered in time all the same.
+const ASK_TIMEOUT: Duration = Duration::from_millis(500);
+/// Connections that are answered at once.
+const THREADS: usize = 32;
+
+/// A question: what it is, then epoch and lease, little-endian. The answer is one byte.
+pub type Question = [u8; 17];
+
+/// Who answers questions.
+pub trait Answers: Send + Sync + 'static {
+    /// The answer to a question.
+    fn answer(&self, question: Question) -> bool;
+}
+
+/// Answers who connects, in threads that end when `who` is dropped, and calls [`wake`] then.
+///
+/// # Errors
+/// No thread could be started.
+pub fn answer_all<A: Answers>(listener: TcpListener, who: &Weak<A>) -> std::io::Result<()> {
+    let listener = Arc::new(listener);
+    for _ in 0..THREADS {
+        let (listener, who) = (Arc::clone(&listener), Weak::clone(who));
+        let answer = move || {
+            for asks in listener.incoming() {
+                let Some(who) = who.upgrade() else { break };
+                if let Err(error) = asks.and_then(|asks| answer_one(asks, &*who)) {
+                    tracing::warn!(%error, "a claim could not be answered");
+                }
+            }
+        };
+        std::thread::Builder::new().name("claims".into()).spawn(answer)?;
+    }
+    Ok(())
+}
+
+/// Wakes the threads, each of which takes one connection, and finds that there is nothing left to answer for.
+pub fn wake(control: &SocketAddr) {
+    for _ in 0..THREADS {
+        if TcpStream::connect_timeout(control, ASK_TIMEOUT).is_err() {
+            break;
+        }
+    }
+}
+
+fn answer_one(mut asks: TcpStream, who: &impl Answers) -> std::io::Result<()> {
+    let question = read(&mut asks)?;
+    asks.write_all(&[who.answer(question).into()])
+}
+
+/// Reads a question. All of it has one deadline, however many reads it takes.
+fn read(asks: &mut TcpStream) -> std::io::Result<Question> {
+    let (begun, mut question, mut there) = (Instant::now(), Question::default(), 0);
+    while there < question.len() {
+        let left = ASK_TIMEOUT.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            let why = format!("{there} bytes of a question came in {ASK_TIMEOUT:?}");
+            return Err(Error::new(ErrorKind::TimedOut, why));
+        }
+        asks.set_read_timeout(Some(left))?;
+        match asks.read(&mut question[there..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => there += bytes,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(question)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Says whether a question ends with 1.
+    struct Last(SocketAddr);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            wake(&self.0);
+        }
+    }
+
+    impl Answers for Last {
+        fn answer(&self, question: Question) -> bool {
+            question.ends_with(&[1])
+        }
+    }
+
+    fn ask(control: SocketAddr, question: Question) -> u8 {
+        let mut stream = TcpStream::connect(control).unwrap();
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
+        stream.write_all(&question).unwrap();
+        let mut answer = [9];
+        stream.read_exact(&mut answer).unwrap();
+        answer[0]
+    }
+
+    /// Who connects and is silent holds up nobody, nor do more of them than there are threads.
+    #[test]
+    fn silent_connections_hold_up_nobody() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let control = listener.local_addr().unwrap();
+        let who = Arc::new(Last(control));
+        answer_all(listener, &Arc::downgrade(&who)).unwrap();
+        for silent in [1, THREADS + 1] {
+            let connect = |_| TcpStream::connect(control).unwrap();
+            let silent: Vec<_> = (0..silent).map(connect).collect();
+            for last in [1, 0] {
+                assert_eq!(ask(control, [last; 17]), last);
+            }
+            drop(silent);
+        }
+        // The port is free when its threads have ended.
+        drop(who);
+        let begun = Instant::now();
+        while TcpListener::bind(control).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "the threads have not ended");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// One that sends its question byte by byte has no longer than others.
+    #[test]
+    fn a_question_has_one_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut asks, _) = listener.accept().unwrap();
+        let begun = Instant::now();
+        let sends = std::thread::spawn(move || {
+            let send = |_| {
+                std::thread::sleep(ASK_TIMEOUT / 4);
+                slow.write_all(&[1]).is_ok()
+            };
+            (0..17).all(send)
+        });
+        let error = read(&mut asks).unwrap_err();
+        let kinds = [ErrorKind::TimedOut, ErrorKind::WouldBlock];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        assert!((ASK_TIMEOUT..ANSWER_TIMEOUT).contains(&begun.elapsed()));
+        drop(asks);
+        sends.join().unwrap();
+    }
+}
