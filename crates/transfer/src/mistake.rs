@@ -28,6 +28,8 @@ pub enum Mistake {
     ClaimWithoutEnd,
     /// A source is asked for the same payload again.
     AsksAgain,
+    /// An offer that comes twice is read twice.
+    OffersRepeat,
     /// A target that gives up does not tell its source.
     GivesUpSilently,
     /// A sender takes more memory than it may.

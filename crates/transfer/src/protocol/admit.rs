@@ -79,7 +79,7 @@ impl<B: Backend> Target<'_, B> {
             return Err(self.refuse((room, source), error, control));
         }
         // Before the bytes are loaded, so that of two threads one asks.
-        if verified.was_asked() && !made(Mistake::AsksAgain) {
+        if verified.taken.was_asked() && !made(Mistake::AsksAgain) {
             return Err(self.give_back(room, TransferError::AskedBefore { source_of: source }));
         }
         let Self { cache, stream, port, .. } = self;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use dsv4_kv::RequestId;
 use dsv4_kv::transfer::{MoveError, Positions};
 
+use super::sources::REMEMBERED;
 use super::transfer_id::TransferId;
 use crate::image::{ImageError, ImageKind, Source};
 use crate::transport::TransportError;
@@ -44,12 +45,23 @@ pub enum TransferError {
         /// What it had offered.
         source_of: Source,
     },
-    /// The source was asked for this payload before. Its answer may come late, and nothing tells it from another.
+    /// The source was asked for this payload before, or it is so old that nobody knows. Its answer may come late, and nothing
+    /// tells it from another. If the first copy of the offer is a claim still, the source is that claim's: it is not to be given
+    /// up ([`Control::give_up`](super::Control::give_up)).
     #[error(
-        "{source_of:?} was asked for before; compute the request again, or let its source offer it anew"
+        "{source_of:?} was asked for before, or {REMEMBERED} others since it was offered; drop this copy of its offer, or let its source offer the request anew"
     )]
     AskedBefore {
         /// What it had offered.
+        source_of: Source,
+    },
+    /// The offer or opening came before: its source is read, or its payload was verified and is not dropped. The source is that
+    /// transfer's: it is not to be given up ([`Control::give_up`](super::Control::give_up)).
+    #[error(
+        "{source_of:?} is read already, or was verified; drop this copy of its offer, and do not give its source up"
+    )]
+    TakenBefore {
+        /// What was offered.
         source_of: Source,
     },
     /// The source has not said in its time whether it still holds what it offered. It may have given the request up.

@@ -16,7 +16,7 @@ impl<T: Transport> Receiver<T> {
     /// Nobody waits for a read any more, which may go on.
     pub(super) fn shut_in(&mut self, memory: Quarantined) {
         if made(Mistake::NoQuarantine) {
-            self.release(memory.read.taken_for_ended(), memory.share, false);
+            self.release(memory.read.taken_for_ended(), memory.share);
             return;
         }
         self.quarantine.add(memory);
@@ -48,7 +48,7 @@ impl<T: Transport> Receiver<T> {
             match self.transport.poll(read) {
                 Polled::Done(memory) => {
                     self.stats.ended_late += 1;
-                    self.release(memory, share, true);
+                    self.release(memory, share);
                 }
                 Polled::Failed(read, _) => {
                     self.quarantine.add(Quarantined { read, share, began, failed: true });

@@ -117,13 +117,6 @@ pub(super) struct Lent {
     pool: Pool,
 }
 
-impl Lent {
-    /// It does not come back: it is freed.
-    pub fn discard(mut self) {
-        self.region = None;
-    }
-}
-
 impl Deref for Lent {
     type Target = Region;
 

@@ -6,6 +6,7 @@
 //! | `receiver.rs` | the target: reads, and their deadlines |
 //! | `quarantine.rs`, `fence.rs` | memory that a read may still write, and the end of the transport |
 //! | `reading.rs`, `verified.rs` | a request that comes, and one that has come |
+//! | `sources.rs` | which sources a target has read and asked: an offer that comes twice is taken once |
 //! | `transfer_id.rs` | the name of a transfer |
 //! | `memory.rs` | memory of the target's reads |
 //! | `admit.rs` | from bytes to a request |
@@ -24,6 +25,7 @@ mod quarantine;
 mod reading;
 mod receiver;
 mod sender;
+mod sources;
 mod transfer_id;
 mod verified;
 

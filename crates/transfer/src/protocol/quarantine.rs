@@ -1,4 +1,5 @@
-//! What nobody waits for and is not free: memory that a read may still write, or that the transport could not give back.
+//! What nobody waits for and is not free: memory that a read may still write, to which other bytes came than were offered, or
+//! that the transport could not give back.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ pub(super) struct Quarantined {
     pub failed: bool,
 }
 
-/// Memory that the transport could not give back, and has until it is ended.
+/// Memory that the transport has until it is ended: it could not give it back, or said that a read had ended whose bytes were
+/// not there.
 #[derive(Debug)]
 struct Kept {
     share: Share,
@@ -68,7 +70,7 @@ impl Quarantine {
         self.reads.push(memory);
     }
 
-    /// The transport could not give memory back.
+    /// The transport has this memory until it is ended.
     pub fn keep(&mut self, share: Share) {
         self.kept.push(Kept { share, since: self.now });
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::error::TransferError;
 use super::memory::Share;
 use super::offer::{Offer, Ready};
+use super::sources::Taken;
 use super::transfer_id::TransferId;
 use crate::image::{Digests, ImageError, Manifest, check_end, decode_manifest};
 use crate::mistake::{Mistake, made};
@@ -14,6 +15,7 @@ use crate::transport::{Descriptor, InFlight, Region, Registered};
 #[derive(Debug)]
 pub(super) struct Reading {
     pub id: TransferId,
+    pub taken: Taken,
     /// What was opened, without digests.
     pub opened: Manifest,
     /// What was offered, once it was.

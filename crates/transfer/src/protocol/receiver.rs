@@ -7,8 +7,9 @@ use super::memory::{Budget, Pool, Share};
 use super::offer::{Offer, Opening, Ready};
 use super::quarantine::{Quarantine, Quarantined};
 use super::reading::{Memory, Reading};
+use super::sources::{Sources, Taken};
 use super::transfer_id::TransferId;
-use super::verified::Verified;
+use super::verified::{Verified, verify};
 use crate::image::{Digests, Expected, Manifest, check_end, decode_manifest, decode_opening};
 use crate::mistake::{Mistake, made};
 use crate::transport::{
@@ -58,7 +59,8 @@ pub struct ReceiverStats {
     pub early_bytes: u64,
 }
 
-/// What a target reads. Times count from whenever the caller likes.
+/// What a target reads. It reads each source once at a time, and none that was asked: what two receivers of one cache are
+/// offered must be different. Times count from whenever the caller likes.
 #[derive(Debug)]
 pub struct Receiver<T: Transport> {
     pub(super) transport: T,
@@ -69,6 +71,7 @@ pub struct Receiver<T: Transport> {
     piece: usize,
     pub(super) deadlines: Deadlines,
     pub(super) budget: Budget,
+    sources: Sources,
     pub(super) reading: Vec<Reading>,
     pub(super) quarantine: Quarantine,
     /// What ended outside of [`Self::poll`], which says so the next time.
@@ -104,7 +107,7 @@ impl<T: Transport> Receiver<T> {
     ) -> Self {
         let (budget, stats) = (Budget::new(most_bytes), ReceiverStats::default());
         let (reading, ended, quarantine) = (Vec::new(), Vec::new(), Quarantine::default());
-        let (pool, piece) = (Pool::default(), PIECE);
+        let (pool, sources, piece) = (Pool::default(), Sources::default(), PIECE);
         Self {
             transport,
             storage,
@@ -112,6 +115,7 @@ impl<T: Transport> Receiver<T> {
             piece,
             deadlines,
             budget,
+            sources,
             reading,
             quarantine,
             ended,
@@ -130,7 +134,7 @@ impl<T: Transport> Receiver<T> {
     /// [`Self::offered`].
     ///
     /// # Errors
-    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`], [`TransferError::NoTransport`].
+    /// As [`Self::begin`].
     pub fn open(
         &mut self,
         now: Duration,
@@ -173,7 +177,9 @@ impl<T: Transport> Receiver<T> {
     /// Begins to read what was offered, all at once. Nothing is read of an offer that the target could not take.
     ///
     /// # Errors
-    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`], [`TransferError::NoTransport`].
+    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`], [`TransferError::NoTransport`];
+    /// [`TransferError::TakenBefore`] and [`TransferError::AskedBefore`] for what came before. Nothing has changed then. Of a
+    /// source that was read in vain and not asked the same offer may begin again.
     pub fn begin(
         &mut self,
         now: Duration,
@@ -198,10 +204,10 @@ impl<T: Transport> Receiver<T> {
         self.find(id)?;
         let place = self.reading.iter().position(|reading| reading.id == id);
         if let Some(place) = place {
-            let Reading { memory, share, began, done, .. } = self.reading.swap_remove(place);
+            let Reading { memory, share, began, .. } = self.reading.swap_remove(place);
             match memory {
                 Memory::Out(_) => {}
-                Memory::Idle(memory) => self.release(memory, share, done > 0),
+                Memory::Idle(memory) => self.release(memory, share),
                 Memory::Read { read, .. } => {
                     self.shut_in(Quarantined { read, share, began, failed: false });
                 }
@@ -232,6 +238,7 @@ impl<T: Transport> Receiver<T> {
         opened.check(expected)?;
         self.quarantine.now = now;
         self.quarantine.check_transport()?;
+        let taken = self.sources.take(opened.source)?;
         let needed = opened.payload_bytes();
         let (share, region) = self.take_memory(needed)?;
         let memory = self.transport.register(region)?;
@@ -241,6 +248,7 @@ impl<T: Transport> Receiver<T> {
         let (goal, began, since) = (0, now, now);
         let reading = Reading {
             id,
+            taken,
             opened,
             offered,
             from,
@@ -278,7 +286,7 @@ impl<T: Transport> Receiver<T> {
                 Ok(reading)
             }
             Err(NotPosted(memory, error)) => {
-                self.release(memory, reading.share, reading.done > 0);
+                self.release(memory, reading.share);
                 Err(error.into())
             }
         }
@@ -313,11 +321,10 @@ impl<T: Transport> Receiver<T> {
         self.budget.take(needed).ok_or(none)
     }
 
-    /// Gives memory back that no read writes: for the next payload if nothing was read to it; else it is freed, since bytes that were not
-    /// verified may still come late.
-    pub(super) fn release(&mut self, memory: Registered, share: Share, was_read: bool) {
+    /// Gives memory back that no read writes, for the next payload: each read into it has ended, as its transport says, and nothing
+    /// that came says otherwise.
+    pub(super) fn release(&mut self, memory: Registered, share: Share) {
         match self.transport.deregister(memory) {
-            Ok(region) if was_read => drop(region),
             Ok(region) => self.pool.put(region),
             Err(_) => self.quarantine.keep(share),
         }
@@ -357,7 +364,7 @@ impl<T: Transport> Receiver<T> {
                             .for_each(|all| digests.extend(sections, &all[..end]));
                     };
                     if let Err(error) = self.transport.with_region(&mut memory, digest) {
-                        self.release(memory, reading.share, true);
+                        self.release(memory, reading.share);
                         return Err(error.into());
                     }
                     reading =
@@ -404,15 +411,16 @@ impl<T: Transport> Receiver<T> {
         }
         match whole {
             Some(manifest) => {
-                let share = reading.share;
-                self.verify(manifest, reading.digests, (memory, share)).map(Advanced::Verified)
+                let Reading { digests, taken, share, .. } = reading;
+                let verified = self.verify((manifest, digests), taken, (memory, share));
+                verified.map(Advanced::Verified)
             }
             None if now.saturating_sub(reading.since) < after => {
                 Ok(Advanced::GoesOn(Reading { memory: Memory::Idle(memory), ..reading }))
             }
             None => {
                 self.stats.quiet += 1;
-                self.release(memory, reading.share, reading.done > 0);
+                self.release(memory, reading.share);
                 Err(TransferError::Quiet { after })
             }
         }
@@ -420,29 +428,27 @@ impl<T: Transport> Receiver<T> {
 
     fn verify(
         &mut self,
-        manifest: Manifest,
-        digests: Digests,
-        (memory, share): (Registered, Share),
+        (manifest, digests): (Manifest, Digests),
+        taken: Taken,
+        (mut memory, share): (Registered, Share),
     ) -> Result<Verified, TransferError> {
-        let region = match self.transport.deregister(memory) {
-            Ok(region) => region,
+        let compare = |region: RegionMut<'_>| verify(&manifest, &region, digests);
+        let compared = self.transport.with_region(&mut memory, compare);
+        if let Err(error) = compared.map_err(TransferError::from).flatten() {
+            self.stats.damaged += 1;
+            // Perhaps the transport said too early that the read had ended, and the right bytes are still to come: it keeps the
+            // memory until it is ended, as that of reads that have failed.
+            self.quarantine.keep(share);
+            return Err(error);
+        }
+        match self.transport.deregister(memory) {
+            Ok(region) => {
+                self.stats.verified += 1;
+                Ok(Verified { manifest, region: self.pool.lend(region), _share: share, taken })
+            }
             Err(error) => {
                 self.quarantine.keep(share);
-                return Err(error.into());
-            }
-        };
-        let region = self.pool.lend(region);
-        let verified = Verified::new(manifest, region, share);
-        match verified.verify(digests) {
-            Ok(()) => {
-                self.stats.verified += 1;
-                Ok(verified)
-            }
-            Err(error) => {
-                self.stats.damaged += 1;
-                // Bytes may still come to where wrong ones did: nothing else is read to that memory.
-                verified.region.discard();
-                Err(error)
+                Err(error.into())
             }
         }
     }

@@ -1,14 +1,13 @@
 //! A payload that was compared with its digests.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use dsv4_kv::device::{Backend, Buffer, Device};
 use dsv4_kv::transfer::Parts;
 
 use super::error::TransferError;
 use super::memory::{Lent, Share};
+use super::sources::Taken;
 use crate::image::{Digests, Manifest, places};
-use crate::transport::{MemoryKind, TransportError};
+use crate::transport::{MemoryKind, Region, TransportError};
 
 /// Where the bytes of a payload are.
 pub(super) enum Payload<'v, B: Backend> {
@@ -33,20 +32,10 @@ pub struct Verified {
     pub(super) manifest: Manifest,
     pub(super) region: Lent,
     pub(super) _share: Share,
-    /// Whether its source was asked for it.
-    asked: AtomicBool,
+    pub(super) taken: Taken,
 }
 
 impl Verified {
-    pub(super) fn new(manifest: Manifest, region: Lent, share: Share) -> Self {
-        Self { manifest, region, _share: share, asked: AtomicBool::new(false) }
-    }
-
-    /// Whether its source was asked for it before; from now on it was.
-    pub(super) fn was_asked(&self) -> bool {
-        self.asked.swap(true, Ordering::Relaxed)
-    }
-
     /// What it says of itself.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
@@ -96,17 +85,21 @@ impl Verified {
             None => self.copy().map(Payload::Copied),
         }
     }
+}
 
-    /// Compares the bytes with their digests, of which these are known already.
-    pub(super) fn verify(&self, mut known: Digests) -> Result<(), TransferError> {
-        let sections = &self.manifest.sections;
-        match self.region.host() {
-            Some(_) => known.extend(sections, self.payload()),
-            None => {
-                let places: Vec<_> = places(sections, 0).collect();
-                known = Digests::of(sections, &places, self.region.digests(&places)?);
-            }
+/// Compares the bytes of a payload with their digests, of which these are known already.
+pub(super) fn verify(
+    manifest: &Manifest,
+    region: &Region,
+    mut known: Digests,
+) -> Result<(), TransferError> {
+    let sections = &manifest.sections;
+    match region.host() {
+        Some(bytes) => known.extend(sections, &bytes[..manifest.payload_bytes() as usize]),
+        None => {
+            let places: Vec<_> = places(sections, 0).collect();
+            known = Digests::of(sections, &places, region.digests(&places)?);
         }
-        Ok(known.compare(sections)?)
     }
+    Ok(known.compare(sections)?)
 }

@@ -1,13 +1,16 @@
 //! A source that is asked, and does not answer.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use dsv4_kv::device::Emulator;
 use dsv4_kv::transfer::{MoveError, Positions, Reserved};
 use dsv4_kv_tests::fed::{Padding, Part};
 use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::protocol::Offer;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{
-    Claim, Claimed, Control, Receiver, Sender, Source, Target, TransferError, Verified,
+    Claim, Claimed, Control, Receiver, Sender, Source, Target, TransferError, TransferId, Verified,
 };
 
 use crate::world::{BLOCKS, MOST, NEVER, World, deadlines};
@@ -175,6 +178,179 @@ pub fn a_payload_is_asked_for_once() {
     let claimed = came.settle(Duration::ZERO, claim);
     make(Mistake::Nothing);
     assert!(matches!(claimed, Ok(Claimed::Admitted(_))), "{claimed:?}");
+}
+
+/// A control channel that has a source's answer until the source is given up, as it may.
+#[derive(Default)]
+struct Keeps {
+    /// Questions that the source has not heard.
+    asked: Vec<Source>,
+    answers: HashMap<Source, bool>,
+}
+
+impl Keeps {
+    /// The source hears a question, and its answer comes.
+    fn hear(&mut self, sender: &mut Sender<Loopback>) {
+        let source = self.asked.remove(0);
+        self.answers.insert(source, sender.claim(source));
+    }
+}
+
+impl Control for Keeps {
+    fn ask(&mut self, source: Source) -> Result<(), String> {
+        self.asked.push(source);
+        Ok(())
+    }
+
+    fn answer(&mut self, source: Source) -> Result<Option<bool>, String> {
+        Ok(self.answers.get(&source).copied())
+    }
+
+    fn give_up(&mut self, source: Source) {
+        self.answers.remove(&source);
+    }
+}
+
+/// A target that is offered the same again and again.
+struct Repeated {
+    world: World,
+    sender: Sender<Loopback>,
+    receiver: Receiver<Loopback>,
+    offer: Offer,
+    source: Source,
+    keeps: Keeps,
+}
+
+impl Repeated {
+    fn new() -> Self {
+        let (mut world, fabric) = (World::new(), Fabric::default());
+        let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+        let (source, offer) = world.offer_until(&mut sender, 2, NEVER);
+        let receiver = Receiver::new(Loopback::new(&fabric), deadlines(), MOST);
+        Self { world, sender, receiver, offer, source, keeps: Keeps::default() }
+    }
+
+    fn begin(&mut self) -> Result<TransferId, TransferError> {
+        self.receiver.begin(Duration::ZERO, &self.offer, &self.world.expected())
+    }
+
+    fn came(&mut self) -> Vec<Verified> {
+        let ended = self.receiver.poll(Duration::ZERO).into_iter();
+        ended.map(|(_, verified)| verified.unwrap()).collect()
+    }
+
+    fn load(&mut self, verified: &Verified) -> Claim {
+        let Self { world, keeps, .. } = self;
+        let room = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
+        target(world, |target| target.load(verified, room, SECOND, keeps)).unwrap()
+    }
+
+    fn settle(&mut self, claim: Claim) -> Result<Claimed, TransferError> {
+        let Self { world, keeps, .. } = self;
+        target(world, |target| target.settle(Duration::ZERO, claim, keeps))
+    }
+
+    /// All that a refused offer must leave as it is.
+    fn state(&self) -> [u64; 8] {
+        let Self { world, sender, receiver, .. } = self;
+        let ledger = world.target.fed.manager.ledger();
+        [
+            receiver.taken_bytes(),
+            receiver.idle_bytes(),
+            receiver.reads() as u64,
+            receiver.stats().begun,
+            sender.offers() as u64,
+            sender.held_bytes(),
+            ledger.free_blocks().into(),
+            ledger.live_requests() as u64,
+        ]
+    }
+
+    /// The offer comes again, and is refused.
+    fn refuse(&mut self) -> TransferError {
+        let before = self.state();
+        let refused = self.begin().unwrap_err();
+        assert_eq!(self.state(), before, "{refused}");
+        refused
+    }
+}
+
+fn target<R>(world: &mut World, work: impl FnOnce(&mut Target<'_, Emulator>) -> R) -> R {
+    let site = &mut world.target;
+    let (stream, weights) = (site.fed.stream.clone(), crate::world::weights());
+    let (cache, port) = (&mut site.fed.manager, &mut site.port);
+    work(&mut Target { cache, stream: &stream, port, weights })
+}
+
+fn is_taken(refused: &TransferError, source: Source) -> bool {
+    matches!(refused, TransferError::TakenBefore { source_of } if *source_of == source)
+}
+
+fn is_asked(refused: &TransferError, source: Source) -> bool {
+    matches!(refused, TransferError::AskedBefore { source_of } if *source_of == source)
+}
+
+/// An offer that the control channel delivers twice is read once. Else the source's yes to the first question would be taken for
+/// one to the second, and the request would be in one cache twice.
+pub fn an_offer_that_comes_twice() {
+    let mut twice = Repeated::new();
+    let source = twice.source;
+    twice.begin().unwrap();
+    assert!(is_taken(&twice.refuse(), source), "while it is read");
+    let verified = twice.came().pop().unwrap();
+    assert!(is_taken(&twice.refuse(), source), "while it waits to be admitted");
+    // Nobody wants it, and nobody was asked: it may come again.
+    drop(verified);
+    twice.begin().unwrap();
+    let verified = twice.came().pop().unwrap();
+    let claim = twice.load(&verified);
+    twice.keeps.hear(&mut twice.sender);
+    assert!(matches!(twice.settle(claim), Ok(Claimed::Admitted(_))));
+    // What that is against.
+    let mut twice = Repeated::new();
+    make(Mistake::OffersRepeat);
+    twice.begin().unwrap();
+    twice.begin().unwrap();
+    make(Mistake::Nothing);
+    let came = twice.came();
+    let claims: Vec<_> = came.iter().map(|verified| twice.load(verified)).collect();
+    twice.keeps.hear(&mut twice.sender);
+    for claim in claims {
+        assert!(matches!(twice.settle(claim), Ok(Claimed::Admitted(_))));
+    }
+    assert_eq!(twice.world.target.fed.manager.ledger().live_requests(), 2);
+    twice.keeps.hear(&mut twice.sender);
+    assert!(!twice.keeps.answers[&twice.source], "the source has said yes once");
+}
+
+/// An offer that comes again when its source was asked is never read again: its answer may be kept for ever.
+pub fn an_offer_that_comes_again_late() {
+    let mut late = Repeated::new();
+    let source = late.source;
+    late.begin().unwrap();
+    let verified = late.came().pop().unwrap();
+    let claim = late.load(&verified);
+    assert!(is_asked(&late.refuse(), source));
+    drop(verified);
+    assert!(is_asked(&late.refuse(), source), "the source has not answered");
+    late.keeps.hear(&mut late.sender);
+    let claimed = late.settle(claim);
+    assert!(matches!(claimed, Ok(Claimed::Admitted(_))), "{claimed:?}");
+    assert!(is_asked(&late.refuse(), source), "the answer is there still");
+    // A request that is offered anew is another.
+    let (other, offer) = late.world.offer_until(&mut late.sender, 2, NEVER);
+    late.offer = offer;
+    assert_ne!(source, other);
+    // Neither a transfer that was given up nor a read that has failed has asked.
+    let id = late.begin().unwrap();
+    late.receiver.give_up(id).unwrap();
+    late.begin().unwrap();
+    drop(late.came());
+    assert!(late.sender.give_up(other));
+    for _ in 0..2 {
+        let failed = late.begin().unwrap_err();
+        assert!(matches!(failed, TransferError::Transport(_)), "{failed}");
+    }
 }
 
 /// Room and claims of another cache are handed back, whatever else is wrong: that cache alone can free them.

@@ -27,6 +27,8 @@ pub enum Fault {
     Stale,
     /// It says that it is done, with half of the bytes.
     Partial,
+    /// The same, and the others are written later.
+    Early(Duration),
     /// It fails, with half of the bytes; the others are written later.
     Error(Duration),
     /// It never ends, and writes bytes after a time.
@@ -163,7 +165,7 @@ impl Transport for Faulty {
                 write(&other);
             }
             Fault::Partial => write(&bytes[..half]),
-            Fault::Error(after) => {
+            Fault::Error(after) | Fault::Early(after) => {
                 write(&bytes[..half]);
                 self.write_at(id, after, (start, bytes));
             }

@@ -177,6 +177,24 @@ pub fn kept_memory_comes_back() {
     assert_eq!((line.receiver.taken_bytes(), line.receiver.stats().fences), (0, 1));
 }
 
+/// A transport that says too early that a read has ended: the bytes that come later come to memory that nobody else has.
+pub fn success_that_is_too_early() {
+    let mut line = Line::new(DEADLINES);
+    let bytes = line.world.samples[2].payload.len() as u64;
+    line.begin(2, Fault::Early(50 * MILLI)).unwrap();
+    let ended = line.settle(MILLI);
+    assert!(matches!(ended[..], [Err(TransferError::Image(_))]), "{ended:?}");
+    let receiver = &line.receiver;
+    assert_eq!((receiver.quarantined_bytes(), receiver.idle_bytes()), (bytes, 0));
+    // Other requests come meanwhile.
+    line.begin(2, Fault::None).unwrap();
+    assert!(matches!(line.settle(60 * MILLI)[..], [Ok(())]));
+    assert_eq!((line.plan.late.get(), line.plan.outside.get()), (1, 0));
+    assert_eq!(line.receiver.taken_bytes(), bytes);
+    line.settle(DEADLINES.fence);
+    assert_eq!((line.receiver.taken_bytes(), line.receiver.stats().fences), (0, 1));
+}
+
 /// The name of a transfer means nothing to another receiver, although both read the same offer.
 pub fn transfers_are_of_one_receiver() {
     for mistake in [Mistake::IdsRepeat, Mistake::Nothing] {

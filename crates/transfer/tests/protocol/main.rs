@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 48] = [
+    let tests: [(&str, fn()); 51] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         (
             "admitting::a_payload_is_of_one_set_of_weights",
@@ -58,6 +58,8 @@ fn main() {
         ("claims::a_silent_source", claims::a_silent_source_holds_nobody),
         ("claims::a_late_yes", claims::a_late_yes_is_nobodys),
         ("claims::asked_once", claims::a_payload_is_asked_for_once),
+        ("claims::offer_that_comes_twice", claims::an_offer_that_comes_twice),
+        ("claims::offer_that_comes_late", claims::an_offer_that_comes_again_late),
         ("claims::room_of_another_cache", claims::room_of_another_cache_is_handed_back),
         ("claims::sources_are_told", claims::sources_are_told),
         ("leases::own_drafts", leases::a_draft_is_its_senders),
@@ -69,6 +71,7 @@ fn main() {
         ("fencing::what_waits", fencing::what_waits_keeps_its_bytes),
         ("fencing::made_again", fencing::a_transport_is_made_again),
         ("fencing::kept_memory", fencing::kept_memory_comes_back),
+        ("fencing::too_early", fencing::success_that_is_too_early),
         ("fencing::names", fencing::transfers_are_of_one_receiver),
         ("pieces::faults", pieces::a_fault_in_any_piece_is_seen),
         ("pieces::deadline", pieces::all_pieces_have_one_deadline),

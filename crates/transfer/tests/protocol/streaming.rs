@@ -240,11 +240,7 @@ pub fn silence_and_giving_up_free_memory() {
     }
     faults.receiver.give_up(transfer).unwrap();
     assert_eq!(faults.receiver.taken_bytes(), 0);
-    assert_eq!(
-        faults.receiver.idle_bytes(),
-        0,
-        "memory with bytes that were not verified is not kept"
-    );
+    assert!(faults.receiver.idle_bytes() > 0, "its reads have ended, and so the next one has it");
     assert!(matches!(
         faults.receiver.give_up(transfer),
         Err(TransferError::NoSuchTransfer { id }) if id == transfer
@@ -263,7 +259,7 @@ pub fn silence_and_giving_up_free_memory() {
     assert!(bytes > 0 && faults.receiver.quarantined_bytes() == bytes);
     faults.wait(60 * MILLI);
     assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().ended_late), (0, 1));
-    assert_eq!(faults.receiver.idle_bytes(), 0);
+    assert_eq!(faults.receiver.idle_bytes(), bytes);
     faults.ends(prefill.id);
 }
 
