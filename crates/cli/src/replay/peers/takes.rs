@@ -37,7 +37,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 struct Coming {
     transfer: Option<TransferId>,
     reused: u32,
-    at_ms: f64,
+    /// When it was offered, once it was.
+    at_ms: Option<f64>,
     verified: Option<Verified>,
 }
 
@@ -102,6 +103,18 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
         }
     }
 
+    /// Takes memory from prompts that are computed still, if no request that has any is whole: those that are whole give theirs
+    /// to others by themselves, but a prompt may wait until those that wait here have gone on.
+    fn make_room(&mut self) -> Result<()> {
+        let has_room = |coming: &Coming| coming.transfer.is_some() && coming.at_ms.is_some();
+        if !self.coming.values().any(has_room) {
+            for transfer in self.coming.values_mut().filter_map(|coming| coming.transfer.take()) {
+                self.receiver.give_up(transfer)?;
+            }
+        }
+        Ok(())
+    }
+
     fn coming(&mut self, index: usize) -> Result<&mut Coming> {
         self.coming.get_mut(&index).context("a request is opened before it comes")
     }
@@ -116,8 +129,10 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
                 let open = |receiver: &mut Receiver<T>, now, expected: &Expected<'_>| {
                     receiver.open(now, &opening, expected)
                 };
-                // Offers that wait for memory come first: they are whole, and who waits for them computes nothing meanwhile.
-                let transfer = if self.late.is_empty() { self.read(open)? } else { None };
+                // What was opened before comes first: where it is whole already, the other process may compute nothing until it
+                // has gone on.
+                let none_waits = self.coming.values().all(|coming| coming.transfer.is_some());
+                let transfer = if none_waits { self.read(open)? } else { None };
                 let coming = Coming { transfer, reused, ..Coming::default() };
                 self.coming.insert(index, coming);
             }
@@ -130,7 +145,7 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
             ToDecode::Offer { index, manifest, payload, at_ms } => {
                 let offer = Offer { manifest, payload: Descriptor(payload) };
                 let coming = self.coming(index)?;
-                coming.at_ms = at_ms;
+                coming.at_ms = Some(at_ms);
                 match coming.transfer {
                     Some(transfer) => self.receiver.offered(now, transfer, &offer)?,
                     None => self.late.push_back((index, offer)),
@@ -156,6 +171,7 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
                 Some(transfer) => self.coming(index)?.transfer = Some(transfer),
                 None => {
                     self.late.push_front((index, offer));
+                    self.make_room()?;
                     break;
                 }
             }
@@ -198,7 +214,8 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
             entered_ms = now_ms();
             Ok(id)
         })?;
-        let (at_ms, bytes) = (coming.at_ms, verified.bytes() as u64);
+        let at_ms = coming.at_ms.context("what is admitted was offered")?;
+        let bytes = verified.bytes() as u64;
         let on_device = verified.kind() != MemoryKind::Host;
         Ok((id, Came { at_ms, entered_ms, bytes, on_device }))
     }
@@ -231,4 +248,138 @@ impl Control for Channel<'_> {
 
     /// What fails here ends the replay, and the other process with it.
     fn give_up(&mut self, _source: Source) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use dsv4_kv::StepRequest;
+    use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
+    use dsv4_kv::transfer::Positions;
+    use dsv4_kv_transfer::transport::{Fabric, Loopback};
+    use dsv4_kv_transfer::{Draft, Sender};
+
+    use super::*;
+    use crate::replay::ReplayArgs;
+    use crate::replay::execute::Execute as _;
+    use crate::replay::open::full_on;
+    use crate::replay::place::Place;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ReplayArgs,
+    }
+
+    /// Tokens of each prompt.
+    const TOKENS: u32 = 5;
+
+    /// Prompts that were computed, and a process with memory for the bytes of one of them.
+    struct Moves {
+        source: Full<Emulator>,
+        port: Port<Emulator>,
+        sender: Sender<Loopback>,
+        takes: BytesIn<Emulator, Loopback>,
+        seed: u64,
+        drafts: HashMap<usize, (RequestId, Draft)>,
+    }
+
+    impl Moves {
+        fn new() -> Self {
+            let line = "replay --device cpu --gpu-mem 300MiB --requests 4 --max-requests 8 --peers 2 --verify 0";
+            let args = Line::parse_from(line.split(' ')).args;
+            let mut setup = Setup::new(&args, &Place::Cpu).unwrap();
+            let options = EmuOptions { memory: 2 * setup.memory, ..EmuOptions::default() };
+            let device = EmuDevice::new(options);
+            let full = || full_on(device.clone(), &setup, setup.config.clone()).unwrap();
+            let (source, target) = (full(), full());
+            let port = source.cache().open_port().unwrap();
+            let at = Self::end(&port);
+            setup.arrival_bytes = port.layout().bytes(at);
+            let (fabric, (_, answers)) = (Fabric::default(), mpsc::channel());
+            let takes = BytesIn::new(&target, Loopback::new(&fabric), &setup, answers).unwrap();
+            let sender = Sender::new(Loopback::new(&fabric), u64::MAX);
+            let (seed, drafts) = (setup.seed, HashMap::new());
+            Self { source, port, sender, takes, seed, drafts }
+        }
+
+        fn end(port: &Port<Emulator>) -> Positions {
+            let draft = if port.layout().has_draft_layers() { TOKENS } else { 0 };
+            Positions { trunk: TOKENS, draft }
+        }
+
+        /// A prompt is opened; whether there is memory for it.
+        fn open(&mut self, index: usize) -> bool {
+            let tokens: Vec<_> = (0..TOKENS).collect();
+            let id = self.source.admit(index, Some(&tokens)).unwrap().0;
+            let fingerprint = fingerprint(self.source.cache().config(), self.seed);
+            let end = Self::end(&self.port);
+            let (cache, stream) = self.source.parts();
+            let export = cache.export(stream, &mut self.port, id).unwrap();
+            let draft = self.sender.draft(&export, fingerprint, (end, &tokens)).unwrap();
+            let Opening { manifest, payload } = draft.opening();
+            let payload = payload.0;
+            self.takes.hear(ToDecode::Open { index, reused: 0, manifest, payload }).unwrap();
+            self.drafts.insert(index, (id, draft));
+            self.takes.coming[&index].transfer.is_some()
+        }
+
+        /// It is computed, and offered.
+        fn offer(&mut self, index: usize) {
+            let (id, mut draft) = self.drafts.remove(&index).unwrap();
+            let tokens: Vec<_> = (0..TOKENS).collect();
+            self.source.step(&[StepRequest { id, start: 0, tokens: TOKENS }], &tokens).unwrap();
+            let (cache, stream) = self.source.parts();
+            let mut export = cache.export(stream, &mut self.port, id).unwrap();
+            self.sender.take(&mut draft, &mut export).unwrap();
+            let Offer { manifest, payload } = self.sender.offer(draft, Duration::MAX).unwrap();
+            let (payload, at_ms) = (payload.0, 1.0);
+            self.takes.hear(ToDecode::Offer { index, manifest, payload, at_ms }).unwrap();
+            self.source.release(id).unwrap();
+        }
+
+        /// Polls until something has come, and takes it.
+        fn come(&mut self) -> Vec<usize> {
+            let polls = (0..10).map(|_| self.takes.poll().unwrap());
+            let came = polls.into_iter().find(|came| !came.is_empty()).unwrap_or_default();
+            for index in &came {
+                let coming = self.takes.coming.remove(index).unwrap();
+                assert!(coming.verified.is_some() && coming.at_ms == Some(1.0));
+            }
+            came
+        }
+    }
+
+    /// No prompt has memory before one that was opened before it.
+    #[test]
+    fn memory_is_taken_in_order() {
+        let mut moves = Moves::new();
+        assert!(moves.open(0) && !moves.open(1), "there is memory for one");
+        moves.takes.hear(ToDecode::Forget { index: 0 }).unwrap();
+        assert!(!moves.open(2), "the first of those without memory is computed still");
+        moves.offer(1);
+        assert!(!moves.open(3));
+        assert_eq!(moves.come(), [1]);
+        // Of those without memory, whichever is offered first comes first.
+        moves.offer(3);
+        assert_eq!(moves.come(), [3]);
+        moves.offer(2);
+        assert_eq!(moves.come(), [2]);
+        assert!(moves.takes.is_idle() && moves.open(4));
+    }
+
+    /// A prompt that has all memory gives it to those that are whole: it may be computed no further until they have gone on.
+    #[test]
+    fn prompts_give_their_memory_to_offers() {
+        let mut moves = Moves::new();
+        assert!(moves.open(0) && !moves.open(1) && !moves.open(2));
+        moves.offer(1);
+        moves.offer(2);
+        assert_eq!(moves.come(), [1]);
+        assert_eq!(moves.come(), [2]);
+        moves.offer(0);
+        assert_eq!(moves.come(), [0]);
+        assert!(moves.takes.is_idle());
+        assert_eq!(moves.takes.receiver.taken_bytes(), 0);
+    }
 }
