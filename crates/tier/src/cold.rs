@@ -148,6 +148,16 @@ impl<B: Backend> ColdTier<B> {
         };
         let (objects, prefix) = open(url, &options.store)?;
         let owner = Owner { identity: identity.into(), block_bytes, checkpoint_bytes };
+        Self::over(cache, objects, prefix, owner)
+    }
+
+    /// Opens a store below the host tier of `cache`.
+    fn over(
+        cache: &mut KvCacheManager<B>,
+        objects: Box<dyn ObjectStore>,
+        prefix: Path,
+        owner: Owner,
+    ) -> Result<Self, ColdError> {
         let store = Store::open(objects, prefix, owner)?;
         cache.offer_host_images();
         Ok(Self {
@@ -211,16 +221,16 @@ impl<B: Backend> ColdTier<B> {
         Ok(Some(FetchId(id)))
     }
 
-    /// One of those who asked for a prompt does not wait for it any more. Once nobody does it is not read, unless that has begun.
-    /// For one that is not on its way it does nothing.
+    /// One of those who asked for a prompt does not wait for it any more. Once nobody does, no further object of it is read. For one that is not on its way it does nothing.
     pub fn cancel(&mut self, cache: &KvCacheManager<B>, id: FetchId) {
         if !self.is_below(cache) {
             return;
         }
         let Some(one) = self.fetching.iter_mut().find(|one| one.wanted.id == id.0) else { return };
         one.asked = one.asked.saturating_sub(1);
-        if one.asked == 0 && self.store.cancel(id.0) {
-            self.pending -= 1;
+        if one.asked == 0 {
+            // One that has begun is pending until its thread says that it has ended.
+            self.pending -= usize::from(self.store.cancel(id.0));
             self.forget(id.0);
         }
     }

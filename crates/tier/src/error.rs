@@ -19,6 +19,9 @@ pub enum ColdError {
     /// The store failed.
     #[error("the store failed: {0}")]
     Store(#[from] object_store::Error),
+    /// The store did not take a prefix, also one that says that it is not there itself.
+    #[error("the store did not take a prefix: {0}")]
+    NotStored(#[source] object_store::Error),
     /// The store's URL cannot be used.
     #[error("{url}: {why}")]
     Url {

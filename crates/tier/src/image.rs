@@ -196,6 +196,21 @@ impl Numbers<'_> {
     }
 }
 
+/// Blocks of the prefix before those of the image that has this header, and must end behind so many blocks.
+///
+/// # Errors
+/// [`ImageError`].
+pub(crate) fn first(header: &[u8], blocks: usize) -> Result<usize, ImageError> {
+    let (header, _) = split_header(header)?;
+    let [first, end] = [32, 36].map(|at| Numbers(header).u32(at) as usize);
+    if end != blocks {
+        return Err(ImageError::OtherTokens);
+    }
+    // An image of no blocks would never end.
+    let is_part = first < end;
+    is_part.then_some(first).ok_or(ImageError::Damaged { section: Section::Header })
+}
+
 /// Reads an image that must be of `subject`.
 ///
 /// # Errors

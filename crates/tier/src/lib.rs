@@ -8,6 +8,7 @@
 //! | [`mod@image`] | the bytes of an object |
 //! | `error` | why a prefix was not stored, or not read |
 //! | `key` | what objects are called |
+//! | `objects` | what that thread writes and reads |
 //! | `store` | the thread that waits for the store |
 //!
 //! A prompt is computed once, in a cache that ends; the next one has it from files:
@@ -80,6 +81,7 @@ pub mod image;
 mod key;
 #[doc(hidden)]
 pub mod mistake;
+mod objects;
 mod store;
 
 pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId, MOST_FETCHES};

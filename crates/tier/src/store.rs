@@ -1,6 +1,6 @@
 //! The store's own thread: what is asked of it waits for a disk or a network there, and nowhere else.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dsv4_kv::{Origin, RootKey};
-use futures_util::TryStreamExt;
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::runtime::Runtime;
 
 use crate::error::ColdError;
-use crate::image::{self, BLOCK, ImageError, Subject};
-use crate::key::{FOLDER, Key};
+use crate::image::BLOCK;
+use crate::key::Key;
+use crate::objects::{Known, Objects};
 
 /// Prefixes that wait to be stored at most: each holds its part of host memory.
 const WAITING: usize = 64;
@@ -59,6 +59,9 @@ pub(crate) struct Wanted {
     pub there: u32,
 }
 
+/// Images of a prefix, the last one first, each with the blocks before it; its checkpoint, and what is said of that.
+pub(crate) type Parts = (Vec<(u32, Bytes)>, Bytes, (Origin, bool));
+
 /// A prefix that was read and is what it should be.
 pub(crate) struct Found {
     pub wanted: Wanted,
@@ -91,6 +94,16 @@ impl Drop for Place {
 }
 
 impl Found {
+    pub fn new(
+        wanted: Wanted,
+        (blocks, block_bytes): (usize, u64),
+        (parts, checkpoint, about): Parts,
+        queue: &Arc<Shared>,
+    ) -> Self {
+        let (blocks, block_bytes) = (blocks as u32, block_bytes as usize);
+        Self { wanted, blocks, parts, checkpoint, about, block_bytes, _place: Place::new(queue) }
+    }
+
     /// Blocks before the first that it has.
     pub fn first(&self) -> u32 {
         self.parts.last().map_or(self.blocks, |&(before, _)| before)
@@ -110,7 +123,7 @@ impl Found {
 pub(crate) enum Done {
     /// So many bytes were stored; none, if the store has it already.
     Stored(Result<u64, ColdError>),
-    /// A prefix was read, with why others of the same prompt were not; or nothing was.
+    /// A prefix was read, with why others of the same prompt were not; or nothing was, with no reason if nobody wanted it any more.
     Read(u64, Option<Box<Found>>, Vec<ColdError>),
     /// Work that was handed over is done.
     Worked,
@@ -130,6 +143,8 @@ struct Queue {
     works: VecDeque<Box<dyn FnOnce() + Send>>,
     reads: VecDeque<Wanted>,
     stores: VecDeque<Box<dyn Source>>,
+    /// The read that is under way, as long as somebody wants it.
+    reading: Option<u64>,
     /// Prefixes that were read and are not in host memory yet: with [`FOUND`] of them no other is read.
     found: usize,
     is_closed: bool,
@@ -142,12 +157,13 @@ impl Queue {
         }
         let may_read = self.found < FOUND && !self.is_closed;
         let read = if may_read { self.reads.pop_front() } else { None };
+        self.reading = read.as_ref().map(|wanted| wanted.id);
         read.map(Job::Read).or_else(|| self.stores.pop_front().map(Job::Store))
     }
 }
 
 #[derive(Default)]
-struct Shared {
+pub(crate) struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -156,6 +172,12 @@ impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         // Every change of the queue is one call.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody still wants the read that is under way.
+    pub fn is_wanted(&self, id: u64) -> bool {
+        let queue = self.queue();
+        !queue.is_closed && queue.reading == Some(id)
     }
 
     /// The next job; `None` when nothing is left and nothing comes.
@@ -192,14 +214,14 @@ impl Store {
     ) -> Result<Self, ColdError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (known, identity) = (Arc::<Known>::default(), Arc::clone(&owner.identity));
-        let objects = Objects { objects, prefix, owner, known: Arc::clone(&known) };
+        let objects = Objects::new(objects, prefix, owner, Arc::clone(&known));
         let (shared, (send, done)) = (Arc::<Shared>::default(), channel());
         let (queue, (tell, listed)) = (Arc::clone(&shared), channel());
         // On the thread, as whoever calls this may be in a runtime of its own, in which one may not wait.
         let work = move || match runtime.block_on(objects.list()) {
             Ok(()) => {
                 if tell.send(Ok(())).is_ok() {
-                    objects.serve(&runtime, &queue, &send);
+                    serve(objects, &runtime, &queue, &send);
                 }
             }
             Err(error) => _ = tell.send(Err(error)),
@@ -241,9 +263,10 @@ impl Store {
         self.shared.queue().found
     }
 
-    /// Takes a read back that has not begun; whether there was one.
+    /// Takes a read back; whether it had not begun. One that has begun ends before its next object.
     pub fn cancel(&self, id: u64) -> bool {
         let mut queue = self.shared.queue();
+        queue.reading.take_if(|reading| *reading == id);
         let before = queue.reads.len();
         queue.reads.retain(|wanted| wanted.id != id);
         queue.reads.len() < before
@@ -291,186 +314,22 @@ impl Drop for Store {
     }
 }
 
-/// The objects of a store.
-struct Objects {
-    objects: Box<dyn ObjectStore>,
-    prefix: Path,
-    owner: Owner,
-    known: Arc<Known>,
-}
-
-/// The objects that a store has, as far as is known.
-#[derive(Default)]
-struct Known(Mutex<HashSet<Key>>);
-
-impl Known {
-    fn lock(&self) -> MutexGuard<'_, HashSet<Key>> {
-        // Every change is one call.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Objects {
-    fn path(&self, key: &Key) -> Path {
-        key.name().split('/').fold(self.prefix.clone(), |path, part| path.join(part))
-    }
-
-    async fn list(&self) -> Result<(), ColdError> {
-        let folder = self.prefix.clone().join(FOLDER);
-        let found = self.objects.list(Some(&folder)).try_for_each(|object| {
-            self.known.lock().extend(Key::of_name(object.location.as_ref()));
-            std::future::ready(Ok(()))
-        });
-        Ok(found.await?)
-    }
-
-    fn serve(self, runtime: &Runtime, queue: &Arc<Shared>, done: &Sender<Done>) {
-        while let Some(job) = queue.next() {
-            let result = match job {
-                Job::Store(source) => Done::Stored(runtime.block_on(self.store(&*source))),
-                Job::Read(wanted) => {
-                    let id = wanted.id;
-                    let (found, errors) = runtime.block_on(self.read(wanted, queue));
-                    Done::Read(id, found.map(Box::new), errors)
-                }
-                Job::Work(work) => {
-                    work();
-                    Done::Worked
-                }
-            };
-            // Nobody asks any more.
-            let _ = done.send(result);
-        }
-    }
-
-    /// Stores what the store does not have of a prefix: the blocks behind the deepest checkpoint that it has, and the
-    /// checkpoint.
-    async fn store(&self, source: &dyn Source) -> Result<u64, ColdError> {
-        let (root, tokens) = (source.root().bytes(), source.tokens());
-        let keys = Key::all(&self.owner.identity, root, tokens);
-        let Some((key, above)) = keys.split_last() else { return Ok(0) };
-        if self.known.lock().contains(key) {
-            return Ok(0);
-        }
-        let first = self.still_there(above).await?;
-        let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
-        let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
-        let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
-        let (origin, has_draft) = source.about();
-        let bytes = image::encode(
-            &subject,
-            (first as u32, origin.index() as u8, has_draft),
-            |bytes| source.blocks(first, bytes),
-            |bytes| source.checkpoint(bytes),
-        );
-        let len = bytes.len() as u64;
-        self.objects.put(&self.path(key), PutPayload::from(bytes)).await?;
-        self.known.lock().insert(*key);
-        Ok(len)
-    }
-
-    /// How many blocks of a prefix the store has, of whose objects these are the keys. What was known and is there no more, since the
-    /// store's expiry has deleted it, is forgotten, with what may rest on it.
-    async fn still_there(&self, keys: &[Key]) -> Result<usize, ColdError> {
-        let is_known = |key: &&Key| self.known.lock().contains(*key);
-        let known: Vec<Key> = keys.iter().filter(is_known).copied().collect();
-        for (at, key) in known.iter().enumerate() {
-            match self.objects.head(&self.path(key)).await {
-                Ok(_) => {}
-                Err(object_store::Error::NotFound { .. }) => {
-                    let gone = &known[at..];
-                    self.known.lock().retain(|key| !gone.contains(key));
-                    break;
-                }
-                Err(error) => return Err(error.into()),
+/// Does what is asked for until nothing is left and nothing comes.
+fn serve(mut objects: Objects, runtime: &Runtime, queue: &Arc<Shared>, done: &Sender<Done>) {
+    while let Some(job) = queue.next() {
+        let result = match job {
+            Job::Store(source) => Done::Stored(runtime.block_on(objects.store(&*source))),
+            Job::Read(wanted) => {
+                let id = wanted.id;
+                let (found, errors) = runtime.block_on(objects.read(wanted, queue));
+                Done::Read(id, found.map(Box::new), errors)
             }
-        }
-        let known = self.known.lock();
-        Ok(keys.iter().rposition(|key| known.contains(key)).map_or(0, |at| at + 1))
-    }
-
-    /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read.
-    async fn read(&self, wanted: Wanted, queue: &Arc<Shared>) -> (Option<Found>, Vec<ColdError>) {
-        let keys = Arc::clone(&wanted.keys);
-        let mut errors = Vec::new();
-        for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
-            if !self.known.lock().contains(&keys[blocks - 1]) {
-                continue;
+            Job::Work(work) => {
+                work();
+                Done::Worked
             }
-            match self.read_parts(&wanted, &keys[..blocks]).await {
-                Ok((parts, checkpoint, about)) => {
-                    let (blocks, block_bytes) = (blocks as u32, self.owner.block_bytes as usize);
-                    let _place = Place::new(queue);
-                    let found =
-                        Found { wanted, blocks, parts, checkpoint, about, block_bytes, _place };
-                    return (Some(found), errors);
-                }
-                Err(error) => errors.push(error),
-            }
-        }
-        if errors.is_empty() {
-            errors.push(ColdError::NotThere);
-        }
-        (None, errors)
-    }
-
-    /// The images of a prefix, the last one first, back to what host memory has. An object that is not there, or not what it
-    /// should be, is not asked for again, nor are those that rest on it: they are stored anew.
-    async fn read_parts(
-        &self,
-        wanted: &Wanted,
-        keys: &[Key],
-    ) -> Result<(Vec<(u32, Bytes)>, Bytes, (Origin, bool)), ColdError> {
-        let (mut parts, mut end, mut last) = (Vec::new(), keys.len(), None);
-        let mut chain = Vec::new();
-        while last.is_none() || end > wanted.there as usize {
-            let key = keys[end - 1];
-            chain.push(key);
-            let read = self.read_one(wanted, &key, end).await;
-            let (first, blocks, checkpoint, about) = match read {
-                Ok(read) => read,
-                Err(error) => {
-                    if error.is_final() {
-                        self.known.lock().retain(|key| !chain.contains(key));
-                    }
-                    return Err(error);
-                }
-            };
-            last.get_or_insert((checkpoint, about));
-            parts.push((first, blocks));
-            end = first as usize;
-        }
-        let (checkpoint, about) = last.ok_or(ColdError::NotThere)?;
-        Ok((parts, checkpoint, about))
-    }
-
-    /// One object: blocks before its own, their images, the checkpoint.
-    async fn read_one(
-        &self,
-        wanted: &Wanted,
-        key: &Key,
-        end: usize,
-    ) -> Result<(u32, Bytes, Bytes, (Origin, bool)), ColdError> {
-        let path = self.path(key);
-        let object = self.objects.get(&path).await?;
-        let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
-        let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
-        let (root, tokens) = (wanted.root.bytes(), &wanted.tokens[..end]);
-        let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
-        let wrong = |error| ColdError::Image { name: path.to_string(), error };
-        // Whoever can write to the store could fill the memory otherwise.
-        let (found, most) = (object.meta.size, subject.most_bytes());
-        if found > most {
-            return Err(wrong(ImageError::TooLong { most, found }));
-        }
-        let bytes = object.bytes().await?;
-        let image = image::decode(&bytes, &subject).map_err(wrong)?;
-        let origin = Origin::ALL.get(image.origin as usize).copied();
-        let header = || wrong(ImageError::Damaged { section: image::Section::Header });
-        // An image of no blocks would never end.
-        let is_part = (image.first as usize) < end;
-        let origin = origin.filter(|_| is_part).ok_or_else(header)?;
-        let part = |part: &[u8]| bytes.slice_ref(part);
-        Ok((image.first, part(image.blocks), part(image.checkpoint), (origin, image.has_draft)))
+        };
+        // Nobody asks any more.
+        let _ = done.send(result);
     }
 }

@@ -10,6 +10,8 @@ use kv_layout::main_row::MainFormat;
 
 use super::*;
 
+mod failing;
+
 const TOKENS: usize = 300;
 
 fn cache() -> Fed<Null> {

@@ -4,11 +4,12 @@ use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use dsv4_kv::CacheConfig;
 use dsv4_kv::Origin;
 use dsv4_kv_tier::image::{Subject, encode};
 use dsv4_kv_tier::{ColdError, ImageError, Section};
 
-use super::{Cache, Setup, tokens};
+use super::{Cache, Setup, settings, tokens};
 
 /// Far longer than what is waited for takes on a machine that does other things.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -139,6 +140,8 @@ fn what_expired_is_stored_again() {
         // The first object is the one of fewer tokens, which was written first.
         files.sort_by_key(|file| fs::metadata(file).unwrap().modified().unwrap());
         assert_eq!(files.len(), 2);
+        // One that remembers nothing of them.
+        first.reopen(directory.path(), b"weights");
         files.iter().take(2 - left).for_each(|file| fs::remove_file(file).unwrap());
         assert_eq!(first.run(b"a", &setup.story, &setup.stored), 256);
         first.settle();
@@ -146,4 +149,30 @@ fn what_expired_is_stored_again() {
         second.fetch(b"a");
         assert_eq!(second.run(b"a", &setup.story, &setup.stored), 384, "{left} were left");
     }
+}
+
+/// Nor does it rest on one that is there, and rests on one that was deleted before the store was opened.
+#[test]
+fn nothing_is_stored_on_half_a_chain() {
+    let setup = Setup::new();
+    let directory = tempfile::tempdir().unwrap();
+    let mut first = Cache::new(&setup.device, directory.path(), b"weights");
+    let (id, _) = first.compute(b"a", &setup.story, 300);
+    first.fed.manager.release(id).unwrap();
+    first.settle();
+    let files = fs::read_dir(directory.path().join("v1")).unwrap();
+    let files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 2);
+    // The number of blocks is the word at 36.
+    let first_file = files.iter().find(|file| fs::read(file).unwrap()[36] == 1).unwrap();
+    fs::remove_file(first_file).unwrap();
+    // The last checkpoint alone is stored.
+    let wide = CacheConfig { checkpoint_interval: 384, ..settings() };
+    let mut second = Cache::with(&setup.device, directory.path(), b"weights", wide);
+    assert_eq!(second.run(b"a", &setup.story, &setup.stored), 0);
+    assert_eq!(second.cold.stats().stored, 1);
+    let mut third = Cache::new(&setup.device, directory.path(), b"weights");
+    let errors = third.fetch(b"a");
+    assert!(errors.is_empty(), "{errors:?}");
+    assert_eq!(third.run(b"a", &setup.story, &setup.stored), 384);
 }

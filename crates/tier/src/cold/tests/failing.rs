@@ -1,0 +1,312 @@
+//! Stores that fail, are slow, or count what they are asked.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+use super::*;
+
+/// Five whole blocks, of which the first four have a checkpoint.
+const LONG: usize = 640;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Get,
+    Put,
+}
+
+type Answer = Arc<dyn Fn(Call) -> Result<()> + Send + Sync>;
+
+/// A store in memory that asks before each call.
+#[derive(Clone)]
+struct Asking {
+    objects: Arc<InMemory>,
+    answer: Answer,
+}
+
+impl std::fmt::Debug for Asking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Asking")
+    }
+}
+
+impl std::fmt::Display for Asking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Asking")
+    }
+}
+
+impl ObjectStore for Asking {
+    fn put_opts<'s, 'l, 'f>(
+        &'s self,
+        location: &'l Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> BoxFuture<'f, Result<PutResult>>
+    where
+        's: 'f,
+        'l: 'f,
+        Self: 'f,
+    {
+        Box::pin(async move {
+            (self.answer)(Call::Put)?;
+            self.objects.put_opts(location, payload, options).await
+        })
+    }
+
+    fn put_multipart_opts<'s, 'l, 'f>(
+        &'s self,
+        location: &'l Path,
+        options: PutMultipartOptions,
+    ) -> BoxFuture<'f, Result<Box<dyn MultipartUpload>>>
+    where
+        's: 'f,
+        'l: 'f,
+        Self: 'f,
+    {
+        self.objects.put_multipart_opts(location, options)
+    }
+
+    fn get_opts<'s, 'l, 'f>(
+        &'s self,
+        location: &'l Path,
+        options: GetOptions,
+    ) -> BoxFuture<'f, Result<GetResult>>
+    where
+        's: 'f,
+        'l: 'f,
+        Self: 'f,
+    {
+        Box::pin(async move {
+            (self.answer)(Call::Get)?;
+            self.objects.get_opts(location, options).await
+        })
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.objects.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+
+    fn list_with_delimiter<'s, 'p, 'f>(
+        &'s self,
+        prefix: Option<&'p Path>,
+    ) -> BoxFuture<'f, Result<ListResult>>
+    where
+        's: 'f,
+        'p: 'f,
+        Self: 'f,
+    {
+        self.objects.list_with_delimiter(prefix)
+    }
+
+    fn copy_opts<'s, 'a, 'b, 'f>(
+        &'s self,
+        from: &'a Path,
+        to: &'b Path,
+        options: CopyOptions,
+    ) -> BoxFuture<'f, Result<()>>
+    where
+        's: 'f,
+        'a: 'f,
+        'b: 'f,
+        Self: 'f,
+    {
+        self.objects.copy_opts(from, to, options)
+    }
+}
+
+/// A cache with a checkpoint in each block, and its tier over these objects.
+fn over(
+    objects: &Arc<InMemory>,
+    answer: impl Fn(Call) -> Result<()> + Send + Sync + 'static,
+) -> (Fed<Null>, ColdTier<Null>) {
+    let layers = [Swa, Csa, Hca];
+    let base = config(&layers, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
+    let settings =
+        CacheConfig { num_checkpoints: 8, checkpoint_interval: 128, host_bytes: 64 << 20, ..base };
+    let mut fed = Fed::new(&NullDevice::null(1 << 34), settings);
+    let cold = below(&mut fed, objects, answer);
+    (fed, cold)
+}
+
+/// A tier below a cache, over these objects: it knows their names, and nothing else of them.
+fn below(
+    fed: &mut Fed<Null>,
+    objects: &Arc<InMemory>,
+    answer: impl Fn(Call) -> Result<()> + Send + Sync + 'static,
+) -> ColdTier<Null> {
+    let (block_bytes, checkpoint_bytes) = fed.manager.host_image_bytes().unwrap();
+    let owner = Owner { identity: b"weights"[..].into(), block_bytes, checkpoint_bytes };
+    let store = Asking { objects: Arc::clone(objects), answer: Arc::new(answer) };
+    ColdTier::over(&mut fed.manager, Box::new(store), Path::default(), owner).unwrap()
+}
+
+fn long() -> Vec<u32> {
+    (0..LONG as u32).collect()
+}
+
+fn prompt(tokens: &[u32]) -> Prompt<'_> {
+    Prompt { tokens, salt: b"", adapter: b"" }
+}
+
+/// Runs a request until it has so many tokens, and stores what has come to host memory.
+fn turn(fed: &mut Fed<Null>, cold: &mut ColdTier<Null>, tokens: &[u32]) {
+    let admission = fed.manager.admit_waiting(&fed.stream, &prompt(tokens)).unwrap();
+    let id = admission.id;
+    run(fed, id, admission.reused as usize..tokens.len(), tokens);
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    fed.manager.release(id).unwrap();
+    cold.settle(&mut fed.manager);
+}
+
+fn run(fed: &mut Fed<Null>, id: dsv4_kv::RequestId, range: Range<usize>, tokens: &[u32]) {
+    for start in range.clone().step_by(128) {
+        let end = range.end.min(start + 128);
+        let step = [StepRequest { id, start: start as u32, tokens: (end - start) as u32 }];
+        let mut step = fed.manager.begin_step(&fed.stream, Launches::Eager, &step).unwrap();
+        step.skip_kernels();
+        let accepted = (end - start) as u32;
+        step.commit(&[Accepted { id, accepted, tokens: &tokens[start..end] }]).unwrap();
+        fed.manager.save_wanted(&fed.stream).unwrap();
+    }
+}
+
+/// Objects of all depths of the long prompt.
+fn stored() -> Arc<InMemory> {
+    let objects = Arc::default();
+    let (mut fed, mut cold) = over(&objects, |_| Ok(()));
+    turn(&mut fed, &mut cold, &long());
+    assert!(cold.stats().stored >= 4, "{:?}", cold.stats());
+    objects
+}
+
+fn fails() -> object_store::Error {
+    object_store::Error::Generic { store: "the test's", source: "it is down".into() }
+}
+
+/// A store that is not there is no miss: what it was to keep is lost, and that is said.
+#[test]
+fn what_is_not_stored_has_failed() {
+    let not_found =
+        || object_store::Error::NotFound { path: "bucket".into(), source: "no bucket".into() };
+    let answer = move |call| if call == Call::Put { Err(not_found()) } else { Ok(()) };
+    let (mut fed, mut cold) = over(&Arc::default(), answer);
+    turn(&mut fed, &mut cold, &long()[..200]);
+    let stats = cold.stats();
+    assert_eq!((stats.failed, stats.not_there, stats.stored), (1, 0, 0));
+    let errors = cold.take_errors();
+    let [error @ ColdError::NotStored(_)] = &errors[..] else { panic!("{errors:?}") };
+    assert_eq!(error.kind(), ColdErrorKind::Failed);
+}
+
+/// A store that is down is asked once for a prompt, and not for each shorter prefix of it.
+#[test]
+fn a_store_that_is_down_is_asked_once() {
+    let gets = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&gets);
+    let (mut fed, mut cold) = over(&stored(), move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Err(fails())
+    });
+    cold.fetch(&fed.manager, &prompt(&long())).unwrap().expect("the store has it");
+    cold.settle(&mut fed.manager);
+    assert_eq!((gets.load(Ordering::Relaxed), cold.stats().failed), (1, 1));
+}
+
+/// A read that nobody wants any more, and one of a tier that is dropped, ends with the object that is under way.
+#[test]
+fn a_read_that_nobody_wants_ends() {
+    for is_dropped in [false, true] {
+        let gets = Arc::new(AtomicUsize::new(0));
+        let (count, (go, wait)) = (Arc::clone(&gets), channel::<()>());
+        let wait = std::sync::Mutex::new(wait);
+        let (mut fed, mut cold) = over(&stored(), move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            // Until it is told to, or nobody is there to tell.
+            _ = wait.lock().unwrap().recv();
+            Ok(())
+        });
+        let id = cold.fetch(&fed.manager, &prompt(&long())).unwrap().expect("the store has it");
+        let begin = Instant::now();
+        while gets.load(Ordering::Relaxed) == 0 {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it never begins");
+            std::thread::yield_now();
+        }
+        if is_dropped {
+            let thread = std::thread::spawn(move || drop(cold));
+            // It is closed by then.
+            std::thread::sleep(Duration::from_millis(200));
+            drop(go);
+            thread.join().unwrap();
+        } else {
+            cold.cancel(&fed.manager, id);
+            assert!(!cold.is_fetching(id));
+            drop(go);
+            cold.settle(&mut fed.manager);
+            assert_eq!(cold.pending(), 0);
+            assert!(cold.take_errors().is_empty(), "nobody asks why");
+        }
+        assert_eq!(gets.load(Ordering::Relaxed), 1);
+    }
+}
+
+/// What a new object rests on is looked for once, and not in each turn of a conversation.
+#[test]
+fn a_chain_is_followed_once() {
+    let gets = Arc::new(AtomicUsize::new(0));
+    let (count, objects) = (Arc::clone(&gets), Arc::<InMemory>::default());
+    let tokens = long();
+    let (mut fed, mut cold) = over(&objects, |_| Ok(()));
+    turn(&mut fed, &mut cold, &tokens[..270]);
+    drop(cold);
+    let mut cold = below(&mut fed, &objects, move |call| {
+        count.fetch_add(usize::from(call == Call::Get), Ordering::Relaxed);
+        Ok(())
+    });
+    let mut asked = Vec::new();
+    for len in [400, 520] {
+        turn(&mut fed, &mut cold, &tokens[..len]);
+        asked.push((gets.swap(0, Ordering::Relaxed), cold.stats().stored));
+    }
+    assert_eq!(asked, [(2, 1), (0, 2)]);
+    // All of it is there.
+    let (mut fed, mut cold) = over(&objects, |_| Ok(()));
+    cold.fetch(&fed.manager, &prompt(&tokens)).unwrap().expect("the store has it");
+    cold.settle(&mut fed.manager);
+    assert_eq!(cold.stats().restored_tokens, 512);
+}
+
+/// What cannot be looked for is not rested on: all blocks are stored.
+#[test]
+fn a_store_that_cannot_tell_gets_all() {
+    let objects = Arc::<InMemory>::default();
+    let tokens = long();
+    let (mut fed, mut cold) = over(&objects, |_| Ok(()));
+    turn(&mut fed, &mut cold, &tokens[..400]);
+    drop(cold);
+    let gets = AtomicUsize::new(0);
+    let mut cold = below(&mut fed, &objects, move |call| match call {
+        Call::Get if gets.fetch_add(1, Ordering::Relaxed) == 0 => Err(fails()),
+        _ => Ok(()),
+    });
+    turn(&mut fed, &mut cold, &tokens[..520]);
+    let stats = cold.stats();
+    assert_eq!((stats.stored, stats.failed), (1, 0));
+    let block_bytes = fed.manager.host_image_bytes().unwrap().0;
+    assert!(stats.bytes_written > 4 * block_bytes, "{stats:?}");
+}

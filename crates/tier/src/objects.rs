@@ -1,0 +1,264 @@
+//! The objects of a store: which there are, and what is written and read of a prefix.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dsv4_kv::Origin;
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::error::ColdError;
+use crate::image::{self, ImageError, Subject};
+use crate::key::{FOLDER, Key};
+use crate::store::{Found, Owner, Parts, Shared, Source, Wanted};
+
+/// How long an object that was seen with all that it rests on is taken for whole: else each turn of a conversation would ask for all
+/// objects of the turns before. What expires meanwhile is noticed when it is read.
+const WHOLE_TIME: Duration = Duration::from_secs(600);
+/// Most objects of which that is remembered.
+const MOST_WHOLE: usize = 1 << 16;
+
+/// The objects of a store.
+pub(crate) struct Objects {
+    objects: Box<dyn ObjectStore>,
+    prefix: Path,
+    owner: Owner,
+    known: Arc<Known>,
+    whole: Whole,
+}
+
+/// The objects that a store has, as far as is known.
+#[derive(Default)]
+pub(crate) struct Known(Mutex<HashSet<Key>>);
+
+impl Known {
+    pub fn lock(&self) -> MutexGuard<'_, HashSet<Key>> {
+        // Every change is one call.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Objects that were seen with all that they rest on, and when.
+#[derive(Default)]
+struct Whole(HashMap<Key, Instant>);
+
+impl Whole {
+    /// When an object was seen with all that it rests on, if that is not long ago.
+    fn seen(&self, key: &Key) -> Option<Instant> {
+        self.0.get(key).copied().filter(|seen| seen.elapsed() < WHOLE_TIME)
+    }
+
+    fn remember(&mut self, keys: impl IntoIterator<Item = Key>, seen: Instant) {
+        if self.0.len() >= MOST_WHOLE {
+            self.0.retain(|_, seen| seen.elapsed() < WHOLE_TIME);
+        }
+        if self.0.len() >= MOST_WHOLE {
+            self.0.clear();
+        }
+        self.0.extend(keys.into_iter().map(|key| (key, seen)));
+    }
+}
+
+impl Objects {
+    pub fn new(
+        objects: Box<dyn ObjectStore>,
+        prefix: Path,
+        owner: Owner,
+        known: Arc<Known>,
+    ) -> Self {
+        Self { objects, prefix, owner, known, whole: Whole::default() }
+    }
+
+    fn path(&self, key: &Key) -> Path {
+        key.name().split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    /// Takes note of what the store has.
+    pub async fn list(&self) -> Result<(), ColdError> {
+        let folder = self.prefix.clone().join(FOLDER);
+        let found = self.objects.list(Some(&folder)).try_for_each(|object| {
+            self.known.lock().extend(Key::of_name(object.location.as_ref()));
+            std::future::ready(Ok(()))
+        });
+        Ok(found.await?)
+    }
+
+    /// Stores what the store does not have of a prefix: the blocks behind the deepest checkpoint that it has, and the
+    /// checkpoint.
+    pub async fn store(&mut self, source: &dyn Source) -> Result<u64, ColdError> {
+        let (root, tokens) = (source.root().bytes(), source.tokens());
+        let keys = Key::all(&self.owner.identity, root, tokens);
+        let Some((key, above)) = keys.split_last() else { return Ok(0) };
+        if self.known.lock().contains(key) {
+            return Ok(0);
+        }
+        let (first, seen) = self.intact(above).await;
+        let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
+        let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
+        let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
+        let (origin, has_draft) = source.about();
+        let bytes = image::encode(
+            &subject,
+            (first as u32, origin.index() as u8, has_draft),
+            |bytes| source.blocks(first, bytes),
+            |bytes| source.checkpoint(bytes),
+        );
+        let len = bytes.len() as u64;
+        let path = self.path(key);
+        let put = self.objects.put(&path, PutPayload::from(bytes)).await;
+        put.map_err(ColdError::NotStored)?;
+        self.known.lock().insert(*key);
+        self.whole.remember([*key], seen);
+        Ok(len)
+    }
+
+    /// Blocks of a prefix down to the deepest of these objects that is there with all that it rests on, and when that was seen. What
+    /// is there no more, since the store's expiry has deleted it, is forgotten, with what was found to rest on it. Where the store
+    /// cannot tell, none: all blocks are stored then, in an object that rests on nothing.
+    async fn intact(&mut self, keys: &[Key]) -> (usize, Instant) {
+        for blocks in (1..=keys.len()).rev() {
+            if !self.known.lock().contains(&keys[blocks - 1]) {
+                continue;
+            }
+            let mut links = Vec::new();
+            match self.follow(&keys[..blocks], &mut links).await {
+                Ok(seen) => {
+                    self.whole.remember(links, seen);
+                    return (blocks, seen);
+                }
+                Err(error) if error.is_final() => self.forget(&links),
+                Err(_) => break,
+            }
+        }
+        (0, Instant::now())
+    }
+
+    /// Follows a chain of objects to its end, or to one that was seen whole lately: when it was whole. Its links are told, the
+    /// last one of them the one that is missing, if one is.
+    async fn follow(&self, keys: &[Key], links: &mut Vec<Key>) -> Result<Instant, ColdError> {
+        let (mut end, now) = (keys.len(), Instant::now());
+        while end > 0 {
+            let key = keys[end - 1];
+            if let Some(seen) = self.whole.seen(&key) {
+                return Ok(seen);
+            }
+            links.push(key);
+            let path = self.path(&key);
+            let header = self.objects.get_range(&path, 0..image::HEADER as u64).await?;
+            let wrong = |error| ColdError::Image { name: path.to_string(), error };
+            end = image::first(&header, end).map_err(wrong)?;
+        }
+        Ok(now)
+    }
+
+    /// Forgets objects, so that they are stored anew. What rests on them is not whole any more, whatever it is.
+    fn forget(&mut self, keys: &[Key]) {
+        let mut known = self.known.lock();
+        keys.iter().for_each(|key| _ = known.remove(key));
+        self.whole.0.clear();
+    }
+
+    /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read. A store that fails is not
+    /// asked for shorter ones: each call has waited for all of its own retries.
+    pub async fn read(
+        &mut self,
+        wanted: Wanted,
+        queue: &Arc<Shared>,
+    ) -> (Option<Found>, Vec<ColdError>) {
+        let keys = Arc::clone(&wanted.keys);
+        let mut errors = Vec::new();
+        for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
+            if !self.known.lock().contains(&keys[blocks - 1]) {
+                continue;
+            }
+            match self.read_parts(&wanted, &keys[..blocks], queue).await {
+                Ok(None) => return (None, errors),
+                Ok(Some(parts)) => {
+                    let sizes = (blocks, self.owner.block_bytes);
+                    return (Some(Found::new(wanted, sizes, parts, queue)), errors);
+                }
+                Err(error) => {
+                    let is_final = error.is_final();
+                    errors.push(error);
+                    if !is_final {
+                        break;
+                    }
+                }
+            }
+        }
+        if errors.is_empty() {
+            errors.push(ColdError::NotThere);
+        }
+        (None, errors)
+    }
+
+    /// The images of a prefix, the last one first, back to what host memory has. An object that is not there, or not what it
+    /// should be, is not asked for again, nor are those that rest on it: they are stored anew. `None` once nobody wants it any more.
+    async fn read_parts(
+        &mut self,
+        wanted: &Wanted,
+        keys: &[Key],
+        queue: &Shared,
+    ) -> Result<Option<Parts>, ColdError> {
+        let (mut parts, mut end, mut last) = (Vec::new(), keys.len(), None);
+        let (mut chain, now) = (Vec::new(), Instant::now());
+        while last.is_none() || end > wanted.there as usize {
+            if !queue.is_wanted(wanted.id) {
+                return Ok(None);
+            }
+            let key = keys[end - 1];
+            chain.push(key);
+            let read = self.read_one(wanted, &key, end).await;
+            let (first, blocks, checkpoint, about) = match read {
+                Ok(read) => read,
+                Err(error) => {
+                    if error.is_final() {
+                        self.forget(&chain);
+                    }
+                    return Err(error);
+                }
+            };
+            last.get_or_insert((checkpoint, about));
+            parts.push((first, blocks));
+            end = first as usize;
+        }
+        if end == 0 {
+            self.whole.remember(chain, now);
+        }
+        let (checkpoint, about) = last.ok_or(ColdError::NotThere)?;
+        Ok(Some((parts, checkpoint, about)))
+    }
+
+    /// One object: blocks before its own, their images, the checkpoint.
+    async fn read_one(
+        &self,
+        wanted: &Wanted,
+        key: &Key,
+        end: usize,
+    ) -> Result<(u32, Bytes, Bytes, (Origin, bool)), ColdError> {
+        let path = self.path(key);
+        let object = self.objects.get(&path).await?;
+        let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
+        let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
+        let (root, tokens) = (wanted.root.bytes(), &wanted.tokens[..end]);
+        let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
+        let wrong = |error| ColdError::Image { name: path.to_string(), error };
+        // Whoever can write to the store could fill the memory otherwise.
+        let (found, most) = (object.meta.size, subject.most_bytes());
+        if found > most {
+            return Err(wrong(ImageError::TooLong { most, found }));
+        }
+        let bytes = object.bytes().await?;
+        let image = image::decode(&bytes, &subject).map_err(wrong)?;
+        let origin = Origin::ALL.get(image.origin as usize).copied();
+        let header = || wrong(ImageError::Damaged { section: image::Section::Header });
+        // An image of no blocks would never end.
+        let is_part = (image.first as usize) < end;
+        let origin = origin.filter(|_| is_part).ok_or_else(header)?;
+        let part = |part: &[u8]| bytes.slice_ref(part);
+        Ok((image.first, part(image.blocks), part(image.checkpoint), (origin, image.has_draft)))
+    }
+}
