@@ -1,8 +1,10 @@
 //! The server as a whole: the scheduler's thread, the connections, and how both end.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::serve::ListenerExt;
@@ -21,7 +23,8 @@ use crate::scheduler::{Scheduler, SchedulerLimits};
 
 /// How often is looked whether the server should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long an aborted scheduler may take for its last step, and connections for what they still have to send.
+/// How long an aborted scheduler may take for its last step, a store that waits for it for its end, and connections for what they still
+/// have to send.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a server serves.
@@ -113,19 +116,54 @@ impl<B: Backend> Server<B> {
         let system = |error| ServerError::System { doing: "threads to serve with", error };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(system)?;
-        let thread = thread::Builder::new().name("scheduler".into());
-        let thread = thread.spawn(move || scheduler.run()).map_err(system)?;
-        let ended = runtime.block_on(serve(listener, &app, &settings, &thread, stop));
+        let (tell, told) = channel();
+        let work = move || {
+            let ended = catch_unwind(AssertUnwindSafe(|| scheduler.run()));
+            // Told before the scheduler is dropped, which waits for the store. If nobody asks any more, the server has ended.
+            let _ = tell.send(ended.unwrap_or(Err(ServerError::Panicked)));
+        };
+        let thread = thread::Builder::new().name("scheduler".into()).spawn(work).map_err(system)?;
+        let mut scheduler = Running { told, end: None };
+        let ended = runtime.block_on(serve(listener, &app, &settings, &mut scheduler, stop));
         runtime.shutdown_background();
         // Whatever the reason, nothing is taken any more.
         app.queue.abort();
         let ended = ended?;
-        if !thread.is_finished() {
-            // It is in a call of the device, or of the store, that does not return.
-            return Ok(ended);
+        if scheduler.has_ended() {
+            let begin = Instant::now();
+            while !thread.is_finished() && begin.elapsed() < FLUSH_TIMEOUT {
+                thread::sleep(POLL_INTERVAL);
+            }
         }
-        thread.join().map_err(|_| ServerError::Panicked)??;
+        // Without an end it is in a call of the device that does not return.
+        scheduler.end.unwrap_or(Ok(()))?;
         Ok(ended)
+    }
+}
+
+/// The scheduler on its thread.
+struct Running {
+    told: Receiver<Result<(), ServerError>>,
+    /// How it has ended.
+    end: Option<Result<(), ServerError>>,
+}
+
+impl Running {
+    /// Whether it has ended.
+    fn has_ended(&mut self) -> bool {
+        if self.end.is_none() {
+            self.end = self.told.try_recv().ok();
+        }
+        self.end.is_some()
+    }
+
+    /// Whether it ends within this time.
+    async fn ends_within(&mut self, timeout: Duration) -> bool {
+        let begin = Instant::now();
+        while !self.has_ended() && begin.elapsed() < timeout {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        self.has_ended()
     }
 }
 
@@ -134,7 +172,7 @@ async fn serve(
     listener: TcpListener,
     app: &Arc<App>,
     settings: &Settings,
-    scheduler: &JoinHandle<Result<(), ServerError>>,
+    scheduler: &mut Running,
     stop: impl Fn() -> bool,
 ) -> Result<Ended, ServerError> {
     let system = |error| ServerError::System { doing: "the address to listen at", error };
@@ -148,17 +186,17 @@ async fn serve(
     let serving = serving.with_graceful_shutdown(async { closed.await.unwrap_or_default() });
     let connections = tokio::spawn(serving.into_future());
     let tidying = tokio::spawn(tidy(app.metrics.clone()));
-    while !stop() && !scheduler.is_finished() {
+    while !stop() && !scheduler.has_ended() {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    let timeout = if scheduler.is_finished() { FLUSH_TIMEOUT } else { settings.shutdown_timeout };
+    let timeout = if scheduler.has_ended() { FLUSH_TIMEOUT } else { settings.shutdown_timeout };
     // The listener stays open meanwhile: new requests are told that there is no use.
     app.queue.close();
     let begin = Instant::now();
-    // It is finished once the store has taken what is to be stored.
-    if !wait_for(scheduler, timeout).await {
+    // It has ended once the store has taken what is to be stored.
+    if !scheduler.ends_within(timeout).await {
         app.queue.abort();
-        wait_for(scheduler, FLUSH_TIMEOUT).await;
+        scheduler.ends_within(FLUSH_TIMEOUT).await;
     }
     let is_done = app.queue.is_done();
     let _ = close.send(());
@@ -167,15 +205,6 @@ async fn serve(
     let are_told = tokio::time::timeout(left, connections).await.is_ok();
     tidying.abort();
     Ok(if is_done && are_told { Ended::Done } else { Ended::Cut })
-}
-
-/// Whether the thread ends within this time.
-async fn wait_for<T>(thread: &JoinHandle<T>, timeout: Duration) -> bool {
-    let begin = Instant::now();
-    while !thread.is_finished() && begin.elapsed() < timeout {
-        tokio::time::sleep(POLL_INTERVAL).await;
-    }
-    thread.is_finished()
 }
 
 async fn tidy(metrics: Metrics) {

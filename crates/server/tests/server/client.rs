@@ -62,6 +62,16 @@ impl Running {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    /// Waits for an end that nobody asked for, but no longer than `most`.
+    pub fn ended_within(self, most: Duration) -> Result<Ended, ServerError> {
+        let begin = Instant::now();
+        while !self.thread.is_finished() {
+            assert!(begin.elapsed() < most, "it does not end");
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.thread.join().expect("no panic")
+    }
+
     /// Waits for its end.
     pub fn ended(self) -> Ended {
         self.stop();

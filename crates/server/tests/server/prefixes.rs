@@ -13,9 +13,11 @@ use dsv4_kv_server::error::ServerError;
 use dsv4_kv_server::metrics::Metrics;
 use dsv4_kv_server::queue::{Event, Submission};
 use dsv4_kv_server::scheduler::{Progress, Scheduler, SchedulerLimits};
-use dsv4_kv_server::{ColdCache, ColdError, ColdOptions};
+use dsv4_kv_server::{ColdCache, ColdError, ColdOptions, Settings};
 use dsv4_kv_tests::failing::{self, Failing};
+use serde_json::json;
 
+use crate::client::{self, Running};
 use crate::scheduler::{LIMITS, received, submit, value};
 use crate::small::{self, HASH};
 
@@ -338,6 +340,61 @@ fn a_store_that_hangs_holds_nobody_up() {
     // The store's thread, which is waited for, ends once somebody has written nothing.
     drop(unblock);
     drop(scheduler);
+}
+
+/// A server whose scheduler ends says why, by an error or a panic, also while its store hangs: that is waited for, but not long.
+#[test]
+fn a_server_says_why_it_ends_while_its_store_hangs() {
+    let prompts = [long_prompt(1), long_prompt(1).into_iter().rev().collect::<Vec<u32>>()];
+    for panics in [false, true] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut objects = Vec::new();
+        for prompt in &prompts {
+            let (mut scheduler, _) = above(&in_directory(directory.path(), b"a", |_, _| ()));
+            let (prompt, continuation) = (prompt.clone(), small::continuation(1));
+            let _events =
+                submit(&scheduler.queue(), &Submission { prompt, continuation, salt: Vec::new() });
+            while scheduler.step().expect("no step fails") == Progress::Ran {}
+            drop(scheduler);
+            let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
+            let paths = folder.map(|object| object.expect("a file").path());
+            let new: Vec<_> = paths.filter(|path| !objects.contains(path)).collect();
+            objects.extend(new);
+        }
+        // The first is damaged, and telling that panics; the second hangs.
+        let [damaged, hangs] = &objects[..] else { panic!("{objects:?}") };
+        std::fs::write(damaged, b"").expect("nothing");
+        let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+        let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+        let cold = in_directory(directory.path(), b"a", |error, _| panic!("told: {error}"));
+        let cold = Some(ColdCache { timeout: Duration::from_millis(300), ..cold });
+        let settings = Settings { cold, ..client::settings() };
+        let server = Running::of(small::engine(&device, &HASH, limits), settings);
+        // The server has listed it, and would not list it now.
+        std::fs::remove_file(hangs).expect("a file");
+        let made = std::process::Command::new("mkfifo").arg(hangs).status().expect("mkfifo");
+        assert!(made.success());
+        let _unblock = Unblock(hangs.clone());
+        let body = |prompts: &[Vec<u32>]| {
+            json!({ "model": "small/hash", "prompt": prompts, "max_tokens": 2 }).to_string()
+        };
+        let mut statuses = Vec::new();
+        for _ in 0..if panics { 1 } else { 3 } {
+            let asked = if panics { &prompts[..] } else { &prompts[1..] };
+            if !panics {
+                device.backend().fail(20, failing::Failure::Instead);
+            }
+            statuses.push(server.send("POST", "/v1/completions", &body(asked)).status);
+        }
+        let end = server.ended_within(Duration::from_secs(60));
+        if panics {
+            assert!(matches!(end, Err(ServerError::Panicked)), "{end:?}");
+            assert_eq!(statuses, [503]);
+        } else {
+            assert!(matches!(end, Err(ServerError::StepsFail { steps: 3, .. })), "{end:?}");
+            assert_eq!(statuses, [500; 3]);
+        }
+    }
 }
 
 /// A device that fails while prefixes go to host memory, and nothing runs, is one step that fails; one that always does ends the server.
