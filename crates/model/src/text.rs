@@ -102,6 +102,17 @@ impl Text {
         }
     }
 
+    /// Bytes of a text that a token of it stands for at most, so that a text has at least so many tokens; `None` where the tokenizer may
+    /// drop text, or have one token for any length of it.
+    #[must_use]
+    pub fn most_bytes_per_token(&self) -> Option<usize> {
+        match self {
+            Self::Bytes => Some(1),
+            #[cfg(feature = "tokenizers")]
+            Self::Tokenizer(tokenizer) => most_bytes_per_token(tokenizer),
+        }
+    }
+
     /// A token by itself: its text, or, where that is no text, its bytes or its name in the vocabulary.
     #[must_use]
     pub fn name(&self, token: u32) -> String {
@@ -163,6 +174,41 @@ fn byte_level(name: &str) -> Option<Vec<u8>> {
         code => (0..=0xFF).filter(|byte| !is_printable(byte)).nth(code as usize - 0x100),
     };
     name.chars().map(byte).collect()
+}
+
+/// As [`Text::most_bytes_per_token`]: known of a byte-level BPE that has all bytes, and gets the whole text as it is.
+#[cfg(feature = "tokenizers")]
+fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
+    use tokenizers::pre_tokenizers::PreTokenizerWrapper as Before;
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::{ModelWrapper, NormalizerWrapper, SplitDelimiterBehavior};
+
+    let normalizes = tokenizer.get_normalizer().is_some_and(
+        |first| !matches!(first, NormalizerWrapper::Sequence(all) if all.as_ref().is_empty()),
+    );
+    let before = tokenizer.get_pre_tokenizer()?;
+    let before = match before {
+        Before::Sequence(all) => all.as_ref(),
+        one => std::slice::from_ref(one),
+    };
+    let keeps = |one: &Before| match one {
+        Before::Split(split) => split.behavior != SplitDelimiterBehavior::Removed,
+        Before::ByteLevel(_) | Before::Digits(_) => true,
+        _ => false,
+    };
+    let is_byte_level = before.iter().any(|one| matches!(one, Before::ByteLevel(_)));
+    let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return None };
+    let is_plain = bpe.continuing_subword_prefix.is_none() && bpe.end_of_word_suffix.is_none();
+    let vocabulary = tokenizer.get_vocab(true);
+    let has_all =
+        ByteLevel::alphabet().iter().all(|byte| vocabulary.contains_key(&byte.to_string()));
+    // One that takes the spaces beside it may stand for any number of them.
+    let added = tokenizer.get_added_tokens_decoder();
+    let is_exact = added.values().all(|token| !token.lstrip && !token.rstrip);
+    let is_known = !normalizes && before.iter().all(keeps) && is_byte_level && is_plain && has_all;
+    // The name of a token has a character for each byte, or is the text that it stands for.
+    let longest = vocabulary.keys().map(String::len).max()?;
+    (is_known && is_exact).then_some(longest)
 }
 
 /// The text of tokens that come one by one. A character is given once it is complete.
@@ -256,6 +302,51 @@ mod tests {
         let plain: tokenizers::Tokenizer = with("null");
         let names = ["<0xE2>", "\u{e2}", "<0xG0>"].map(|name| bytes_of(&plain, name));
         assert_eq!(names, [Some(vec![0xE2]), None, None]);
+    }
+
+    /// A text has no fewer tokens than its bytes over the longest token; of a tokenizer that may drop some of it that is not known.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn bytes_of_a_token_are_limited_where_no_text_is_dropped() {
+        use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+        let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        bytes.sort_unstable();
+        let with = |normalizer: &str, stripped: bool, alphabet: usize| {
+            let names = bytes.iter().take(alphabet).map(char::to_string);
+            let names = names.chain(["aa", "aaaa"].map(Into::into));
+            let vocabulary: Vec<String> = names
+                .enumerate()
+                .map(|(id, name)| {
+                    format!(r#""{}": {id}"#, name.replace('\\', r"\\").replace('"', r#"\""#))
+                })
+                .collect();
+            let json = format!(
+                r#"{{ "version": "1.0", "truncation": null, "padding": null, "normalizer": {normalizer},
+                "added_tokens": [{{ "id": 258, "content": "<|end|>", "single_word": false, "lstrip": {stripped},
+                                   "rstrip": false, "normalized": false, "special": true }}],
+                "pre_tokenizer": {{ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                                   "use_regex": false }},
+                "post_processor": null, "decoder": null,
+                "model": {{ "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                           "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                           "ignore_merges": false, "vocab": {{ {} }}, "merges": ["a a", "aa aa"] }} }}"#,
+                vocabulary.join(", ")
+            );
+            Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")))
+        };
+        let text = with("null", false, 256);
+        let most = text.most_bytes_per_token().expect("it drops nothing");
+        assert_eq!(most, "<|end|>".len());
+        for some in ["<|end|><|end|>", "aaaaaaaa", "a b\u{20ac}\n\0"] {
+            let tokens = text.encode(some).expect("text").len();
+            assert!(tokens >= some.len().div_ceil(most), "{some}: {tokens}");
+        }
+        assert_eq!(text.encode("aaaa<|end|>").expect("text").len(), 2);
+        let strip = r#"{ "type": "Strip", "strip_left": true, "strip_right": true }"#;
+        for other in [with(strip, false, 256), with("null", true, 256), with("null", false, 255)] {
+            assert_eq!(other.most_bytes_per_token(), None);
+        }
+        assert_eq!(Text::Bytes.most_bytes_per_token(), Some(1));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl From<Refusal> for ApiError {
             Refusal::EmptyPrompt | Refusal::TokenOutOfVocabulary { .. } => {
                 (StatusCode::BAD_REQUEST, Some("prompt"), None)
             }
-            Refusal::TooLong { .. } => {
+            Refusal::TooLong { .. } | Refusal::TextTooLong { .. } => {
                 (StatusCode::BAD_REQUEST, Some("max_tokens"), Some("context_length_exceeded"))
             }
             Refusal::TooManySequences { .. } => (StatusCode::BAD_REQUEST, Some("n"), None),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use dsv4_kv_model::text::Text;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::api_error::ApiError;
 use crate::fields::shortened;
@@ -17,6 +18,10 @@ pub struct App {
     pub queue: Arc<Queue>,
     /// How text becomes tokens and back.
     pub text: Arc<Text>,
+    /// Bytes of a text that a token of it stands for at most, if that is known.
+    pub most_bytes_per_token: Option<usize>,
+    /// Texts that may be encoded at once: a long one takes much time and memory.
+    pub encoders: Arc<Semaphore>,
     /// The model's name.
     pub model: String,
     /// When the server began, in seconds since 1970.

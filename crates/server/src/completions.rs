@@ -63,9 +63,26 @@ async fn take(
     let Json(object) = body.map_err(unreadable)?;
     let request = CompletionRequest::read(object)?;
     app.check_model(&request.model)?;
+    let sequences = request.prompts.len() * request.n as usize;
+    app.queue.check_room(sequences)?;
+    let texts = request.prompts.iter().filter_map(|prompt| match prompt {
+        Prompt::Text(text) => Some(text),
+        Prompt::Tokens(_) => None,
+    });
+    texts.clone().try_for_each(|text| check_length(app, text, request.max_tokens))?;
+    // Whoever leaves meanwhile waits no more. A thread keeps its place until it is done, also for one who has left.
+    let encoder = match texts.count() {
+        0 => None,
+        _ => Arc::clone(&app.encoders).acquire_owned().await.ok(),
+    };
+    app.queue.check_room(sequences)?;
     let reading = (Arc::clone(app), request);
     // A long prompt takes its time, and the threads of connections have others to serve.
-    let submitted = tokio::task::spawn_blocking(move || submissions(&reading.0, reading.1)).await;
+    let submitted = tokio::task::spawn_blocking(move || {
+        let _encoder = encoder;
+        submissions(&reading.0, reading.1)
+    });
+    let submitted = submitted.await;
     let (request, submissions) = submitted.map_err(|error| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the prompt: {error}"))
     })??;
@@ -108,16 +125,21 @@ fn unreadable(rejection: JsonRejection) -> ApiError {
     ApiError::new(status, rejection.body_text())
 }
 
+/// Refuses a text that is too long, whatever its tokens are, before it is encoded.
+fn check_length(app: &App, text: &str, max_tokens: usize) -> Result<(), Refusal> {
+    let (bytes, longest) = (text.len(), app.queue.limits().longest);
+    let least = app.most_bytes_per_token.map_or(0, |most| bytes.div_ceil(most.max(1)));
+    if least.saturating_add(max_tokens) > longest as usize && least > 0 {
+        return Err(Refusal::TextTooLong { bytes, least, max_tokens, longest });
+    }
+    Ok(())
+}
+
 /// Every completion of every prompt: `n` of the first, then those of the second.
 fn submissions(
     app: &App,
     request: CompletionRequest,
 ) -> Result<(CompletionRequest, Vec<Submission>), ApiError> {
-    let (most, sequences) =
-        (app.queue.limits().waiting, request.prompts.len() * request.n as usize);
-    if sequences > most {
-        return Err(Refusal::TooManySequences { sequences, most }.into());
-    }
     let mut submissions = Vec::new();
     for prompt in &request.prompts {
         let prompt = match prompt {
@@ -234,4 +256,69 @@ impl Taken {
 
 fn event(value: &impl Serialize) -> Event {
     Event::default().data(serde_json::to_string(value).expect("keys of the maps are strings"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dsv4_kv_model::text::Text;
+    use serde_json::json;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::queue::{Queue, QueueLimits};
+
+    /// What a request is answered while others hold all encoders; `None` if it waits for one.
+    fn answer(
+        app: &Arc<App>,
+        prompt: &Value,
+        max_tokens: usize,
+    ) -> Option<Result<Taken, ApiError>> {
+        let body = json!({ "model": "m", "prompt": prompt, "max_tokens": max_tokens });
+        let body = body.as_object().expect("an object").clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let taken = take(app, Ok(Json(body)));
+            tokio::time::timeout(Duration::from_millis(200), taken).await.ok()
+        })
+    }
+
+    /// What is too long, and what gets no place, is refused before its text is encoded. Tokens need no encoder.
+    #[test]
+    fn what_is_refused_is_not_encoded() {
+        let limits = QueueLimits { vocabulary: 256, longest: 100, waiting: 1 };
+        let app = Arc::new(App {
+            queue: Arc::new(Queue::new(limits)),
+            most_bytes_per_token: Some(2),
+            encoders: Arc::new(Semaphore::new(0)),
+            text: Arc::new(Text::Bytes),
+            model: "m".into(),
+            created: 0,
+            end: Vec::new(),
+            drafts: 0,
+            metrics: Metrics::new().expect("metrics"),
+        });
+        let refused = |prompt: &Value, max_tokens| match answer(&app, prompt, max_tokens) {
+            Some(Err(error)) => error.body()["error"].clone(),
+            Some(Ok(_)) => panic!("it is taken"),
+            None => Value::Null,
+        };
+        let text = |bytes| json!("x".repeat(bytes));
+        assert_eq!(refused(&text(180), 10), Value::Null, "it may fit");
+        let error = refused(&text(181), 10);
+        let of_tokens = refused(&json!(vec![1; 91]), 10);
+        for field in ["type", "param", "code"] {
+            assert_eq!(error[field], of_tokens[field]);
+        }
+        assert_eq!(error["code"], "context_length_exceeded");
+        let message = error["message"].as_str().expect("a text");
+        assert!(message.contains("181 bytes") && message.contains("91 tokens"), "{message}");
+        // One waits.
+        let taken = answer(&app, &json!([1]), 10).expect("it needs no encoder");
+        let _waits = taken.expect("there is room");
+        assert_eq!(refused(&text(2), 10)["code"], "queue_full");
+        assert_eq!(refused(&json!([text(2), text(2)]), 10)["param"], "n");
+    }
 }

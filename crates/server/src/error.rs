@@ -30,6 +30,21 @@ pub enum Refusal {
         /// The context, or what the cache holds if that is less.
         longest: u32,
     },
+    /// A text that has more tokens than one sequence may ever have here, whatever they are. They were not counted.
+    #[error(
+        "a prompt of {bytes} bytes has {least} tokens at least, and with max_tokens {max_tokens} more than the \
+         {longest} tokens that a sequence may have; shorten the prompt or ask for fewer tokens"
+    )]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Tokens that it has at least.
+        least: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// The context, or what the cache holds if that is less.
+        longest: u32,
+    },
     /// More sequences at once than may wait.
     #[error(
         "the request has {sequences} completions (prompts times n), and at most {most} may wait; \

@@ -189,11 +189,26 @@ impl Queue {
             });
             events.push(receiver);
         }
-        let most = self.limits.waiting;
-        if requests.len() > most {
-            return Err(Refusal::TooManySequences { sequences: requests.len(), most });
-        }
         let mut state = self.lock();
+        self.find_room(&mut state, requests.len())?;
+        state.waiting.extend(requests);
+        self.changed.notify_all();
+        Ok(events)
+    }
+
+    /// Whether so many sequences could wait now.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub(crate) fn check_room(&self, sequences: usize) -> Result<(), Refusal> {
+        self.find_room(&mut self.lock(), sequences)
+    }
+
+    fn find_room(&self, state: &mut State, sequences: usize) -> Result<(), Refusal> {
+        let most = self.limits.waiting;
+        if sequences > most {
+            return Err(Refusal::TooManySequences { sequences, most });
+        }
         if state.phase != Phase::Open {
             return Err(Refusal::ShuttingDown);
         }
@@ -201,12 +216,10 @@ impl Queue {
         let is_asked = |request: &Request| matches!(request.fetch, Fetch::Asked { .. });
         state.waiting.retain(|request| !request.has_left() || is_asked(request));
         let waiting = state.here();
-        if waiting + requests.len() > most {
+        if waiting + sequences > most {
             return Err(Refusal::QueueFull { waiting, most });
         }
-        state.waiting.extend(requests);
-        self.changed.notify_all();
-        Ok(events)
+        Ok(())
     }
 
     /// What it takes.

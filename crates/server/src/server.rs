@@ -11,7 +11,7 @@ use axum::serve::ListenerExt;
 use dsv4_kv_device::Backend;
 use dsv4_kv_model::Engine;
 use dsv4_kv_model::text::Text;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::answer::unix_time;
 use crate::app::App;
@@ -26,6 +26,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long an aborted scheduler may take for its last step, a store that waits for it for its end, and connections for what they still
 /// have to send.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Requests whose texts are encoded at once. Eight million bytes of one word take a minute and 1.6 GiB.
+const ENCODERS: usize = 4;
 
 /// How a server serves.
 #[derive(Clone, Debug)]
@@ -86,6 +89,8 @@ impl<B: Backend> Server<B> {
         settings.cold.as_ref().map_or(Ok(()), |cold| scheduler.open_cold(cold))?;
         let app = App {
             queue: scheduler.queue(),
+            most_bytes_per_token: text.most_bytes_per_token(),
+            encoders: Arc::new(Semaphore::new(ENCODERS)),
             text: Arc::new(text),
             model: settings.model.clone(),
             created: unix_time(),
