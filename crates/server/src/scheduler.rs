@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A request that is computed again gets the same tokens: a token's logits have the same bits in every batch
-//! and chunk, and a draw depends on seed and position alone. The oldest request is never taken out, and fits if
-//! it is alone ([`QueueLimits::longest`]): there is always one that comes to its end.
+//! and chunk, and a draw depends on seed and position alone. The oldest request is taken out only where it runs alone and
+//! shares blocks, and that once: it shares nothing then, and fits ([`QueueLimits::longest`]). So there is always one that
+//! comes to its end.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
