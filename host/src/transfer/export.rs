@@ -21,7 +21,8 @@ pub struct Export<'c, B: Backend> {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Memory through which requests leave this cache and come to it. It is on the device: as much as a slot takes, or 8 MiB.
+    /// Memory through which requests leave this cache and come to it. It is on the device: as much as a slot takes, or up to
+    /// 8 MiB for blocks.
     ///
     /// # Errors
     /// [`KvError::Device`](crate::KvError::Device).

@@ -15,7 +15,7 @@ use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
 use std::fmt;
 
-/// Bytes of blocks that go at once, at most: those of a slot where it has more.
+/// Bytes of blocks that go at once, at most.
 const STAGING: u64 = 8 << 20;
 
 /// Memory of a device through which the blocks and slots of one cache leave it and come to it, one transfer at a time.
@@ -39,10 +39,12 @@ impl<B: Backend> fmt::Debug for Port<B> {
     }
 }
 
-/// Blocks that go at once, and bytes of memory for so many, or for a slot.
+/// Blocks that go at once, and bytes of memory for so many, or for a slot. Blocks are a quarter of the longest request's at most, so
+/// that a long request of a small cache takes several rounds, as one of a large cache does.
 fn staging(config: &CacheConfig, layout: &PartLayout, slot_bytes: u64) -> (u32, u64) {
     let most = STAGING.checked_div(layout.block_bytes()).unwrap_or(1);
-    let blocks = most.clamp(1, config.max_blocks_per_request().max(1).into()) as u32;
+    let quarter = config.max_blocks_per_request().div_ceil(4).max(1);
+    let blocks = most.clamp(1, quarter.into()) as u32;
     (blocks, slot_bytes.max(u64::from(blocks) * layout.block_bytes()))
 }
 

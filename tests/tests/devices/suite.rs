@@ -359,6 +359,7 @@ suite! {
     }
     step::moves {
         a_request_moves_at_every_phase,
+        blocks_go_in_rounds,
         what_cannot_move_changes_nothing,
         reserved_room_is_nobodys,
         rejected_tokens_do_not_move,

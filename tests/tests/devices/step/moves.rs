@@ -1,7 +1,7 @@
 //! Requests that move to another cache go on there with the bytes of one that never moved.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::transfer::{MoveError, Port, Positions};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, SlotId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use super::forks::feed;
 use super::told;
 use crate::fed::{Fed, Padding, Part, begin};
-use crate::inputs::assert_same;
+use crate::inputs::{assert_same, download};
 use crate::stories::{Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -100,6 +100,43 @@ pub fn a_request_moves_at_every_phase<B: Backend>(device: &Device<B>) {
         }
         source.fed.assert_holds(id, x, &stored, first + 127);
         target.fed.assert_holds(other, wrong, &wrong.stored(device, FORMATS), 140);
+    }
+}
+
+/// Blocks go in rounds, here of two, the last of which may be one: each arrives in its place, from and to memory of the host and
+/// of the device.
+pub fn blocks_go_in_rounds<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 620, 99);
+    let stored = story.stored(device, FORMATS);
+    let (mut source, mut target) = (Site::new(device, 1, 15), Site::new(device, 1, 11));
+    assert_eq!(format!("{:?}", source.port), "Port { blocks: 2, .. }", "of five");
+    let id = source.fed.manager.admit().unwrap();
+    for tokens in [260, 390, 600] {
+        feed(&mut source.fed, id, (&story, &story), tokens, tokens as u64);
+        let (at, payload) = source.export(id, 1);
+        let layout = source.port.layout().clone();
+        let blocks = layout.blocks(at.trunk);
+        assert_eq!(blocks, tokens as u32 / 128 + 1);
+        // The same with a call for each block.
+        assert_same(&source.export(id, blocks).1, &payload, &format!("blocks of {tokens} tokens"));
+        let memory = device.allocate("a request", payload.len() as u64).unwrap();
+        let stream = source.fed.stream.clone();
+        let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
+        let (of_blocks, end) = ((u64::from(blocks) * layout.block_bytes()) as usize, payload.len());
+        let mut whole = PartsMut::Device(memory.clone());
+        export.blocks_to(0..blocks, whole.part(0..of_blocks)).unwrap();
+        export.state_to(whole.part(of_blocks..end)).unwrap();
+        assert_same(&download(&stream, &memory.view()), &payload, "through memory of the device");
+        for from in [Parts::Host(&payload), Parts::Device(memory)] {
+            let Site { fed, port } = &mut target;
+            let room = fed.manager.reserve(at).unwrap();
+            let stream = fed.stream.clone();
+            let loaded = fed.manager.load_from(&stream, port, room, from).unwrap();
+            let moved = fed.manager.enter(loaded).unwrap();
+            feed(fed, moved, (&story, &story), tokens + 1, 1);
+            fed.assert_holds(moved, &story, &stored, tokens + 1);
+            fed.manager.release(moved).unwrap();
+        }
     }
 }
 
