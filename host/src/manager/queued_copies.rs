@@ -75,7 +75,8 @@ impl<B: Backend> KvCacheManager<B> {
 }
 
 impl<B: Backend> StepMemory<B> {
-    /// In one copy to the device if StepMeta has room for all, as it has but for very small steps.
+    /// In one copy to the device if StepMeta has room for all, else in several. The blocks of one million tokens are all in the first
+    /// where steps have over 2,700 tokens.
     fn queue_copies(
         &mut self,
         stream: &Stream<B>,

@@ -357,6 +357,9 @@ suite! {
         forks_and_suspended_requests_share_the_tree,
         what_cannot_fork_changes_nothing,
     }
+    step::small_steps {
+        long_tables_are_entered,
+    }
     step::moves {
         a_request_moves_at_every_phase,
         blocks_go_in_rounds,

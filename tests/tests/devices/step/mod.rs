@@ -22,6 +22,7 @@ pub mod refusals;
 pub mod reuse;
 pub mod rotary;
 pub mod saves;
+pub mod small_steps;
 pub mod tensors;
 pub mod tiers;
 pub mod told;
