@@ -138,3 +138,47 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::config::ModelConfig;
+
+    use super::*;
+    use crate::config::CacheConfig;
+    use crate::ledger::{Accepted, StepRequest};
+
+    /// A request that takes part in an open step of either group is neither saved nor restored, and nothing changes. A cache
+    /// rejects the step first, so that only its ledger can be asked.
+    #[test]
+    fn a_request_in_a_step_is_neither_saved_nor_restored() {
+        let model = ModelConfig::preset("tiny").unwrap();
+        let config = CacheConfig { num_checkpoints: 2, ..CacheConfig::new(model) };
+        for open in LayerGroup::ALL {
+            let mut ledger = Ledger::new(&config).unwrap();
+            let mut array = vec![0; ledger.largest_layout().elements()];
+            let id = ledger.admit().unwrap();
+            for group in LayerGroup::ALL {
+                let step = [StepRequest { id, start: 0, tokens: 128 }];
+                ledger.begin_step(group, &step, &mut array).unwrap();
+                ledger.commit_step(group, &[Accepted::count(id, 128)]).unwrap();
+            }
+            let saved = ledger.take_checkpoints(&[(id, 128)]).unwrap().remove(0);
+            let step = [StepRequest { id, start: 128, tokens: 1 }];
+            ledger.begin_step(open, &step, &mut array).unwrap();
+            let before = serde_json::to_value(&ledger).unwrap();
+            let refused = [
+                ledger.take_checkpoints(&[(id, 128)]).map(|_| ()),
+                ledger.check_restore(id, &saved),
+            ];
+            for refused in refused {
+                let is_right = matches!(
+                    refused,
+                    Err(KvError::RequestInStep { request, group }) if (request, group) == (id, open)
+                );
+                assert!(is_right, "{open:?}: {refused:?}");
+            }
+            assert_eq!(serde_json::to_value(&ledger).unwrap(), before);
+            ledger.discard_checkpoint(saved).unwrap();
+        }
+    }
+}

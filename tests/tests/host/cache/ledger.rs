@@ -391,6 +391,47 @@ fn what_was_not_accepted_is_not_saved() {
     }
 }
 
+/// A request that takes part in an open step of either group is neither released, forked, suspended, moved nor taken back: each
+/// refusal names the group, and changes nothing.
+#[test]
+fn a_request_in_a_step_stays_as_it_is() {
+    type Call = (&'static str, fn(&mut Ledger, RequestId) -> Option<KvError>);
+    let calls: [Call; 5] = [
+        ("release", |ledger, id| ledger.release(id).err()),
+        ("fork", |ledger, id| ledger.fork(id).err()),
+        ("suspend", |ledger, id| ledger.suspend(id).err()),
+        ("positions", |ledger, id| ledger.positions(id).err()),
+        ("rewind_draft", |ledger, id| ledger.rewind_draft(id, 130).err()),
+    ];
+    for open in LayerGroup::ALL {
+        let mut ledger = Ledger::new(&CacheConfig { max_suspended: 1, ..config() }).unwrap();
+        let mut array = vec![0; ledger.largest_layout().elements()];
+        let id = ledger.admit().unwrap();
+        for group in LayerGroup::ALL {
+            let step = [StepRequest { id, start: 0, tokens: 130 }];
+            ledger.begin_step(group, &step, &mut array).unwrap();
+            ledger.commit_step(group, &[Accepted::count(id, 130)]).unwrap();
+        }
+        let step = [StepRequest { id, start: 130, tokens: 1 }];
+        ledger.begin_step(open, &step, &mut array).unwrap();
+        let before = serde_json::to_value(&ledger).unwrap();
+        for (name, call) in calls {
+            // The draft layers alone are taken back: a step of the trunk is none of theirs.
+            let is_refused = name != "rewind_draft" || open == LayerGroup::Draft;
+            let refused = call(&mut ledger, id);
+            let is_right = match refused {
+                Some(KvError::RequestInStep { request, group }) => (request, group) == (id, open),
+                Some(_) => false,
+                None => !is_refused,
+            };
+            assert!(is_right, "{name} in a step of {open:?}: {refused:?}");
+            assert_eq!(serde_json::to_value(&ledger).unwrap(), before, "{name}");
+        }
+        ledger.commit_step(open, &[Accepted::count(id, 1)]).unwrap();
+        assert_eq!(ledger.committed_in(open, id).unwrap(), 131);
+    }
+}
+
 #[test]
 fn settings_out_of_range_are_named() {
     let check = |change: fn(&mut CacheConfig), name: &str| {
