@@ -350,6 +350,7 @@ suite! {
         any_cut_saves_the_same,
         only_what_is_committed_is_saved,
         draft_windows_that_were_not_saved_are_zero,
+        draft_windows_that_are_overwritten_are_not_saved,
     }
     step::forks {
         forks_go_on_by_themselves,

@@ -1,7 +1,7 @@
 //! Checkpoints that steps save as they go.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::{CacheConfig, KvError, Launches, RequestId, StepRequest};
+use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, RequestId, StepRequest};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -148,7 +148,28 @@ pub fn draft_windows_that_were_not_saved_are_zero<B: Backend>(device: &Device<B>
     let draft = fed.layer_ids().last().unwrap();
     assert_ring_is_zero(&fed.manager, &fed.stream, draft, b);
     assert_ne!(before, fed.pool_bytes());
-    for group in dsv4_kv::LayerGroup::ALL {
+    for group in LayerGroup::ALL {
         assert_eq!(fed.manager.ledger().committed_in(group, b).unwrap(), 128);
     }
+}
+
+/// Draft layers that ran so far ahead of the trunk that they have overwritten rows of its window have none to save: a request that
+/// goes on from the checkpoint has zero there.
+pub fn draft_windows_that_are_overwritten_are_not_saved<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 200, 76);
+    let mut fed = fed(device, 1, 1);
+    let [a, b] = [0, 1].map(|_| fed.manager.admit().unwrap());
+    fed.step(&[Part::new(a, &story, 0..128), Part::new(b, &story, 0..128)], Padding::None);
+    let parts = [Part::new(a, &story, 128..200)];
+    let Fed { manager, stream, inputs } = &mut fed;
+    inputs.load(stream, &parts, 72);
+    let mut draft = manager.group(LayerGroup::Draft).unwrap();
+    let mut ahead = draft.begin_step(stream, Launches::Eager, &[parts[0].request()]).unwrap();
+    inputs.run(&mut ahead, &mut |_, _| Ok(())).unwrap();
+    ahead.commit(&[Accepted::count(a, 72)]).unwrap();
+    let saved = manager.save_checkpoints(stream, &[(a, 128)]).unwrap().remove(0);
+    assert!(!saved.has_draft());
+    manager.restore_checkpoint(stream, b, &saved).unwrap();
+    let draft = fed.layer_ids().last().unwrap();
+    assert_ring_is_zero(&fed.manager, &fed.stream, draft, b);
 }
