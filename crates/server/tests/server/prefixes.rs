@@ -157,16 +157,19 @@ fn an_idle_server_stores() {
     let (queue, stored) = (scheduler.queue(), "dsv4_kv_cold_stored_prefixes_total");
     let (prompt, continuation) = (long_prompt(1), small::continuation(1));
     let _events = submit(&queue, &Submission { prompt, continuation, salt: Vec::new() });
-    thread::scope(|scope| {
+    let while_idle = thread::scope(|scope| {
         let running = scope.spawn(|| scheduler.run());
         let begin = Instant::now();
         while value(&metrics, stored) == 0 && begin.elapsed() < TIMEOUT {
             thread::sleep(Duration::from_millis(10));
         }
+        // A server that ends stores what waits, too.
+        let while_idle = value(&metrics, stored);
         queue.close();
         running.join().expect("no panic").expect("no step fails");
+        while_idle
     });
-    assert_eq!(value(&metrics, stored), 1);
+    assert_eq!(while_idle, 1);
 }
 
 /// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
