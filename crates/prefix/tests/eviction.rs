@@ -22,7 +22,11 @@ fn prompt(path: &str) -> Vec<u32> {
 
 impl Paths {
     fn new() -> Self {
-        let [block_bytes, checkpoint_bytes] = BYTES;
+        Self::of(BYTES)
+    }
+
+    /// With blocks and checkpoints of so many bytes.
+    fn of([block_bytes, checkpoint_bytes]: [u64; 2]) -> Self {
         let limits =
             Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: 0, room: 16 };
         let tree = PrefixTree::new(limits, ScoredLru { capacity: CAPACITY });
@@ -110,6 +114,20 @@ fn what_was_never_hit_and_is_expendable_goes_first() {
     }
     paths.put("h", Origin::Junction);
     assert_eq!(paths.order(5), "cafhg");
+}
+
+/// What is expendable counts as used 1.25 capacities earlier: 500 bytes.
+#[test]
+fn what_is_expendable_outlives_what_is_much_older() {
+    for (later, order) in [(499, "ba"), (501, "ab")] {
+        let mut paths = Paths::of([1, 0]);
+        paths.put("a", Origin::Prompt);
+        // The last byte is the other's own.
+        let between = paths.compute(&"z".repeat(later - 1), &[]);
+        paths.put("b", Origin::Interval);
+        assert_eq!(paths.order(2), order, "{later} bytes later");
+        paths.tree.release(between, drop).unwrap();
+    }
 }
 
 /// The expendable checkpoint inside a path goes before older ones, and without blocks; for blocks a leaf goes, and it stays.
