@@ -140,6 +140,41 @@ fn a_slow_store_loses_nothing() {
     fed.manager.audit_tier().unwrap();
 }
 
+/// Whoever waits for a prompt does not wait for what is to be stored, though that was there first.
+#[test]
+fn reads_come_before_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let prompt = |salt| Prompt { tokens: &tokens, salt, adapter: b"" };
+    store(&tokens, &directory);
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    let (go, wait) = channel::<()>();
+    cold.store.work(move || wait.recv().unwrap());
+    cold.pending += 1;
+    for salt in [b"a", b"b", b"c"] {
+        compute(&mut fed, &prompt(salt));
+        cold.advance(&mut fed.manager);
+    }
+    cold.fetch(&fed.manager, &prompt(b"")).unwrap().expect("the store has it");
+    assert_eq!(cold.pending, 5, "all of them wait");
+    go.send(()).unwrap();
+    let mut done = Vec::new();
+    while cold.pending > 0 {
+        let next = cold.store.next(Duration::MAX).unwrap().expect("nothing ends the wait");
+        done.push(match &next {
+            Done::Worked => "worked",
+            Done::Read(..) => "read",
+            Done::Stored(_) => "stored",
+        });
+        cold.take(&mut fed.manager, next);
+    }
+    assert_eq!(done[..2], ["worked", "read"], "{done:?}");
+    assert_eq!(done.iter().filter(|&&done| done == "stored").count(), 3, "{done:?}");
+    cold.settle(&mut fed.manager);
+    assert_eq!((cold.stats().restored, cold.stats().stored), (1, 3));
+}
+
 /// A store gets what the environment says of stores, and nothing else of it.
 #[test]
 fn variables_of_stores_are_options() {

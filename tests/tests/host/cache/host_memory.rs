@@ -119,6 +119,35 @@ fn what_is_read_is_not_evicted() {
     fed.manager.audit_tier().unwrap();
 }
 
+/// Of the checkpoints that a tier below does not look at, the oldest are no longer offered when there are more than a thousand, and
+/// are counted.
+#[test]
+fn offers_that_nobody_looks_at_are_counted() {
+    const OFFERS: u16 = 1024;
+    let mut fed = with_checkpoints(u64::from(OFFERS) + 1, 1);
+    fed.manager.offer_host_images();
+    let tokens = tokens();
+    for salt in 0..=OFFERS {
+        assert_eq!(fed.manager.tier_stats().lost_offers, 0, "{salt} were offered");
+        let salt = salt.to_le_bytes();
+        let id = fed.manager.admit_with(&fed.stream, &prompt(&tokens, &salt)).unwrap().id;
+        let step = [StepRequest { id, start: 0, tokens: TOKENS as u32 }];
+        let mut step = fed.manager.begin_step(&fed.stream, Launches::Eager, &step).unwrap();
+        step.skip_kernels();
+        step.commit(&[Accepted { id, accepted: TOKENS as u32, tokens: &tokens }]).unwrap();
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        fed.manager.release(id).unwrap();
+    }
+    let stats = fed.manager.tier_stats();
+    assert_eq!((stats.lost_offers, stats.evicted_checkpoints), (1, 0));
+    for salt in 1..=OFFERS {
+        let root = fed.manager.host_prompt(&prompt(&tokens, &salt.to_le_bytes())).unwrap().root;
+        let image = fed.manager.next_host_image().expect("it is offered");
+        assert_eq!(image.root, root, "{salt}");
+    }
+    assert!(fed.manager.next_host_image().is_none(), "the first one is not");
+}
+
 /// Room that a tier below drops is free again, with what was above it.
 #[test]
 fn dropped_room_is_free_again() {
