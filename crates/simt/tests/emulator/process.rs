@@ -1,5 +1,6 @@
 //! Launches in a process of their own: with the threads of a larger machine, and ended where they hang.
 
+use std::io::read_to_string;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
@@ -22,6 +23,7 @@ fn run(name: &str, threads: u32) {
         .args(["--exact", &format!("process::{name}"), "--ignored", "--nocapture"])
         .env("RAYON_NUM_THREADS", threads.to_string())
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
         .spawn()
         .expect("this program starts");
     let start = Instant::now();
@@ -36,7 +38,11 @@ fn run(name: &str, threads: u32) {
         }
         sleep(Duration::from_millis(10));
     };
-    assert!(status.success(), "{name} fails with {threads} threads: {status}");
+    // A few lines, which a pipe holds.
+    let told = read_to_string(child.stdout.take().expect("it is piped")).expect("it is UTF-8");
+    assert!(status.success(), "{name} fails with {threads} threads: {status}\n{told}");
+    // None is no failure of such a program.
+    assert!(told.contains(" 1 passed;"), "{name} did not run:\n{told}");
 }
 
 #[test]
