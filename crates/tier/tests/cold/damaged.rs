@@ -26,6 +26,7 @@ fn ends(some: impl FnOnce() + Send + 'static) {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
+/// Each section of the longest prefix's object is damaged, cut, or replaced: the reason is named, a shorter prefix is had,
 /// and every byte is right.
 #[test]
 fn damaged_files_are_misses() {
@@ -73,6 +74,7 @@ fn damaged_files_are_misses() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
+/// An object whose header has numbers that no cache writes, with the digests of these: one with no block of its own, which would be
 /// read again and again, and one whose checkpoint has an origin that there is not.
 #[test]
 fn an_object_of_no_blocks_or_no_origin_is_damaged() {

@@ -216,8 +216,6 @@ fn another_cache_goes_on_from_files() {
     assert_eq!(cache.cold.stats().stored, 0, "it came from there");
 }
 
-/// Each section of the longest prefix's object is damaged, cut, or replaced: the reason is named, a shorter prefix is had,
-/// An object whose header has numbers that no cache writes, with the digests of these: one with no block of its own, which would be
 /// An object that cannot be read now is asked for again later.
 #[test]
 fn a_store_that_fails_once_is_asked_again() {
