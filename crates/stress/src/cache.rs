@@ -184,8 +184,8 @@ impl<B: Backend> Subject for Cache<B> {
         (ledger.free_blocks(), ledger.live_requests())
     }
 
-    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
-        Some(self)
+    fn reuse(&mut self) -> &mut dyn Reuse {
+        self
     }
 
     fn tier(&mut self) -> Option<&mut dyn HostTier> {

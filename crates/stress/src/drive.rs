@@ -8,7 +8,7 @@ use std::time::Duration;
 use dsv4_kv::{KvError, LayerGroup};
 use serde::Serialize;
 
-use super::answer::Report;
+use super::answer::{Counts as Counted, Report};
 use super::model::Model;
 use super::op::{Launches, Op, Step, TierOp};
 use super::subject::Subject;
@@ -22,6 +22,9 @@ pub struct Divergence {
     /// What differs.
     pub what: String,
 }
+
+/// What a subject is asked for one in whose cache no prefixes are shared.
+const NO_PREFIXES: &str = "prefixes are not shared here";
 
 /// What happened, by name: answers of each kind, tokens, rejected tokens.
 pub type Counts = BTreeMap<String, u64>;
@@ -86,14 +89,13 @@ impl<S: Subject> Run<S> {
         if self.model.has_tier() {
             self.apply(&Op::Tier(TierOp::Settle))?;
         }
-        let mut kept = 0;
+        let names: Vec<_> = self.model.suspended().collect();
+        names.into_iter().try_for_each(|name| self.apply(&Op::Discard(name)))?;
         if self.model.shares() {
-            let names: Vec<_> = self.model.suspended().collect();
-            names.into_iter().try_for_each(|name| self.apply(&Op::Discard(name)))?;
             self.apply(&Op::Expire(u64::MAX))?;
-            // What nobody refers to stays in the tree until room is needed.
-            kept = self.subject.reuse().map_or(0, |reuse| reuse.counts().evictable);
         }
+        // What nobody refers to stays in the tree until room is needed.
+        let kept = self.subject.reuse().counts().evictable;
         let (idle, total) = (self.subject.counts(), self.model.config().num_blocks);
         if idle == (total - kept, 0) {
             return Ok(());
@@ -132,11 +134,13 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// The same of operations on what requests share.
+    /// The same of operations on what requests share. Copies and suspended requests are there without prefixes, too.
     fn judge_reuse(&mut self, op: &Op) -> Result<(), String> {
         let Self { subject, model, .. } = self;
-        let reuse = subject.reuse().filter(|_| model.shares());
-        let reuse = reuse.ok_or("requests share nothing here")?;
+        if matches!(op, Op::Pin { .. } | Op::Unpin(_) | Op::Expire(_)) && !model.shares() {
+            return Err(NO_PREFIXES.into());
+        }
+        let reuse = subject.reuse();
         let (what, refused, result) = match op {
             Op::Fork { of, request, answer } => {
                 let got = reuse.fork(model.handle(*of));
@@ -175,16 +179,15 @@ impl<S: Subject> Run<S> {
     /// Which blocks became the prefix tree's.
     fn settle(&mut self) -> Result<(), String> {
         let Self { subject, model, .. } = self;
-        match subject.reuse().filter(|_| model.shares()) {
-            Some(reuse) => model.settle(&|id| reuse.own_blocks(id)),
-            None => Ok(()),
-        }
+        let reuse = subject.reuse();
+        model.settle(&|id| reuse.own_blocks(id))
     }
 
-    /// What requests share is conserved, too.
+    /// No block is lost, none has two owners, and what requests share is conserved.
     fn conserve_shared(&mut self) -> Result<(), String> {
         let Self { subject, model, .. } = self;
-        let Some(reuse) = subject.reuse().filter(|_| model.shares()) else { return Ok(()) };
+        let (free, _) = subject.counts();
+        let reuse = subject.reuse();
         for (id, request) in model.live() {
             let got = reuse.own_blocks(id).unwrap_or_default();
             let want: Vec<_> =
@@ -193,7 +196,7 @@ impl<S: Subject> Run<S> {
                 return Err(format!("{id} has {got:?} of its blocks alone, should have {want:?}"));
             }
         }
-        let counts = reuse.counts();
+        let counts = Counted { free, ..reuse.counts() };
         reuse.audit()?;
         self.counts.insert("blocks evicted".to_owned(), counts.evicted);
         let seen = subject.tier().filter(|_| model.has_tier()).map(HostTier::seen);
@@ -232,15 +235,12 @@ impl<S: Subject> Run<S> {
         self.add("blocks given back by a drop", plan.new_blocks.into());
     }
 
-    /// No block is lost, none has two owners, and every request is as long as its history.
+    /// Every request is there, with its blocks, and as long as its history.
     fn conserve(&self) -> Result<(), String> {
-        let (free, live) = self.subject.counts();
+        let (_, live) = self.subject.counts();
         if live as usize != self.model.live().len() {
             return Err(format!("{live} requests are live, should be {}", self.model.live().len()));
         }
-        let total = self.model.config().num_blocks;
-        let mut owned = vec![false; total as usize];
-        let mut held = 0;
         for (id, request) in self.model.live() {
             let blocks = self.subject.blocks(id).ok_or_else(|| format!("{id} has no table"))?;
             if blocks != request.blocks {
@@ -252,19 +252,8 @@ impl<S: Subject> Run<S> {
                     return Err(format!("{id} has {got:?} {group} tokens, should have {want}"));
                 }
             }
-            let own = (0..).zip(blocks).filter(|&(at, _)| request.is_own(at));
-            for (_, block) in own {
-                if std::mem::replace(&mut owned[block.0 as usize], true) {
-                    return Err(format!("{block:?} has two owners"));
-                }
-                held += 1;
-            }
         }
-        if self.model.shares() || free + held == total {
-            Ok(())
-        } else {
-            Err(format!("{free} blocks are free and {held} held of {total}"))
-        }
+        Ok(())
     }
 
     fn count(&mut self, what: &str, refused: &Option<String>) {

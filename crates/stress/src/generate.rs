@@ -16,6 +16,7 @@ use super::cache::buckets;
 use super::model::{Model, Progress, Request};
 use super::op::{Accept, Launches, Layers, Name, Op, Part, Step};
 use super::text::Text;
+use reuse::COPIES;
 
 /// What is asked of a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,7 @@ pub fn config(seed: u64) -> CacheConfig {
         num_blocks: random.random_range(1..=40),
         max_context: random.random_range(1..=1500),
         max_step_tokens: random.random_range(1..=500),
+        max_suspended: random.random_range(0..=3),
         ..CacheConfig::new(model)
     }
 }
@@ -103,14 +105,23 @@ impl Generator {
         if model.shares() && self.random.random_ratio(1, 4) {
             return self.reuse(model);
         }
+        if !model.shares() && self.random.random_ratio(1, 6) {
+            let kind = self.random.random_range(COPIES);
+            return self.copies(kind, model);
+        }
         match self.random.random_range(0..100) {
-            0..12 if model.shares() => self.admit_with(model),
+            0..12 if self.has_prompt(model) => self.admit_with(model),
             0..12 => self.admit(),
             12..32 if model.has_tier() => self.release(model),
             12..22 => self.release(model),
             22..30 => self.rewind(model),
             _ => Op::Step(self.step(model)),
         }
+    }
+
+    /// Whether the next request is admitted with its prompt. Seeds of runs with a host tier are chosen by hand: there all are.
+    fn has_prompt(&mut self, model: &Model) -> bool {
+        model.shares() && (model.has_tier() || !self.random.random_ratio(1, 8))
     }
 
     fn admit(&mut self) -> Op {

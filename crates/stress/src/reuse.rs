@@ -1,4 +1,4 @@
-//! What is put to the test where prefixes are shared: a ledger, with what its user keeps of it.
+//! What is put to the test where requests share: a ledger, with what its user keeps of it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::answer::{Answer, Counts, Pinned};
 use super::op::Name;
 use super::text::Text;
 
-/// Something that shares prefixes like a cache. Suspended requests and leases stay with it, by name.
+/// Something whose requests share like a cache's. Suspended requests and leases stay with it, by name.
 pub trait Reuse {
     /// Admits a request with its prompt.
     ///

@@ -81,10 +81,8 @@ pub trait Subject {
     /// Blocks that are free, and requests that are admitted, as the subject counts them.
     fn counts(&self) -> (u32, u32);
 
-    /// The same where it shares prefixes; `None` if it does not.
-    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
-        None
-    }
+    /// The same, for what its requests share.
+    fn reuse(&mut self) -> &mut dyn Reuse;
 
     /// The same where host memory keeps what the device evicts; `None` if there is none.
     fn tier(&mut self) -> Option<&mut dyn HostTier> {
@@ -195,8 +193,8 @@ impl Subject for LedgerOnly {
         (self.ledger.free_blocks(), self.ledger.live_requests())
     }
 
-    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
-        Some(self)
+    fn reuse(&mut self) -> &mut dyn Reuse {
+        self
     }
 }
 

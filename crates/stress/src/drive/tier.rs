@@ -2,7 +2,7 @@
 
 use dsv4_kv::{TierEvent, TierMiss};
 
-use super::{Run, answer_name};
+use super::{NO_PREFIXES, Run, answer_name};
 use crate::op::{Name, TierOp};
 use crate::subject::Subject;
 use crate::text::Text;
@@ -26,8 +26,7 @@ impl<S: Subject> Run<S> {
             model.found(text, there)?;
             tier.admit_waiting(text)
         } else {
-            let reuse = subject.reuse().filter(|_| model.shares());
-            reuse.ok_or("requests share nothing here")?.admit_with(text)
+            model.shares().then(|| subject.reuse()).ok_or(NO_PREFIXES)?.admit_with(text)
         };
         let blocks = got.as_ref().ok().and_then(|admission| subject.blocks(admission.id));
         let refused = answer_name(&got);

@@ -1,5 +1,7 @@
 //! Operations on what requests share.
 
+use std::ops::Range;
+
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use rand::rngs::SmallRng;
@@ -52,21 +54,16 @@ pub fn ledger_config(seed: u64) -> CacheConfig {
     if seed % 4 == 3 { reuse_config(seed) } else { config(seed) }
 }
 
+/// Which of the operations of [`Generator::reuse`] are [`Generator::copies`].
+pub(super) const COPIES: Range<u32> = 6..16;
+
 impl Generator {
-    /// An operation on what requests share.
+    /// An operation on what requests share, where prefixes are shared.
     pub(super) fn reuse(&mut self, model: &Model) -> Op {
-        let suspended: Vec<_> = model.suspended().collect();
         let leases: Vec<_> = model.leases().collect();
         match self.random.random_range(0..20) {
             0..6 => self.admit_with(model),
-            6..9 => {
-                let of = self.anyone(model);
-                self.names += 1;
-                Op::Fork { of, request: self.names, answer: self.random.random_range(0..3) }
-            }
-            9..12 => Op::Suspend(self.anyone(model)),
-            12..15 => Op::Resume(self.one_of(&suspended)),
-            15 => Op::Discard(self.one_of(&suspended)),
+            kind if COPIES.contains(&kind) => self.copies(kind, model),
             16 | 17 => {
                 self.names += 1;
                 let (lease, text) = (self.names, self.text());
@@ -74,6 +71,21 @@ impl Generator {
             }
             18 => Op::Unpin(self.one_of(&leases)),
             _ => Op::Expire(self.random.random_range(0..4)),
+        }
+    }
+
+    /// A copy of a request, or something of one without a slot: also where no prefixes are shared.
+    pub(super) fn copies(&mut self, kind: u32, model: &Model) -> Op {
+        let suspended: Vec<_> = model.suspended().collect();
+        match kind {
+            6..9 => {
+                let of = self.anyone(model);
+                self.names += 1;
+                Op::Fork { of, request: self.names, answer: self.random.random_range(0..3) }
+            }
+            9..12 => Op::Suspend(self.anyone(model)),
+            12..15 => Op::Resume(self.one_of(&suspended)),
+            _ => Op::Discard(self.one_of(&suspended)),
         }
     }
 

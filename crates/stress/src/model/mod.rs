@@ -24,7 +24,7 @@ mod step_meta;
 mod tier;
 mod wanted;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dsv4_kv::step_meta::NONE;
 use dsv4_kv::{CacheConfig, KvError, LayerGroup, Ledger, RequestId, SlotId, StepRequest};
@@ -120,8 +120,9 @@ impl Model {
     /// Blocks that nobody holds.
     #[must_use]
     pub fn free_blocks(&self) -> u32 {
-        let held: usize = self.live.values().map(|request| request.blocks.len()).sum();
-        self.config.num_blocks - held as u32
+        let requests = self.live.values().chain(self.sharing.suspended.values());
+        let held: BTreeSet<_> = requests.flat_map(|request| &request.blocks).collect();
+        self.config.num_blocks - held.len() as u32
     }
 
     /// Tokens of a request that a step may take back.

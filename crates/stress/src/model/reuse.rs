@@ -15,7 +15,7 @@ use crate::op::{Accept, Name};
 use crate::text::{BLOCK, Prefix, Text};
 
 impl Model {
-    /// Whether requests share anything in this cache.
+    /// Whether requests share prefixes in this cache.
     #[must_use]
     pub fn shares(&self) -> bool {
         self.config.num_checkpoints > 0 && self.has_entries
@@ -33,7 +33,7 @@ impl Model {
 
     /// Blocks that a step can take.
     pub(super) fn available(&self) -> u32 {
-        let counts = self.sharing.counts;
+        let counts = self.sharing.counts.filter(|_| self.shares());
         counts.map_or_else(|| self.free_blocks(), |counts| counts.free + counts.evictable)
     }
 

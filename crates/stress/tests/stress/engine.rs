@@ -2,12 +2,13 @@
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::step_meta::{Section, StepLayout};
-use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, RequestId};
+use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, RequestId, SlotId};
 use dsv4_kv_stress::answer::Report;
 use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::{Manners, config};
 use dsv4_kv_stress::model::Model;
 use dsv4_kv_stress::op::{Accept, Layers, Op, Part, Script, Step};
+use dsv4_kv_stress::reuse::Reuse;
 use dsv4_kv_stress::subject::{LedgerOnly, Subject};
 use dsv4_kv_stress::{stress, try_script};
 use include_dir::{Dir, include_dir};
@@ -40,7 +41,13 @@ fn the_ledger_never_leaves_the_model() {
         "draft step refused: ContextTooLong",
         "draft step refused: Overwritten",
         "dropped after kernels",
+        "discard",
         "dropped untouched",
+        "fork",
+        "fork refused: ForeignRequest",
+        "fork refused: NoFreeSlot",
+        "fork refused: OutOfBlocks",
+        "fork refused: UnknownRequest",
         "release",
         "release refused: ForeignRequest",
         "release refused: UnknownRequest",
@@ -48,6 +55,10 @@ fn the_ledger_never_leaves_the_model() {
         "rewind refused: CannotRewind",
         "rewind refused: ForeignRequest",
         "rewind refused: UnknownRequest",
+        "resume",
+        "resume refused: NoFreeSlot",
+        "suspend",
+        "suspend refused: NoRoomToSuspend",
         "steps during another",
         "tokens accepted",
         "tokens rejected",
@@ -145,12 +156,13 @@ struct Broken {
     ledger: LedgerOnly,
     mistake: Mistake,
     leaked: u32,
-    given: Vec<RequestId>,
+    slots: u32,
 }
 
 impl Broken {
     fn new(config: &CacheConfig, mistake: Mistake) -> Self {
-        Self { ledger: LedgerOnly::new(config).unwrap(), mistake, leaked: 0, given: Vec::new() }
+        let ledger = LedgerOnly::new(config).unwrap();
+        Self { ledger, mistake, leaked: 0, slots: config.max_requests }
     }
 
     /// What the ledger is told of a step.
@@ -243,15 +255,12 @@ impl Subject for Broken {
     const HAS_LAYERS: bool = false;
 
     fn admit(&mut self) -> Result<RequestId, KvError> {
-        let id = self.ledger.admit()?;
-        self.given.push(id);
-        Ok(id)
+        self.ledger.admit()
     }
 
     fn release(&mut self, id: RequestId) -> Result<(), KvError> {
-        let newest = self.given.iter().rfind(|given| given.slot() == id.slot());
         let id = match self.mistake {
-            Mistake::StaleHandle => newest.copied().unwrap_or(id),
+            Mistake::StaleHandle => self.ledger.ledger.request_in(id.slot()).unwrap_or(id),
             _ => id,
         };
         match (self.ledger.release(id), self.mistake) {
@@ -286,8 +295,10 @@ impl Subject for Broken {
         let mut blocks = self.ledger.blocks(id)?;
         match self.mistake {
             Mistake::SharedBlock => {
-                let others = self.given.iter().filter(|&&other| other != id);
-                let other = others.filter_map(|&other| self.ledger.blocks(other)).flatten().next();
+                let slots = (0..self.slots).map(SlotId);
+                let others = slots.filter_map(|slot| self.ledger.ledger.request_in(slot));
+                let others = others.filter(|&other| other != id);
+                let other = others.filter_map(|other| self.ledger.blocks(other)).flatten().next();
                 if let (Some(block), Some(other)) = (blocks.last_mut(), other) {
                     *block = other;
                 }
@@ -304,8 +315,12 @@ impl Subject for Broken {
     }
 
     fn counts(&self) -> (u32, u32) {
-        let (free, live) = self.ledger.counts();
+        let (free, live) = Subject::counts(&self.ledger);
         (free.saturating_sub(self.leaked), live)
+    }
+
+    fn reuse(&mut self) -> &mut dyn Reuse {
+        &mut self.ledger
     }
 }
 
@@ -320,6 +335,7 @@ fn every_mistake_is_found_and_shrunk() {
                 num_blocks: 6,
                 max_context: 400,
                 max_step_tokens: 300,
+                max_suspended: 2,
                 ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
             };
             let new = || Broken::new(&config, mistake);

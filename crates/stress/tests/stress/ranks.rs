@@ -185,8 +185,8 @@ impl Subject for Ranks {
         Subject::counts(&self.first)
     }
 
-    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
-        Some(self)
+    fn reuse(&mut self) -> &mut dyn Reuse {
+        self
     }
 
     /// Compares the ranks.

@@ -29,6 +29,8 @@ fn the_ledger_never_leaves_the_model() {
         done.into_iter().for_each(|(what, count)| *counts.entry(what).or_default() += count);
     }
     for what in [
+        "admit",
+        "admit refused: NoFreeSlot",
         "admit with a prompt",
         "admit with a prompt refused: NoFreeSlot",
         "blocks evicted",
@@ -84,10 +86,12 @@ enum Mistake {
     UnpinIgnored,
     /// A lease does not end in time.
     LeaseForEver,
+    /// A request that was admitted without a prompt shares what it says.
+    SharesWithoutPrompt,
 }
 
 impl Mistake {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::SaltIgnored,
         Self::OneBlockMore,
         Self::NothingToCompute,
@@ -101,7 +105,12 @@ impl Mistake {
         Self::RefusalEvicts,
         Self::UnpinIgnored,
         Self::LeaseForEver,
+        Self::SharesWithoutPrompt,
     ];
+
+    /// Those that are there without a prefix tree, too.
+    const COPIES: [Self; 3] =
+        [Self::SharedBlockWritten, Self::ForkWithoutCopy, Self::DiscardKeepsBlocks];
 }
 
 /// A ledger with a mistake.
@@ -141,6 +150,10 @@ impl Subject for Broken {
     const HAS_LAYERS: bool = false;
 
     fn admit(&mut self) -> Result<RequestId, KvError> {
+        if self.mistake == Mistake::SharesWithoutPrompt {
+            let nothing = Text { salt: 0, runs: Vec::new(), answer: 0 };
+            return self.ledger.admit_with(&nothing).map(|admission| admission.id);
+        }
         let id = self.ledger.admit()?;
         self.given.insert(id, None);
         Ok(id)
@@ -214,11 +227,12 @@ impl Subject for Broken {
     }
 
     fn counts(&self) -> (u32, u32) {
-        Subject::counts(&self.ledger)
+        let (free, live) = Subject::counts(&self.ledger);
+        (free + self.evicted.min(Reuse::counts(&self.ledger).evictable), live)
     }
 
-    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
-        Some(self)
+    fn reuse(&mut self) -> &mut dyn Reuse {
+        self
     }
 }
 
@@ -297,12 +311,7 @@ impl Reuse for Broken {
     fn counts(&self) -> Counts {
         let counts = Reuse::counts(&self.ledger);
         let evicted = self.evicted.min(counts.evictable);
-        Counts {
-            free: counts.free + evicted,
-            tree: counts.tree - evicted,
-            evictable: counts.evictable - evicted,
-            ..counts
-        }
+        Counts { tree: counts.tree - evicted, evictable: counts.evictable - evicted, ..counts }
     }
 
     fn audit(&self) -> Result<(), String> {
@@ -311,9 +320,8 @@ impl Reuse for Broken {
 }
 
 /// Each mistake is found from every seed, and comes down to a script a person can read.
-#[test]
-fn every_mistake_is_found_and_shrunk() {
-    for mistake in Mistake::ALL {
+fn all_are_found(mistakes: &[Mistake], num_checkpoints: u32) {
+    for &mistake in mistakes {
         for seed in 0..4 {
             let config = CacheConfig {
                 max_draft: 3,
@@ -321,7 +329,7 @@ fn every_mistake_is_found_and_shrunk() {
                 num_blocks: 12,
                 max_context: 700,
                 max_step_tokens: 500,
-                num_checkpoints: 5,
+                num_checkpoints,
                 checkpoint_interval: 128,
                 max_suspended: 2,
                 lease_bytes: u64::MAX,
@@ -339,4 +347,14 @@ fn every_mistake_is_found_and_shrunk() {
             ledger.unwrap_or_else(|divergence| panic!("the ledger passes: {divergence:?}"));
         }
     }
+}
+
+#[test]
+fn every_mistake_is_found_and_shrunk() {
+    all_are_found(&Mistake::ALL, 5);
+}
+
+#[test]
+fn mistakes_in_copies_are_found_without_a_prefix_tree() {
+    all_are_found(&Mistake::COPIES, 0);
 }

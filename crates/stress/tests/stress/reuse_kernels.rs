@@ -107,8 +107,8 @@ impl Subject for Broken {
         Subject::counts(&self.cache)
     }
 
-    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
-        Some(self)
+    fn reuse(&mut self) -> &mut dyn Reuse {
+        self
     }
 
     fn check_bytes(&mut self, model: &Model, turn: u64) -> Result<(), String> {
