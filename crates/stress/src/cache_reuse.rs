@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dsv4_kv::device::Backend;
+use dsv4_kv::events::{Drained, EventBatch, EventSource};
 use dsv4_kv::reuse::PinRefused;
 use dsv4_kv::{Admission, KvError, RequestId};
 
@@ -67,6 +68,18 @@ impl<B: Backend> Reuse for Cache<B> {
 
     fn counts(&self) -> Counts {
         counts(&self.fed.manager.ledger())
+    }
+
+    fn drain(&mut self, batch: &mut EventBatch) -> Drained {
+        self.fed.manager.drain_events(batch)
+    }
+
+    fn snapshot(&mut self) -> EventBatch {
+        self.fed.manager.snapshot_events()
+    }
+
+    fn resident(&self) -> EventBatch {
+        self.fed.manager.resident_events()
     }
 
     fn audit(&self) -> Result<(), String> {

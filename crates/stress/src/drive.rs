@@ -5,10 +5,12 @@ mod tier;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dsv4_kv::events::{Drained, EventBatch};
 use dsv4_kv::{KvError, LayerGroup};
 use serde::Serialize;
 
 use super::answer::{Counts as Counted, Report};
+use super::index::Index;
 use super::model::Model;
 use super::op::{Launches, Op, Step, TierOp};
 use super::subject::Subject;
@@ -26,6 +28,9 @@ pub struct Divergence {
 /// What a subject is asked for one in whose cache no prefixes are shared.
 const NO_PREFIXES: &str = "prefixes are not shared here";
 
+/// Operations between two comparisons of what the events said with what is there.
+const RESIDENT: u64 = 64;
+
 /// What happened, by name: answers of each kind, tokens, rejected tokens.
 pub type Counts = BTreeMap<String, u64>;
 
@@ -33,6 +38,9 @@ pub type Counts = BTreeMap<String, u64>;
 pub struct Run<S> {
     subject: S,
     model: Model,
+    /// What its events say is there.
+    index: Index,
+    batch: EventBatch,
     /// What happened so far.
     pub counts: Counts,
     ops: u64,
@@ -45,7 +53,9 @@ pub struct Run<S> {
 impl<S: Subject> Run<S> {
     /// An empty cache and its model.
     pub fn new(subject: S, model: Model) -> Self {
-        Self { subject, model, counts: Counts::new(), ops: 0, refused: false, moved: false }
+        let batch = EventBatch::with_capacity(model.config().event_capacity);
+        let (index, counts) = (Index::default(), Counts::new());
+        Self { subject, model, index, batch, counts, ops: 0, refused: false, moved: false }
     }
 
     /// The model.
@@ -75,6 +85,7 @@ impl<S: Subject> Run<S> {
             .and_then(|()| self.settle())
             .and_then(|()| self.conserve())
             .and_then(|()| self.conserve_shared())
+            .and_then(|()| self.hear())
             .and_then(|()| self.subject.check_bytes(&self.model, turn));
         result.map_err(|what| Divergence { op: turn, what })
     }
@@ -205,6 +216,34 @@ impl<S: Subject> Run<S> {
         let (Some(seen), Some(tier)) = (seen, subject.tier()) else { return Ok(()) };
         model.check_tier(&seen)?;
         tier.audit()
+    }
+
+    /// What the events say is there is what can be there.
+    fn hear(&mut self) -> Result<(), String> {
+        let Self { subject, model, index, batch, ops, .. } = self;
+        let reuse = subject.reuse();
+        let drained = reuse.drain(batch);
+        if (drained != Drained::Off) != (model.shares() && model.config().event_capacity > 0) {
+            return Err(format!("events are {drained:?}"));
+        }
+        match drained {
+            Drained::Off => return Ok(()),
+            Drained::Events => index.apply(batch)?,
+            Drained::Overflowed => *index = Index::of(&reuse.snapshot())?,
+        }
+        if ops.is_multiple_of(RESIDENT) {
+            let resident = Index::of(&reuse.resident())?;
+            if *index != resident {
+                return Err(format!("events say that {index:?} is there, and {resident:?} is"));
+            }
+        }
+        model.told(&index.prefixes())?;
+        match drained {
+            Drained::Overflowed => self.add("event logs that overflowed", 1),
+            _ if !self.batch.is_empty() => self.add("batches of events", 1),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Counts what came of a step.

@@ -11,6 +11,7 @@
 //! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it, `cache_reuse` what its requests share, `cache_tier` what host memory keeps |
 //! | [`library`] | what its requests say |
 //! | [`reuse`], [`text`] | the same where prefixes are shared, and what requests say there |
+//! | [`index`] | what the events of a cache say is there |
 //! | [`tier`] | the same where host memory keeps what the device evicts |
 //! | [`drive`] | both side by side |
 //! | [`shrink`] | a failing script made short |
@@ -23,6 +24,7 @@ mod cache_tier;
 pub mod drive;
 mod gathered;
 pub mod generate;
+pub mod index;
 pub mod library;
 pub mod model;
 pub mod op;

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+#[expect(unused_imports, reason = "for the documentation")]
+use dsv4_kv::events::EventSource;
+use dsv4_kv::events::{Drained, EventBatch};
 use dsv4_kv::reuse::PinRefused;
 use dsv4_kv::{Admission, KvError, RequestId};
 
@@ -52,6 +55,15 @@ pub trait Reuse {
 
     /// What is counted.
     fn counts(&self) -> Counts;
+
+    /// What happened to the prefix tree, as [`EventSource::drain_events`].
+    fn drain(&mut self, batch: &mut EventBatch) -> Drained;
+
+    /// All that is there, as [`EventSource::snapshot_events`].
+    fn snapshot(&mut self) -> EventBatch;
+
+    /// The same to whoever only looks.
+    fn resident(&self) -> EventBatch;
 
     /// Counts everything again.
     ///

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use dsv4_kv::events::{Drained, EventBatch, EventSource};
 use dsv4_kv::ledger::Written;
 use dsv4_kv::reuse::{Lease, PinRefused};
 use dsv4_kv::{
@@ -255,6 +256,18 @@ impl Reuse for LedgerOnly {
 
     fn counts(&self) -> Counts {
         counts(&self.ledger)
+    }
+
+    fn drain(&mut self, batch: &mut EventBatch) -> Drained {
+        self.ledger.drain_events(batch)
+    }
+
+    fn snapshot(&mut self) -> EventBatch {
+        self.ledger.snapshot_events()
+    }
+
+    fn resident(&self) -> EventBatch {
+        self.ledger.resident_events()
     }
 
     fn audit(&self) -> Result<(), String> {

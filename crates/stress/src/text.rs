@@ -27,6 +27,28 @@ pub struct Prefix {
 }
 
 impl Prefix {
+    /// These tokens.
+    #[must_use]
+    pub fn of(salt: u8, tokens: &[u32]) -> Self {
+        let mut prefix = Self { salt, runs: Vec::new() };
+        prefix.go_on(tokens);
+        prefix
+    }
+
+    /// More tokens.
+    pub fn go_on(&mut self, tokens: &[u32]) {
+        tokens.iter().for_each(|&token| self.go_on_with(token, 1));
+    }
+
+    /// The same token so many times more.
+    fn go_on_with(&mut self, token: u32, count: u32) {
+        match self.runs.last_mut() {
+            Some((last, sum)) if *last == token => *sum += count,
+            _ if count > 0 => self.runs.push((token, count)),
+            _ => {}
+        }
+    }
+
     /// Its salt.
     #[must_use]
     pub fn salt(&self) -> u8 {
@@ -67,18 +89,14 @@ impl Text {
     /// The first `tokens` tokens.
     #[must_use]
     pub fn prefix(&self, tokens: u32) -> Prefix {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let mut prefix = Prefix::of(self.salt, &[]);
         let mut left = tokens;
         for &(token, count) in self.runs.iter().chain([&(self.answer, u32::MAX)]) {
             let count = count.min(left);
             left -= count;
-            match runs.last_mut() {
-                Some((last, sum)) if *last == token => *sum += count,
-                _ if count > 0 => runs.push((token, count)),
-                _ => {}
-            }
+            prefix.go_on_with(token, count);
         }
-        Prefix { salt: self.salt, runs }
+        prefix
     }
 
     /// The first `blocks` blocks.

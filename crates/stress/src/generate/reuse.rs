@@ -27,6 +27,7 @@ pub fn reuse_config(seed: u64) -> CacheConfig {
         checkpoint_interval: *[0, 128, 256].choose(&mut random).expect("not empty"),
         max_suspended: random.random_range(0..=3),
         lease_bytes: if random.random() { u64::MAX } else { 1 << 20 },
+        event_capacity: event_capacity(seed),
         ..CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"))
     }
 }
@@ -44,8 +45,16 @@ pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
         checkpoint_interval: *[0, 128].choose(&mut random).expect("not empty"),
         max_suspended: random.random_range(0..=2),
         lease_bytes: u64::MAX,
+        event_capacity: event_capacity(seed),
         ..kernel_config(seed)
     }
+}
+
+/// Events that are logged: none, few enough that the log overflows, or all. Of a generator of its own: the seeds from which
+/// mistakes are found are chosen by hand.
+fn event_capacity(seed: u64) -> u32 {
+    let mut random = SmallRng::seed_from_u64(seed ^ 0xe7e7);
+    *[0, 4, 4096].choose(&mut random).expect("not empty")
 }
 
 /// A small cache for the ledger alone: in one of four seeds requests share prefixes.

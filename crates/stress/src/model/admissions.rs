@@ -85,7 +85,10 @@ impl Model {
             return Err(format!("{reused} tokens are reused, should be {least} to {most}"));
         }
         let most = Sharing::deepest(text, whole, |prefix| sharing.may_have(prefix));
-        let least = Sharing::deepest(text, whole, |prefix| self.is_referred_to(prefix));
+        // What the host tier begins to move before the admission may take the place of blocks.
+        let is_known = sharing.is_told && !self.has_tier();
+        let must = |prefix: &Prefix| is_known || self.is_referred_to(prefix);
+        let least = Sharing::deepest(text, most, must);
         let least = if is_full { 0 } else { least * BLOCK };
         if matched < least || matched > most * BLOCK {
             let most = most * BLOCK;

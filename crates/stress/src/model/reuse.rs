@@ -2,7 +2,7 @@
 //! must have.
 //!
 //! The order of eviction is not modelled. Of what nobody refers to the model knows what can be there, of what someone
-//! refers to that it is.
+//! refers to that it is. Where events are logged they tell it which blocks are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,6 +43,13 @@ impl Model {
         let share = |request: &'_ Request| request.share.as_ref().map(|share| share.blocks);
         let shares = requests.filter_map(move |request| Some((&request.says, share(request)?)));
         shares.chain(self.sharing.leases.values().map(|lease| (&lease.text, lease.blocks)))
+    }
+
+    /// All blocks that someone refers to.
+    fn referred(&self) -> BTreeSet<Prefix> {
+        self.references()
+            .flat_map(|(text, blocks)| (1..=blocks).map(|blocks| text.blocks(blocks)))
+            .collect()
     }
 
     /// Whether someone refers to these blocks.
@@ -200,10 +207,7 @@ impl Model {
         }
         let own = held.values().filter(|&&kept| kept != Some(Kept::Tree)).count() as u32;
         self.check_arriving(counts, own)?;
-        let referred: BTreeSet<_> = self
-            .references()
-            .flat_map(|(text, blocks)| (1..=blocks).map(|blocks| text.blocks(blocks)))
-            .collect();
+        let referred = self.referred();
         if let Some(lost) = referred.iter().find(|prefix| !self.sharing.may_have(prefix)) {
             return Err(format!("{lost:?} is referred to and nowhere"));
         }
@@ -218,6 +222,26 @@ impl Model {
             return Err(format!("{counts:?}: {seen} checkpoints must be there"));
         }
         self.sharing.counts = Some(counts);
+        Ok(())
+    }
+
+    /// Judges what the events say is there: as many blocks as are counted, all that someone refers to, and none that cannot
+    /// be there.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn told(&mut self, there: &BTreeSet<&Prefix>) -> Result<(), String> {
+        let blocks = self.sharing.counts.map_or(0, |counts| counts.tree);
+        if there.len() as u32 != blocks {
+            return Err(format!("{blocks} blocks are there; events say {there:?}"));
+        }
+        if let Some(lost) = self.referred().iter().find(|prefix| !there.contains(prefix)) {
+            return Err(format!("{lost:?} is referred to; events say {there:?}"));
+        }
+        if let Some(other) = there.iter().find(|prefix| !self.sharing.may_have(prefix)) {
+            return Err(format!("events say that {other:?} is there, which nobody told"));
+        }
+        self.sharing.only(there);
         Ok(())
     }
 }

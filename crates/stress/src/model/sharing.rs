@@ -29,6 +29,8 @@ pub(super) struct Sharing {
     pub pending: Vec<(RequestId, u32, bool)>,
     /// As counted after the last operation.
     pub counts: Option<Counts>,
+    /// Whether the tree has all that it may have: events told it after the last operation.
+    pub is_told: bool,
     pub tier: Tier,
 }
 
@@ -58,6 +60,15 @@ impl Sharing {
         self.unseen.remove(&prefix);
         self.blocks.insert(prefix.clone(), block);
         self.tree.insert(block, prefix);
+    }
+
+    /// The tree has these blocks, and no others.
+    pub fn only(&mut self, there: &BTreeSet<&Prefix>) {
+        self.tree.retain(|_, prefix| there.contains(prefix));
+        self.blocks.retain(|prefix, _| there.contains(prefix));
+        self.unseen.retain(|prefix| there.contains(prefix));
+        self.checkpoints.retain(|prefix| there.contains(prefix));
+        self.is_told = true;
     }
 
     /// Whether the tree may have the block at the end of a prefix.

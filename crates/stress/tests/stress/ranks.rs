@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use dsv4_kv::events::{Drained, EventBatch, EventSource};
 use dsv4_kv::reuse::PinRefused;
 use dsv4_kv::{Admission, BlockId, CacheConfig, KvError, LayerGroup, RequestId};
 use dsv4_kv_stress::answer::{Answer, Counts, Pinned, Report};
@@ -273,6 +274,23 @@ impl Reuse for Ranks {
 
     fn counts(&self) -> Counts {
         Reuse::counts(&self.first)
+    }
+
+    fn drain(&mut self, batch: &mut EventBatch) -> Drained {
+        let mut other = EventBatch::with_capacity(self.second.ledger.event_capacity());
+        let drained = (self.first.drain(batch), self.second.drain(&mut other));
+        self.same("what is drained", drained.0, drained.1);
+        self.same("events", batch.iter().count(), other.iter().count());
+        drained.0
+    }
+
+    fn snapshot(&mut self) -> EventBatch {
+        self.second.snapshot();
+        self.first.snapshot()
+    }
+
+    fn resident(&self) -> EventBatch {
+        self.first.resident()
     }
 
     fn audit(&self) -> Result<(), String> {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dsv4_kv::events::{Drained, Event, EventBatch};
 use dsv4_kv::reuse::PinRefused;
 use dsv4_kv::{Admission, BlockId, CacheConfig, KvError, LayerGroup, RequestId};
 use dsv4_kv_stress::answer::{Answer, Counts, Pinned, Report};
@@ -15,7 +16,7 @@ use dsv4_kv_stress::op::{Name, Part, Step};
 use dsv4_kv_stress::reuse::Reuse;
 use dsv4_kv_stress::subject::{LedgerOnly, Subject};
 use dsv4_kv_stress::text::{BLOCK, Text};
-use dsv4_kv_stress::{stress, try_script};
+use dsv4_kv_stress::{random_run, stress, try_script};
 
 /// A short run of what `cargo xtask stress` does for long; every kind of answer comes about.
 #[test]
@@ -34,7 +35,9 @@ fn the_ledger_never_leaves_the_model() {
         "admit with a prompt",
         "admit with a prompt refused: NoFreeSlot",
         "blocks evicted",
+        "batches of events",
         "discard",
+        "event logs that overflowed",
         "expire",
         "fork",
         "fork refused: NoFreeSlot",
@@ -88,6 +91,10 @@ enum Mistake {
     LeaseForEver,
     /// A request that was admitted without a prompt shares what it says.
     SharesWithoutPrompt,
+    /// Of the events that say that blocks are gone every 50th is lost.
+    RemovalLost,
+    /// Of blocks that nobody refers to only those are found that are reused.
+    MatchedTooShort,
 }
 
 impl Mistake {
@@ -108,6 +115,9 @@ impl Mistake {
         Self::SharesWithoutPrompt,
     ];
 
+    /// Those that only events show. It takes 50 removals to lose one, so that no script is short.
+    const TOLD: [Self; 2] = [Self::RemovalLost, Self::MatchedTooShort];
+
     /// Those that are there without a prefix tree, too.
     const COPIES: [Self; 3] =
         [Self::SharedBlockWritten, Self::ForkWithoutCopy, Self::DiscardKeepsBlocks];
@@ -125,6 +135,8 @@ struct Broken {
     dropped: Vec<(Text, u32)>,
     next: Name,
     evicted: u32,
+    /// Batches of events that only say that blocks are gone.
+    removals: u64,
 }
 
 impl Broken {
@@ -132,7 +144,8 @@ impl Broken {
         let ledger = LedgerOnly::new(config).unwrap();
         let (given, forks) = (BTreeMap::new(), BTreeMap::new());
         // Names that no script uses.
-        Self { ledger, mistake, given, forks, dropped: Vec::new(), next: Name::MAX / 2, evicted: 0 }
+        let (next, dropped) = (Name::MAX / 2, Vec::new());
+        Self { ledger, mistake, given, forks, dropped, next, evicted: 0, removals: 0 }
     }
 
     /// What a dropped step had of a prompt, in whole blocks.
@@ -247,8 +260,12 @@ impl Reuse for Broken {
             }
             _ => text.clone(),
         };
+        let before = Reuse::counts(&self.ledger);
         let mut admission = self.ledger.admit_with(&text)?;
         match self.mistake {
+            Mistake::MatchedTooShort if before.tree == before.evictable => {
+                admission.matched = admission.reused;
+            }
             Mistake::OneBlockMore if admission.reused > 0 => admission.reused += BLOCK,
             Mistake::CheckpointBeforeCommit => {
                 admission.reused = admission.reused.max(self.dropped_of(&text));
@@ -314,8 +331,44 @@ impl Reuse for Broken {
         Counts { tree: counts.tree - evicted, evictable: counts.evictable - evicted, ..counts }
     }
 
+    fn drain(&mut self, batch: &mut EventBatch) -> Drained {
+        let drained = self.ledger.drain(batch);
+        let removes =
+            !batch.is_empty() && batch.iter().all(|event| matches!(event, Event::Removed(_)));
+        self.removals += u64::from(removes);
+        if removes && self.mistake == Mistake::RemovalLost && self.removals.is_multiple_of(50) {
+            batch.clear();
+        }
+        drained
+    }
+
+    fn snapshot(&mut self) -> EventBatch {
+        self.ledger.snapshot()
+    }
+
+    fn resident(&self) -> EventBatch {
+        self.ledger.resident()
+    }
+
     fn audit(&self) -> Result<(), String> {
         self.ledger.audit()
+    }
+}
+
+/// A cache in which each mistake is found, also where no events tell what is there.
+fn mistaken_config(seed: u64, num_checkpoints: u32) -> CacheConfig {
+    CacheConfig {
+        max_draft: 3,
+        max_requests: 4,
+        num_blocks: 12,
+        max_context: 700,
+        max_step_tokens: 500,
+        num_checkpoints,
+        checkpoint_interval: 128,
+        max_suspended: 2,
+        lease_bytes: u64::MAX,
+        event_capacity: 0,
+        ..reuse_config(seed)
     }
 }
 
@@ -323,18 +376,7 @@ impl Reuse for Broken {
 fn all_are_found(mistakes: &[Mistake], num_checkpoints: u32) {
     for &mistake in mistakes {
         for seed in 0..4 {
-            let config = CacheConfig {
-                max_draft: 3,
-                max_requests: 4,
-                num_blocks: 12,
-                max_context: 700,
-                max_step_tokens: 500,
-                num_checkpoints,
-                checkpoint_interval: 128,
-                max_suspended: 2,
-                lease_bytes: u64::MAX,
-                ..reuse_config(seed)
-            };
+            let config = mistaken_config(seed, num_checkpoints);
             let new = || Broken::new(&config, mistake);
             let failure = stress(seed, 20_000, Manners::Any, &config, new)
                 .err()
@@ -357,4 +399,17 @@ fn every_mistake_is_found_and_shrunk() {
 #[test]
 fn mistakes_in_copies_are_found_without_a_prefix_tree() {
     all_are_found(&Mistake::COPIES, 0);
+}
+
+#[test]
+fn mistakes_that_only_events_show_are_found() {
+    for mistake in Mistake::TOLD {
+        for seed in 0..4 {
+            let config = CacheConfig { event_capacity: 4096, ..mistaken_config(seed, 5) };
+            let new = || Broken::new(&config, mistake);
+            let found = random_run(seed, 20_000, Manners::Any, &config, &new, &mut |_| ());
+            let found = found.expect_err(&format!("{mistake:?} was not found from seed {seed}"));
+            println!("{mistake:?}, seed {seed}: operation {}, {}", found.op, found.what);
+        }
+    }
 }

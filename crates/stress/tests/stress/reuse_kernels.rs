@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
+use dsv4_kv::events::{Drained, EventBatch};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::reuse::PinRefused;
 use dsv4_kv::{Admission, BlockId, CacheConfig, KvError, LayerGroup, LayerId, PoolKind, RequestId};
@@ -178,6 +179,18 @@ impl Reuse for Broken {
 
     fn counts(&self) -> Counts {
         Reuse::counts(&self.cache)
+    }
+
+    fn drain(&mut self, batch: &mut EventBatch) -> Drained {
+        self.cache.drain(batch)
+    }
+
+    fn snapshot(&mut self) -> EventBatch {
+        self.cache.snapshot()
+    }
+
+    fn resident(&self) -> EventBatch {
+        self.cache.resident()
     }
 
     fn audit(&self) -> Result<(), String> {
