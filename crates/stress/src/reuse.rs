@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-#[expect(unused_imports, reason = "for the documentation")]
-use dsv4_kv::events::EventSource;
 use dsv4_kv::events::{Drained, EventBatch};
 use dsv4_kv::reuse::PinRefused;
 use dsv4_kv::{Admission, KvError, RequestId};
@@ -56,10 +54,10 @@ pub trait Reuse {
     /// What is counted.
     fn counts(&self) -> Counts;
 
-    /// What happened to the prefix tree, as [`EventSource::drain_events`].
+    /// What happened to the prefix tree, as [`drain_events`](dsv4_kv::events::EventSource::drain_events).
     fn drain(&mut self, batch: &mut EventBatch) -> Drained;
 
-    /// All that is there, as [`EventSource::snapshot_events`].
+    /// All that is there, as [`snapshot_events`](dsv4_kv::events::EventSource::snapshot_events).
     fn snapshot(&mut self) -> EventBatch;
 
     /// The same to whoever only looks.
