@@ -3,6 +3,8 @@
 pub mod reuse;
 pub mod tier;
 
+use std::ops::Range;
+
 use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::LayerKind;
@@ -16,7 +18,6 @@ use super::cache::buckets;
 use super::model::{Model, Progress, Request};
 use super::op::{Accept, Launches, Layers, Name, Op, Part, Step};
 use super::text::Text;
-use reuse::COPIES;
 
 /// What is asked of a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,9 @@ pub enum Manners {
     /// No more tokens are accepted than are right, so that every request's bytes are known.
     Genuine,
 }
+
+/// Which of the operations of [`Generator::reuse`] are [`Generator::copies`].
+const COPIES: Range<u32> = 6..16;
 
 /// An endless script.
 pub struct Generator {

@@ -16,7 +16,8 @@ use url::Url;
 
 use crate::error::{ColdError, ColdErrorKind};
 use crate::image::BLOCK;
-use crate::store::{Done, Owner, Source, Store, Wanted};
+use crate::queue::{Found, Owner, Source, Wanted};
+use crate::store::{Done, Store};
 
 #[cfg(test)]
 mod tests;
@@ -221,7 +222,8 @@ impl<B: Backend> ColdTier<B> {
         Ok(Some(FetchId(id)))
     }
 
-    /// One of those who asked for a prompt does not wait for it any more. Once nobody does, no further object of it is read. For one that is not on its way it does nothing.
+    /// One of those who asked for a prompt does not wait for it any more. Once nobody does, no further object of it is read. For one
+    /// that is not on its way it does nothing.
     pub fn cancel(&mut self, cache: &KvCacheManager<B>, id: FetchId) {
         if !self.is_below(cache) {
             return;
@@ -355,7 +357,7 @@ impl<B: Backend> ColdTier<B> {
     }
 
     /// Has the store's thread copy what it read to host memory.
-    fn fill(&mut self, cache: &mut KvCacheManager<B>, id: u64, found: crate::store::Found) {
+    fn fill(&mut self, cache: &mut KvCacheManager<B>, id: u64, found: Found) {
         let tokens = &found.wanted.tokens[..found.blocks as usize];
         let room = cache.reserve_host(&found.wanted.root, tokens);
         // What is there by now may be less than what was when it was read.

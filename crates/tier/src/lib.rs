@@ -9,6 +9,7 @@
 //! | `error` | why a prefix was not stored, or not read |
 //! | `key` | what objects are called |
 //! | `objects` | what that thread writes and reads |
+//! | `queue` | what waits for that thread, and what it has read |
 //! | `store` | the thread that waits for the store |
 //!
 //! A prompt is computed once, in a cache that ends; the next one has it from files:
@@ -82,6 +83,7 @@ mod key;
 #[doc(hidden)]
 pub mod mistake;
 mod objects;
+mod queue;
 mod store;
 
 pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId, MOST_FETCHES};

@@ -13,7 +13,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use crate::error::ColdError;
 use crate::image::{self, ImageError, Subject};
 use crate::key::{FOLDER, Key};
-use crate::store::{Found, Owner, Parts, Shared, Source, Wanted};
+use crate::queue::{Found, Owner, Parts, Shared, Source, Wanted};
 
 /// How long an object that was seen with all that it rests on is taken for whole: else each turn of a conversation would ask for all
 /// objects of the turns before. What expires meanwhile is noticed when it is read.

@@ -1,14 +1,12 @@
 //! Operations on what requests share.
 
-use std::ops::Range;
-
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::{Generator, config, kernel_config};
+use super::{COPIES, Generator, config, kernel_config};
 use crate::model::Model;
 use crate::op::{Name, Op};
 use crate::text::Text;
@@ -62,9 +60,6 @@ fn event_capacity(seed: u64) -> u32 {
 pub fn ledger_config(seed: u64) -> CacheConfig {
     if seed % 4 == 3 { reuse_config(seed) } else { config(seed) }
 }
-
-/// Which of the operations of [`Generator::reuse`] are [`Generator::copies`].
-pub(super) const COPIES: Range<u32> = 6..16;
 
 impl Generator {
     /// An operation on what requests share, where prefixes are shared.

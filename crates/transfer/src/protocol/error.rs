@@ -5,10 +5,12 @@ use std::time::Duration;
 use dsv4_kv::RequestId;
 use dsv4_kv::transfer::{MoveError, Positions};
 
-use super::sources::REMEMBERED;
 use super::transfer_id::TransferId;
 use crate::image::{ImageError, ImageKind, Source};
 use crate::transport::TransportError;
+
+/// Sources that were asked and are remembered one by one, at most.
+pub(super) const REMEMBERED: usize = 1 << 16;
 
 /// Why a request did not come. The target has not admitted it, and has lost nothing but the time.
 #[derive(Debug, thiserror::Error)]

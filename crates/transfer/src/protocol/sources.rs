@@ -4,12 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::error::TransferError;
+use super::error::{REMEMBERED, TransferError};
 use crate::image::Source;
 use crate::mistake::{Mistake, made};
-
-/// Sources that were asked and are remembered one by one, at most.
-pub(super) const REMEMBERED: usize = 1 << 16;
 
 /// What a receiver and its payloads know of sources together.
 #[derive(Clone, Debug, Default)]
