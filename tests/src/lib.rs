@@ -31,6 +31,7 @@ pub mod history;
 pub mod inputs;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod lazy;
+#[expect(unsafe_code, reason = "operations on arrays that nothing else writes")]
 pub mod model;
 pub mod refused;
 pub mod rings;

@@ -150,7 +150,9 @@ impl<B: Backend> OnDevice<B> {
             closing: &plan,
             entries: &entries,
         };
-        ops::compress(stream, csa, &windows).unwrap();
+
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them meanwhile.
+        unsafe { ops::compress(stream, csa, &windows) }.unwrap();
         let update = ops::StateUpdate { tokens: &tokens, projections, ape, state: &state };
         ops::write_state(stream, csa, &update).unwrap();
         let listed = download(stream, plan.records);

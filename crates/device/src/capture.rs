@@ -159,7 +159,8 @@ impl Captures {
         forbidden: impl FnOnce() -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
         let elsewhere = self.elsewhere();
-        let _gate = self.enter();
+        // What this thread captures elsewhere may be waited for here, by whoever holds the gate.
+        let _gate = elsewhere.is_none().then(|| self.enter());
         let captures = elsewhere.as_deref().unwrap_or(self);
         if captures.active.load(Ordering::Acquire)
             && let Some(capture) = captures.lock().as_mut()
@@ -173,7 +174,8 @@ impl Captures {
     /// As [`Self::outside`], but while anything is being captured leaves it out, and breaks no rule: `None` then.
     pub fn try_outside<R>(&self, forbidden: impl FnOnce() -> R) -> Option<R> {
         let elsewhere = self.elsewhere();
-        let _gate = self.enter();
+        // What this thread captures elsewhere may be waited for here, by whoever holds the gate.
+        let _gate = elsewhere.is_none().then(|| self.enter());
         let captures = elsewhere.as_deref().unwrap_or(self);
         (!captures.active.load(Ordering::Acquire)).then(forbidden)
     }
@@ -194,7 +196,8 @@ impl Captures {
     /// Drops `raw`: now, or when the capture ends that is active here, or by this thread elsewhere.
     pub fn free<T: Send + 'static>(self: &Arc<Self>, raw: T) {
         let elsewhere = self.elsewhere();
-        let _gate = self.enter();
+        // What this thread captures elsewhere may be waited for here, by whoever holds the gate.
+        let _gate = elsewhere.is_none().then(|| self.enter());
         let captures = elsewhere.as_deref().unwrap_or(self);
         if captures.active.load(Ordering::Acquire)
             && let Some(capture) = captures.lock().as_mut()
@@ -302,6 +305,20 @@ mod tests {
             here.end().unwrap();
             captured.wait();
         });
+    }
+
+    /// A thread that captures waits for no gate of another device: what holds it may wait for that capture.
+    #[test]
+    fn a_capturing_thread_waits_for_no_gate_elsewhere() {
+        let [here, elsewhere] = [(); 2].map(|()| Arc::<Captures>::default());
+        let gate = elsewhere.gate.write().unwrap();
+        here.begin(1, Vec::new()).unwrap();
+        elsewhere.free(7);
+        assert!(elsewhere.try_outside(|| ()).is_none());
+        assert!(elsewhere.outside("waiting for a stream", || Ok(())).is_err());
+        drop(gate);
+        here.end().unwrap_err();
+        elsewhere.outside("waiting for a stream", || Ok(())).unwrap();
     }
 }
 

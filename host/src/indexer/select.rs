@@ -233,15 +233,23 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         if ops::one_launch_is_faster(format, columns, part.count) {
             let faults = access.fault_word::<IndexScoreTopk>(());
             let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
-            ops::index_score_topk(stream, &lists)?;
+
+            // SAFETY: the cache alone writes StepMeta and its pools, in the order of its steps; the workspace is of one cache, and this call queues alone.
+            unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
             let faults = access.fault_word::<IndexScore>(format);
             let to = &scores;
-            ops::index_score(
-                stream,
-                &KeyScores { queries, from, table, keys, skip: k, to, faults },
-            )?;
-            ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected })?;
+
+            // SAFETY: the cache alone writes StepMeta and its pools, in the order of its steps; the workspace is of one cache, and this call queues alone.
+            unsafe {
+                ops::index_score(
+                    stream,
+                    &KeyScores { queries, from, table, keys, skip: k, to, faults },
+                )
+            }?;
+
+            // SAFETY: the cache alone writes StepMeta and its pools, in the order of its steps; the workspace is of one cache, and this call queues alone.
+            unsafe { ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected }) }?;
         }
         Ok(())
     }

@@ -159,7 +159,7 @@ pub(crate) struct StepMemory<B: Backend> {
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
     pub progress: Vec<LayerProgress>,
-    /// Of each layer the address of the window rows that it was updated with, if they are known.
+    /// Of each layer the address of the window rows that it was updated with, once it was.
     pub rows: Vec<Option<u64>>,
     /// What is to be poisoned before the next step; empty unless the cache is.
     pub freed: Freed,

@@ -43,7 +43,11 @@ pub struct Compression<'a, B: Backend> {
 /// # Errors
 /// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn compress<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the step's positions, slots and work lists: each thread of a block
+/// reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn compress<B: Backend>(
     stream: &Stream<B>,
     which: CsaCompressor,
     windows: &Compression<'_, B>,

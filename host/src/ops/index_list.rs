@@ -62,7 +62,11 @@ pub struct ScoreSelection<'a, B: Backend> {
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, columns or entries of a list, no blocks, or keys of another
 /// format, or queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn index_score_topk<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the slots and positions of the queries: each thread of a block
+/// reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn index_score_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &ScoreSelection<'_, B>,
 ) -> Result<(), DeviceError> {

@@ -148,7 +148,11 @@ pub struct KeyScores<'a, B: Backend> {
 /// `u32::MAX`; [`DeviceError::TooShort`] for
 /// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
 /// [`Stream::launch`].
-pub fn index_score<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the slots and positions of the queries: each thread of a block
+/// reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn index_score<B: Backend>(
     stream: &Stream<B>,
     scores: &KeyScores<'_, B>,
 ) -> Result<(), DeviceError> {
@@ -223,7 +227,11 @@ pub struct EntrySelection<'a, B: Backend> {
 /// # Errors
 /// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns, or queries past
 /// `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn index_topk<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the slots and positions of the queries, or the scores: each thread of a block
+/// reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn index_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &EntrySelection<'_, B>,
 ) -> Result<(), DeviceError> {
@@ -272,7 +280,11 @@ pub struct RowSelection<'a, B: Backend> {
 ///
 /// # Errors
 /// As [`index_topk`]; [`DeviceError::BadGrid`] for more than 65,535 rows of more than 4096 scores.
-pub fn topk_select<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the lengths, or the scores: each thread of a block
+/// reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn topk_select<B: Backend>(
     stream: &Stream<B>,
     selection: &RowSelection<'_, B>,
 ) -> Result<(), DeviceError> {

@@ -4,7 +4,9 @@
 //! Work in one stream runs in order. If two streams use the same buffer, the caller must order them with
 //! [`Stream::wait_for`](crate::device::Stream::wait_for): no other work may read or write what a launch writes, or write what it
 //! reads, before the launch is done. A missing order gives wrong numbers, but no access outside a buffer: kernels check every index that
-//! they read (fuzz target `kernels`). [`attend`] relies on that order, and is unsafe. [`KvCacheManager`](crate::KvCacheManager) orders all uses of the memory of a cache.
+//! they read (fuzz target `kernels`). [`attend`], [`compress`], [`index_score`],
+//! [`index_topk`], [`index_score_topk`] and [`topk_select`] rely on that order, and are unsafe: their threads read the same numbers each for
+//! itself. [`KvCacheManager`](crate::KvCacheManager) orders all uses of the memory of a cache.
 
 mod attention;
 mod attention_exchange;

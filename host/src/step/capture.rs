@@ -15,6 +15,8 @@ pub struct CapturedStep<B: Backend> {
     pub(super) bucket: Bucket,
     /// How far it brings each layer of its group.
     pub(super) progress: Vec<LayerProgress>,
+    /// Of each layer the address of the window rows that it updates it with, which it retains.
+    pub(super) rows: Vec<Option<u64>>,
     /// StepMeta of the group that it was captured over, which no other group has.
     pub(super) step_meta: DevicePtr<i32>,
 }
@@ -71,9 +73,13 @@ impl<B: Backend> Layers<'_, B> {
         }
         // The emulator runs a graph node by node: where one fails, those before it have run.
         self.touched = true;
-        for (now, &recorded) in self.memory.progress.iter_mut().zip(&graph.progress) {
+        let memory = &mut *self.memory;
+        let now = memory.progress.iter_mut().zip(&mut memory.rows);
+        for ((now, rows), (&recorded, &updated)) in now.zip(graph.progress.iter().zip(&graph.rows))
+        {
             if recorded != LayerProgress::NotStarted {
                 *now = if replayed.is_ok() { recorded } else { LayerProgress::Failed };
+                *rows = updated;
             }
         }
         replayed

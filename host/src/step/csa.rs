@@ -88,7 +88,9 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
                 closing: &closing,
                 entries: out,
             };
-            ops::compress(access.stream, which, &windows)?;
+
+            // SAFETY: the cache alone writes StepMeta, its pools and work lists, in the order of its steps.
+            unsafe { ops::compress(access.stream, which, &windows) }?;
         }
         Ok(())
     }

@@ -127,8 +127,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
     /// that was dropped. `kv`: the tensor of the update, or of the graph, which nobody has written since.
     ///
     /// # Errors
-    /// [`KvError::LayerNotUpdated`]; [`KvError::OtherRows`] if the update had another tensor, which is not known of a graph;
-    /// [`KvError::Device`] if `kv` is too short.
+    /// [`KvError::LayerNotUpdated`]; [`KvError::OtherRows`] if the update had another tensor; [`KvError::Device`] if `kv` is too short.
     pub fn already_updated(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
@@ -148,7 +147,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
 
     pub(super) fn updated(self, kv: &Buffer<B, bf16>) -> UpdatedLayer<'s, B, K> {
         let Self { access, tracker, kind } = self;
-        *tracker.rows = Some(kv.span().address());
+        tracker.rows.get_or_insert(kv.span().address());
         UpdatedLayer { access, tracker, kv: kv.clone(), has_own_rows: Mutex::new(false), kind }
     }
 }

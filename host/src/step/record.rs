@@ -43,6 +43,7 @@ impl<B: Backend> Group<'_, B> {
         let mut layers = Layers::new(core, memory, *group, stream, begun, Span::none());
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();
-        Ok(CapturedStep { graph, bucket: *bucket, progress, step_meta })
+        let rows = layers.memory.rows.clone();
+        Ok(CapturedStep { graph, bucket: *bucket, progress, rows, step_meta })
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn may_have_run(launch: &Result<(), KvError>) -> bool {
 pub(crate) struct Tracker<'s> {
     pub layer: LayerId,
     pub progress: &'s mut LayerProgress,
-    /// Address of the window rows that the layer was updated with; `None` if a graph updated it.
+    /// Address of the window rows that the layer was updated with; `None` before that.
     pub rows: &'s mut Option<u64>,
     pub touched: &'s mut bool,
 }

@@ -140,11 +140,17 @@ pub(super) fn scores<B: Backend>(
         let (columns, selected, to) = (entries, &selected, &to);
         if let Node::One(_) = node {
             let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
-            return ops::index_score_topk(stream, &lists);
+            // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+            return unsafe { ops::index_score_topk(stream, &lists) };
         }
-        ops::index_score(stream, &KeyScores { queries, from, table, keys, skip: k, to, faults })?;
+
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe {
+            ops::index_score(stream, &KeyScores { queries, from, table, keys, skip: k, to, faults })
+        }?;
         if let Node::Two(_) = node {
-            ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected })?;
+            // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+            unsafe { ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected }) }?;
         }
         Ok(())
     };
@@ -184,10 +190,14 @@ pub(super) fn selection<B: Backend>(
     let record = |node| {
         let scores = part(&all, node, nodes);
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-        ops::topk_select(
-            &stream,
-            &ops::RowSelection { from: &from, lengths: &lengths, rows, k, selected: &selected },
-        )
+
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe {
+            ops::topk_select(
+                &stream,
+                &ops::RowSelection { from: &from, lengths: &lengths, rows, k, selected: &selected },
+            )
+        }
     };
     let retained = vec![all.memory(), maxima.memory(), lengths.memory(), selected.memory()];
     let graph = stream.capture(retained, || (0..nodes).try_for_each(record))?;

@@ -76,6 +76,7 @@ impl<B: Backend> Target<'_, B> {
     ) -> Result<Claim, TransferError> {
         let source = verified.manifest.source;
         if let Err(error) = self.check(&room, &verified.manifest) {
+            verified.taken.given_up();
             return Err(self.refuse((room, source), error, control));
         }
         // Before the bytes are loaded, so that of two threads one asks.

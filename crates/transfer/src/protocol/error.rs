@@ -47,11 +47,11 @@ pub enum TransferError {
         /// What it had offered.
         source_of: Source,
     },
-    /// The source was asked for this payload before, or it is so old that nobody knows. Its answer may come late, and nothing
-    /// tells it from another. If the first copy of the offer is a claim still, the source is that claim's: it is not to be given
+    /// The source was asked for this payload before, or was told that nobody needs it, or it is so old that nobody knows. Its answer may
+    /// come late, and nothing tells it from another; and its memory may have another payload. If the first copy of the offer is a claim still, the source is that claim's: it is not to be given
     /// up ([`Control::give_up`](super::Control::give_up)).
     #[error(
-        "{source_of:?} was asked for before, or {REMEMBERED} others since it was offered; drop this copy of its offer, or let its source offer the request anew"
+        "{source_of:?} was asked for or given up before, or {REMEMBERED} others since it was offered; drop this copy of its offer, or let its source offer the request anew"
     )]
     AskedBefore {
         /// What it had offered.

@@ -87,6 +87,7 @@ impl<B: Backend> Target<'_, B> {
     ) -> Result<Option<PrefixImport>, TransferError> {
         let Manifest { source, .. } = *verified.manifest();
         let entered = self.enter_prefix(verified, (salt, adapter));
+        verified.taken.given_up();
         give_up(control, source);
         entered
     }

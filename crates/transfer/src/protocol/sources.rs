@@ -1,4 +1,4 @@
-//! Which sources a target reads, and which it has asked: an offer that comes twice is taken once.
+//! Which sources a target reads, and which it has asked or given up: an offer that comes twice is taken once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,6 +79,11 @@ impl Sources {
 }
 
 impl Taken {
+    /// The source is told that nobody here needs it any more: it is read no more, as its memory may be somebody else's.
+    pub fn given_up(&self) {
+        self.sources.known().asked.add(self.source, REMEMBERED);
+    }
+
     /// Whether the source was asked for this payload before; from now on it was.
     pub fn was_asked(&self) -> bool {
         let before = self.was_asked.swap(true, Ordering::Relaxed);

@@ -77,6 +77,7 @@ fn main() {
         ("pieces::deadline", pieces::all_pieces_have_one_deadline),
         ("pieces::memory", pieces::memory_is_used_again),
         ("prefixes::come", prefixes::a_prefix_comes_to_another_tree),
+        ("prefixes::read_once", prefixes::a_prefix_is_read_once),
         ("prefixes::owners", prefixes::a_prefix_is_one_owners),
         ("prefixes::kinds", prefixes::a_prefix_is_no_request),
         ("prefixes::room", prefixes::room_is_taken_whole),

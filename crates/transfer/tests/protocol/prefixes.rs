@@ -197,6 +197,24 @@ fn comes(mut trees: Trees) {
     assert_eq!(other.reused, 0, "of another salt");
 }
 
+/// An offer of a prefix that comes again when the prefix was admitted is not read again: its source has freed the memory.
+pub fn a_prefix_is_read_once() {
+    let mut trees = Trees::new(site(1, 5, 4));
+    let offer = trees.offer(256);
+    let (fingerprint, layout) = (trees.fingerprint(b"salt"), trees.target.port.layout().clone());
+    let expected =
+        Expected { fingerprint: &fingerprint, layout: &layout, tokens: None, max_context: 640 };
+    let (transport, to) = (Loopback::new(&trees.fabric), (trees.to.clone(), 1 << 30));
+    let mut receiver = Receiver::with_storage(transport, deadlines(), to);
+    receiver.begin(Duration::ZERO, &offer, &expected).unwrap();
+    let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
+    trees.admit(&verified, b"salt").unwrap().expect("it is new");
+    drop(verified);
+    let error = receiver.begin(Duration::ZERO, &offer, &expected).unwrap_err();
+    assert!(matches!(error, TransferError::AskedBefore { .. }), "{error}");
+    assert!(receiver.poll(Duration::ZERO).is_empty(), "nothing is read");
+}
+
 /// What is of another salt, adapter, model or of other tokens is refused before it is read; and what was verified for one owner
 /// is not entered for another.
 pub fn a_prefix_is_one_owners() {

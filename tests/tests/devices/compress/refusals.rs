@@ -33,7 +33,9 @@ fn run<B: Backend>(device: &Device<B>, op: Op, ring: u32) -> Result<(), DeviceEr
             let weights = &CompressorWeights { ape, norm: &floats, frequencies: &floats };
             let windows =
                 Compression { tokens, projections, weights, state, closing: list, entries };
-            ops::compress(stream, which, &windows)
+
+            // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+            unsafe { ops::compress(stream, which, &windows) }
         }
         Op::WriteState(which) => {
             let update = StateUpdate { tokens, projections, ape: &floats, state };

@@ -140,9 +140,15 @@ pub fn an_embedder_allocates_during_a_capture() {
     let graph = capture(&|| {
         in_context(&|| {
             let mut address = 0;
-            // SAFETY: the call writes an address, which is freed once.
+            // SAFETY: the call writes an address, which has so many bytes and is freed once; the copy writes eight.
             unsafe {
                 assert_eq!(sys::cuMemAlloc_v2(&raw mut address, 64 << 20), CUresult::CUDA_SUCCESS);
+                // Both go through the legacy default stream.
+                let set = sys::cuMemsetD8_v2(address, 5, 64 << 20);
+                assert_eq!(set, CUresult::CUDA_SUCCESS);
+                let mut read = [0_u8; 8];
+                let copied = sys::cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), address, 8);
+                assert_eq!((copied, read), (CUresult::CUDA_SUCCESS, [5; 8]));
                 assert_eq!(sys::cuMemFree_v2(address), CUresult::CUDA_SUCCESS);
             }
         });

@@ -39,9 +39,14 @@ fn selected<B: Backend>(
     let (table, keys, faults) = (&step.table(), &layer.keys(), &upload(stream, &[0]));
     let skip = case.skip;
     let launch = KeyScores { queries, from: quantised, table, keys, skip, to, faults };
-    ops::index_score(stream, &launch).unwrap();
+
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe { ops::index_score(stream, &launch) }.unwrap();
     let list = &upload(stream, &vec![0; (count * K) as usize]);
-    ops::index_topk(stream, &EntrySelection { queries, from: to, k: K, selected: list }).unwrap();
+
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe { ops::index_topk(stream, &EntrySelection { queries, from: to, k: K, selected: list }) }
+        .unwrap();
     let list = download(stream, list).into_iter().map(i32::cast_unsigned).collect();
     [bits(download(stream, scores)), list]
 }

@@ -78,8 +78,10 @@ impl<B: Backend> Memory<B> {
         let lists = EntrySelection { queries, from: rows, k, selected };
         [
             ops::index_query(stream, &quantisation),
-            ops::index_score(stream, &of_keys),
-            ops::index_topk(stream, &lists),
+            // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+            unsafe { ops::index_score(stream, &of_keys) },
+            // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+            unsafe { ops::index_topk(stream, &lists) },
         ]
     }
 }

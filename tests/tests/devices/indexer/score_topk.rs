@@ -25,35 +25,43 @@ fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, cas
     let maxima = stream.device().allocate("maxima", rows * maxima_len(columns)).unwrap();
     let to = Scores { scores: &scores, maxima: &maxima, columns };
     let counted = [upload(stream, &[0]), upload(stream, &[0])];
-    ops::index_score(
-        stream,
-        &ops::KeyScores {
-            queries: &step.queries(),
-            from: &from,
-            table: &table,
-            keys: &keys,
-            skip: k,
-            to: &to,
-            faults: &counted[0],
-        },
-    )
+
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe {
+        ops::index_score(
+            stream,
+            &ops::KeyScores {
+                queries: &step.queries(),
+                from: &from,
+                table: &table,
+                keys: &keys,
+                skip: k,
+                to: &to,
+                faults: &counted[0],
+            },
+        )
+    }
     .unwrap();
 
     let len = (step.count * k) as usize;
     let selected = upload(stream, &vec![CANARY; len + 1]);
-    ops::index_score_topk(
-        stream,
-        &ops::ScoreSelection {
-            queries: &step.queries(),
-            from: &from,
-            table: &table,
-            keys: &keys,
-            columns,
-            k,
-            selected: &selected,
-            faults: &counted[1],
-        },
-    )
+
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe {
+        ops::index_score_topk(
+            stream,
+            &ops::ScoreSelection {
+                queries: &step.queries(),
+                from: &from,
+                table: &table,
+                keys: &keys,
+                columns,
+                k,
+                selected: &selected,
+                faults: &counted[1],
+            },
+        )
+    }
     .unwrap();
 
     let (scores, lists) = (download(stream, &scores), download(stream, &selected));
@@ -160,7 +168,9 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
             selected: &selected.slice(0, len).unwrap(),
             faults: &faults,
         };
-        ops::index_score_topk(stream, &selection)
+
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe { ops::index_score_topk(stream, &selection) }
     };
     let blocks = |num_blocks| IndexKeys { num_blocks, ..layer.keys() };
     list(2048, 2048, layer.keys(), 4 * 2048).unwrap();

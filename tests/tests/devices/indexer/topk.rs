@@ -30,16 +30,20 @@ fn select<B: Backend>(
     let lengths = upload(&stream, &lengths);
     let selected = upload(&stream, &vec![CANARY; rows.len() * k as usize + 1]);
     let from = Scores { scores: &scores, maxima: &maxima, columns };
-    ops::topk_select(
-        &stream,
-        &ops::RowSelection {
-            from: &from,
-            lengths: &lengths,
-            rows: rows.len() as u32,
-            k,
-            selected: &selected,
-        },
-    )
+
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe {
+        ops::topk_select(
+            &stream,
+            &ops::RowSelection {
+                from: &from,
+                lengths: &lengths,
+                rows: rows.len() as u32,
+                k,
+                selected: &selected,
+            },
+        )
+    }
     .unwrap();
     let lists = download(&stream, &selected);
     assert_eq!(lists[lists.len() - 1], CANARY, "behind the lists");
@@ -214,10 +218,14 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     let (lengths, selected) = (upload(&stream, &[0]), upload(&stream, &[0; 4]));
     let run = |columns, rows, k| {
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-        ops::topk_select(
-            &stream,
-            &ops::RowSelection { from: &from, lengths: &lengths, rows, k, selected: &selected },
-        )
+
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe {
+            ops::topk_select(
+                &stream,
+                &ops::RowSelection { from: &from, lengths: &lengths, rows, k, selected: &selected },
+            )
+        }
     };
     run(64, 1, 4).unwrap();
     run(64, 0, 4).unwrap();
@@ -244,7 +252,11 @@ pub fn a_refused_selection_writes_no_maxima<B: Backend>(device: &Device<B>) {
     let run = |len| {
         let selected = device.allocate("lists", len).unwrap();
         let (from, lengths, selected) = (&from, &lengths, &selected);
-        ops::topk_select(&stream, &ops::RowSelection { from, lengths, rows: 1, k: 4, selected })
+
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe {
+            ops::topk_select(&stream, &ops::RowSelection { from, lengths, rows: 1, k: 4, selected })
+        }
     };
     let refused = run(3).unwrap_err();
     assert!(matches!(refused, DeviceError::TooShort { argument: "selected", .. }), "{refused}");

@@ -61,6 +61,13 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     step.replay(&first).unwrap();
     assert_eq!(step.progress(LAYERS[0]).unwrap(), LayerProgress::Finished);
     assert_eq!(step.progress(LAYERS[1]).unwrap(), LayerProgress::NotStarted);
+    // What reads the layer's rows reads those that the graph updated it with.
+    let other = upload_bf16(&stream, &rows(8, 9).concat());
+    for _ in 0..2 {
+        let refused = step.swa(LAYERS[0]).unwrap().already_updated(&other).map(drop).unwrap_err();
+        assert!(matches!(refused, KvError::OtherRows(_)), "{refused}");
+        drop(step.swa(LAYERS[0]).unwrap().already_updated(&kv).unwrap());
+    }
     let error = step.replay(&first).unwrap_err();
     assert!(matches!(error, KvError::LayerRepeated { layer: LayerId(0), .. }), "{error}");
     let error = step.swa(LAYERS[0]).unwrap().update(&kv).err().unwrap();
