@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 51] = [
+    let tests: [(&str, fn()); 52] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         (
             "admitting::a_payload_is_of_one_set_of_weights",
