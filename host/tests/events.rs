@@ -99,13 +99,14 @@ impl Load {
     /// A step of everyone: a chunk of a prompt, or drafts of which some are accepted.
     fn step(&mut self) {
         let Self { ledger, random, live, array, .. } = self;
-        let mut parts = Vec::new();
+        let (mut parts, mut are_drafts) = (Vec::new(), Vec::new());
         for live in live.iter_mut() {
             let start = ledger.committed(live.id).unwrap();
             let left = live.tokens.len() as u32 - start;
             let tokens = if left > 0 { left.min(random.random_range(1..170)) } else { 4 };
             live.tokens.resize((start + tokens).max(live.tokens.len() as u32) as usize, tokens);
             parts.push(StepRequest { id: live.id, start, tokens });
+            are_drafts.push(left == 0);
         }
         match ledger.begin_step(GROUP, &parts, array) {
             Ok(_) => {}
@@ -115,9 +116,9 @@ impl Load {
         if random.random_bool(0.1) {
             return ledger.reject_step(GROUP, dsv4_kv::ledger::Written::Nothing);
         }
-        let accepted = parts.iter().zip(live).map(|(part, live)| {
+        let accepted = parts.iter().zip(are_drafts).zip(live).map(|((part, are_drafts), live)| {
             let most = part.tokens;
-            let accepted = if most <= 4 { random.random_range(1..=most) } else { most };
+            let accepted = if are_drafts { random.random_range(1..=most) } else { most };
             live.tokens.truncate(live.tokens.len() - (most - accepted) as usize);
             let at = part.start as usize;
             Accepted { id: part.id, accepted, tokens: &live.tokens[at..at + accepted as usize] }

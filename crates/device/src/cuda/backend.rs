@@ -99,8 +99,7 @@ unsafe impl Backend for Cuda {
             Priority::Highest => range.greatest,
             Priority::Lowest => range.least,
         };
-        // Work of others in the legacy default stream, synchronous copies too, waits for no step, and ends no capture of one.
-        let stream = Stream::new(StreamFlags::NON_BLOCKING, Some(priority));
+        let stream = Stream::new(StreamFlags::DEFAULT, Some(priority));
         let stream = stream.map_err(during("creating a stream"))?;
         Ok(CudaStream::owned(stream, self))
     }
