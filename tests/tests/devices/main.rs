@@ -104,9 +104,6 @@ fn cuda_cases() -> Vec<CudaCase> {
         case("device::embedder::a_capture_binds_its_thread_in_other_contexts", |_| {
             device::embedder::a_capture_binds_its_thread_in_other_contexts();
         }),
-        case("device::embedder::an_embedder_allocates_during_a_capture", |_| {
-            device::embedder::an_embedder_allocates_during_a_capture();
-        }),
         case("device::embedder::a_refused_gpu_leaves_no_context", |_| {
             device::embedder::a_refused_gpu_leaves_no_context();
         }),

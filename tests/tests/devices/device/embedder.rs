@@ -113,58 +113,6 @@ pub fn a_capture_binds_its_thread_in_other_contexts() {
     other.allocate::<u8>("behind it", 1).map(drop).unwrap();
 }
 
-/// Meanwhile an embedder's own threads allocate and free memory in the capturing context itself. A wait for that context ends the
-/// capture, by a typed error.
-pub fn an_embedder_allocates_during_a_capture() {
-    use cust::sys::{self, CUresult};
-    let capturing = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
-    let stream = capturing.stream().unwrap();
-    let buffer = capturing.allocate::<u32>("captured", 4).unwrap();
-    let capture = |meanwhile: &(dyn Fn() + Sync)| {
-        stream.capture(vec![buffer.memory()], || {
-            stream.fill(&buffer, 1)?;
-            std::thread::scope(|scope| scope.spawn(meanwhile).join().unwrap());
-            stream.fill(&buffer, 2)
-        })
-    };
-    let in_context = |calls: &dyn Fn()| {
-        let mut context = std::ptr::null_mut();
-        // SAFETY: the primary context of GPU 0, which the device has open, is retained for these calls.
-        unsafe {
-            assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), CUresult::CUDA_SUCCESS);
-            assert_eq!(sys::cuCtxSetCurrent(context), CUresult::CUDA_SUCCESS);
-            calls();
-            assert_eq!(sys::cuDevicePrimaryCtxRelease_v2(0), CUresult::CUDA_SUCCESS);
-        }
-    };
-    let graph = capture(&|| {
-        in_context(&|| {
-            let mut address = 0;
-            // SAFETY: the call writes an address, which is freed once.
-            unsafe {
-                assert_eq!(sys::cuMemAlloc_v2(&raw mut address, 64 << 20), CUresult::CUDA_SUCCESS);
-                assert_eq!(sys::cuMemFree_v2(address), CUresult::CUDA_SUCCESS);
-            }
-        });
-    });
-    stream.replay(&graph.expect("nothing broke the capture")).unwrap();
-    assert_eq!(download(&stream, &buffer), [0x0202_0202; 4]);
-    // A wait for the context, and work in the legacy default stream.
-    let breaks: [&(dyn Fn() -> CUresult + Sync); 2] = [
-        // SAFETY: no arguments.
-        &|| unsafe { sys::cuCtxSynchronize() },
-        // SAFETY: it writes nothing of the buffer's but what the test writes again.
-        &|| unsafe { sys::cuMemsetD8_v2(buffer.ptr().address(), 5, 16) },
-    ];
-    for call in breaks {
-        let ended = capture(&|| in_context(&|| assert_ne!(call(), CUresult::CUDA_SUCCESS)));
-        let error = ended.map(drop).expect_err("the capture was ended");
-        assert!(matches!(error, DeviceError::Cuda { .. }), "{error}");
-    }
-    stream.fill(&buffer, 3).unwrap();
-    assert_eq!(download(&stream, &buffer), [0x0303_0303; 4]);
-}
-
 /// A context, which any thread may use.
 struct Shared(cust::sys::CUcontext);
 
