@@ -150,7 +150,6 @@ impl<B: Backend> OnDevice<B> {
             closing: &plan,
             entries: &entries,
         };
-
         // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them meanwhile.
         unsafe { ops::compress(stream, csa, &windows) }.unwrap();
         let update = ops::StateUpdate { tokens: &tokens, projections, ape, state: &state };

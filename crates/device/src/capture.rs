@@ -158,26 +158,20 @@ impl Captures {
         operation: &'static str,
         forbidden: impl FnOnce() -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
-        let elsewhere = self.elsewhere();
-        // What this thread captures elsewhere may be waited for here, by whoever holds the gate.
-        let _gate = elsewhere.is_none().then(|| self.enter());
-        let captures = elsewhere.as_deref().unwrap_or(self);
-        if captures.active.load(Ordering::Acquire)
-            && let Some(capture) = captures.lock().as_mut()
-        {
-            capture.note(DeviceError::ForbiddenInCapture { operation });
-            return Err(DeviceError::ForbiddenInCapture { operation });
-        }
-        forbidden()
+        self.with_forbidding(|captures| {
+            if captures.active.load(Ordering::Acquire)
+                && let Some(capture) = captures.lock().as_mut()
+            {
+                capture.note(DeviceError::ForbiddenInCapture { operation });
+                return Err(DeviceError::ForbiddenInCapture { operation });
+            }
+            forbidden()
+        })
     }
 
     /// As [`Self::outside`], but while anything is being captured leaves it out, and breaks no rule: `None` then.
     pub fn try_outside<R>(&self, forbidden: impl FnOnce() -> R) -> Option<R> {
-        let elsewhere = self.elsewhere();
-        // What this thread captures elsewhere may be waited for here, by whoever holds the gate.
-        let _gate = elsewhere.is_none().then(|| self.enter());
-        let captures = elsewhere.as_deref().unwrap_or(self);
-        (!captures.active.load(Ordering::Acquire)).then(forbidden)
+        self.with_forbidding(|captures| (!captures.active.load(Ordering::Acquire)).then(forbidden))
     }
 
     /// Calls `then` with `value` when the capture ends that is active here, or by this thread elsewhere.
@@ -185,28 +179,40 @@ impl Captures {
     /// # Errors
     /// `value`, if none is active.
     pub fn defer<T: Send + 'static>(&self, value: T, then: fn(T)) -> Result<(), T> {
-        let elsewhere = self.elsewhere();
-        match elsewhere.as_deref().unwrap_or(self).lock().as_mut() {
-            Some(capture) => capture.deferred.push(Box::new(move || then(value))),
-            None => return Err(value),
-        }
-        Ok(())
+        self.with_forbidding(|captures| match captures.lock().as_mut() {
+            Some(capture) => {
+                capture.deferred.push(Box::new(move || then(value)));
+                Ok(())
+            }
+            None => Err(value),
+        })
     }
 
     /// Drops `raw`: now, or when the capture ends that is active here, or by this thread elsewhere.
     pub fn free<T: Send + 'static>(self: &Arc<Self>, raw: T) {
-        let elsewhere = self.elsewhere();
-        // What this thread captures elsewhere may be waited for here, by whoever holds the gate.
-        let _gate = elsewhere.is_none().then(|| self.enter());
-        let captures = elsewhere.as_deref().unwrap_or(self);
-        if captures.active.load(Ordering::Acquire)
-            && let Some(capture) = captures.lock().as_mut()
-        {
-            let here = Arc::clone(self);
-            capture.deferred.push(Box::new(move || here.free(raw)));
-            return;
+        self.with_forbidding(|captures| {
+            if captures.active.load(Ordering::Acquire)
+                && let Some(capture) = captures.lock().as_mut()
+            {
+                let here = Arc::clone(self);
+                capture.deferred.push(Box::new(move || here.free(raw)));
+                return;
+            }
+            drop(raw);
+        });
+    }
+
+    /// Calls `then` with the domain whose capture, if one is active, forbids this thread to use this one: that in which the thread
+    /// captures itself, else this one, in which no capture begins meanwhile.
+    fn with_forbidding<R>(&self, then: impl FnOnce(&Self) -> R) -> R {
+        match self.elsewhere() {
+            // Without this domain's gate: whoever holds it may wait for that capture.
+            Some(captures) => then(&captures),
+            None => {
+                let _gate = self.enter();
+                then(self)
+            }
         }
-        drop(raw);
     }
 
     /// The other domain in which this thread captures a stream, if it does.

@@ -85,7 +85,7 @@ impl<S: Subject> Run<S> {
             .and_then(|()| self.settle())
             .and_then(|()| self.conserve())
             .and_then(|()| self.conserve_shared())
-            .and_then(|()| self.hear())
+            .and_then(|()| self.check_events())
             .and_then(|()| self.subject.check_bytes(&self.model, turn));
         result.map_err(|what| Divergence { op: turn, what })
     }
@@ -219,7 +219,7 @@ impl<S: Subject> Run<S> {
     }
 
     /// What the events say is there is what can be there.
-    fn hear(&mut self) -> Result<(), String> {
+    fn check_events(&mut self) -> Result<(), String> {
         let Self { subject, model, index, batch, ops, .. } = self;
         let reuse = subject.reuse();
         let drained = reuse.drain(batch);
@@ -237,7 +237,7 @@ impl<S: Subject> Run<S> {
                 return Err(format!("events say that {index:?} is there, and {resident:?} is"));
             }
         }
-        model.told(&index.prefixes())?;
+        model.judge_events(&index.prefixes())?;
         match drained {
             Drained::Overflowed => self.add("event logs that overflowed", 1),
             _ if !self.batch.is_empty() => self.add("batches of events", 1),

@@ -3,15 +3,15 @@
 
 mod limited_by;
 mod memory_too_small;
+mod mismatch;
 mod model_file;
-mod others;
 pub(crate) mod poison_read;
 mod refusal;
 mod text;
 
 pub use limited_by::LimitedBy;
 pub use memory_too_small::MemoryTooSmall;
-pub use others::{OtherRows, OtherToken};
+pub use mismatch::{RowsMismatch, TokenMismatch};
 pub use refusal::Refusal;
 
 use crate::bucket::Bucket;
@@ -23,8 +23,8 @@ use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::LinearError;
 use kv_layout::config::ConfigError;
 use kv_layout::geometry::LayerKind;
-use poison_read::{PoisonRead, first};
-use refusal::told;
+use poison_read::{PoisonRead, describe_first};
+use refusal::describe;
 use text::still_there;
 
 /// Why the cache refused or failed.
@@ -328,10 +328,10 @@ pub enum KvError {
     },
     /// Token ids that are not those of the prompt that the request was admitted with. The step is still open.
     #[error(transparent)]
-    NotThePrompt(OtherToken),
+    PromptMismatch(TokenMismatch),
     /// Window rows in other memory than those that the layer was updated with.
     #[error(transparent)]
-    OtherRows(OtherRows),
+    RowsMismatch(RowsMismatch),
     /// Token ids that are not those of the accepted tokens.
     #[error(
         "{request}: {given} token ids for {accepted} accepted tokens; give one for each, or none"
@@ -479,14 +479,20 @@ pub enum KvError {
     ForeignGraph,
     /// Kernels met indices that are out of range and skipped them. [`Refusal::writes`] says what that means: after a
     /// kernel that writes the cache, the bytes of all requests are suspect.
-    #[error("kernels refused rows whose slot, row or block is out of range: {}", told(refusals))]
+    #[error(
+        "kernels refused rows whose slot, row or block is out of range: {}",
+        describe(refusals)
+    )]
     KernelRefused {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,
     },
     /// A gather returned rows, or the indexer scored keys, that nobody wrote. Rows that attention in place reads are not
     /// searched: they make its result NaN. Reported by a cache with `CacheConfig::poison`.
-    #[error("{count} gathered rows or scored keys hold what nobody wrote; {}", first(rows))]
+    #[error(
+        "{count} gathered rows or scored keys hold what nobody wrote; {}",
+        describe_first(rows)
+    )]
     PoisonRead {
         /// Rows since the last check.
         count: u32,

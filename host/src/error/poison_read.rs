@@ -29,6 +29,6 @@ pub struct PoisonRead {
 }
 
 /// The first of several in words.
-pub(super) fn first(rows: &[PoisonRead]) -> String {
+pub(super) fn describe_first(rows: &[PoisonRead]) -> String {
     rows.first().map_or_else(String::new, |row| format!("the first: {row:?}"))
 }

@@ -47,7 +47,7 @@ const RESULTS: [&str; 13] = [
 ];
 
 /// Refusals in words, as an error tells them, and what to do.
-pub fn told(refusals: &[Refusal]) -> String {
+pub fn describe(refusals: &[Refusal]) -> String {
     let one = |refusal: &Refusal| format!("{} of {}", refusal.count, refusal.kernel);
     let list = refusals.iter().map(one).collect::<Vec<_>>().join(", ");
     let writing: Vec<_> =
@@ -82,7 +82,7 @@ mod tests {
             let only_reads = reads.iter().any(|name| kernel.name.starts_with(name));
             assert_eq!(refusal.writes, !only_reads, "{}", kernel.name);
             counts[usize::from(only_reads)] += 1;
-            assert_eq!(told(&[refusal]).contains("only read"), only_reads, "{}", kernel.name);
+            assert_eq!(describe(&[refusal]).contains("only read"), only_reads, "{}", kernel.name);
         }
         assert!(counts.iter().all(|&count| count >= 5), "{counts:?}");
     }
@@ -91,7 +91,7 @@ mod tests {
     fn one_that_writes_makes_all_bytes_suspect() {
         let read = Refusal { kernel: "gather_kv", count: 1, writes: false };
         let write = Refusal { kernel: "append_swa", count: 2, writes: true };
-        let text = told(&[read, write]);
+        let text = describe(&[read, write]);
         assert!(text.starts_with("1 of gather_kv, 2 of append_swa; append_swa write"), "{text}");
         assert!(text.contains("suspect: release them"), "{text}");
     }

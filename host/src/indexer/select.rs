@@ -233,23 +233,18 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         if ops::one_launch_is_faster(format, columns, part.count) {
             let faults = access.fault_word::<IndexScoreTopk>(());
             let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
-
-            // SAFETY: the cache alone writes StepMeta and its pools, in the order of its steps; the workspace is of one cache, and this call queues alone.
+            // SAFETY: the cache alone writes StepMeta, in the order of its steps.
             unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
             let faults = access.fault_word::<IndexScore>(format);
             let to = &scores;
-
-            // SAFETY: the cache alone writes StepMeta and its pools, in the order of its steps; the workspace is of one cache, and this call queues alone.
+            let score = KeyScores { queries, from, table, keys, skip: k, to, faults };
+            let select = EntrySelection { queries, from: to, k, selected };
+            // SAFETY: as above; the workspace is of one cache, and no other thread queues launches that use it.
             unsafe {
-                ops::index_score(
-                    stream,
-                    &KeyScores { queries, from, table, keys, skip: k, to, faults },
-                )
-            }?;
-
-            // SAFETY: the cache alone writes StepMeta and its pools, in the order of its steps; the workspace is of one cache, and this call queues alone.
-            unsafe { ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected }) }?;
+                ops::index_score(stream, &score)?;
+                ops::index_topk(stream, &select)?;
+            }
         }
         Ok(())
     }

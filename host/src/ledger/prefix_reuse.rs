@@ -9,7 +9,7 @@ use super::open_step::Accepted;
 use super::prefix_tree::{Admission, Pools, Prompt, Sharer, Sharing};
 use crate::block::{BLOCK, Held};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
-use crate::error::{KvError, OtherToken};
+use crate::error::{KvError, TokenMismatch};
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::ledger::requests::Requests;
 
@@ -85,11 +85,11 @@ impl Ledger {
         let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(request.slot()));
         let Some(sharer) = sharer.filter(|_| group == LayerGroup::Trunk) else { return Ok(()) };
         let committed = self.committed(request)?;
-        match sharer.first_other(committed, tokens) {
+        match sharer.first_mismatch(committed, tokens) {
             None => Ok(()),
             Some((at, expected)) => {
                 let (position, token) = (committed + at as u32, tokens[at]);
-                Err(KvError::NotThePrompt(OtherToken { request, position, token, expected }))
+                Err(KvError::PromptMismatch(TokenMismatch { request, position, token, expected }))
             }
         }
     }

@@ -170,7 +170,7 @@ impl Sharing {
 
 impl Sharer {
     /// Where a told token is not the prompt's: its position, and the prompt's token.
-    pub fn first_other(&self, committed: u32, told: &[u32]) -> Option<(usize, u32)> {
+    pub fn first_mismatch(&self, committed: u32, told: &[u32]) -> Option<(usize, u32)> {
         let (start, prompt) = &self.prompt;
         let rest = prompt.get(committed.checked_sub(*start)? as usize..)?;
         let at = rest.iter().zip(told).position(|(token, told)| token != told)?;

@@ -85,9 +85,13 @@ pub struct HcaDecode<'a, B: Backend> {
 /// # Errors
 /// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token, or an indexer's state of fewer slots than the
 /// entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of different formats, an
-/// indexer's ring of another length than the entries', or keys without the Hadamard transform; [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter
-/// than its shape; as [`Stream::launch`].
-pub fn decode_csa<B: Backend>(
+/// indexer's ring of another length than the entries', or keys without the Hadamard transform; [`DeviceError::NotADivisor`];
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+///
+/// # Safety
+/// Until the launch is done nothing writes the slots, positions and other numbers of the step's tokens, or the block table: each thread
+/// of a block reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn decode_csa<B: Backend>(
     stream: &Stream<B>,
     decode: &CsaDecode<'_, B>,
 ) -> Result<(), DeviceError> {
@@ -142,7 +146,11 @@ pub fn decode_csa<B: Backend>(
 ///
 /// # Errors
 /// As [`decode_csa`].
-pub fn decode_hca<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the slots, positions and other numbers of the step's tokens, or the block table: each thread
+/// of a block reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn decode_hca<B: Backend>(
     stream: &Stream<B>,
     decode: &HcaDecode<'_, B>,
 ) -> Result<(), DeviceError> {

@@ -111,7 +111,11 @@ pub struct HcaFlush<'a, B: Backend> {
 /// # Errors
 /// [`DeviceError::Argument`] for entries that are not one a block; [`DeviceError::NotADivisor`];
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn flush_hca<B: Backend>(
+///
+/// # Safety
+/// Until the launch is done nothing writes the step's positions, slots and runs, or the block table: each thread of a block
+/// reads them for itself, and which barriers it waits at follows from them.
+pub unsafe fn flush_hca<B: Backend>(
     stream: &Stream<B>,
     flush: &HcaFlush<'_, B>,
 ) -> Result<(), DeviceError> {

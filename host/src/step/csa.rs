@@ -67,7 +67,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         let index = access.decode_compressor(PoolKind::IndexState, &inputs.index)?;
         let (step, main, index, keys) = (&step, &main, &index, &keys);
         let decode = CsaDecode { step, main, index, keys };
-        self.tracker.queued(ops::decode_csa(access.stream, &decode))
+        // SAFETY: the cache alone writes StepMeta, its tables and work lists, in the order of its steps.
+        self.tracker.queued(unsafe { ops::decode_csa(access.stream, &decode) })
     }
 
     /// Entries and keys of the windows that close, into scratch memory.
@@ -88,7 +89,6 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
                 closing: &closing,
                 entries: out,
             };
-
             // SAFETY: the cache alone writes StepMeta, its pools and work lists, in the order of its steps.
             unsafe { ops::compress(access.stream, which, &windows) }?;
         }

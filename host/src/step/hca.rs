@@ -58,7 +58,8 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         let step = access.decode_step(&tokens, inputs.kv, faults)?;
         let main = access.decode_compressor(PoolKind::MainState, &inputs.main)?;
         let decode = HcaDecode { step: &step, main: &main };
-        self.tracker.queued(ops::decode_hca(access.stream, &decode))
+        // SAFETY: the cache alone writes StepMeta, its tables and work lists, in the order of its steps.
+        self.tracker.queued(unsafe { ops::decode_hca(access.stream, &decode) })
     }
 
     /// Queues the addition of the step's tokens to the running sums; what closing windows pooled goes to scratch memory.
@@ -94,7 +95,8 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
             to: &to,
             faults: access.fault_word::<FlushHca>(to.format),
         };
-        self.tracker.queued(ops::flush_hca(access.stream, &flush))
+        // SAFETY: the cache alone writes StepMeta, its tables and work lists, in the order of its steps.
+        self.tracker.queued(unsafe { ops::flush_hca(access.stream, &flush) })
     }
 }
 

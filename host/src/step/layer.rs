@@ -17,7 +17,7 @@ use super::tracker::Tracker;
 use crate::device::Operation;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Running, Span, Stream, View, bf16};
-use crate::error::{KvError, OtherRows};
+use crate::error::{KvError, RowsMismatch};
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::manager::core::Core;
@@ -127,7 +127,8 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
     /// that was dropped. `kv`: the tensor of the update, or of the graph, which nobody has written since.
     ///
     /// # Errors
-    /// [`KvError::LayerNotUpdated`]; [`KvError::OtherRows`] if the update had another tensor; [`KvError::Device`] if `kv` is too short.
+    /// [`KvError::LayerNotUpdated`]; [`KvError::RowsMismatch`] if the update had another tensor; [`KvError::Device`] if `kv` is
+    /// too short.
     pub fn already_updated(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
@@ -136,7 +137,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
                 let found = kv.span().address();
                 match *self.tracker.rows {
                     Some(updated) if updated != found => {
-                        Err(KvError::OtherRows(OtherRows { layer, updated, found }))
+                        Err(KvError::RowsMismatch(RowsMismatch { layer, updated, found }))
                     }
                     _ => Ok(self.updated(kv)),
                 }

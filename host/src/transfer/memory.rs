@@ -3,8 +3,6 @@
 use std::ops::Range;
 
 use super::error::MoveError;
-#[cfg(doc)]
-use crate::device::DeviceError;
 use crate::device::{Backend, Buffer, Stream};
 
 /// Memory that parts are copied to: the host's, or the device's of the cache.
@@ -46,7 +44,8 @@ impl<B: Backend> PartsMut<'_, B> {
     }
 
     /// Waits until what was queued for memory of the device is there, also if not all of it could be queued: then nothing is on its
-    /// way to the caller's memory any more, unless a capture refuses the wait ([`DeviceError::ForbiddenInCapture`]). What went to host
+    /// way to the caller's memory any more, unless a capture refuses the wait
+    /// ([`DeviceError::ForbiddenInCapture`](crate::device::DeviceError::ForbiddenInCapture)). What went to host
     /// memory is there.
     pub(super) fn settle(
         &self,

@@ -143,7 +143,6 @@ pub(super) fn scores<B: Backend>(
             // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
             return unsafe { ops::index_score_topk(stream, &lists) };
         }
-
         // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
         unsafe {
             ops::index_score(stream, &KeyScores { queries, from, table, keys, skip: k, to, faults })
@@ -190,7 +189,6 @@ pub(super) fn selection<B: Backend>(
     let record = |node| {
         let scores = part(&all, node, nodes);
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-
         // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
         unsafe {
             ops::topk_select(

@@ -230,7 +230,7 @@ impl Model {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn told(&mut self, there: &BTreeSet<&Prefix>) -> Result<(), String> {
+    pub fn judge_events(&mut self, there: &BTreeSet<&Prefix>) -> Result<(), String> {
         let blocks = self.sharing.counts.map_or(0, |counts| counts.tree);
         if there.len() as u32 != blocks {
             return Err(format!("{blocks} blocks are there; events say {there:?}"));

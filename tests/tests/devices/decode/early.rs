@@ -154,7 +154,8 @@ impl<B: Backend> Layer<B> {
                     count: 3 * *tokens as u32,
                 },
             )?;
-            ops::decode_hca(stream, &ops::HcaDecode { step: &step, main: &main })
+            // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+            unsafe { ops::decode_hca(stream, &ops::HcaDecode { step: &step, main: &main }) }
         };
         let mut retained = vec![meta.memory(), index.memory(), late_words.memory()];
         retained.extend([ring_row.memory(), self.window_kv.memory(), self.table.memory()]);

@@ -69,12 +69,14 @@ fn decode<B: Backend>(
     };
     let (step, main) = (&step, &compressor(&states, state));
     if !has_indexer {
-        return ops::decode_hca(stream, &HcaDecode { step, main });
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        return unsafe { ops::decode_hca(stream, &HcaDecode { step, main }) };
     }
     let format = IndexFormat::Mxfp4;
     let keys = &IndexKeys { code, scale: code_scale, format, hadamard, num_blocks: 1 };
     let index = &compressor(&index_states, index);
-    ops::decode_csa(stream, &CsaDecode { step, main, index, keys })
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe { ops::decode_csa(stream, &CsaDecode { step, main, index, keys }) }
 }
 
 /// A step of numbers that fit together runs, and each number that does not fit is refused by its name.

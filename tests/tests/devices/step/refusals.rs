@@ -167,7 +167,7 @@ pub fn windows_of_a_long_chunk_are_gathered_before_its_append<B: Backend>(device
     layer.gather_window(0..2, &tile, &lengths).unwrap();
     let other = tile.slice(0, 2 * 512).unwrap();
     let error = step.swa(LayerId(0)).unwrap().already_updated(&other).map(drop).unwrap_err();
-    assert!(matches!(&error, KvError::OtherRows(other) if other.layer == LayerId(0)), "{error}");
+    assert!(matches!(&error, KvError::RowsMismatch(other) if other.layer == LayerId(0)), "{error}");
     fed.inputs.resume(step, LayerId(0)).unwrap().append().unwrap();
     let layer = fed.inputs.resume(step, LayerId(0)).unwrap();
     let error = layer.gather_window(0..2, &tile, &lengths).unwrap_err();

@@ -1,6 +1,6 @@
 //! Token ids that a commit names: those of the prompt that the request was admitted with.
 
-use dsv4_kv::error::OtherToken;
+use dsv4_kv::error::TokenMismatch;
 use dsv4_kv::{Accepted, KvError, LayerGroup, Prompt, StepRequest};
 
 use super::conversations::{Run, config};
@@ -22,7 +22,8 @@ fn other_tokens_than_the_prompts_are_refused() {
         let mut wrong = prompt[256..512].to_vec();
         wrong[at - 256] += 10_000;
         let error = run.refused(id, &wrong);
-        let KvError::NotThePrompt(OtherToken { request, position, token, expected }) = error else {
+        let KvError::PromptMismatch(TokenMismatch { request, position, token, expected }) = error
+        else {
             panic!("{error}")
         };
         assert_eq!(
@@ -37,7 +38,7 @@ fn other_tokens_than_the_prompts_are_refused() {
     rest[187] = 1;
     assert!(matches!(
         run.refused(id, &rest),
-        KvError::NotThePrompt(OtherToken { position: 699, .. })
+        KvError::PromptMismatch(TokenMismatch { position: 699, .. })
     ));
     rest[187] = 699;
     run.step(id, &rest);

@@ -1,4 +1,4 @@
-//! What a caller named that is not what the cache has of the same thing.
+//! Tokens and tensors of a caller that are not those that the cache was given before.
 
 use crate::ids::{LayerId, RequestId};
 
@@ -7,7 +7,7 @@ use crate::ids::{LayerId, RequestId};
 #[error(
     "{request}: token {token} at position {position}, where its prompt has {expected}; name the tokens that the step ran"
 )]
-pub struct OtherToken {
+pub struct TokenMismatch {
     /// The request.
     pub request: RequestId,
     /// Position of the first other token.
@@ -23,7 +23,7 @@ pub struct OtherToken {
 #[error(
     "layer {} was updated with window rows at {updated:#x}, not at {found:#x}; give the same tensor", layer.0
 )]
-pub struct OtherRows {
+pub struct RowsMismatch {
     /// The layer.
     pub layer: LayerId,
     /// Address of the rows of the update.
