@@ -90,7 +90,7 @@ pub enum KvError {
     },
     /// More checkpoints are needed than are free.
     #[error(
-        "{needed} checkpoints needed, {free} free; discard some, or set a larger num_checkpoints"
+        "{needed} checkpoints needed, {free} free; discard some, or set num_checkpoints higher"
     )]
     OutOfCheckpoints {
         /// Checkpoints needed.
@@ -200,9 +200,7 @@ pub enum KvError {
         request: RequestId,
     },
     /// The step does not continue where the request stands.
-    #[error(
-        "{request} has {committed} tokens, and the step starts at {start}; start where the request is"
-    )]
+    #[error("{request} has {committed} tokens, the step starts at {start}; start at {committed}")]
     WrongStart {
         /// The request.
         request: RequestId,
@@ -402,9 +400,7 @@ pub enum KvError {
         expected: [u64; 2],
     },
     /// An indexer and a workspace for different numbers of heads.
-    #[error(
-        "the indexer has {indexer} heads, its workspace is for {workspace}; make a workspace for this model"
-    )]
+    #[error("the indexer has {indexer} heads, its workspace {workspace}; make one for this model")]
     IndexerHeads {
         /// Heads of the indexer.
         indexer: u32,
@@ -473,9 +469,7 @@ pub enum KvError {
         step: Option<Bucket>,
     },
     /// The graph was captured over another cache or layer group.
-    #[error(
-        "the graph was captured over another cache, or its other layer group; replay it in a step of that one"
-    )]
+    #[error("the graph is of another cache or layer group; replay it in a step of that one")]
     ForeignGraph,
     /// Kernels met indices that are out of range and skipped them. [`Refusal::writes`] says what that means: after a
     /// kernel that writes the cache, the bytes of all requests are suspect.
