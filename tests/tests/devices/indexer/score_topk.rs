@@ -26,22 +26,7 @@ fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, cas
     let to = Scores { scores: &scores, maxima: &maxima, columns };
     let counted = [upload(stream, &[0]), upload(stream, &[0])];
 
-    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
-    unsafe {
-        ops::index_score(
-            stream,
-            &ops::KeyScores {
-                queries: &step.queries(),
-                from: &from,
-                table: &table,
-                keys: &keys,
-                skip: k,
-                to: &to,
-                faults: &counted[0],
-            },
-        )
-    }
-    .unwrap();
+    layer.score(&step, k, &to, &counted[0]);
 
     let len = (step.count * k) as usize;
     let selected = upload(stream, &vec![CANARY; len + 1]);

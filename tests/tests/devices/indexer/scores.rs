@@ -1,7 +1,9 @@
 //! The indexer's kernels: queries, and scores over keys of every format.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
-use dsv4_kv::ops::{self, BlockTable, IndexKeys, IndexQueries, Scores, StepQueries, maxima_len};
+use dsv4_kv::ops::{
+    self, BlockTable, IndexKeys, IndexQueries, KeyScores, Scores, StepQueries, maxima_len,
+};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::EncodedKey;
 use dsv4_kv_oracle::indexer::{Score, score};
@@ -137,6 +139,15 @@ impl<B: Backend> Layer<B> {
         Some(key.into_iter().map(f64::from).collect())
     }
 
+    /// Scores the step's queries, but those with at most `skip` keys.
+    pub fn score(&self, step: &Step<B>, skip: u32, to: &Scores<B>, faults: &Buffer<B, u32>) {
+        let (queries, from) = (&step.queries(), &step.quantised());
+        let (table, keys) = (&step.table(), &self.keys());
+        let launch = KeyScores { queries, from, table, keys, skip, to, faults };
+        // SAFETY: the step's arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe { ops::index_score(&self.stream, &launch) }.unwrap();
+    }
+
     /// Scores queries (slot, position) and checks each score, each maximum, and that nothing else
     /// was written; what was counted in the fault word.
     fn check(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
@@ -148,25 +159,8 @@ impl<B: Backend> Layer<B> {
         let groups = maxima_len(columns) as usize;
         let maxima = upload(stream, &vec![CANARY; rows * groups]);
         let to = Scores { scores: &scores, maxima: &maxima, columns };
-        let (from, table) = (step.quantised(), step.table());
         let faults = upload(stream, &[0]);
-
-        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
-        unsafe {
-            ops::index_score(
-                stream,
-                &ops::KeyScores {
-                    queries: &step.queries(),
-                    from: &from,
-                    table: &table,
-                    keys: &self.keys(),
-                    skip,
-                    to: &to,
-                    faults: &faults,
-                },
-            )
-        }
-        .unwrap();
+        self.score(&step, skip, &to, &faults);
         let (scores, maxima) = (download(stream, &scores), download(stream, &maxima));
         assert_eq!(scores[scores.len() - 1], CANARY, "behind the scores");
         for (row, &(slot, position)) in queries[first..].iter().enumerate() {
