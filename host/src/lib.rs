@@ -37,10 +37,10 @@
 //!
 //! ```
 //! use dsv4_kv::device::{EmuDevice, EmuOptions};
-//! use dsv4_kv::indexer::{ProjectedQueries, Selection};
+//! use dsv4_kv::indexer::ProjectedQueries;
 //! use dsv4_kv::kv_layout::config::ModelConfig;
 //! use dsv4_kv::kv_layout::geometry::LayerKind;
-//! use dsv4_kv::step::{CompressorInputs, CsaInputs};
+//! use dsv4_kv::step::{CompressorInputs, CsaInputs, EntryLists};
 //! use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, StepRequest};
 //! # use dsv4_kv::{IndexerWorkspace, WorkspaceLimits};
 //!
@@ -85,10 +85,9 @@
 //!             let inputs = CsaInputs { kv: &kv, main: main(), index: index() };
 //!             let updated = step.csa(layer)?.update(&inputs)?;
 //!             updated.gather_window(0..5, &window, &lengths)?;
-//!             let workspace = &workspace;
-//!             let selection = Selection { workspace, queries: 0..5, k, selected: &lists };
-//!             updated.select_projected(&projected, &selection)?;
-//!             updated.gather_entries(0..5, &lists, k, &entries)?;
+//!             let lists = EntryLists { queries: 0..5, k, entries: &lists };
+//!             updated.select_projected(&projected, &workspace, &lists)?;
+//!             updated.gather_entries(0..5, &lists, &entries)?;
 //!             updated.append()?;
 //!         }
 //!         // As CSA, but with `gather_all` in place of an indexer. This model has none.

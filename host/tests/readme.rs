@@ -9,10 +9,10 @@ use std::path::Path;
 
 use dsv4_kv::checkpoint::Checkpoint;
 use dsv4_kv::device::{Backend, Buffer, CudaOptions, Memory, Stream};
-use dsv4_kv::indexer::{Activations, CsaIndexer, Selection};
+use dsv4_kv::indexer::{Activations, CsaIndexer};
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::{
-    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, QueryForm, Swa,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, EntryLists, Hca, HcaInputs, QueryForm, Swa,
     UpdatedLayer,
 };
 use dsv4_kv::{
@@ -65,9 +65,9 @@ for (id, kind) in step.ids() {
         LayerKind::Csa => {
             let layer = step.csa(id)?.update(&CsaInputs { kv: &kv, main, index })?;
             layer.gather_window(0..tokens, &window, &lengths)?;
-            let selection = Selection { workspace: &workspace, queries: 0..tokens, k, selected: &lists };
-            layer.select(&indexers[&id], &activations, &selection)?;
-            layer.gather_entries(0..tokens, &lists, k, &entries)?;
+            let lists = EntryLists { queries: 0..tokens, k, entries: &lists };
+            layer.select(&indexers[&id], &activations, &workspace, &lists)?;
+            layer.gather_entries(0..tokens, &lists, &entries)?;
             layer.append()?;
         }
         LayerKind::Hca => {
@@ -90,8 +90,8 @@ type Updated<'u, B> =
 #[rustfmt::skip]
 fn attention_in_place<B: Backend>(
     (swa, csa, hca): Updated<'_, B>,
-    (tokens, k): (u32, u32),
-    lists: Buffer<B, i32>,
+    tokens: u32,
+    lists: EntryLists<'_, B>,
     (q, sinks, out): (Buffer<B, bf16>, Buffer<B, f32>, Buffer<B, bf16>),
 ) -> Result<(), KvError> {
 let tensors = AttentionTensors {
@@ -103,7 +103,7 @@ let tensors = AttentionTensors {
     lse: None,
 };
 swa.attend(0..tokens, &tensors)?;
-csa.attend(0..tokens, &lists, k, &tensors)?;
+csa.attend(0..tokens, &lists, &tensors)?;
 hca.attend(0..tokens, &tensors)?;
     Ok(())
 }

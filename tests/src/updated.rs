@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
-use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::indexer::ProjectedQueries;
 use dsv4_kv::schema::LayerCacheSchema;
 use dsv4_kv::step::{
-    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, EntryLists, Hca, HcaInputs, Swa,
+    UpdatedLayer,
 };
 use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers, WorkspaceLimits};
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
@@ -64,14 +65,13 @@ impl<B: Backend> Updated<'_, B> {
     pub fn gather_entries(
         &self,
         queries: Range<u32>,
-        selected: &Buffer<B, i32>,
-        rows: u32,
+        lists: &EntryLists<'_, B>,
         tile: &Buffer<B, bf16>,
     ) -> Result<(), KvError> {
         match self {
             Self::Swa(_) => Ok(()),
-            Self::Csa(layer) => layer.gather_entries(queries, selected, rows, tile),
-            Self::Hca(layer) => layer.gather_entries(queries, selected, rows, tile),
+            Self::Csa(layer) => layer.gather_entries(queries, lists, tile),
+            Self::Hca(layer) => layer.gather_entries(queries, lists, tile),
         }
     }
 
@@ -93,19 +93,19 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// As `UpdatedLayer::attend`; `lists` are of a CSA layer: `[queries, rows]` entries, and rows.
+    /// As `UpdatedLayer::attend`; `lists` are of a CSA layer.
     ///
     /// # Errors
     /// As that.
     pub fn attend(
         &self,
         queries: Range<u32>,
-        (selected, rows): (&Buffer<B, i32>, u32),
+        lists: &EntryLists<'_, B>,
         heads: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
         match self {
             Self::Swa(layer) => layer.attend(queries, heads),
-            Self::Csa(layer) => layer.attend(queries, selected, rows, heads),
+            Self::Csa(layer) => layer.attend(queries, lists, heads),
             Self::Hca(layer) => layer.attend(queries, heads),
         }
     }
@@ -160,8 +160,8 @@ impl<B: Backend> Updated<'_, B> {
         let (projected, weights) = (ones(count * heads * INDEX_DIM), ones(count * heads));
         let lists = stream.device().allocate("lists", u64::from(count * k))?;
         let projected = ProjectedQueries { queries: &projected, weights: &weights };
-        let selection = Selection { workspace: &workspace, queries, k, selected: &lists };
-        layer.select_projected(&projected, &selection)
+        let lists = EntryLists { queries, k, entries: &lists };
+        layer.select_projected(&projected, &workspace, &lists)
     }
 
     /// As [`UpdatedLayer::append`].

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{KvError, LayerId};
 use kv_layout::geometry::LayerKind;
 use rand::Rng;
@@ -107,7 +108,8 @@ impl<B: Backend> Gathered<B> {
             updated.gather_window(range.clone(), window, &gathered.lengths)?;
         }
         let list = upload(stream, &gathered.selected);
-        updated.gather_entries(range.clone(), &list, LIST, &gathered.listed)?;
+        let lists = EntryLists { queries: range.clone(), k: LIST, entries: &list };
+        updated.gather_entries(range.clone(), &lists, &gathered.listed)?;
         updated.gather_all(range.clone(), most, &gathered.all, &gathered.lengths)?;
         if *scored && model.config().model.layers[layer.0 as usize] == LayerKind::Csa {
             updated.score(model.config(), range.end - 1..range.end, 1)?;

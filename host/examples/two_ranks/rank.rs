@@ -7,7 +7,9 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::step::{AttentionTensors, CompressorInputs, CsaInputs, HcaInputs, QueryForm};
+use dsv4_kv::step::{
+    AttentionTensors, CompressorInputs, CsaInputs, EntryLists, HcaInputs, QueryForm,
+};
 use dsv4_kv::{
     Accepted, BlockId, CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, Step,
     StepRequest,
@@ -242,7 +244,10 @@ impl<B: Backend> Tensors<B> {
             LayerKind::Csa => {
                 let [main, index] = csa.each_ref().map(Compressor::inputs);
                 let updated = step.csa(layer)?.update(&CsaInputs { kv: rows, main, index })?;
-                each(&mut |queries| updated.attend(queries, list, LISTED, &heads))?;
+                each(&mut |queries| {
+                    let lists = EntryLists { queries: queries.clone(), k: LISTED, entries: list };
+                    updated.attend(queries, &lists, &heads)
+                })?;
                 updated.append()?;
             }
             LayerKind::Hca => {

@@ -1,4 +1,6 @@
-//! Tokens and tensors of a caller that are not those that the cache was given before.
+//! Tokens, tensors and lists of a caller that do not belong to what the cache was given before.
+
+use std::ops::Range;
 
 use crate::ids::{LayerId, RequestId};
 
@@ -30,4 +32,16 @@ pub struct RowsMismatch {
     pub updated: u64,
     /// Address of those that were given.
     pub found: u64,
+}
+
+/// Lists that are not of all queries that read them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "queries {queries:?} were asked for, and the lists are of {lists:?}; give lists of all of them"
+)]
+pub struct ListsMismatch {
+    /// The queries asked for.
+    pub queries: Range<u32>,
+    /// Those that have lists.
+    pub lists: Range<u32>,
 }

@@ -11,7 +11,7 @@ mod text;
 
 pub use limited_by::LimitedBy;
 pub use memory_too_small::MemoryTooSmall;
-pub use mismatch::{RowsMismatch, TokenMismatch};
+pub use mismatch::{ListsMismatch, RowsMismatch, TokenMismatch};
 pub use refusal::Refusal;
 
 use crate::bucket::Bucket;
@@ -330,6 +330,9 @@ pub enum KvError {
     /// Window rows in other memory than those that the layer was updated with.
     #[error(transparent)]
     RowsMismatch(RowsMismatch),
+    /// Lists of entries that are not of all queries that read them.
+    #[error(transparent)]
+    ListsMismatch(ListsMismatch),
     /// Token ids that are not those of the accepted tokens.
     #[error(
         "{request}: {given} token ids for {accepted} accepted tokens; give one for each, or none"
@@ -473,10 +476,7 @@ pub enum KvError {
     ForeignGraph,
     /// Kernels met indices that are out of range and skipped them. [`Refusal::writes`] says what that means: after a
     /// kernel that writes the cache, the bytes of all requests are suspect.
-    #[error(
-        "kernels refused rows whose slot, row or block is out of range: {}",
-        describe(refusals)
-    )]
+    #[error("kernels refused rows, slots or blocks that are out of range: {}", describe(refusals))]
     KernelRefused {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,

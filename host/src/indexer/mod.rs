@@ -26,7 +26,7 @@ use crate::error::KvError;
 use crate::ops::check_argument;
 use crate::weights::upload;
 
-pub use select::{Activations, ProjectedQueries, Selection};
+pub use select::{Activations, ProjectedQueries};
 pub use weights::{IndexerWeights, QueryValues, padded_columns};
 pub use workspace::{IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 

@@ -1,7 +1,5 @@
 //! From activations, or from projections, to the list of entries of each query.
 
-use std::ops::Range;
-
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use kv_layout::geometry::INDEX_DIM;
 use kv_layout::linear::MOST_DECODE_TOKENS;
@@ -15,24 +13,10 @@ use crate::ops::{
     self, EntrySelection, KeyScores, PoisonedKeySearch, QueryProduct, QueryQuantisation,
     ScoreSelection, Scored, Scores,
 };
-use crate::step::{Csa, UpdatedLayer};
+use crate::step::{Csa, EntryLists, UpdatedLayer};
 use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
 
-/// Which queries pick how many entries, and where the lists go. Row 0 of the lists, and of what the indexer reads
-/// ([`Activations`], [`ProjectedQueries`]), belongs to the first query of the range, not of the step.
-pub struct Selection<'i, B: Backend> {
-    /// Memory for projections and scores, of this cache.
-    pub workspace: &'i IndexerWorkspace<B>,
-    /// The queries, by their tokens' places in the step.
-    pub queries: Range<u32>,
-    /// Entries of a list, at most 2,048: the distance from one list to the next. Whoever reads the lists is given the same
-    /// number, which nothing checks.
-    pub k: u32,
-    /// `[queries, k]` i32: entries of the query's request, -1 behind the last.
-    pub selected: &'i Buffer<B, i32>,
-}
-
-/// What the indexer projects.
+/// What the indexer projects. Row 0 belongs to the first query that gets a list, not to the step's first.
 pub struct Activations<'i, B: Backend> {
     /// `[queries, CsaIndexer::latent_columns]` BF16: the normed latent that the query projection takes too.
     pub latent: &'i Buffer<B, bf16>,
@@ -40,7 +24,8 @@ pub struct Activations<'i, B: Backend> {
     pub hidden: &'i Buffer<B, bf16>,
 }
 
-/// The indexer's projections, without rotation and constants.
+/// The indexer's projections, without rotation and constants. Row 0 belongs to the first query that gets a list, not to the
+/// step's first.
 pub struct ProjectedQueries<'i, B: Backend> {
     /// `[queries, heads * 128]` f32.
     pub queries: &'i Buffer<B, f32>,
@@ -74,9 +59,11 @@ fn rows<B: Backend, T: bytemuck::Pod>(
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
-    /// Queues everything from activations to lists: for each query the `k` entries with the largest
+    /// Queues everything from activations to `lists`: for each of their queries the `k` entries with the largest
     /// scores, largest first, the older entry first among equal ones; all that it sees, oldest first,
-    /// if those are no more than `k`. [`Self::gather_entries`] takes the lists.
+    /// if those are no more than `k`; -1 behind them. [`Self::attend`] and [`Self::gather_entries`] take the lists.
+    ///
+    /// `workspace` is memory of this cache for projections and scores; queries that do not fit at once are taken in parts.
     ///
     /// # Errors
     /// [`KvError::IndexerHeads`], [`KvError::ForeignWorkspace`]; as [`Self::select_projected`].
@@ -84,16 +71,16 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         &self,
         indexer: &CsaIndexer<B>,
         activations: &Activations<'_, B>,
-        selection: &Selection<'_, B>,
+        workspace: &IndexerWorkspace<B>,
+        lists: &EntryLists<'_, B>,
     ) -> Result<(), KvError> {
         let CsaIndexer { heads, latent_columns, hidden_columns, query_weight, head_weight } =
             indexer;
-        let workspace = selection.workspace;
         if *heads != workspace.heads {
             return Err(KvError::IndexerHeads { indexer: *heads, workspace: workspace.heads });
         }
         let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
-        self.in_parts(selection, |part, list| {
+        self.in_parts(workspace, lists, |part, list| {
             let latent = rows("activations", activations.latent, part, *latent_columns)?;
             let hidden = rows("activations", activations.hidden, part, *hidden_columns)?;
             let head = Bf16Weight { values: head_weight, columns: *heads, inner: *hidden_columns };
@@ -114,7 +101,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
                     self.product(workspace, part, (&latent, weight), ops::nvfp4_index_query)?;
                 }
             }
-            self.list_part(selection, part, list)
+            self.list_part(workspace, part, (list, lists.k))
         })
     }
 
@@ -126,25 +113,27 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     pub fn select_projected(
         &self,
         projected: &ProjectedQueries<'_, B>,
-        selection: &Selection<'_, B>,
+        workspace: &IndexerWorkspace<B>,
+        lists: &EntryLists<'_, B>,
     ) -> Result<(), KvError> {
-        let heads = selection.workspace.heads;
-        self.in_parts(selection, |part, list| {
+        let heads = workspace.heads;
+        self.in_parts(workspace, lists, |part, list| {
             let queries = rows("projected queries", projected.queries, part, heads * INDEX_DIM)?;
             let weights = rows("projected head weights", projected.weights, part, heads)?;
             let projected = ProjectedQueries { queries: &queries, weights: &weights };
-            self.quantise(selection.workspace, part, &projected)?;
-            self.list_part(selection, part, list)
+            self.quantise(workspace, part, &projected)?;
+            self.list_part(workspace, part, (list, lists.k))
         })
     }
 
     /// Calls `select` with each part of the queries that the workspace holds, and its lists.
     fn in_parts(
         &self,
-        selection: &Selection<'_, B>,
+        workspace: &IndexerWorkspace<B>,
+        lists: &EntryLists<'_, B>,
         select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
-        let Selection { workspace, queries, k, selected } = selection;
+        let EntryLists { queries, k, entries: selected } = lists;
         self.check_outputs("select", [("selected", selected.span())])?;
         let count = self.access.queries(queries.clone())?.count;
         let needed = columns(self.access.core.config.max_context);
@@ -208,15 +197,14 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// Queues scores and lists of a part whose queries are made.
     fn list_part(
         &self,
-        selection: &Selection<'_, B>,
+        workspace: &IndexerWorkspace<B>,
         part: Part,
-        selected: &Buffer<B, i32>,
+        (selected, k): (&Buffer<B, i32>, u32),
     ) -> Result<(), KvError> {
-        let (access, k) = (&self.access, selection.k);
+        let access = &self.access;
         let (stream, memory, config) = (access.stream, &access.core.memory, &access.core.config);
         let queries = access.queries(part.first..part.first + part.count)?;
         let (keys, table) = (access.pools.index_keys(config)?, memory.table());
-        let workspace = selection.workspace;
         // As many as the longest request of the step, or of its bucket, has entries; `in_parts` has seen that the
         // workspace holds them.
         let columns = columns(access.shape.context);

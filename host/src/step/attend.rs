@@ -7,6 +7,7 @@ use kernels_gpu::launch::{AppendSwa, Attend};
 use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys};
 use kv_layout::geometry::LayerKind;
 
+use super::entry_lists::EntryLists;
 use super::layer::{Access, Csa, Hca, StepLaunches, Swa, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
@@ -95,31 +96,27 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
-    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to the entries that each query's
-    /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none; row 0 is that of the range's first query): one
-    /// softmax over both.
+    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to the entries that each
+    /// query's list names: one softmax over both.
     ///
-    /// `rows` is the length of a list, and so the distance from one to the next: with lists of `select` it must be the
-    /// [`k`](crate::indexer::Selection::k) that they were selected with. Nothing notices another one, with which queries read
-    /// parts of each other's lists.
-    ///
-    /// Of each list the first `min(rows, entries that the query sees)` elements are read; later ones are ignored. Lists of `select` fit:
-    /// entries first, then -1. A -1 among the elements that are read is a key without weight. The number of elements that are read decides how keys
-    /// are divided among blocks, so a list that is padded with -1 can have other last bits with another `rows`: choose `rows`, and with it `k`, independently of
-    /// the batch.
+    /// Of each list the first `min(k, entries that the query sees)` elements are read; later ones are ignored. Lists of
+    /// `select` fit: entries first, then -1. A -1 among the elements that are read is a key without weight. The number of
+    /// elements that are read decides how keys are divided among blocks, so a list that is padded with -1 can have other
+    /// last bits with another `k`: choose `k` independently of the batch.
     ///
     /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
     ///
     /// # Errors
-    /// As there, and [`KvError::Device`] for `rows` out of range.
+    /// As there; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] for `k` out of range.
     pub fn attend(
         &self,
         queries: Range<u32>,
-        selected: &Buffer<B, i32>,
-        rows: u32,
+        lists: &EntryLists<'_, B>,
         tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, Some((Attended::List(selected), rows)), tensors)
+        self.access.queries(queries.clone())?;
+        let selected = lists.of(queries.clone())?;
+        self.attend_to(queries, Some((Attended::List(&selected), lists.k)), tensors)
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kv_layout::geometry::CsaCompressor;
 
+use super::entry_lists::EntryLists;
 use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
@@ -81,29 +82,26 @@ mod sealed {
 }
 
 impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
-    /// Queues the gather of the entries that each query's row of `selected` names (`[queries, rows]`
-    /// i32 entry indices, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is
-    /// none). Row 0 of both belongs to the first query of the range, not of the step. `rows` is the length of a list, and so the
-    /// distance from one to the next: with lists of `select` the [`k`](crate::indexer::Selection::k) that they were selected
-    /// with, which nothing checks. An index that a query does not see gives a row of zeros, and is reported by
-    /// [`crate::KvCacheManager::check_faults`].
+    /// Queues the gather of the entries that each query's list names into `tile` (`[queries, k, 512]` BF16, zero where there
+    /// is none). Row 0 of the tile belongs to the first query of the range, not of the step. An index that a query does not
+    /// see gives a row of zeros, and is reported by [`crate::KvCacheManager::check_faults`].
     ///
     /// # Errors
-    /// [`KvError::NoSuchQueries`]; [`KvError::Device`] if a tensor is too short, if an output would replace rows of the layer's
-    /// `kv` that are still to be appended, or the launch failed.
+    /// [`KvError::NoSuchQueries`]; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] if a tensor is too
+    /// short, if an output would replace rows of the layer's `kv` that are still to be appended, or the launch failed.
     pub fn gather_entries(
         &self,
         queries: Range<u32>,
-        selected: &Buffer<B, i32>,
-        rows: u32,
+        lists: &EntryLists<'_, B>,
         tile: &Buffer<B, bf16>,
     ) -> Result<(), KvError> {
-        let access = &self.access;
-        let queries = access.queries(queries)?;
+        let (access, rows) = (&self.access, lists.k);
+        let of_step = access.queries(queries.clone())?;
+        let selected = &lists.of(queries)?;
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
             (access.core.memory.table(), access.fault_word::<GatherKv>(entries.format));
-        let (queries, table, entries) = (&queries, &table, &entries);
+        let (queries, table, entries) = (&of_step, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_kv", [("tile", tile.span())])?;
         ops::gather_kv(access.stream, &gather, selected)?;

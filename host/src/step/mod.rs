@@ -8,6 +8,7 @@
 //! | `layer.rs` | [`Layer`], [`UpdatedLayer`]: one layer, before and after its update |
 //! | `window.rs`, `csa.rs`, `hca.rs`, `entries.rs` | what layers of each kind do |
 //! | `attend.rs` | attention over the rows where they lie |
+//! | `entry_lists.rs` | [`EntryLists`]: which entries each query reads |
 //! | `record.rs`, `capture.rs` | a step as a graph: [`Group::capture`], [`CapturedStep`] |
 //! | `shape.rs`, `tracker.rs` | what launches cover, and what was queued |
 
@@ -16,6 +17,7 @@ mod begin;
 mod capture;
 mod csa;
 mod entries;
+mod entry_lists;
 mod hca;
 mod layer;
 mod layers;
@@ -31,6 +33,7 @@ pub use crate::ops::QueryForm;
 pub use begin::{Group, Launches};
 pub use capture::CapturedStep;
 pub use csa::CsaInputs;
+pub use entry_lists::EntryLists;
 pub use hca::HcaInputs;
 pub use layer::{CompressorInputs, Csa, Hca, Layer, Swa, UpdatedLayer};
 pub use layers::Layers;

@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
-use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::indexer::ProjectedQueries;
 use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::step::{
-    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, EntryLists, Hca, HcaInputs, UpdatedLayer,
 };
 use dsv4_kv::{
     CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerId, Layers, StepRequest,
@@ -238,18 +238,18 @@ impl<B: Backend> Tensors<B> {
         let vectors = floats(at.query, self.heads * INDEX_DIM)?;
         let weights = floats(at.weight, self.heads)?;
         let projected = ProjectedQueries { queries: &vectors, weights: &weights };
-        let (queries, selected) = (batch.queries.clone(), &self.selected);
-        updated.select_projected(&projected, &Selection { workspace, queries, k, selected })?;
+        let selected = &self.selected;
+        let lists = EntryLists { queries: batch.queries.clone(), k, entries: selected };
+        updated.select_projected(&projected, workspace, &lists)?;
         for queries in batch.tiles(k, TILE_ROWS) {
+            updated.gather_entries(queries.clone(), &lists, &self.tile)?;
             let (begin, len) = (of(queries.start - first, k), of(queries.len() as u32, k));
-            let lists = selected.slice(begin, len).context("a list for each query")?;
-            updated.gather_entries(queries.clone(), &lists, k, &self.tile)?;
-            let shape = Shape { rows: k, words: k };
-            let gathered = Gathered { tile: &self.tile, names: &lists, shape };
+            let names = &selected.slice(begin, len).context("a list for each query")?;
+            let gathered = Gathered { tile: &self.tile, names, shape: Shape { rows: k, words: k } };
             self.watch.keep(Tile::Entries, updated.stream(), layer, queries, &gathered)?;
         }
         let queries = &batch.queries;
-        self.attend(updated, queries, |heads| updated.attend(queries.clone(), selected, k, heads))
+        self.attend(updated, queries, |heads| updated.attend(queries.clone(), &lists, heads))
     }
 
     /// Queues attention of a batch of queries, if they attend.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv::indexer::{IndexerWorkspace, WorkspaceLimits, padded_columns};
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{CacheConfig, KvError};
 use dsv4_kv_device::{Backend, Buffer, Device, Memory, Stream};
 use half::bf16;
@@ -121,6 +122,11 @@ impl<B: Backend> Buffers<B> {
                 Ok(stream.upload(&rounded(x, hidden as usize), &self.hidden, 0)?)
             }
         }
+    }
+
+    /// The lists of the queries that are attended at once.
+    pub fn entry_lists(&self, queries: Range<u32>) -> EntryLists<'_, B> {
+        EntryLists { queries, k: self.most_selected, entries: &self.lists }
     }
 
     /// The latents and layer inputs of some of the step's tokens.

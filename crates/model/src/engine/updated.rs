@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::indexer::{Activations, Selection};
+use dsv4_kv::indexer::Activations;
 use dsv4_kv::step::{Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
 use dsv4_kv::{KvError, LayerId, Layers};
 use dsv4_kv_device::{Backend, Stream};
@@ -62,7 +62,7 @@ impl<'s, B: Backend> Updated<'s, B> {
                     Self::Swa(layer) => layer.attend(queries, heads),
                     Self::Hca(layer) => layer.attend(queries, heads),
                     Self::Csa(layer) => {
-                        layer.attend(queries, &buffers.lists, buffers.most_selected, heads)
+                        layer.attend(queries.clone(), &buffers.entry_lists(queries), heads)
                     }
                 })
             }
@@ -85,8 +85,7 @@ impl<'s, B: Backend> Updated<'s, B> {
             }
             Self::Csa(layer) => {
                 layer.gather_window(queries.clone(), tile, lengths)?;
-                let (lists, k) = (&buffers.lists, buffers.most_selected);
-                layer.gather_entries(queries, lists, k, &entries.rows)
+                layer.gather_entries(queries.clone(), &buffers.entry_lists(queries), &entries.rows)
             }
         }
     }
@@ -122,6 +121,5 @@ fn select<B: Backend>(
     };
     let (latent, hidden) = buffers.activations(queries.clone());
     let activations = Activations { latent: &latent, hidden: &hidden };
-    let (workspace, k, selected) = (&buffers.workspace, buffers.most_selected, &buffers.lists);
-    layer.select(indexer, &activations, &Selection { workspace, queries, k, selected })
+    layer.select(indexer, &activations, &buffers.workspace, &buffers.entry_lists(queries))
 }

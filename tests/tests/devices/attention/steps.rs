@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
-use dsv4_kv::step::{AttentionTensors, QueryForm};
+use dsv4_kv::step::{AttentionTensors, EntryLists, QueryForm};
 use dsv4_kv::{Bucket, KvError, LayerId, RequestId, ops};
 use kv_layout::attention::KeySplit;
 use kv_layout::index_row::IndexFormat;
@@ -225,8 +225,9 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
     for layer in (0..LAYERS.len() as u32).map(LayerId) {
         let updated = fed.inputs.update(&mut steps[0], layer).unwrap();
-        let attend = |queries, rows, heads: AttentionTensors<'_, B>| {
-            updated.attend(queries, (&lists, rows), &heads)
+        let attend = |queries: Range<u32>, k, heads: AttentionTensors<'_, B>| {
+            let lists = EntryLists { queries: queries.clone(), k, entries: &lists };
+            updated.attend(queries, &lists, &heads)
         };
         refuse_ranges(&|queries| attend(queries, 4, heads()));
         for wrong in [0, 129, u32::MAX] {
@@ -248,6 +249,10 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         }
         if let Updated::Csa(_) = updated {
             assert_short(attend(0..3, 5, heads()), "selected");
+            let of_two = EntryLists { queries: 1..3, k: 4, entries: &lists };
+            let error = updated.attend(0..3, &of_two, &heads()).unwrap_err();
+            let KvError::ListsMismatch(found) = error else { panic!("{error}") };
+            assert_eq!((found.queries, found.lists), (0..3, 1..3));
             for wrong in [0, 1 << 31, u32::MAX] {
                 let error = attend(0..3, wrong, heads()).unwrap_err();
                 let KvError::Device(DeviceError::Argument { what, value, most, .. }) = error else {
@@ -259,7 +264,8 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         }
         updated.append().unwrap();
         let updated = fed.inputs.resume(&mut steps[0], layer).unwrap();
-        let error = updated.attend(0..3, (&lists, 4), &heads()).unwrap_err();
+        let lists = EntryLists { queries: 0..3, k: 4, entries: &lists };
+        let error = updated.attend(0..3, &lists, &heads()).unwrap_err();
         assert!(matches!(error, KvError::WindowOverwritten { tokens: 3, limit: 2 }), "{error}");
     }
     drop(steps);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream, bf16};
-use dsv4_kv::step::{AttentionTensors, QueryForm};
+use dsv4_kv::step::{AttentionTensors, EntryLists, QueryForm};
 use dsv4_kv::{CacheConfig, CapturedStep, KvError, LayerId, RequestId};
 use dsv4_kv_oracle::attention::{self, Attended};
 use dsv4_kv_oracle::compressor::visible;
@@ -179,7 +179,7 @@ impl<B: Backend> Places<B> {
     ) -> Result<(), KvError> {
         let Tensors { query, lists, out, lse } = &self.layers[layer.0 as usize];
         let (query, out) = (part(query, range, ELEMENTS), part(out, range, ELEMENTS));
-        let (lists, lse) = (part(lists, range, LIST), part(lse, range, HEADS));
+        let lse = part(lse, range, HEADS);
         let heads = AttentionTensors {
             heads: HEADS as u32,
             query: &query,
@@ -189,7 +189,10 @@ impl<B: Backend> Places<B> {
             lse: Some(&lse),
         };
         let range = range.start as u32..range.end as u32;
-        updated.attend(range, (&lists, LIST as u32), &heads)
+        // Lists of the whole step: a part of the queries finds its own.
+        let all = 0..lists.len() as u32 / LIST as u32;
+        let lists = EntryLists { queries: all, k: LIST as u32, entries: lists };
+        updated.attend(range, &lists, &heads)
     }
 }
 

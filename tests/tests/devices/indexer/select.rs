@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::thread;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
-use dsv4_kv::indexer::{Activations, Selection};
+use dsv4_kv::indexer::Activations;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::one_launch_is_faster;
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{
     Bucket, CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, QueryWeight,
     WorkspaceLimits, WorkspaceSize,
@@ -122,7 +123,8 @@ impl<B: Backend> Inputs<B> {
     ) -> Result<(), KvError> {
         let Updated::Csa(layer) = updated else { panic!("a CSA layer") };
         let activations = Activations { latent: &self.latent, hidden: &self.hidden };
-        layer.select(&self.indexer, &activations, &Selection { workspace, queries, k: K, selected })
+        let lists = EntryLists { queries, k: K, entries: selected };
+        layer.select(&self.indexer, &activations, workspace, &lists)
     }
 
     /// The product of row `at` of an input with a weight, which has `inner` columns.

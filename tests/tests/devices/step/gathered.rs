@@ -2,6 +2,7 @@
 //! gathers.
 
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{KvCacheManager, KvError};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::geometry::LayerKind;
@@ -70,7 +71,8 @@ impl<B: Backend> Gathered<B> {
     /// Queues what attention of this layer reads, in launches of `bucket` tokens.
     pub fn gather(&self, layer: &Updated<'_, B>, bucket: u32) -> Result<(), KvError> {
         layer.gather_window(0..bucket, &self.window, &self.window_lengths)?;
-        layer.gather_entries(0..bucket, &self.selected, LIST, &self.listed)?;
+        let lists = EntryLists { queries: 0..bucket, k: LIST, entries: &self.selected };
+        layer.gather_entries(0..bucket, &lists, &self.listed)?;
         layer.gather_all(0..bucket, self.all_rows, &self.all, &self.lengths)
     }
 

@@ -1,6 +1,7 @@
 //! The whole cache: layers of every kind, through `KvCacheManager` and its handles.
 
 use dsv4_kv::device::{Backend, Device, bf16};
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{CacheConfig, LayerId, RequestId};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::index_row::IndexFormat;
@@ -131,7 +132,8 @@ fn check_gathers<B: Backend>(
     lists.resize(bucket as usize, [0; 6]);
     let selected = upload(stream, lists.as_flattened());
     let listed = filled::<B, bf16>(stream, bucket as usize * 6 * 512);
-    updated.gather_entries(0..bucket, &selected, 6, &listed).unwrap();
+    let of_queries = EntryLists { queries: 0..bucket, k: 6, entries: &selected };
+    updated.gather_entries(0..bucket, &of_queries, &listed).unwrap();
 
     let all = filled::<B, bf16>(stream, bucket as usize * rows * 512);
     let lengths = filled::<B, i32>(stream, bucket as usize);

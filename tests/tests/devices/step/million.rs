@@ -2,6 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device, EmuOptions, Stream, View};
 use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::step_meta::Chunk;
 use dsv4_kv::{
     Accepted, BlockId, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, PoolKind,
@@ -139,7 +140,8 @@ fn gather_block<B: Backend>(
         let (tile, selected) = (filled(&stream, list.len() * 512), upload(&stream, &list));
         let (queries, kv) = (STEP - 1..STEP, tensors.kv_of(layer));
         let updated = resume(layers, layer, kind, &kv).unwrap();
-        updated.gather_entries(queries, &selected, per_block, &tile).unwrap();
+        let lists = EntryLists { queries: queries.clone(), k: per_block, entries: &selected };
+        updated.gather_entries(queries, &lists, &tile).unwrap();
         gathered.push(download_bits(&stream, &tile));
     }
     gathered

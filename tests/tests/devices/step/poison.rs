@@ -3,6 +3,7 @@
 use dsv4_kv::device::{Backend, Buffer, Device, bf16};
 use dsv4_kv::poison::{POISON, PoisonRead, PoisonedRow};
 use dsv4_kv::schema::PoolUnit;
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{CacheConfig, KvError, LayerId};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -33,7 +34,8 @@ fn gather<B: Backend>(
     let tile = |rows: u32| filled::<B, bf16>(stream, (tokens * rows * 512) as usize);
     let lengths = filled::<B, i32>(stream, tokens as usize);
     layer.gather_window(0..tokens, &tile(128), &lengths)?;
-    layer.gather_entries(0..tokens, selected, LIST, &tile(LIST))?;
+    let lists = EntryLists { queries: 0..tokens, k: LIST, entries: selected };
+    layer.gather_entries(0..tokens, &lists, &tile(LIST))?;
     layer.gather_all(0..tokens, ALL, &tile(ALL), &lengths)
 }
 

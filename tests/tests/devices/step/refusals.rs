@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, bf16};
-use dsv4_kv::step::{AttentionTensors, CompressorInputs, QueryForm};
+use dsv4_kv::step::{AttentionTensors, CompressorInputs, EntryLists, QueryForm};
 use dsv4_kv::{Accepted, KvError, LayerGroup, LayerId, Layers};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -116,7 +116,8 @@ fn refuse_bad_gathers<B: Backend>(layer: &Updated<'_, B>, count: u32) {
     let tile = canaries::<B, bf16>(layer, elements * 512);
     let backwards = Range { start: 2, end: 1 };
     for queries in [0..count + 1, count..u32::MAX, backwards] {
-        let listed = layer.gather_entries(queries.clone(), &words, ROWS, &tile);
+        let lists = EntryLists { queries: queries.clone(), k: ROWS, entries: &words };
+        let listed = layer.gather_entries(queries.clone(), &lists, &tile);
         let all = layer.gather_all(queries.clone(), ROWS, &tile, &lengths);
         for result in [listed, all] {
             let Err(KvError::NoSuchQueries { first, end, tokens }) = result else {
@@ -125,12 +126,21 @@ fn refuse_bad_gathers<B: Backend>(layer: &Updated<'_, B>, count: u32) {
             assert_eq!((first..end, tokens), (queries.clone(), count));
         }
     }
+    for (of, queries) in [(0..count - 1, 0..count), (1..count, 0..1)] {
+        let lists = EntryLists { queries: of.clone(), k: ROWS, entries: &words };
+        let result = layer.gather_entries(queries.clone(), &lists, &tile);
+        let Err(KvError::ListsMismatch(found)) = result else { panic!("{of:?}: {result:?}") };
+        assert_eq!((found.queries, found.lists), (queries, of));
+    }
     let (elements, count) = (u64::from(elements), u64::from(count));
     let short_tile = tile.slice(0, elements * 512 - 1).unwrap();
     let short_words = words.slice(0, elements - 1).unwrap();
     let short_lengths = lengths.slice(0, count - 1).unwrap();
     let queries = 0..count as u32;
-    let listed = |words, tile| layer.gather_entries(queries.clone(), words, ROWS, tile);
+    let listed = |entries, tile| {
+        let lists = EntryLists { queries: queries.clone(), k: ROWS, entries };
+        layer.gather_entries(queries.clone(), &lists, tile)
+    };
     let all = |tile, out| layer.gather_all(queries.clone(), ROWS, tile, out);
     for (result, name, element, elements) in [
         (listed(&words, &short_tile), "tile", 2, elements * 512),
@@ -190,6 +200,7 @@ fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
     fed.inputs.load(&fed.stream, &parts, tokens);
     let (query, sinks) = (filled(&fed.stream, 8 * 512), filled(&fed.stream, 1));
     let (words, elsewhere) = (filled(&fed.stream, 8), filled(&fed.stream, 8 * 512));
+    let lists = EntryLists { queries: 0..tokens, k: 1, entries: &words };
     let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
     let mut kinds = 0;
     for id in steps[0].ids().map(|(id, _)| id).collect::<Vec<_>>() {
@@ -203,7 +214,7 @@ fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
                       lse: Option<&Buffer<B, f32>>| {
             let form = QueryForm::Rotated;
             let heads = AttentionTensors { heads: 1, query: &query, form, sinks: &sinks, out, lse };
-            layer.attend(0..tokens, (&words, 1), &heads)
+            layer.attend(0..tokens, &lists, &heads)
         };
         let layer = fed.inputs.update(&mut steps[0], id).unwrap();
         let mut results = vec![
@@ -212,7 +223,7 @@ fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
         ];
         if layer.schema().kind != LayerKind::Swa {
             kinds += 1;
-            results.push((layer.gather_entries(0..1, &words, 1, &over), "tile"));
+            results.push((layer.gather_entries(0..1, &lists, &over), "tile"));
             results.push((layer.gather_all(0..1, 1, &over, &words), "tile"));
             results.push((layer.gather_all(0..1, 1, &elsewhere, &counts), "lengths"));
             results.push((layer.entry_counts(0..1, &counts), "lengths"));

@@ -2,10 +2,10 @@
 
 use dsv4_kv::device::{DeviceError, Null, NullDevice, Stream};
 use dsv4_kv::error::LimitedBy;
-use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::indexer::ProjectedQueries;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::step::{CompressorInputs, CsaInputs};
+use dsv4_kv::step::{CompressorInputs, CsaInputs, EntryLists};
 use dsv4_kv::{
     Accepted, Bucket, CacheConfig, IndexerWorkspace, KvCacheManager, KvError, Launches, LayerId,
     Layers, RequestId, StepRequest, WorkspaceLimits,
@@ -85,15 +85,15 @@ fn select_in(
     let projected = ProjectedQueries { queries, weights };
     // Lists may not replace the step's rows, which are still to be appended.
     let over = &kv.cast()?;
-    let selection = Selection { workspace, queries: 0..TOKENS, k: 16, selected: over };
-    let refused = layer.select_projected(&projected, &selection).unwrap_err();
+    let lists = EntryLists { queries: 0..TOKENS, k: 16, entries: over };
+    let refused = layer.select_projected(&projected, workspace, &lists).unwrap_err();
     let KvError::Device(DeviceError::Aliased { argument: "selected", other: "kv", .. }) = refused
     else {
         panic!("{refused}")
     };
     assert_eq!(device.backend().calls().launches, before);
-    let selection = Selection { selected, ..selection };
-    layer.select_projected(&projected, &selection)?;
+    let lists = EntryLists { entries: selected, ..lists };
+    layer.select_projected(&projected, workspace, &lists)?;
     Ok(device.backend().calls().launches - before)
 }
 

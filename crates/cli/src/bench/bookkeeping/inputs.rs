@@ -3,12 +3,12 @@
 use anyhow::Result;
 use dsv4_kv::device::{Buffer, Memory, Null, NullDevice, bf16};
 use dsv4_kv::indexer::{
-    Activations, CsaIndexer, IndexerWorkspace, Selection, WorkspaceLimits, padded_columns,
+    Activations, CsaIndexer, IndexerWorkspace, WorkspaceLimits, padded_columns,
 };
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::step::{
-    AttentionTensors, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Layer, QueryForm, Swa,
-    UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, EntryLists, Hca, HcaInputs, Layer,
+    QueryForm, Swa, UpdatedLayer,
 };
 use dsv4_kv::{CacheConfig, KvError, LayerId, Layers};
 
@@ -116,10 +116,13 @@ impl Inputs {
 
     /// Queues everything from activations to lists.
     pub fn select(&self, layer: &UpdatedLayer<'_, Null, Csa>, queries: u32) -> Result<(), KvError> {
-        let Self { workspace, activations, lists: selected, .. } = self;
-        let selection = Selection { workspace, queries: 0..queries, k: SELECTED, selected };
-        let activations = Activations { latent: activations, hidden: activations };
-        layer.select(&self.indexer, &activations, &selection)
+        let activations = Activations { latent: &self.activations, hidden: &self.activations };
+        layer.select(&self.indexer, &activations, &self.workspace, &self.lists(queries))
+    }
+
+    /// The lists of the first `queries` queries.
+    fn lists(&self, queries: u32) -> EntryLists<'_, Null> {
+        EntryLists { queries: 0..queries, k: SELECTED, entries: &self.lists }
     }
 
     /// Queues the gather of the entries that lists name.
@@ -128,7 +131,7 @@ impl Inputs {
         layer: &UpdatedLayer<'_, Null, Csa>,
         queries: u32,
     ) -> Result<(), KvError> {
-        layer.gather_entries(0..queries, &self.lists, SELECTED, &self.tile)
+        layer.gather_entries(0..queries, &self.lists(queries), &self.tile)
     }
 
     /// Queues the gather of all entries.
@@ -153,7 +156,7 @@ impl Inputs {
         layer: &UpdatedLayer<'_, Null, Csa>,
         queries: u32,
     ) -> Result<(), KvError> {
-        layer.attend(0..queries, &self.lists, SELECTED, &self.heads())
+        layer.attend(0..queries, &self.lists(queries), &self.heads())
     }
 
     /// Queues the updates and appends of all layers.

@@ -94,17 +94,18 @@ fn queue_csa<B: Backend>(
     } else {
         layer.already_updated(kv)?
     };
+    let lists = tensors.lists();
     if has(Part::Select) {
-        updated.select(indexer, &of.activations(), &tensors.selection())?;
+        updated.select(indexer, &of.activations(), &tensors.workspace, &lists)?;
     }
     if has(Part::SelectProjected) {
-        updated.select_projected(&tensors.projected(), &tensors.selection())?;
+        updated.select_projected(&tensors.projected(), &tensors.workspace, &lists)?;
     }
-    let Tensors { tokens, lists, k, entries, .. } = tensors;
+    let Tensors { tokens, entries, .. } = tensors;
     if has(Part::Entries) {
-        updated.gather_entries(0..*tokens, lists, *k, entries)?;
+        updated.gather_entries(0..*tokens, &lists, entries)?;
     }
-    attend(tensors, parts, LayerKind::Csa, |heads| updated.attend(0..*tokens, lists, *k, heads))?;
+    attend(tensors, parts, LayerKind::Csa, |heads| updated.attend(0..*tokens, &lists, heads))?;
     finish(tensors, updated, parts)
 }
 

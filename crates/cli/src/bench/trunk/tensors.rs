@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
-use dsv4_kv::indexer::{Activations, ProjectedQueries, Selection};
+use dsv4_kv::indexer::{Activations, ProjectedQueries};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::rope::compress_frequencies;
+use dsv4_kv::step::EntryLists;
 use dsv4_kv::{CacheConfig, CsaIndexer, IndexerWorkspace, LayerId, QueryWeight, WorkspaceLimits};
 use dsv4_kv_linear::Nvfp4Linear;
 use rand::rngs::SmallRng;
@@ -52,7 +53,7 @@ pub struct Tensors<B: Backend> {
     pub format: IndexFormat,
     layers: Vec<LayerTensors<B>>,
     projections: Projections<B>,
-    workspace: IndexerWorkspace<B>,
+    pub workspace: IndexerWorkspace<B>,
     /// `[tokens, heads * 128]`, `[tokens, heads]`: what `select_projected` takes.
     projected: [Buffer<B, f32>; 2],
     /// What `index_query` makes of them.
@@ -152,10 +153,9 @@ impl<B: Backend> Tensors<B> {
         self.projections.layer(number % CHUNKS, tokens.into())
     }
 
-    /// All queries of the step.
-    pub fn selection(&self) -> Selection<'_, B> {
-        let Self { workspace, tokens, k, lists: selected, .. } = self;
-        Selection { workspace, queries: 0..*tokens, k: *k, selected }
+    /// The lists of all queries of the step.
+    pub fn lists(&self) -> EntryLists<'_, B> {
+        EntryLists { queries: 0..self.tokens, k: self.k, entries: &self.lists }
     }
 
     /// What `select_projected` takes.
