@@ -14,7 +14,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
 use crate::error::KvError;
-use crate::ids::{CacheId, CheckpointId};
+use crate::ids::{CacheId, CheckpointId, RequestId};
 
 /// The storage of a checkpoint, taken from a `CheckpointPool`, in which nothing is saved yet. It cannot be copied: who
 /// holds it owns it, and giving it back is giving it up.
@@ -34,9 +34,14 @@ impl StateCheckpoint {
         self.id
     }
 
-    /// A state is, or is about to be, saved in it.
-    pub(crate) const fn saved(self, boundary: u32, has_draft: bool) -> SavedCheckpoint {
-        SavedCheckpoint { storage: self, boundary, has_draft }
+    /// A state is, or is about to be, saved in it: of a request, or of a prompt that came from another tier or cache.
+    pub(crate) const fn saved(
+        self,
+        request: Option<RequestId>,
+        boundary: u32,
+        has_draft: bool,
+    ) -> SavedCheckpoint {
+        SavedCheckpoint { storage: self, request, boundary, has_draft }
     }
 }
 
@@ -46,6 +51,8 @@ impl StateCheckpoint {
 #[must_use = "a checkpoint that is dropped is lost to its pool; give it back"]
 pub struct SavedCheckpoint {
     storage: StateCheckpoint,
+    #[serde(skip)]
+    request: Option<RequestId>,
     boundary: u32,
     has_draft: bool,
 }
@@ -55,6 +62,11 @@ impl SavedCheckpoint {
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
         self.storage.id
+    }
+
+    /// The request that was saved, which alone can be restored from it; `None` for a prompt that came from elsewhere.
+    pub(crate) const fn request(&self) -> Option<RequestId> {
+        self.request
     }
 
     /// The position that a request goes on at: the tokens before it are those of the request that was saved.
@@ -76,7 +88,7 @@ impl SavedCheckpoint {
 
     /// What a request that goes on from it must know of it.
     pub(crate) const fn place(&self) -> SavedPlace {
-        let Self { storage, boundary, has_draft } = self;
+        let Self { storage, boundary, has_draft, .. } = self;
         SavedPlace { checkpoint: storage.id, boundary: *boundary, has_draft: *has_draft }
     }
 }

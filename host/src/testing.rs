@@ -2,9 +2,9 @@
 //! kernels. Only with the feature `testing`.
 
 use crate::checkpoints::SavedCheckpoint;
-use crate::device::{Backend, Buffer};
+use crate::device::{Backend, Buffer, Stream};
 use crate::error::KvError;
-use crate::ids::{LayerGroup, LayerId};
+use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::manager::KvCacheManager;
 use crate::ops::{AttentionExchange, AttentionParts};
 use crate::pool_kind::PoolKind;
@@ -23,6 +23,22 @@ impl<B: Backend> KvCacheManager<B> {
     #[must_use]
     pub fn writable_checkpoint(&self, checkpoint: &SavedCheckpoint) -> Buffer<B, u8> {
         self.core().memory.state.checkpoint(checkpoint.id())
+    }
+
+    /// Lets a request go on from the checkpoint of another one. Its blocks hold what those of the other one hold: the test has
+    /// seen to that.
+    ///
+    /// # Errors
+    /// As [`Self::restore_checkpoint`], which refuses this.
+    pub fn restore_from_other(
+        &mut self,
+        stream: &Stream<B>,
+        id: RequestId,
+        from: &SavedCheckpoint,
+    ) -> Result<(), KvError> {
+        self.reject_leaked_steps();
+        self.core().ledger().check_restorable(id, from)?;
+        self.restore_place(stream, id, from.place(), &[])
     }
 
     /// StepMeta of a layer group, `[elements of the largest layout]` i32, to be damaged.

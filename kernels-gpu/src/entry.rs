@@ -37,7 +37,7 @@ macro_rules! entries {
                         simt::grid::launch_dependents();
                     }
                     // SAFETY: the launcher passes the pointers of the kernel table, with its shapes,
-                    // valid for the whole launch, `const` ones unwritten; all threads run the body.
+                    // valid for the whole launch, `const` ones unwritten behind the wait; all threads run the body.
                     unsafe {
                         ($body)(args::$operation { $( $pointer: view!($mutability $pointer), )* params })
                     }

@@ -18,7 +18,8 @@ impl Element for i32 {}
 impl Element for f32 {}
 impl Element for u64 {}
 
-/// A pointer to elements that nobody writes during the launch.
+/// A pointer to elements that nobody writes during the launch: until it ends, and from
+/// [`crate::grid::wait_for_dependencies`] on in a kernel that calls it, since the launch before may write until then.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Global<T: Element>(pub(crate) imp::mem::Pointer<T>);
@@ -36,8 +37,8 @@ impl<T: Element> Global<T> {
     /// A view of `pointer`, a `const` pointer parameter of the kernel.
     ///
     /// # Safety
-    /// - `pointer` points to global memory that is valid for reads and written by nobody, for the
-    ///   whole launch.
+    /// - `pointer` points to global memory that is valid for reads for the whole launch, and that nobody writes during the
+    ///   launch.
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     #[must_use]

@@ -153,14 +153,13 @@ pub enum KvError {
         /// Blocks of so many tokens.
         needed: u32,
     },
-    /// The request was admitted with its prompt; only a request that was admitted without one can be restored from a checkpoint.
-    #[error(
-        "{request} was admitted with its prompt and shares blocks; only a request that was admitted without a prompt can \
-         be restored from a checkpoint"
-    )]
-    SharesPrefix {
+    /// The checkpoint was saved of another request, whose tokens are not those of this one's blocks.
+    #[error("the checkpoint was saved of {saved}, not of {request}; only {saved} goes on from it")]
+    OtherRequest {
         /// The request.
         request: RequestId,
+        /// The one that was saved.
+        saved: RequestId,
     },
     /// The handle is of a request that was released, or never admitted.
     #[error("no such request: {request}; it was released, or never admitted")]

@@ -61,7 +61,7 @@ impl Ledger {
         let storage = std::iter::from_fn(|| self.checkpoints.take());
         let saves = saves.iter().zip(drafts).zip(storage);
         Ok(saves
-            .map(|((&(_, boundary), has_draft), storage)| storage.saved(boundary, has_draft))
+            .map(|((&(id, at), has_draft), storage)| storage.saved(Some(id), at, has_draft))
             .collect())
     }
 
@@ -79,12 +79,29 @@ impl Ledger {
         Ok(draft.committed >= boundary && draft.can_resume_at(boundary, limit))
     }
 
+    /// Whether a request can go on from a checkpoint that was saved of it.
+    ///
+    /// # Errors
+    /// [`KvError::OtherRequest`] if it was saved of another one; as [`Self::check_restorable`].
+    pub(crate) fn check_restore(
+        &self,
+        id: RequestId,
+        from: &SavedCheckpoint,
+    ) -> Result<(), KvError> {
+        self.check_restorable(id, from)?;
+        match from.request() {
+            Some(saved) if saved == id => Ok(()),
+            Some(saved) => Err(KvError::OtherRequest { request: id, saved }),
+            None => Err(KvError::ForeignCheckpoint),
+        }
+    }
+
     /// Whether a request can go on from a checkpoint: its blocks are those of so many tokens, and it has computed them.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
-    /// [`KvError::ForeignCheckpoint`], [`KvError::SharesPrefix`], [`KvError::NotRestorable`].
-    pub(crate) fn check_restore(
+    /// [`KvError::ForeignCheckpoint`], [`KvError::NotRestorable`].
+    pub(crate) fn check_restorable(
         &self,
         id: RequestId,
         from: &SavedCheckpoint,
@@ -92,9 +109,6 @@ impl Ledger {
         let request = self.request(id)?;
         self.check_in_no_step(id)?;
         self.checkpoints.check_own(from)?;
-        if self.sharing.as_ref().is_some_and(|sharing| sharing.of(id.slot()).is_some()) {
-            return Err(KvError::SharesPrefix { request: id });
-        }
         let (boundary, blocks) = (from.boundary(), request.blocks.len() as u32);
         let committed = request.groups[LayerGroup::Trunk.index()].committed;
         let needed = self.blocks_of(boundary);

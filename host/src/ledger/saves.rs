@@ -57,7 +57,7 @@ impl Ledger {
             else {
                 unreachable!("each can be saved, and there are no more than are free")
             };
-            self.saves.taken.push((id, storage.saved(boundary, has_draft)));
+            self.saves.taken.push((id, storage.saved(Some(id), boundary, has_draft)));
         }
         self.saves.due = due;
         &self.saves.taken
@@ -152,7 +152,7 @@ impl Ledger {
             let committed =
                 |id| requests.get(id).map(|request| request.groups[group.index()].committed);
             match requests.in_slot(slot).filter(|&id| committed(id) >= Some(boundary)) {
-                Some(id) => saves.saved.push((id, storage.saved(boundary, false))),
+                Some(id) => saves.saved.push((id, storage.saved(Some(id), boundary, false))),
                 None => saves.give_up(Saving { slot, boundary, storage }, checkpoints),
             }
         }

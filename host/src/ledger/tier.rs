@@ -171,7 +171,7 @@ impl Ledger {
         let taken = sharing.tree.extend(&mut reference, new, take, freed);
         debug_assert!(taken.is_ok(), "the reference is this tree's");
         let boundary = (tokens.len() * BLOCK) as u32;
-        let saved = checkpoint.saved(boundary, has_draft);
+        let saved = checkpoint.saved(None, boundary, has_draft);
         let too_high = u32::from(made(Mistake::CheckpointTooHigh) && tokens.len() > 1);
         let above = tokens.len() as u32 - too_high;
         let attached = sharing.tree.attach(&reference, above, origin, saved);

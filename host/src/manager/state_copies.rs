@@ -37,15 +37,14 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Lets a request go on from a checkpoint: its slot becomes what the slot of the saved request was, in one launch. The
-    /// request has committed the checkpoint's tokens or more, has exactly the blocks of those tokens, and shares nothing,
-    /// since the prefix tree would take the saved request's tokens for its own. What its blocks hold is not copied: they must
-    /// hold the entries of the saved request's tokens, which the caller sees to. Positions at which it was to be saved are
-    /// forgotten. Queued in `stream`, behind the steps before.
+    /// Lets a request go on from a checkpoint that was saved of it: its slot becomes what it was then, in one launch. The
+    /// request has exactly the blocks of the checkpoint's tokens, as after a step that was rejected and had overwritten rows
+    /// ([`KvError::Overwritten`]). Positions at which [`Self::want_checkpoint`] was to save it are forgotten. Queued in
+    /// `stream`, behind the steps before. Other requests with the same tokens go on from checkpoints by [`Self::admit_with`].
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::ForeignCheckpoint`],
-    /// [`KvError::SharesPrefix`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
+    /// [`KvError::OtherRequest`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
     /// failed in the copy or behind it, nobody knows what the slot holds, and later steps refuse the request
     /// ([`KvError::Overwritten`]) until it is restored or released; else nothing has changed.
     pub fn restore_checkpoint(
@@ -56,7 +55,8 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<(), KvError> {
         self.reject_leaked_steps();
         self.core().ledger().check_restore(id, from)?;
-        self.restore_place(stream, id, from.place(), &[])
+        self.restore_place(stream, id, from.place(), &[])?;
+        self.core().ledger().plan_checkpoints(id)
     }
 
     /// As [`Self::restore_checkpoint`], for a request that takes part in no step and has the blocks of the checkpoint's

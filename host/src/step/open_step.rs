@@ -17,7 +17,7 @@ use crate::trace;
 /// blocks that it had before. Until the first kernel of a layer was queued that is all. After it, the
 /// rows of other requests are untouched, and a request that had at most `max_draft` + 1 tokens in the
 /// step may run them again; one with more has lost rows that it needs, and is refused by later steps
-/// with [`KvError::Overwritten`] until it is released.
+/// with [`KvError::Overwritten`] until it is restored from its checkpoint or released.
 pub struct Step<'a, B: Backend> {
     // The only state besides `committed`: `mem::swap` of two steps' `layers` must leave two valid steps.
     layers: Layers<'a, B>,

@@ -18,8 +18,8 @@
 //! states them again. [`ABI_HASH`] is a hash of all of it.
 //!
 //! The order of arguments is fixed: flat device pointers first, so that the PTX backend knows they
-//! are global memory, then one [`crate::params`] struct by value. `const` pointers are read-only
-//! for the whole launch; no other thread writes what they point to.
+//! are global memory, then one [`crate::params`] struct by value. From the kernel's
+//! `griddepcontrol.wait` on nothing writes what `const` pointers point to, until the launch ends.
 
 mod abi;
 mod attention;

@@ -332,7 +332,7 @@ suite! {
         the_next_turn_goes_on_from_the_answer,
         a_junction_is_reused_by_the_third,
         the_same_prompt_twice_at_once,
-        a_request_that_shares_is_not_restored,
+        a_request_goes_on_from_its_own_checkpoint,
         a_save_evicts_what_nobody_uses,
         what_is_evicted_is_computed_again,
     }

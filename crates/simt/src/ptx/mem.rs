@@ -119,7 +119,7 @@ pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
 #[inline(always)]
 pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     let (a, b): (u32, u32);
-    // SAFETY: in bounds, aligned and unwritten for the whole launch by the caller's promise.
+    // SAFETY: in bounds, aligned and unwritten during the launch by the caller's promise.
     unsafe {
         asm!(
             "ld.global.nc.v2.u32 {{{a}, {b}}}, [{address}];",
@@ -135,7 +135,7 @@ pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 
 #[inline(always)]
 pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: in bounds, aligned and unwritten for the whole launch by the caller's promise.
+    // SAFETY: in bounds, aligned and unwritten during the launch by the caller's promise.
     unsafe {
         asm!(
             "ld.global.nc.v4.u32 {{{a}, {b}, {c}, {d}}}, [{address}];",

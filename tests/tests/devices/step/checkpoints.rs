@@ -113,7 +113,7 @@ pub fn a_copy_moves_every_byte_it_names<B: Backend>(device: &Device<B>) {
             &image,
             "the checkpoint",
         );
-        fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+        fed.manager.restore_from_other(&fed.stream, b, &saved).unwrap();
         assert_pools(&fed, &want, "after a restore");
         fed.manager.check_faults(&fed.stream).unwrap();
     }
@@ -178,7 +178,7 @@ pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
             assert_eq!((saved.boundary(), saved.has_draft()), (boundary as u32, true));
             copy_blocks(&mut fed, &story, a, b, boundary);
             fed.manager.release(a).unwrap();
-            fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+            fed.manager.restore_from_other(&fed.stream, b, &saved).unwrap();
             fed.assert_holds(b, &story, &stored, boundary);
             feed(&mut fed, b, (&story, &wrong), boundary..boundary + 150, &mut random);
             fed.assert_holds(b, &story, &stored, boundary + 150);
@@ -215,7 +215,7 @@ pub fn stale_rows_are_found<B: Backend>(device: &Device<B>) {
         } else {
             fed.stream.fill(&row(5), POISON).unwrap();
         }
-        fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+        fed.manager.restore_from_other(&fed.stream, b, &saved).unwrap();
         let slot = |fed: &Fed<B>, id: RequestId| {
             let pool = fed.manager.pool(LayerId(0), PoolKind::SwaData).unwrap();
             let slot = pool.slice(u64::from(id.slot().0) * 129 * 576, 128 * 576).unwrap();
@@ -253,7 +253,7 @@ pub fn a_leaked_step_is_rejected_before_a_restore<B: Backend>(device: &Device<B>
     let stream = fed.stream.clone();
     let step = [StepRequest { id: b, start: 128, tokens: 1 }];
     std::mem::forget(fed.manager.begin_step(&stream, Launches::Eager, &step).unwrap());
-    fed.manager.restore_checkpoint(&stream, b, &saved).unwrap();
+    fed.manager.restore_from_other(&stream, b, &saved).unwrap();
     assert_eq!(fed.manager.ledger().committed(b).unwrap(), 128);
 }
 
@@ -276,19 +276,19 @@ pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     let error = refused(&[(b, 128), (b, 128)]);
     assert!(matches!(error, KvError::OutOfCheckpoints { needed: 2, free: 1 }), "{error}");
     let c = fed.manager.admit().unwrap();
-    let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
+    let error = fed.manager.restore_from_other(&stream, c, &saved).unwrap_err();
     let is_named =
         matches!(error, KvError::NotRestorable { blocks: 0, needed: 1, boundary: 128, .. });
     assert!(is_named, "{error}");
     // It has the block, but not all of what is to be in it.
     fed.lose(&[Part::new(c, &story, 0..127)]);
-    let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
+    let error = fed.manager.restore_from_other(&stream, c, &saved).unwrap_err();
     let is_named =
         matches!(error, KvError::NotRestorable { committed: 127, blocks: 1, needed: 1, .. });
     assert!(is_named, "{error}");
     assert_eq!(fed.manager.ledger().committed(c).unwrap(), 127);
     fed.manager.release(c).unwrap();
-    let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
+    let error = fed.manager.restore_from_other(&stream, c, &saved).unwrap_err();
     assert!(matches!(error, KvError::UnknownRequest { .. }), "{error}");
     assert_pools(&fed, &before, "after refusals");
     assert_eq!(fed.manager.ledger().free_checkpoints(), 1);

@@ -6,7 +6,7 @@ use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, Prompt, RequestId, StepRequest};
 
 use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, same, settings};
-use crate::fed::{Fed, Padding, Part, begin};
+use crate::fed::{Fed, Padding, Part, assert_pools, begin};
 use crate::stories::{Story, tiny};
 
 /// Tokens of a prompt.
@@ -213,23 +213,38 @@ pub fn a_save_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     fed.manager.ledger().audit().unwrap();
 }
 
-/// A request that shares does not go on from the state of another, which the tree would give out as its prompt's.
-pub fn a_request_that_shares_is_not_restored<B: Backend>(device: &Device<B>) {
+/// A request goes on from its own checkpoint, after a long step that was rejected has overwritten its rows, and shares what it
+/// computes as before. From another request's checkpoint it does not: its blocks hold other tokens.
+pub fn a_request_goes_on_from_its_own_checkpoint<B: Backend>(device: &Device<B>) {
     let [a, b] = [341, 342].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let told = says(&a, &a, TOKENS);
     let mut fed = fed(device, settings(0, 8, 128));
+    let stream = fed.stream.clone();
     let other = fed.manager.admit().unwrap();
     fed.step(&[Part::new(other, &b, 0..128)], Padding::None);
-    let saved = fed.manager.save_checkpoints(&fed.stream, &[(other, 128)]).unwrap().remove(0);
     let one = admit(&mut fed, &told, b"").id;
     let (parts, ids) = ([told.part(one, 0..128, None)], told.ids());
-    fed.inputs.load(&fed.stream, &parts, 128);
-    for mut step in begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap() {
+    fed.inputs.load(&stream, &parts, 128);
+    for mut step in begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap() {
         fed.inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
         step.commit(&[Accepted { id: one, accepted: 128, tokens: &ids[..128] }]).unwrap();
     }
-    let error = fed.manager.restore_checkpoint(&fed.stream, one, &saved).unwrap_err();
-    assert!(matches!(error, KvError::SharesPrefix { request } if request == one), "{error}");
+    let saves = [(other, 128), (one, 128)];
+    let saved = fed.manager.save_checkpoints(&stream, &saves).unwrap();
+    let rejected = [told.part(one, 128..300, None)];
+    fed.inputs.load(&stream, &rejected, 172);
+    for mut step in begin(&mut fed.manager, &stream, &rejected, Padding::None).unwrap() {
+        fed.inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
+    }
+    let next = [told.part(one, 128..129, None)];
+    let refused = begin(&mut fed.manager, &stream, &next, Padding::None).err().unwrap();
+    assert!(matches!(refused, KvError::Overwritten { request, .. } if request == one), "{refused}");
+    let before = fed.pool_bytes();
+    let error = fed.manager.restore_checkpoint(&stream, one, &saved[0]).unwrap_err();
+    let KvError::OtherRequest { request, saved: of } = error else { panic!("{error}") };
+    assert_eq!((request, of), (one, other));
+    assert_pools(&fed, &before, "after the refusal");
+    fed.manager.restore_checkpoint(&stream, one, &saved[1]).unwrap();
     compute(&mut fed, one, &told, 128, TOKENS);
     let want = alone(device, &told, 0);
     same(&bytes(&fed, one), &want, "the first");
@@ -237,6 +252,7 @@ pub fn a_request_that_shares_is_not_restored<B: Backend>(device: &Device<B>) {
     assert_eq!(two.reused, 384);
     compute(&mut fed, two.id, &told, 384, TOKENS);
     same(&bytes(&fed, two.id), &want, "the second");
+    saved.into_iter().for_each(|saved| fed.manager.discard_checkpoint(saved).unwrap());
 }
 
 /// Prompts that together do not fit: what nobody refers to goes, what is in use stays, and what was evicted is computed

@@ -144,7 +144,7 @@ pub fn draft_windows_that_were_not_saved_are_zero<B: Backend>(device: &Device<B>
     assert!(!saved.has_draft());
     fed.lose(&[Part::new(b, &story, 0..128)]);
     let before = fed.pool_bytes();
-    fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+    fed.manager.restore_from_other(&fed.stream, b, &saved).unwrap();
     let draft = fed.layer_ids().last().unwrap();
     assert_ring_is_zero(&fed.manager, &fed.stream, draft, b);
     assert_ne!(before, fed.pool_bytes());
@@ -169,7 +169,7 @@ pub fn draft_windows_that_are_overwritten_are_not_saved<B: Backend>(device: &Dev
     ahead.commit(&[Accepted::count(a, 72)]).unwrap();
     let saved = manager.save_checkpoints(stream, &[(a, 128)]).unwrap().remove(0);
     assert!(!saved.has_draft());
-    manager.restore_checkpoint(stream, b, &saved).unwrap();
+    manager.restore_from_other(stream, b, &saved).unwrap();
     let draft = fed.layer_ids().last().unwrap();
     assert_ring_is_zero(&fed.manager, &fed.stream, draft, b);
 }

@@ -165,7 +165,7 @@ fn a_restore_that_fails_half_way_marks_its_request() {
             fed.lose(&[StepPart::new(other, &story, 0..128)]);
             let before = ledger(&fed);
             fed.manager.device().backend().fail(call, how);
-            let result = fed.manager.restore_checkpoint(&stream, other, &saved);
+            let result = fed.manager.restore_from_other(&stream, other, &saved);
             let failed = fed.manager.device().backend().failed();
             fed.manager.device().backend().fail_nothing();
             if result.is_ok() {
@@ -181,7 +181,7 @@ fn a_restore_that_fails_half_way_marks_its_request() {
             let is_lost = matches!(moves, Err(MoveError::Cache(KvError::Overwritten { .. })));
             assert_eq!(is_lost, refused, "{how:?}, call {call}");
             if call % 2 == 0 {
-                fed.manager.restore_checkpoint(&stream, other, &saved).unwrap();
+                fed.manager.restore_from_other(&stream, other, &saved).unwrap();
                 assert_eq!(refusals(&mut fed, other), [false; 2], "restored, {how:?}, call {call}");
             }
             fed.manager.release(other).unwrap();

@@ -139,7 +139,7 @@ fn a_checkpoint_follows_the_steps() {
         let [first, second] = &cache.copies;
         let saved = cache.fed.manager.save_checkpoints(first, &[(id, 128)]).unwrap().remove(0);
         assert!(saved.has_draft());
-        cache.fed.manager.restore_checkpoint(second, damaged, &saved).unwrap();
+        cache.fed.manager.restore_from_other(second, damaged, &saved).unwrap();
         vec![damaged, id]
     });
 }
