@@ -5,6 +5,7 @@ use crate::checkpoints::SavedCheckpoint;
 use crate::device::{Backend, Buffer, Stream};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId, RequestId};
+use crate::ledger::Ledger;
 use crate::manager::KvCacheManager;
 use crate::ops::{AttentionExchange, AttentionParts};
 use crate::pool_kind::PoolKind;
@@ -36,9 +37,7 @@ impl<B: Backend> KvCacheManager<B> {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
-        self.reject_leaked_steps();
-        self.core().ledger().check_restorable(id, from)?;
-        self.restore_place(stream, id, from.place(), &[])
+        self.restore_saved(stream, (id, from), Ledger::check_restorable)
     }
 
     /// StepMeta of a layer group, `[elements of the largest layout]` i32, to be damaged.

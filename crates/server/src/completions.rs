@@ -70,7 +70,7 @@ async fn take(
         Prompt::Tokens(_) => None,
     });
     texts.clone().try_for_each(|text| check_length(app, text, request.max_tokens))?;
-    // Whoever leaves meanwhile waits no more. A thread keeps its place until it is done, also for one who has left.
+    // A client that disconnects stops waiting. A thread that has begun keeps its permit until it is done, whoever disconnects.
     let encoder = match texts.count() {
         0 => None,
         _ => Arc::clone(&app.encoders).acquire_owned().await.ok(),

@@ -23,8 +23,8 @@ use crate::scheduler::{Scheduler, SchedulerLimits};
 
 /// How often is looked whether the server should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long an aborted scheduler may take for its last step, a store that waits for it for its end, and connections for what they still
-/// have to send.
+/// How long the end of a server waits for each of these: the last step of a scheduler that was aborted, a cold store that still
+/// writes, and connections that still send.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests whose texts are encoded at once. Eight million bytes of one word take a minute and 1.6 GiB.
@@ -140,7 +140,7 @@ impl<B: Backend> Server<B> {
                 thread::sleep(POLL_INTERVAL);
             }
         }
-        // Without an end it is in a call of the device that does not return.
+        // A scheduler that has not ended by now is in a call of the device that does not return.
         scheduler.end.unwrap_or(Ok(()))?;
         Ok(ended)
     }

@@ -4,6 +4,7 @@ use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, SavedPlace};
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
+use crate::ledger::Ledger;
 use crate::manager::KvCacheManager;
 use crate::manager::copied::Copied;
 use crate::manager::queued_copies::CopiesFailed;
@@ -53,8 +54,18 @@ impl<B: Backend> KvCacheManager<B> {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
+        self.restore_saved(stream, (id, from), Ledger::check_restore)
+    }
+
+    /// As [`Self::restore_checkpoint`], for a request that `check` lets go on from the checkpoint.
+    pub(crate) fn restore_saved(
+        &mut self,
+        stream: &Stream<B>,
+        (id, from): (RequestId, &SavedCheckpoint),
+        check: fn(&Ledger, RequestId, &SavedCheckpoint) -> Result<(), KvError>,
+    ) -> Result<(), KvError> {
         self.reject_leaked_steps();
-        self.core().ledger().check_restore(id, from)?;
+        check(&self.core().ledger(), id, from)?;
         self.restore_place(stream, id, from.place(), &[])?;
         self.core().ledger().plan_checkpoints(id)
     }
