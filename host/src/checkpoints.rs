@@ -64,7 +64,8 @@ impl SavedCheckpoint {
         self.storage.id
     }
 
-    /// The request that was saved, which alone can be restored from it; `None` for a prompt that came from elsewhere.
+    /// The request that was saved, which alone can be restored from it, by the id that it was admitted under; `None` for a prompt that
+    /// came from elsewhere.
     pub(crate) const fn request(&self) -> Option<RequestId> {
         self.request
     }

@@ -34,7 +34,7 @@ impl CacheId {
     }
 }
 
-/// An admitted request. It is valid in the cache that admitted it, until it is released: slots are
+/// An admitted request. It is valid in the cache that admitted it, until it is released or suspended: slots are
 /// reused, generations are not (64 bits), so an id kept past `release` never reaches the slot's next
 /// owner, and an id of another cache is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

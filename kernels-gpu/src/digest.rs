@@ -24,8 +24,10 @@ const TILE: u32 = SUMMING / LANES;
 const BLOCK_WORDS: u32 = STRIPES * LANES;
 /// 32-bit words of the sums of a tile.
 const SUMS: u32 = TILE * LANES * 2;
-/// Bytes of shared memory: the sums of two tiles.
-pub const SHARED_BYTES: u32 = 2 * SUMS * 4;
+/// Bytes of shared memory: the sums of two tiles, and the section's start and length.
+pub const SHARED_BYTES: u32 = EXTENT + 8;
+/// The byte of shared memory at which start and length lie.
+const EXTENT: u32 = 2 * SUMS * 4;
 
 /// One accumulator's part of a section.
 #[derive(Clone, Copy)]
@@ -104,9 +106,14 @@ pub unsafe fn sections(args: DigestSections) {
     let (section, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     let DigestParams { words: all, .. } = args.params;
     // SAFETY: the grid has a block for each section; a section that the payload does not have is refused. Each thread passes
-    // the same barriers, since the number of tiles is the section's.
+    // the same barriers, since one thread has read how many tiles there are, whatever others write meanwhile.
     unsafe {
-        let [start, words] = args.sections.load_u32x2(2 * u64::from(section));
+        let extent = Shared::<u32, 2>::at(EXTENT);
+        if thread == 0 {
+            extent.store_u32x2(0, args.sections.load_u32x2(2 * u64::from(section)));
+        }
+        thread::sync_threads();
+        let [start, words] = extent.load_u32x2(0);
         if words > all || start > all - words {
             fault::count(args.faults, thread, 1);
             return;

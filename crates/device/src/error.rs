@@ -253,7 +253,7 @@ pub enum DeviceError {
         of: u64,
     },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
-    #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]
+    #[error("{kernel}: a grid of {x} x {y} blocks; it must have 1 to 2147483647 by 1 to 65535")]
     BadGrid {
         /// The kernel.
         kernel: &'static str,

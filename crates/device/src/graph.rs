@@ -107,7 +107,7 @@ impl<B: Backend> Stream<B> {
         let _turn = graph.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.device().captures().replay(self.id(), || {
             // SAFETY: it was instantiated when it was captured, this thread has its turn, and what it touches
-            // is retained in it; its drop waits for its launches.
+            // is retained in it, which waits for the launches before it is freed.
             unsafe { self.backend().replay(self.raw(), &graph.raw) }
         })
     }

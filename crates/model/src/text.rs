@@ -211,6 +211,11 @@ fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
     (is_known && is_exact).then_some(longest)
 }
 
+/// Tokens without a text that are kept at the start.
+const MOST_EMPTY: usize = 4;
+/// Tokens that wait at most: those, and a token for each byte of a character. What is no character after so many is none.
+const MOST_WAITING: usize = MOST_EMPTY + 4;
+
 /// The text of tokens that come one by one. A character is given once it is complete.
 #[derive(Debug, Default)]
 pub struct TextStream {
@@ -222,18 +227,23 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Takes a token; the text that is complete with it, which may be empty.
+    /// Takes a token; the text that is complete with it, which may be empty. So few tokens wait that a token takes no longer
+    /// because of those before it.
     pub fn push(&mut self, text: &Text, token: u32) -> String {
         self.tokens.push(token);
-        let decoded = self.pending(text);
-        match complete(&decoded) {
-            Some(complete) => {
-                self.context = self.given;
-                self.given = self.tokens.len();
-                complete
-            }
-            None => String::new(),
+        let (decoded, waiting) = (self.pending(text), self.tokens.len() - self.given);
+        // What decodes to nothing, as special tokens do, is no part of what follows. But at the start it may be a space that is
+        // left out there.
+        if decoded.is_empty() && (self.given > 0 || waiting > MOST_EMPTY) {
+            self.tokens.truncate(self.given);
+            return String::new();
         }
+        let whole = || String::from_utf8_lossy(&decoded).into_owned();
+        let complete = complete(&decoded).or_else(|| (waiting > MOST_WAITING).then(whole));
+        let Some(complete) = complete else { return String::new() };
+        self.context = self.given;
+        self.given = self.tokens.len();
+        complete
     }
 
     /// The text that is left in the end, with replacement characters for what is no text.
@@ -272,6 +282,52 @@ mod tests {
         let tokens = text.encode("aé€😀z").expect("text");
         let parts: Vec<String> = tokens.iter().map(|&t| stream.push(&text, t)).collect();
         assert_eq!(parts, ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]);
+        assert_eq!(stream.finish(&text), "");
+    }
+
+    /// What never becomes a character is given all the same, so that a token does not take longer because of those before it.
+    #[test]
+    fn few_tokens_wait() {
+        let (text, mut stream) = (Text::Bytes, TextStream::default());
+        // Replacement characters, which might be parts of a character that is not complete.
+        let tokens = text.encode(&"\u{FFFD}".repeat(100)).expect("text");
+        let (mut all, mut most) = (String::new(), 0);
+        for token in tokens {
+            all += &stream.push(&text, token);
+            most = most.max(stream.tokens.len() - stream.context);
+        }
+        all += &stream.finish(&text);
+        assert_eq!(all, "\u{FFFD}".repeat(100));
+        assert!(most <= 2 * (super::MOST_WAITING + 1), "{most} tokens were decoded at once");
+    }
+
+    /// Tokens without a text are not decoded again with each that follows, and take nothing from what does.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn tokens_without_a_text_do_not_wait() {
+        let json = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+            "added_tokens": [{ "id": 2, "content": "<e>", "single_word": false, "lstrip": false,
+                               "rstrip": false, "normalized": false, "special": true }],
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                       "vocab": { "a": 0, "\u00c3": 1, "<e>": 2, "\u00a9": 3 }, "merges": [] }
+        }"#;
+        let text = Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")));
+        let mut stream = TextStream::default();
+        let mut tokens = vec![2; 50];
+        tokens.extend([0, 2, 2, 1, 3]);
+        tokens.extend([2; 50]);
+        tokens.extend([1, 3, 0]);
+        let mut all = String::new();
+        for token in tokens {
+            all += &stream.push(&text, token);
+            let decoded = stream.tokens.len() - stream.context;
+            assert!(decoded <= super::MOST_WAITING + 1, "{decoded} tokens were decoded at once");
+        }
+        assert_eq!(all, "aééa");
         assert_eq!(stream.finish(&text), "");
     }
 

@@ -26,6 +26,9 @@ use crate::outcome::Outcome;
 use crate::queue::Submission;
 use crate::request::{CompletionRequest, Prompt, random_seed};
 
+/// Most characters of what is said of a body that cannot be read.
+const MOST_MESSAGE: usize = 300;
+
 /// A request that was taken.
 struct Taken {
     head: Head,
@@ -64,7 +67,7 @@ async fn take(
     let request = CompletionRequest::read(object)?;
     app.check_model(&request.model)?;
     let sequences = request.prompts.len() * request.n as usize;
-    app.queue.check_room(sequences)?;
+    let places = app.queue.take_places(sequences)?;
     let texts = request.prompts.iter().filter_map(|prompt| match prompt {
         Prompt::Text(text) => Some(text),
         Prompt::Tokens(_) => None,
@@ -75,20 +78,19 @@ async fn take(
         0 => None,
         _ => Arc::clone(&app.encoders).acquire_owned().await.ok(),
     };
-    app.queue.check_room(sequences)?;
     let reading = (Arc::clone(app), request);
     // A long prompt takes its time, and the threads of connections have others to serve.
     let submitted = tokio::task::spawn_blocking(move || {
         let _encoder = encoder;
-        submissions(&reading.0, reading.1)
+        submissions(&reading.0, reading.1).map(|read| (read, places))
     });
     let submitted = submitted.await;
-    let (request, submissions) = submitted.map_err(|error| {
+    let ((request, submissions), places) = submitted.map_err(|error| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the prompt: {error}"))
     })??;
     let prompts = submissions.iter().step_by(request.n as usize);
     let prompt_tokens = prompts.map(|submission| submission.prompt.len()).sum();
-    let events = app.queue.submit(submissions)?;
+    let events = app.queue.submit_to(Some(places), submissions)?;
     let style = Arc::new(Style {
         text: Arc::clone(&app.text),
         stops: request.stop,
@@ -122,7 +124,8 @@ fn unreadable(rejection: JsonRejection) -> ApiError {
         StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
         status => status,
     };
-    ApiError::new(status, rejection.body_text())
+    // It quotes what the client sent.
+    ApiError::new(status, rejection.body_text().chars().take(MOST_MESSAGE).collect::<String>())
 }
 
 /// Refuses a text that is too long, whatever its tokens are, before it is encoded.

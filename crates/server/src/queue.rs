@@ -114,6 +114,21 @@ impl Request {
     }
 }
 
+/// Places of a queue, which are free again when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Places {
+    queue: Arc<Queue>,
+    count: usize,
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        if self.count > 0 {
+            self.queue.lock().taken -= self.count;
+        }
+    }
+}
+
 /// Sequences in the order in which they came. A request that gets no place is refused at once.
 #[derive(Debug)]
 pub struct Queue {
@@ -127,6 +142,8 @@ pub struct Queue {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Request>,
+    /// Places of requests that are being read.
+    taken: usize,
     phase: Phase,
 }
 
@@ -171,6 +188,15 @@ impl Queue {
     /// # Errors
     /// [`Refusal`].
     pub fn submit(&self, submissions: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
+        self.submit_to(None, submissions)
+    }
+
+    /// The same, to places that were taken for them.
+    pub(crate) fn submit_to(
+        &self,
+        places: Option<Places>,
+        submissions: Vec<Submission>,
+    ) -> Result<Vec<Events>, Refusal> {
         let (mut requests, mut events) = (Vec::new(), Vec::new());
         for Submission { prompt, continuation, salt } in submissions {
             self.check(&prompt, continuation.max_tokens)?;
@@ -190,18 +216,26 @@ impl Queue {
             events.push(receiver);
         }
         let mut state = self.lock();
+        // Under the same lock, so that nobody else gets them.
+        if let Some(mut places) = places {
+            state.taken -= std::mem::take(&mut places.count);
+        }
         self.find_room(&mut state, requests.len())?;
         state.waiting.extend(requests);
         self.changed.notify_all();
         Ok(events)
     }
 
-    /// Whether so many sequences could wait now.
+    /// Places for so many sequences, that nobody else gets while they are held: a request takes memory for its prompts once it
+    /// has them.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub(crate) fn check_room(&self, sequences: usize) -> Result<(), Refusal> {
-        self.find_room(&mut self.lock(), sequences)
+    pub(crate) fn take_places(self: &Arc<Self>, sequences: usize) -> Result<Places, Refusal> {
+        let mut state = self.lock();
+        self.find_room(&mut state, sequences)?;
+        state.taken += sequences;
+        Ok(Places { queue: Arc::clone(self), count: sequences })
     }
 
     fn find_room(&self, state: &mut State, sequences: usize) -> Result<(), Refusal> {
@@ -215,7 +249,7 @@ impl Queue {
         // Who has left takes no place. Where the cold cache was asked, the scheduler takes that back first, between steps.
         let is_asked = |request: &Request| matches!(request.fetch, Fetch::Asked { .. });
         state.waiting.retain(|request| !request.has_left() || is_asked(request));
-        let waiting = state.here();
+        let waiting = state.here() + state.taken;
         if waiting + sequences > most {
             return Err(Refusal::QueueFull { waiting, most });
         }
@@ -342,5 +376,43 @@ impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.abort();
         self.0.drain();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv_model::sample::Sampling;
+
+    use super::*;
+
+    /// Places are nobody else's until their request is submitted, or is gone; then they are free.
+    #[test]
+    fn places_are_held_from_the_check_on() {
+        let limits = QueueLimits { vocabulary: 8, longest: 8, waiting: 4 };
+        let queue = Arc::new(Queue::new(limits));
+        let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+        let continuation = Continuation {
+            sampling,
+            max_tokens: 1,
+            end: Vec::new(),
+            drafts: 0,
+            top_logprobs: 0,
+            prompt_logits: false,
+        };
+        let one = Submission { prompt: vec![1], continuation, salt: Vec::new() };
+        let full = |waiting| Some(Refusal::QueueFull { waiting, most: 4 });
+        let places = queue.take_places(3).expect("there are four");
+        assert_eq!(queue.take_places(2).err(), full(3));
+        assert_eq!(queue.submit(vec![one.clone(); 2]).err(), full(3));
+        let _last = queue.submit(vec![one.clone()]).expect("there is one");
+        let _three = queue.submit_to(Some(places), vec![one.clone(); 3]).expect("they are held");
+        assert_eq!(queue.take_places(1).err(), full(4));
+        queue.drain();
+        drop(queue.take_places(4).expect("all are free"));
+        let unknown = Submission { prompt: vec![8], ..one };
+        let places = queue.take_places(4).expect("those that were dropped are free");
+        let refused = queue.submit_to(Some(places), vec![unknown]).err();
+        assert!(matches!(refused, Some(Refusal::TokenOutOfVocabulary { .. })), "{refused:?}");
+        assert!(queue.take_places(4).is_ok(), "those of a refused request are free");
     }
 }

@@ -195,8 +195,9 @@ impl<B: Backend> ColdTier<B> {
         let Some(HostPrompt { root, tokens, reusable, in_host }) = cache.host_prompt(prompt) else {
             return Ok(None);
         };
-        // A token is left to compute.
+        // A token is left to compute. What host memory has no room for would be read in vain.
         let tokens = tokens[..tokens.len().saturating_sub(1)].as_chunks::<BLOCK>().0;
+        let tokens = &tokens[..tokens.len().min(most_blocks(cache))];
         let [worth, there] = [reusable, in_host].map(|tokens| tokens / BLOCK as u32);
         if tokens.len() <= worth as usize {
             return Ok(None);
@@ -407,6 +408,13 @@ impl<B: Backend> ColdTier<B> {
     }
 }
 
+/// Blocks of the longest prefix that fits into the host memory of `cache`, with its checkpoint.
+fn most_blocks<B: Backend>(cache: &KvCacheManager<B>) -> usize {
+    let (_, units) = cache.host_units();
+    let (block, checkpoint) = cache.host_image_bytes().unwrap_or_default();
+    u64::from(units).saturating_sub(checkpoint.div_ceil(block.max(1))) as usize
+}
+
 /// The store of a URL, and where in it; without a scheme it is a local directory.
 fn open(
     url: &str,
@@ -415,6 +423,12 @@ fn open(
     let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
     let directory = match url.split_once("://") {
         None => Some(url.to_owned()),
+        // A host's name would be taken for a directory.
+        Some(("file", path)) if !path.starts_with('/') => {
+            return Err(refused(
+                "give an absolute path behind `file://`, or a path alone".to_owned(),
+            ));
+        }
         Some(("file", path)) => Some(path.to_owned()),
         Some(_) => None,
     };

@@ -91,8 +91,15 @@ pub enum ImageError {
     #[error("the image is of another model, format, salt or adapter")]
     Foreign,
     /// Blocks or checkpoints have other sizes.
-    #[error("the image has other sizes of blocks and checkpoints than this cache")]
-    Sizes,
+    #[error(
+        "the image has blocks and checkpoints of {found:?} bytes, and those of this cache have {needed:?}; give each configuration a store of its own"
+    )]
+    Sizes {
+        /// Bytes of a block's image and of a checkpoint in this cache.
+        needed: [u64; 2],
+        /// Those of the image.
+        found: [u64; 2],
+    },
     /// It is of other tokens.
     #[error("the image is of other tokens")]
     OtherTokens,
@@ -238,8 +245,10 @@ pub fn decode<'b>(bytes: &'b [u8], subject: &Subject<'_>) -> Result<Image<'b>, I
     if of_identity != subject.identity || of_root != subject.root {
         return Err(ImageError::Foreign);
     }
-    if (block_bytes, checkpoint_bytes) != (subject.block_bytes, subject.checkpoint_bytes) {
-        return Err(ImageError::Sizes);
+    let (needed, found) =
+        ([subject.block_bytes, subject.checkpoint_bytes], [block_bytes, checkpoint_bytes]);
+    if needed != found {
+        return Err(ImageError::Sizes { needed, found });
     }
     let wanted = subject.tokens.as_flattened();
     let read = tokens.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token));

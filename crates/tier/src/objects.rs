@@ -212,7 +212,7 @@ impl Objects {
             let key = keys[end - 1];
             chain.push(key);
             let read = self.read_one(wanted, &key, end).await;
-            let (first, blocks, checkpoint, about) = match read {
+            let (first, blocks, at_end) = match read {
                 Ok(read) => read,
                 Err(error) => {
                     if error.is_final() {
@@ -221,7 +221,9 @@ impl Objects {
                     return Err(error);
                 }
             };
-            last.get_or_insert((checkpoint, about));
+            // Copied, so that the rest of the object does not stay in memory.
+            let blocks = if last.is_some() { Bytes::copy_from_slice(&blocks) } else { blocks };
+            last.get_or_insert(at_end);
             parts.push((first, blocks));
             end = first as usize;
         }
@@ -232,13 +234,13 @@ impl Objects {
         Ok(Some((parts, checkpoint, about)))
     }
 
-    /// One object: blocks before its own, their images, the checkpoint.
+    /// One object: blocks before its own, their images, and the checkpoint at its end with what is known of that.
     async fn read_one(
         &self,
         wanted: &Wanted,
         key: &Key,
         end: usize,
-    ) -> Result<(u32, Bytes, Bytes, (Origin, bool)), ColdError> {
+    ) -> Result<(u32, Bytes, (Bytes, (Origin, bool))), ColdError> {
         let path = self.path(key);
         let object = self.objects.get(&path).await?;
         let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
@@ -259,6 +261,7 @@ impl Objects {
         let is_part = (image.first as usize) < end;
         let origin = origin.filter(|_| is_part).ok_or_else(header)?;
         let part = |part: &[u8]| bytes.slice_ref(part);
-        Ok((image.first, part(image.blocks), part(image.checkpoint), (origin, image.has_draft)))
+        let at_end = (part(image.checkpoint), (origin, image.has_draft));
+        Ok((image.first, part(image.blocks), at_end))
     }
 }

@@ -107,11 +107,13 @@ fn foreign_images_are_refused() {
         assert_eq!(decode(&bytes, &own), Err(want));
     }
     let sizes = Subject { block_bytes: BLOCK_BYTES + 16, ..own };
+    let [needed, found] =
+        [BLOCK_BYTES, BLOCK_BYTES + 16].map(|block_bytes| [block_bytes, CHECKPOINT_BYTES]);
     let bytes = encode(
         &sizes,
         (1, 0, false),
         |bytes| bytes.resize(bytes.len() + 2 * (BLOCK_BYTES as usize + 16), 1),
         |bytes| bytes.resize(bytes.len() + CHECKPOINT_BYTES as usize, 2),
     );
-    assert_eq!(decode(&bytes, &own), Err(ImageError::Sizes));
+    assert_eq!(decode(&bytes, &own), Err(ImageError::Sizes { needed, found }));
 }

@@ -90,12 +90,12 @@ pub enum KvError {
     },
     /// More checkpoints are needed than are free.
     #[error(
-        "{needed} checkpoints needed, {free} free; discard some, or set num_checkpoints higher"
+        "{needed} checkpoints are needed, and {free} are free or can be evicted; discard some, or set num_checkpoints higher"
     )]
     OutOfCheckpoints {
-        /// Checkpoints needed.
+        /// Checkpoints that are needed.
         needed: u32,
-        /// Checkpoints that are free.
+        /// Checkpoints that are free, or held by nothing but the prefix tree and answers.
         free: u32,
     },
     /// The queue of prefetches is full.
@@ -158,7 +158,7 @@ pub enum KvError {
     OtherRequest {
         /// The request.
         request: RequestId,
-        /// The one that was saved.
+        /// The one that was saved, by the id that it was admitted under.
         saved: RequestId,
     },
     /// The handle is of a request that was released, or never admitted.

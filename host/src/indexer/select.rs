@@ -7,7 +7,7 @@ use kv_layout::linear::MOST_DECODE_TOKENS;
 use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
 use crate::config::check_setting;
-use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
+use crate::device::{Backend, Buffer, DeviceError, Span, Stream, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
     self, EntrySelection, KeyScores, PoisonedKeySearch, QueryProduct, QueryQuantisation,
@@ -80,7 +80,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             return Err(KvError::IndexerHeads { indexer: *heads, workspace: workspace.heads });
         }
         let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
-        self.in_parts(workspace, lists, |part, list| {
+        let inputs = [("latent", activations.latent.span()), ("hidden", activations.hidden.span())];
+        self.in_parts(workspace, inputs, lists, |part, list| {
             let latent = rows("activations", activations.latent, part, *latent_columns)?;
             let hidden = rows("activations", activations.hidden, part, *hidden_columns)?;
             let head = Bf16Weight { values: head_weight, columns: *heads, inner: *hidden_columns };
@@ -109,7 +110,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::ForeignWorkspace`]; [`KvError::Config`] if the workspace is for shorter requests than
-    /// the cache; [`KvError::Device`] if a tensor is too short, `k` is above 2048, or a launch failed.
+    /// the cache; [`KvError::Device`] if a tensor is too short, if lists would replace inputs, if `k` is above 2048, if a launch
+    /// failed, or while another capture than the step's own records the stream.
     pub fn select_projected(
         &self,
         projected: &ProjectedQueries<'_, B>,
@@ -117,7 +119,11 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         lists: &EntryLists<'_, B>,
     ) -> Result<(), KvError> {
         let heads = workspace.heads;
-        self.in_parts(workspace, lists, |part, list| {
+        let inputs = [
+            ("projected queries", projected.queries.span()),
+            ("head weights", projected.weights.span()),
+        ];
+        self.in_parts(workspace, inputs, lists, |part, list| {
             let queries = rows("projected queries", projected.queries, part, heads * INDEX_DIM)?;
             let weights = rows("projected head weights", projected.weights, part, heads)?;
             let projected = ProjectedQueries { queries: &queries, weights: &weights };
@@ -130,11 +136,17 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     fn in_parts(
         &self,
         workspace: &IndexerWorkspace<B>,
+        inputs: [(&'static str, Span); 2],
         lists: &EntryLists<'_, B>,
         select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         let EntryLists { queries, k, entries: selected } = lists;
         self.check_outputs("select", [("selected", selected.span())])?;
+        // Lists of one part would replace inputs of the next.
+        if let Some((other, _)) = inputs.iter().find(|(_, span)| span.overlaps(&selected.span())) {
+            let (kernel, argument) = ("select", "selected");
+            return Err(DeviceError::Aliased { kernel, argument, other }.into());
+        }
         let count = self.access.queries(queries.clone())?.count;
         let needed = columns(self.access.core.config.max_context);
         let setting = "context of the indexer's workspace, in entries";
@@ -142,13 +154,14 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let whole = Part { first: queries.start, offset: 0, count };
         rows("selected entries", selected, whole, *k)?;
         workspace.belong_to(self.access.core.id)?;
+        let launches = self.access.running()?;
         let _alone = workspace.queue_alone();
         for offset in (0..count).step_by(workspace.size().queries as usize) {
             let count = workspace.size().queries.min(count - offset);
             let part = Part { first: queries.start + offset, offset, count };
             select(part, &rows("selected entries", selected, part, *k)?)?;
         }
-        Ok(())
+        launches.end()
     }
 
     /// Queues the queries of a part, from projections to the form that scores take.
@@ -205,8 +218,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let (stream, memory, config) = (access.stream, &access.core.memory, &access.core.config);
         let queries = access.queries(part.first..part.first + part.count)?;
         let (keys, table) = (access.pools.index_keys(config)?, memory.table());
-        // As many as the longest request of the step, or of its bucket, has entries; `in_parts` has seen that the
-        // workspace holds them.
+        // As many as the longest request of the step, or of its bucket, has entries: no more than the cache's longest, for which
+        // `in_parts` has seen that the workspace has room.
         let columns = columns(access.shape.context);
         let IndexerWorkspace { scores, maxima, .. } = workspace;
         let quantised = workspace.queries();
@@ -221,7 +234,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         if ops::one_launch_is_faster(format, columns, part.count) {
             let faults = access.fault_word::<IndexScoreTopk>(());
             let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
-            // SAFETY: the cache alone writes StepMeta, in the order of its steps.
+            // SAFETY: the cache alone writes StepMeta, in the order of its steps, and the launch runs in that order.
             unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
             let faults = access.fault_word::<IndexScore>(format);

@@ -14,7 +14,7 @@ use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
 use crate::ids::CacheId;
 use crate::memory::buffer_spec::{Allocator, BufferSpec};
-use crate::ops::{IndexQueries, maxima_len};
+use crate::ops::{IndexQueries, most_maxima};
 
 /// What a workspace shall hold, and in how much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,8 @@ impl Specs {
             query: BufferSpec::new("indexer queries", of(query)),
             weight: BufferSpec::new("indexer head weights", of(heads)),
             scores: BufferSpec::new("indexer scores", of(columns.into())),
-            maxima: BufferSpec::new("maxima of scores", of(maxima_len(columns))),
+            // A step has no more columns, and may have fewer.
+            maxima: BufferSpec::new("maxima of scores", of(most_maxima(columns))),
         }
     }
 

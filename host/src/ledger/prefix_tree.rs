@@ -160,6 +160,11 @@ impl Sharing {
         self.sharers.get(slot.0 as usize)?.as_ref()
     }
 
+    /// The same, to change it.
+    pub fn of_mut(&mut self, slot: SlotId) -> Option<&mut Sharer> {
+        self.sharers.get_mut(slot.0 as usize)?.as_mut()
+    }
+
     /// Tokens that a request has told, with room for those of a step.
     pub fn told(&self, tokens: &[u32]) -> Vec<u32> {
         let mut told = Vec::with_capacity(self.most_told);
@@ -169,6 +174,13 @@ impl Sharing {
 }
 
 impl Sharer {
+    /// The request goes on behind its first `tokens` tokens, and may have others from there on.
+    pub fn go_back(&mut self, tokens: u32) {
+        let registered = self.reference.blocks() * BLOCK_TOKENS;
+        self.tokens.truncate(tokens.saturating_sub(registered) as usize);
+        self.next_output = 0;
+    }
+
     /// Where a told token is not the prompt's: its position, and the prompt's token.
     pub fn first_mismatch(&self, committed: u32, told: &[u32]) -> Option<(usize, u32)> {
         let (start, prompt) = &self.prompt;

@@ -81,6 +81,9 @@ pub(crate) struct Requests {
     #[serde(skip)]
     ledger: CacheId,
     slots: Vec<Slot>,
+    /// By slot, of a request that was suspended: the id that it was admitted under.
+    #[serde(skip)]
+    first_ids: Vec<Option<RequestId>>,
     free: Vec<SlotId>,
     /// Most blocks of a request.
     max_blocks: u32,
@@ -116,7 +119,8 @@ impl Requests {
     pub fn new(total: u32, max_blocks: u32) -> Self {
         let slots = (0..total).map(|_| Slot::default()).collect();
         let free = (0..total).rev().map(SlotId).collect();
-        Self { ledger: CacheId::unique(), slots, free, max_blocks, checks: 0 }
+        let first_ids = vec![None; total as usize];
+        Self { ledger: CacheId::unique(), slots, first_ids, free, max_blocks, checks: 0 }
     }
 
     /// Takes a slot, or `None` when all are taken. It has room for all blocks that the request can ever hold, so
@@ -140,6 +144,7 @@ impl Requests {
         let entry = &mut self.slots[slot.0 as usize];
         let generation = entry.turns / 2;
         entry.turns += 1;
+        self.first_ids[slot.0 as usize] = None;
         entry.request.blocks.reserve_exact(self.max_blocks as usize);
         RequestId::new(self.ledger, slot, generation)
     }
@@ -160,6 +165,16 @@ impl Requests {
         let mut blocks: Vec<_> = self.release(id)?.collect();
         blocks.reverse();
         Some((blocks, groups))
+    }
+
+    /// The id under which a request was admitted: its own, unless it was suspended since.
+    pub fn first_id(&self, id: RequestId) -> RequestId {
+        self.first_ids.get(id.slot().0 as usize).copied().flatten().unwrap_or(id)
+    }
+
+    /// A request that was suspended goes on under an id of its own.
+    pub fn set_first_id(&mut self, id: RequestId, first: RequestId) {
+        self.first_ids[id.slot().0 as usize] = Some(first);
     }
 
     /// The request, if the id is of this ledger and current.

@@ -58,10 +58,13 @@ impl Ledger {
             return Err(KvError::OutOfCheckpoints { needed, free });
         }
         self.make_room_for_saves(needed);
-        let storage = std::iter::from_fn(|| self.checkpoints.take());
+        let Self { checkpoints, requests, .. } = self;
+        let storage = std::iter::from_fn(|| checkpoints.take());
         let saves = saves.iter().zip(drafts).zip(storage);
         Ok(saves
-            .map(|((&(id, at), has_draft), storage)| storage.saved(Some(id), at, has_draft))
+            .map(|((&(id, at), has_draft), storage)| {
+                storage.saved(Some(requests.first_id(id)), at, has_draft)
+            })
             .collect())
     }
 
@@ -90,9 +93,11 @@ impl Ledger {
     ) -> Result<(), KvError> {
         self.check_restorable(id, from)?;
         match from.request() {
-            Some(saved) if saved == id => Ok(()),
-            Some(saved) => Err(KvError::OtherRequest { request: id, saved }),
-            None => Err(KvError::ForeignCheckpoint),
+            Some(saved) if saved != self.requests.first_id(id) => {
+                Err(KvError::OtherRequest { request: id, saved })
+            }
+            // Checkpoints of prompts that came from elsewhere stay with the prefix tree.
+            _ => Ok(()),
         }
     }
 
@@ -134,6 +139,9 @@ impl Ledger {
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
         self.saves.forget(id.slot());
+        if let Some(sharer) = self.sharing.as_mut().and_then(|sharing| sharing.of_mut(id.slot())) {
+            sharer.go_back(boundary);
+        }
         Ok(())
     }
 
@@ -159,7 +167,98 @@ mod tests {
 
     use super::*;
     use crate::config::CacheConfig;
-    use crate::ledger::{Accepted, StepRequest};
+    use crate::ledger::{Accepted, Prompt, StepRequest};
+
+    fn ledger() -> Ledger {
+        let model = ModelConfig::preset("tiny").unwrap();
+        Ledger::new(&CacheConfig {
+            max_requests: 2,
+            num_blocks: 16,
+            num_checkpoints: 4,
+            max_suspended: 1,
+            keep_outputs: true,
+            ..CacheConfig::new(model)
+        })
+        .unwrap()
+    }
+
+    fn told(tokens: &[u32]) -> Prompt<'_> {
+        Prompt { tokens, salt: b"", adapter: b"" }
+    }
+
+    /// The request computes the tokens from `start` on.
+    fn run(ledger: &mut Ledger, id: RequestId, start: u32, tokens: &[u32]) {
+        let mut array = vec![0; ledger.largest_layout().elements()];
+        let count = tokens.len() as u32;
+        let step = [StepRequest { id, start, tokens: count }];
+        ledger.begin_step(LayerGroup::Trunk, &step, &mut array).unwrap();
+        let accepted = [Accepted { id, accepted: count, tokens }];
+        ledger.commit_step(LayerGroup::Trunk, &accepted).unwrap();
+    }
+
+    /// A request that shares, and has tokens behind its checkpoint, goes back to it: its next blocks are registered by the tokens
+    /// that they hold, and the next boundary of its answer is saved.
+    #[test]
+    fn a_request_that_goes_back_registers_its_blocks_by_their_tokens() {
+        let tokens: Vec<u32> = (0..300).collect();
+        for behind in [128, 129, 130, 131] {
+            let mut ledger = ledger();
+            let id = ledger.admit_with(&told(&tokens)).unwrap().id;
+            run(&mut ledger, id, 0, &tokens[..128]);
+            let saved = ledger.take_checkpoints(&[(id, 128)]).unwrap().remove(0);
+            if behind > 128 {
+                run(&mut ledger, id, 128, &tokens[128..behind]);
+            }
+            ledger.check_restore(id, &saved).unwrap();
+            ledger.enter_restored(id, 128).unwrap();
+            ledger.plan_checkpoints(id).unwrap();
+            run(&mut ledger, id, 128, &tokens[128..]);
+            let doubled = [&tokens[..behind], &tokens[128..]].concat();
+            let [right, wrong] = [&tokens, &doubled].map(|tokens| {
+                let admission = ledger.admit_with(&told(tokens)).unwrap();
+                ledger.release(admission.id).unwrap();
+                admission.matched
+            });
+            let expected = if behind == 128 { 256 } else { 128 };
+            assert_eq!((right, wrong), (256, expected), "{behind} tokens before");
+            let answer: Vec<u32> = (300..400).collect();
+            run(&mut ledger, id, 300, &answer);
+            assert_eq!(ledger.output_checkpoints(), 1, "at the 384th token");
+            ledger.discard_checkpoint(saved).unwrap();
+            ledger.audit().unwrap();
+        }
+    }
+
+    /// A request that was suspended and goes on is the one that was saved; a fork of it is another.
+    #[test]
+    fn a_resumed_request_goes_on_from_its_checkpoint() {
+        let mut ledger = ledger();
+        let id = ledger.admit().unwrap();
+        run(&mut ledger, id, 0, &[0; 128]);
+        let saved = ledger.take_checkpoints(&[(id, 128)]).unwrap().remove(0);
+        let mut now = id;
+        for _ in 0..2 {
+            let suspended = ledger.suspend(now).unwrap();
+            now = ledger.resume(suspended).unwrap();
+            assert_ne!(now, id);
+            ledger.check_restore(now, &saved).unwrap();
+        }
+        let later = ledger.take_checkpoints(&[(now, 128)]).unwrap().remove(0);
+        ledger.check_restore(now, &later).unwrap();
+        ledger.release(now).unwrap();
+        // Whoever has the slot next is another request.
+        let next = ledger.admit().unwrap();
+        assert_eq!(next.slot(), now.slot());
+        run(&mut ledger, next, 0, &[0; 128]);
+        for saved in [saved, later] {
+            let refused = ledger.check_restore(next, &saved);
+            assert!(
+                matches!(refused, Err(KvError::OtherRequest { saved, .. }) if saved == id),
+                "{refused:?}"
+            );
+            ledger.discard_checkpoint(saved).unwrap();
+        }
+    }
 
     /// A request that takes part in an open step of either group is neither saved nor restored, and nothing changes. A cache
     /// rejects the step first, so that only its ledger can be asked.

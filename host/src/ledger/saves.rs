@@ -57,7 +57,8 @@ impl Ledger {
             else {
                 unreachable!("each can be saved, and there are no more than are free")
             };
-            self.saves.taken.push((id, storage.saved(Some(id), boundary, has_draft)));
+            let request = Some(self.requests.first_id(id));
+            self.saves.taken.push((id, storage.saved(request, boundary, has_draft)));
         }
         self.saves.due = due;
         &self.saves.taken
@@ -152,7 +153,10 @@ impl Ledger {
             let committed =
                 |id| requests.get(id).map(|request| request.groups[group.index()].committed);
             match requests.in_slot(slot).filter(|&id| committed(id) >= Some(boundary)) {
-                Some(id) => saves.saved.push((id, storage.saved(Some(id), boundary, false))),
+                Some(id) => {
+                    let request = Some(requests.first_id(id));
+                    saves.saved.push((id, storage.saved(request, boundary, false)));
+                }
                 None => saves.give_up(Saving { slot, boundary, storage }, checkpoints),
             }
         }

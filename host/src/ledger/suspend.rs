@@ -73,9 +73,10 @@ impl Ledger {
         let refused = self.refused(id);
         self.attach_saved();
         self.keep_output(id.slot());
+        let (ledger, first_id) = (self.requests.ledger(), self.requests.first_id(id));
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
         let (wanted, sharer) = (self.saves.take(id), self.take_sharer(id.slot()));
-        Ok(Suspended { ledger: self.requests.ledger(), blocks, groups, saved_slot, wanted, sharer })
+        Ok(Suspended { ledger, first_id, blocks, groups, saved_slot, wanted, sharer })
     }
 
     /// Refuses a request that was suspended in another cache.
@@ -86,7 +87,8 @@ impl Ledger {
 
     /// A new request, to which the state was copied, becomes the suspended one; the slot that had the copy is free.
     pub(crate) fn attach(&mut self, id: RequestId, suspended: Suspended) {
-        let Suspended { blocks, groups, saved_slot, wanted, sharer, .. } = suspended;
+        let Suspended { first_id, blocks, groups, saved_slot, wanted, sharer, .. } = suspended;
+        self.requests.set_first_id(id, first_id);
         if let Some(request) = self.requests.get_mut(id) {
             request.blocks.extend(blocks);
             request.groups = groups;

@@ -266,9 +266,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.memory.table().table.view()
     }
 
-    /// All device memory of the cache, for a graph that is captured inside an open step. Such a graph can only read:
-    /// updates and appends are refused; [`Self::capture`] captures whole steps. Replay it only in steps of the same kind,
-    /// in their stream: it uses their StepMeta, which holds other data between steps, and their workspaces.
+    /// All device memory of the cache, for graphs of the embedder's own kernels that read it. Work of a step's layers is refused in
+    /// them; [`Self::capture`] captures that.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let steps = std::iter::once(&self.trunk).chain(&self.draft);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::block::Held;
 use crate::error::KvError;
-use crate::ids::{CacheId, SlotId};
+use crate::ids::{CacheId, RequestId, SlotId};
 use crate::ledger::Sharer;
 use crate::ledger::requests::Progress;
 
@@ -17,6 +17,9 @@ use crate::ledger::requests::Progress;
 pub struct Suspended {
     #[serde(skip)]
     pub(crate) ledger: CacheId,
+    /// The id that it was admitted under.
+    #[serde(skip)]
+    pub(crate) first_id: RequestId,
     /// In order of its tokens.
     pub(crate) blocks: Vec<Held>,
     /// By [`crate::LayerGroup::index`].

@@ -47,6 +47,9 @@ pub fn flush_csa<B: Backend>(
     let Flush { tokens, closing, entries, table, to, faults } = *flush;
     let KeyFlush { keys, to: index } = *keys;
     to.check_ratio(CSA_RATIO)?;
+    if closing.capacity == 0 {
+        return Ok(());
+    }
     let operation = FlushCsa {
         entries: entries.ptr(),
         keys: keys.ptr(),

@@ -61,6 +61,9 @@ pub(crate) fn compress_hca_part<B: Backend>(
 ) -> Result<(), DeviceError> {
     let HcaCompression { tokens, projections, ape, state, runs, pooled } = *windows;
     state.check(CompressorKind::Hca)?;
+    if runs.capacity == 0 {
+        return Ok(());
+    }
     let operation = CompressHca {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -121,6 +124,9 @@ pub unsafe fn flush_hca<B: Backend>(
 ) -> Result<(), DeviceError> {
     let HcaFlush { tokens, runs, pooled, norm, frequencies, table, to, faults } = *flush;
     to.check_ratio(HCA_RATIO)?;
+    if runs.capacity == 0 {
+        return Ok(());
+    }
     let operation = FlushHca {
         pooled: pooled.ptr(),
         norm: norm.ptr(),

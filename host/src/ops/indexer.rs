@@ -65,6 +65,12 @@ pub fn maxima_len(columns: u32) -> u64 {
     u64::from(columns >> group_log2(columns))
 }
 
+/// Most maxima of a row of `columns` scores or fewer: long rows have fewer than some that are shorter.
+#[must_use]
+pub fn most_maxima(columns: u32) -> u64 {
+    maxima_len(columns).max(maxima_len(columns.min(8 * MOST_GROUPS)))
+}
+
 fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
 }
@@ -313,5 +319,21 @@ pub unsafe fn topk_select<B: Backend>(
             stream.launch((), &ScoreMaxima { scores, lengths, maxima, params })?;
         }
         stream.launch((), &long)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory for the maxima of a row has room for those of every shorter row.
+    #[test]
+    fn no_shorter_row_has_more_maxima() {
+        let mut most = 0;
+        for columns in (TILE..=MOST_COLUMNS).step_by(TILE as usize) {
+            most = most.max(maxima_len(columns));
+            assert_eq!(most_maxima(columns), most, "{columns} columns");
+        }
+        assert!(most_maxima(131_072) > maxima_len(131_072), "rows of 65,536 scores have more");
     }
 }

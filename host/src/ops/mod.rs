@@ -7,8 +7,8 @@
 //! they read (fuzz target `kernels`). [`KvCacheManager`](crate::KvCacheManager) orders all uses of the memory of a cache.
 //!
 //! Operations whose threads each read the same number, and wait at barriers that follow from it, rely on that order, and are
-//! unsafe: [`attend`], [`compress`], [`decode_csa`], [`decode_hca`], [`flush_hca`], [`index_score`], [`index_topk`],
-//! [`index_score_topk`] and [`topk_select`]. In the others only the threads of a warp do so, by one instruction, which gives all of
+//! unsafe: [`attend`], [`compress`], [`decode_csa`], [`decode_hca`], [`flush_hca`], [`index_score`],
+//! [`index_topk`], [`index_score_topk`] and [`topk_select`]. In the others only the threads of a warp do so, by one instruction, which gives all of
 //! them the same number.
 
 mod attention;
@@ -53,7 +53,7 @@ pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
 pub use indexer::{
     EntrySelection, IndexQueries, KeyScores, QueryQuantisation, RowSelection, Scores, index_query,
-    index_score, index_topk, maxima_len, topk_select,
+    index_score, index_topk, maxima_len, most_maxima, topk_select,
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};

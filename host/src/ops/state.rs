@@ -4,7 +4,7 @@
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_previous_rows, csa_state_rows};
 
-use super::{StateRing, check_length};
+use super::{StateRing, check_length, check_most};
 use crate::device::{Backend, DeviceError, Stream, View};
 use crate::ids::SlotId;
 use kernels_gpu::launch::{ResetState, RotateState};
@@ -90,6 +90,8 @@ pub fn rotate_state<B: Backend>(
     let Place { ring, slot_rows, first_row, row_words } = part.place(state.ring);
     check_slot(state, to)?;
     check_length("rows of the ring", ring.into(), rows.into())?;
+    // Positions that wrap would share a row of a ring whose length is no power of two.
+    check_most("position of the last row", u64::from(position) + u64::from(rows) - 1, u32::MAX)?;
     let (from, image) = match *from {
         StateSource::Slot(slot) => {
             check_slot(state, slot)?;

@@ -8,7 +8,7 @@ use kv_layout::attention::{AttendForm, AttendKernel, AttendedKeys};
 use kv_layout::geometry::LayerKind;
 
 use super::entry_lists::EntryLists;
-use super::layer::{Access, Csa, Hca, StepLaunches, Swa, UpdatedLayer};
+use super::layer::{Access, Csa, Hca, Swa, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
@@ -85,7 +85,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
     /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too short, if results would replace
-    /// rows of the layer's `kv`, or a launch failed.
+    /// rows of the layer's `kv`, if a launch failed, or while another capture than the step's own records the stream.
     pub fn attend(
         &self,
         queries: Range<u32>,
@@ -193,22 +193,25 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let out = tensors.out.span();
         let lse = tensors.lse.map_or(out, |lse| lse.span());
         self.check_outputs("attend", [("out", out), ("lse", lse)])?;
+        let launches = access.running()?;
         if !is_in_ring {
             self.quantise_once(&attention)?;
         }
-        // SAFETY: the cache alone writes StepMeta, by copies in the order of its steps, and hands out views of it.
-        Ok(unsafe { ops::attend(access.stream, &attention) }?)
+        // SAFETY: the cache alone writes StepMeta, by copies in the order of its steps, and hands out views of it. The launch is of
+        // the step, and runs in its order.
+        unsafe { ops::attend(access.stream, &attention) }?;
+        launches.end()
     }
 
     /// Queues the quantisation of the step's own rows, unless a call before has. Attention that would be refused queues nothing.
     fn quantise_once(&self, attention: &Attention<'_, B>) -> Result<(), KvError> {
         let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is only recorded does not run in this step, and what has run in it is not in that graph.
-        let launches = self.access.running();
-        if launches.is_err() || !*has_own_rows {
+        if !*has_own_rows {
+            let launches = self.access.running()?;
             ops::check_attend(self.access.stream, attention)?;
             self.access.quantise_rows(&self.kv)?;
-            *has_own_rows |= launches.and_then(StepLaunches::end).is_ok();
+            launches.end()?;
+            *has_own_rows = true;
         }
         Ok(())
     }

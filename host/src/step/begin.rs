@@ -38,7 +38,8 @@ impl<'a, B: Backend> Group<'a, B> {
     /// Begins a step: takes the blocks that it needs, sends its StepMeta, enters new blocks into the
     /// device's block table and builds the work lists, all queued in `stream`.
     ///
-    /// All or nothing: on any error, of the device too, no block is taken and no request changes. If
+    /// All or nothing: on any error, of the device too, no block is taken and no request changes. A step that was leaked before is
+    /// rejected first, and prefixes that nobody refers to may have been evicted for it. If
     /// the group's last step ran in another stream, `stream` waits for it on the device.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::layers::Layers;
 use super::tracker::may_have_run;
 use crate::bucket::Bucket;
 use crate::device::{Backend, DevicePtr, Graph};
-use crate::error::KvError;
+use crate::error::{KvError, RowsMismatch};
 use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
 use std::fmt;
@@ -85,7 +85,7 @@ impl<B: Backend> Layers<'_, B> {
         replayed
     }
 
-    /// Queues a graph again whose layers are all finished.
+    /// Queues a graph again whose layers are all finished, with the same rows.
     pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         self.check_graph(graph)?;
         let limit = self.core.config.step_tokens_with_rollback();
@@ -94,10 +94,20 @@ impl<B: Backend> Layers<'_, B> {
             return Err(KvError::WindowOverwritten { tokens, limit });
         }
         let states = graph.progress.iter().zip(&self.memory.progress);
-        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
-            let covered = recorded != LayerProgress::NotStarted;
-            if covered && progress != LayerProgress::Finished {
-                return Err(KvError::LayerNotUpdated { layer: LayerId(layer), progress });
+        let rows = self.memory.rows.iter().zip(&graph.rows);
+        for (layer, ((&recorded, &progress), rows)) in self.ids.clone().zip(states.zip(rows)) {
+            let layer = LayerId(layer);
+            if recorded == LayerProgress::NotStarted {
+                continue;
+            }
+            if progress != LayerProgress::Finished {
+                return Err(KvError::LayerNotUpdated { layer, progress });
+            }
+            // It would store other rows than the step has.
+            if let (&Some(updated), &Some(found)) = rows
+                && updated != found
+            {
+                return Err(KvError::RowsMismatch(RowsMismatch { layer, updated, found }));
             }
         }
         Ok(self.stream.replay(&graph.graph)?)

@@ -88,7 +88,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] if a tensor is too
-    /// short, if an output would replace rows of the layer's `kv` that are still to be appended, or the launch failed.
+    /// short, if an output would replace rows of the layer's `kv`, if the launch failed, or while another capture than the step's
+    /// own records the stream.
     pub fn gather_entries(
         &self,
         queries: Range<u32>,
@@ -104,8 +105,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let (queries, table, entries) = (&of_step, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_kv", [("tile", tile.span())])?;
+        let launches = access.running()?;
         ops::gather_kv(access.stream, &gather, selected)?;
-        access.find_poison(queries, tile, GatheredRows::List(selected, rows))
+        access.find_poison(queries, tile, GatheredRows::List(selected, rows))?;
+        launches.end()
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
@@ -130,8 +133,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_all", [("tile", tile.span()), ("lengths", lengths.span())])?;
+        let launches = access.running()?;
         ops::gather_all(access.stream, &gather, lengths)?;
-        access.find_poison(queries, tile, GatheredRows::All(lengths, rows))
+        access.find_poison(queries, tile, GatheredRows::All(lengths, rows))?;
+        launches.end()
     }
 
     /// Queues the number of entries that each query sees into `lengths` (`[queries]`; row 0 is that of
@@ -148,6 +153,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let queries = access.queries(queries)?;
         self.check_outputs("valid_lens", [("lengths", lengths.span())])?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
-        Ok(ops::valid_lens(access.stream, &counts)?)
+        let launches = access.running()?;
+        ops::valid_lens(access.stream, &counts)?;
+        launches.end()
     }
 }

@@ -236,9 +236,10 @@ impl<'s, B: Backend> Access<'s, B> {
         (!row.is_empty()).then(|| self.core.memory.state.rows(self.pools.schema.layer, row))
     }
 
-    /// Refuses launches that would only be recorded by a capture that is not the step's own: the step would count them as run.
+    /// Refuses launches that would only be recorded by a capture that is not the step's own: the step would count them as run, and a
+    /// graph of them could be replayed beside steps whose memory they use.
     pub fn running(&self) -> Result<StepLaunches<'s, B>, KvError> {
-        let operation = "updating or appending a layer of a step that this capture does not record";
+        let operation = "queueing work of a step's layer in a capture that is not the step's own";
         Ok(StepLaunches(match self.is_captured {
             true => None,
             false => Some(self.stream.running(operation)?),

@@ -42,7 +42,7 @@ impl<'a, B: Backend> Step<'a, B> {
         self.layers.plan
     }
 
-    /// Queues a captured step, and marks the layers that it covers as finished.
+    /// Queues a captured step: the layers that it covers are as far as it was recorded, or have failed.
     ///
     /// # Errors
     /// [`KvError::ForeignGraph`] if it was captured over another cache or layer group;
@@ -58,7 +58,7 @@ impl<'a, B: Backend> Step<'a, B> {
     ///
     /// # Errors
     /// [`KvError::ForeignGraph`]; [`KvError::LayerNotUpdated`] if the step has not finished one of
-    /// its layers; [`KvError::WindowOverwritten`] for a bucket of more than `max_draft` + 1 tokens a
+    /// its layers; [`KvError::RowsMismatch`] if one was updated with other rows; [`KvError::WindowOverwritten`] for a bucket of more than `max_draft` + 1 tokens a
     /// request, which would read rows that it has overwritten; [`KvError::Device`].
     pub fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         self.layers.repeat(graph)

@@ -43,8 +43,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more
-    /// than `max_draft` + 1 tokens of a request; [`KvError::Device`] if a tensor is too short, or the
-    /// launch failed.
+    /// than `max_draft` + 1 tokens of a request; [`KvError::Device`] if a tensor is too short, if the
+    /// launch failed, or while another capture than the step's own records the stream.
     pub fn gather_window(
         &self,
         queries: Range<u32>,
@@ -58,8 +58,10 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let faults = access.fault_word::<GatherSwa>(ring.format);
         let (kv, queries, ring) = (&self.kv, &queries, &ring);
         let gather = ops::WindowGather { kv, queries, ring, tile, lengths, faults };
+        let launches = access.running()?;
         ops::gather_swa(access.stream, &gather)?;
-        access.find_poison(queries, tile, GatheredRows::Window(lengths))
+        access.find_poison(queries, tile, GatheredRows::Window(lengths))?;
+        launches.end()
     }
 }
 

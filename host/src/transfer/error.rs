@@ -6,7 +6,8 @@ use crate::device::DeviceError;
 use crate::error::KvError;
 use crate::ids::RequestId;
 
-/// Why a request does not move. Nothing has changed then, in either cache.
+/// Why a request does not move. No request has changed then, in either cache; prefixes that an import evicted to make room stay
+/// evicted.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// The cache refused, or the device failed.

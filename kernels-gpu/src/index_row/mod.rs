@@ -56,9 +56,18 @@ pub struct Fp8Row;
 /// All 32 lanes of the warp call it together.
 #[inline(always)]
 unsafe fn group_amax<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q], group: u32) -> [f32; Q] {
+    // SAFETY: by this function's own contract.
+    unsafe { group_max::<L, Q>(array_from_fn(|i| amax(vector[i])), group) }
+}
+
+/// The largest of the values of each quad's group, one a quad.
+///
+/// # Safety
+/// As [`group_amax`].
+#[inline(always)]
+unsafe fn group_max<L: Lanes<Q>, const Q: usize>(own: [f32; Q], group: u32) -> [f32; Q] {
     // Of several vectors a warp, each lane has a part of every group.
     let per_group = if Q == 1 { 1 } else { group as usize * Q / 128 };
-    let own: [f32; Q] = array_from_fn(|i| amax(vector[i]));
     let mut largest = 0.0;
     array_from_fn(|i| {
         if i % per_group == 0 {
@@ -74,6 +83,17 @@ unsafe fn group_amax<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q], group: u32)
         largest
     })
 }
+
+/// The least magnitude that a scale stands for if one of the values is NaN, else 0: a group of nothing but NaN is no group of
+/// zeros, and has the least scale.
+#[inline(always)]
+fn least_of_nan([a, b, c, d]: Quad) -> f32 {
+    // Infinities of both signs give NaN too, and are larger.
+    if (a + b + c + d).is_nan() { LEAST_AMAX } else { 0.0 }
+}
+
+/// The largest magnitude of a group in MXFP4 up to which it has the least scale.
+const LEAST_AMAX: f32 = 6.0 * f32::MIN_POSITIVE;
 
 /// A format of E2M1 codes in groups that share a scale of one byte.
 trait Fp4Row {
@@ -145,7 +165,7 @@ impl Fp4Row for Mxfp4Row {
 
     #[inline(always)]
     fn scale(amax: f32) -> u8 {
-        Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0)).0
+        Ue8m0::round_up(amax.clamp(LEAST_AMAX, f32::MAX) * (1.0 / 6.0)).0
     }
 
     #[inline(always)]
@@ -213,7 +233,8 @@ impl<F: Fp4Row> IndexRowFormat for F {
     unsafe fn requantised<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q]) -> Requantised<Q> {
         // SAFETY: by this function's own contract.
         unsafe {
-            let amax = group_amax::<L, Q>(vector, F::FORMAT.group());
+            let own: [f32; Q] = array_from_fn(|i| amax(vector[i]).max(least_of_nan(vector[i])));
+            let amax = group_max::<L, Q>(own, F::FORMAT.group());
             let scales: [F::Scale; Q] = array_from_fn(|i| F::scale(amax[i]));
             let rounded = |values: Quad, i: usize| F::divided(values, scales[i]).map(e2m1_rounded);
             let values: [Quad; Q] = array_from_fn(|i| rounded(vector[i], i));

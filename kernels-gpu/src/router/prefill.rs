@@ -9,7 +9,7 @@
 use crate::args::RouterLogits;
 use crate::params::RouterLogitsParams;
 use kv_layout::router::{DECODE_SLICES, LogitsSplit};
-use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
+use simt::cluster::{block_rank, cluster_arrive_release, cluster_wait, sync_cluster};
 use simt::mem::Global;
 use simt::shared::Shared;
 use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k32, fence_shared};
@@ -226,7 +226,8 @@ pub unsafe fn logits<const BLOCKS: u32>(args: RouterLogits) {
         store_sums(sums, total);
         sync_cluster();
         store_logits::<BLOCKS>(args, tile, sums);
-        cluster_arrive();
+        // Sums of tokens and experts that do not exist are loaded and not used: their loads must not outlive a block either.
+        cluster_arrive_release();
         cluster_wait();
     }
 }

@@ -408,7 +408,7 @@ suite! {
     }
     step::recorded {
         rows_that_are_only_recorded_are_refused,
-        attention_that_is_only_recorded_quantises_for_itself,
+        reads_that_are_only_recorded_are_refused,
         a_replay_that_is_refused_changes_nothing,
     }
     step::poison {

@@ -23,7 +23,7 @@ impl Logits {
     /// The file, which must be writable.
     ///
     /// # Errors
-    /// [`InputError::Report`].
+    /// [`InputError::Logits`].
     pub fn open(path: &Path, model: &Model) -> Result<Self, InputError> {
         let refused = |source| InputError::Logits { path: path.into(), source };
         std::fs::File::create(path).map_err(refused)?;

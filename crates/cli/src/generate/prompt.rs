@@ -1,5 +1,7 @@
 //! The prompt's tokens.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::Result;
@@ -29,14 +31,33 @@ pub fn tokens(args: &GenerateArgs, text: &Result<Text, TextError>) -> Result<Vec
 
 fn of_file(path: &Path) -> Result<Vec<u32>, InputError> {
     let refused = |reason: String| InputError::PromptTokens { path: path.into(), reason };
-    let size = std::fs::metadata(path).map_err(|error| refused(error.to_string()))?.len();
-    if size > MOST_BYTES {
-        return Err(refused(format!("it has {size} bytes; at most {MOST_BYTES} are read")));
+    // The length of a pipe or a device is known when it ends.
+    let mut content = String::new();
+    let read =
+        File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut content));
+    read.map_err(|error| refused(error.to_string()))?;
+    if content.len() as u64 > MOST_BYTES {
+        return Err(refused(format!(
+            "it has more than {MOST_BYTES} bytes; so many are read at most"
+        )));
     }
-    let content = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
     let numbers = content.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());
     let number = |number: &str| {
         number.parse::<u32>().map_err(|error| refused(format!("`{number}`: {error}")))
     };
     numbers.map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What has no length before it ends is read no further than a file may be long.
+    #[cfg(unix)]
+    #[test]
+    fn a_device_without_an_end_is_refused() {
+        let refused = of_file(Path::new("/dev/zero")).expect_err("it has no end");
+        let InputError::PromptTokens { reason, .. } = refused else { panic!("{refused}") };
+        assert!(reason.contains(&MOST_BYTES.to_string()), "{reason}");
+    }
 }

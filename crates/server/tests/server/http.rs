@@ -213,6 +213,12 @@ fn what_is_wrong_is_refused_in_openais_shape() {
     let unknown = request(json!({ "x".repeat(2000): 1 })).to_string();
     let text = server.send("POST", "/v1/completions", &unknown).text();
     assert!(text.contains("a name of 2000 bytes is not known") && text.len() < 400, "{text}");
+    // What cannot be read is quoted no further either.
+    let string = json!("\u{7f}".repeat(2000)).to_string();
+    let answer = server.send("POST", "/v1/completions", &string);
+    assert_eq!(answer.status, 400);
+    let text = answer.text();
+    assert!(text.contains("invalid type: string") && text.len() < 800, "{text}");
     let answer = server.send_as("text/plain", "POST", "/v1/completions", "{}");
     assert_eq!(answer.status, 415);
     assert!(answer.json()["error"]["message"].is_string());

@@ -279,6 +279,21 @@ fn the_device_may_have_more_than_host_memory() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
+/// Of a prefix that host memory has no room for the part that fits is read, and no more of it is asked for.
+#[test]
+fn no_more_is_read_than_host_memory_has_room_for() {
+    let setup = Setup::new();
+    let (block, checkpoint) = setup.cache(b"weights").fed.manager.host_image_bytes().unwrap();
+    let host_bytes = (checkpoint.div_ceil(block) + 2) * block;
+    let settings = CacheConfig { host_bytes, ..settings() };
+    let mut cache = Cache::with(&setup.device, setup.directory.path(), b"weights", settings);
+    assert!(cache.fetch(b"a").is_empty());
+    let stats = cache.cold.stats();
+    assert_eq!((stats.no_room, stats.restored, stats.restored_tokens), (0, 1, 256));
+    assert_eq!(cache.ask(b"a").unwrap(), None);
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256);
+}
+
 /// Windows of draft layers are stored with a checkpoint that has them. Those of one that a chunk saved, which has none, are zero, whatever
 /// lay in its memory before.
 #[test]
@@ -346,9 +361,9 @@ fn a_store_is_named_by_a_path_or_a_url() {
     let mut other = Cache::new(&setup.device, &path, b"weights");
     assert!(other.fetch(b"a").is_empty());
     assert_eq!(other.run(b"a", &setup.story, &setup.stored), 384);
-    // A path below a file, a scheme that no store has, and a URL that is none.
+    // A path below a file, a scheme that no store has, a URL that is none, and a path that would be a directory here.
     let below = format!("{}/below", setup.files()[0].display());
-    for wrong in [&below, "nowhere://bucket", "s3://[/"] {
+    for wrong in [&below, "nowhere://bucket", "s3://[/", "file://localhost/tmp"] {
         let manager = &mut other.fed.manager;
         let refused = ColdTier::open(manager, wrong, b"weights", &ColdOptions::default()).map(drop);
         let Err(ColdError::Url { url, why }) = refused else { panic!("{wrong}: {refused:?}") };

@@ -18,6 +18,8 @@ use crate::transport::{
 
 /// Most bytes that one read brings to memory of the host, so that they are in the CPU's cache when their digests are made.
 const PIECE: usize = 4 << 20;
+/// Bytes that are taken for a payload of none.
+const EMPTY_BYTES: u64 = 64 << 10;
 
 /// How long reads may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,6 +296,8 @@ impl<T: Transport> Receiver<T> {
 
     /// Memory of so many bytes: such as was used before, if there is some.
     fn take_memory(&mut self, needed: u64) -> Result<(Share, Region), TransferError> {
+        // A request without tokens takes a mapping too: the budget bounds their number.
+        let needed = if needed == 0 { EMPTY_BYTES } else { needed };
         if let Some(region) = self.pool.take(self.storage.kind(), needed)
             && let Some(share) = self.budget.take(region.len() as u64)
         {

@@ -103,3 +103,22 @@ pub fn a_request_that_is_too_long_is_not_read() {
     );
     assert!(is_long && receiver.taken_bytes() == 0, "{refused}");
 }
+
+/// Requests without tokens take of the receiver's memory too, which bounds how many are opened.
+pub fn requests_without_tokens_are_bounded() {
+    let mut world = World::new();
+    let fabric = Fabric::default();
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 256 << 10);
+    let id = world.source.fed.manager.admit().unwrap();
+    let fingerprint = world.fingerprint;
+    let opened: Vec<_> = (0..5)
+        .map(|_| {
+            let draft = world.source.draft(&mut sender, (id, fingerprint), (at(0), &[]));
+            receiver.open(Duration::ZERO, &draft.opening(), &world.expected())
+        })
+        .collect();
+    assert!(opened[..4].iter().all(Result::is_ok), "{opened:?}");
+    let refused = opened[4].as_ref().unwrap_err();
+    assert!(matches!(refused, TransferError::NoMemory { .. }), "{refused}");
+}

@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 52] = [
+    let tests: [(&str, fn()); 53] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         (
             "admitting::a_payload_is_of_one_set_of_weights",
@@ -55,6 +55,7 @@ fn main() {
         ("bound::a_draft_outlives_failures", bound::a_draft_outlives_failures),
         ("bound::a_restart_is_seen", bound::a_sender_that_restarts_holds_nothing),
         ("bound::too_long_is_not_read", bound::a_request_that_is_too_long_is_not_read),
+        ("bound::without_tokens", bound::requests_without_tokens_are_bounded),
         ("claims::a_silent_source", claims::a_silent_source_holds_nobody),
         ("claims::a_late_yes", claims::a_late_yes_is_nobodys),
         ("claims::asked_once", claims::a_payload_is_asked_for_once),

@@ -1,8 +1,8 @@
 //! Candidates: the scores of a long row that may be among its k largest.
 //!
 //! The k-th largest group maximum is a lower bound on the k-th largest score. Only groups whose maximum
-//! reaches the bound are read, and only their scores that reach it become candidates. A row with fewer than
-//! `2 k` groups is read twice instead: once for a bound from its scores, once for the candidates.
+//! reaches the bound are read, and only their scores that reach it become candidates. A row of at most
+//! 65,535 scores with fewer than `2 k` groups is read twice instead: once for a bound from its scores, once for the candidates.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -118,8 +118,8 @@ impl Finder {
     }
 
     /// A bound from the group maxima. Each thread folds its maxima to `N`, each the maximum of several groups;
-    /// the k-th largest of these in the block is the bound. There are at least `4 k` of them, so that the bound
-    /// is nearly as tight as the k-th largest group maximum.
+    /// the k-th largest of these in the block is the bound. There are no more than groups: at least `k`, of rows
+    /// that are not read twice, and the more there are, the closer is the bound to the k-th largest group maximum.
     ///
     /// # Safety
     /// As [`Self::find`].

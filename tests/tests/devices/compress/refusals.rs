@@ -18,7 +18,11 @@ enum Op {
     CompressHca,
 }
 
-fn run<B: Backend>(device: &Device<B>, op: Op, ring: u32) -> Result<(), DeviceError> {
+fn run<B: Backend>(
+    device: &Device<B>,
+    op: Op,
+    (ring, capacity): (u32, u32),
+) -> Result<(), DeviceError> {
     let stream = &device.stream().unwrap();
     // All that is read, whatever it is, and what is written; more than any of it needs.
     let (floats, words) = (filled::<B, f32>(stream, 1 << 16), upload(stream, &[0_i32]));
@@ -26,7 +30,7 @@ fn run<B: Backend>(device: &Device<B>, op: Op, ring: u32) -> Result<(), DeviceEr
         &StepTokens { position: &words, slot: &words, index: &words, remaining: &words, count: 1 };
     let projections = &StepProjections { kv: &floats, gate: &floats };
     let state = &StateRing { rows: &filled(stream, 1 << 16), ring, slots: 1 };
-    let list = &WorkList { records: &words, capacity: 1 };
+    let list = &WorkList { records: &words, capacity };
     match op {
         Op::Compress(which) => {
             let (entries, ape) = (&filled::<B, bf16>(stream, 512), &floats);
@@ -55,9 +59,12 @@ pub fn short_rings_are_refused<B: Backend>(device: &Device<B>) {
         |which| [Op::Compress(which), Op::WriteState(which)].map(|op| (op, csa_own_rows(1)));
     let all = [CsaCompressor::Main, CsaCompressor::Index].into_iter().flat_map(of_csa);
     for (op, needed) in all.chain([(Op::CompressHca, hca_state_rows(1))]) {
-        run(device, op, needed).unwrap();
+        run(device, op, (needed, 1)).unwrap();
+        // An empty list is no work.
+        run(device, op, (needed, 0)).unwrap();
         for ring in [0, needed - 1] {
-            assert_eq!(named(run(device, op, ring)), "rows of a state ring", "{op:?}, {ring} rows");
+            let refused = run(device, op, (ring, 1));
+            assert_eq!(named(refused), "rows of a state ring", "{op:?}, {ring} rows");
         }
     }
 }

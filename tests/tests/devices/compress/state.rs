@@ -156,5 +156,10 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         assert!(matches!(none, DeviceError::Length { what: "state slots", .. }), "{none}");
         let many = rotate(image_of(), SlotId(0), 0, ring as u32 + 1).unwrap_err();
         assert!(matches!(many, DeviceError::Length { what: "rows of the ring", .. }), "{many}");
+        // Positions that wrap around would meet in the ring.
+        rotate(image_of(), SlotId(0), u32::MAX - 3, 4).unwrap();
+        let behind = rotate(image_of(), SlotId(0), u32::MAX - 2, 4).unwrap_err();
+        let what = "position of the last row";
+        assert!(matches!(behind, DeviceError::Argument { what: it, .. } if it == what), "{behind}");
     }
 }

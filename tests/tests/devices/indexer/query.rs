@@ -185,9 +185,12 @@ pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
 }
 
 /// Queries against MXFP4 keys whose groups' scales are apart even after the transform: within a factor of
-/// 8 powers express it, beyond that exponent gaps do.
+/// 8 powers express it, beyond that exponent gaps do. A group of nothing but NaN has the least scale, unlike one of zeros, alone and beside
+/// infinities.
 pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
-    const HEADS: usize = 4;
+    const HEADS: usize = 6;
+    /// That of the least scale is so large that the scaled one is not subnormal.
+    const WEIGHTS: [f32; HEADS] = [1.0, 1.0, 1.0, 1.0, (1_u64 << 60) as f32, 1.0];
     let format = IndexFormat::Mxfp4;
     let stream = device.stream().unwrap();
     // The transform is its own inverse: groups of it that are so many binades below 16.
@@ -198,7 +201,13 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
     };
     // Of what repeats after half its channels, the upper half of the transform is zero.
     let half = (0..CHANNELS).map(|at| if at % (CHANNELS / 2) < 2 { 16.0 } else { 0.0 }).collect();
-    let heads = [groups([0, 2, 1, 3]), groups([0, 4, 1, 0]), half, vec![0.0; CHANNELS]];
+    let with = |value: f64, channels: &[usize]| {
+        (0..CHANNELS).map(|at| if channels.contains(&at) { value } else { 0.0 }).collect()
+    };
+    // Of two infinities half of the sums are NaN: those of every second group.
+    let (nan, infinite) = (with(f64::NAN, &[5]), with(f64::INFINITY, &[0, GROUP]));
+    let zeros = vec![0.0; CHANNELS];
+    let heads = [groups([0, 2, 1, 3]), groups([0, 4, 1, 0]), half, zeros, nan, infinite];
     let values: Vec<f32> = heads.iter().flatten().map(|&x| x as f32).collect();
     let position = upload(&stream, &[0]);
     let queries =
@@ -206,7 +215,7 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
     let query_out = upload(&stream, &vec![0x77_u8; IndexFormat::MAX_QUERY_BYTES as usize]);
     let weight_out = upload(&stream, &[CANARY; HEADS]);
     let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
-    let (from, weight) = (upload(&stream, &values), upload(&stream, &[1.0; HEADS]));
+    let (from, weight) = (upload(&stream, &values), upload(&stream, &WEIGHTS));
     let frequencies = upload(&stream, &compress_frequencies(&CompressRope::RELEASED));
     ops::index_query(
         &stream,
@@ -224,7 +233,7 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
     let scaled = download(&stream, &weight_out);
     for head in 0..HEADS {
         let wanted = query(oracle(format), &values[head * CHANNELS..][..CHANNELS], 0);
-        let scale = f64::from(scaled[head]) / weight_scale(HEADS);
+        let scale = f64::from(scaled[head]) / f64::from(WEIGHTS[head]) / weight_scale(HEADS);
         for (channel, &wanted) in wanted.iter().enumerate() {
             let value = element(format, &found, head * CHANNELS + channel) * scale;
             assert!(
@@ -234,7 +243,12 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
         }
         let exponent_gaps =
             [0, 1, 2, 3].map(|group| found[gap_place(head * CHANNELS + group * GROUP)]);
-        let expected = if head == 1 { [0, 4, 1, 0] } else { [0; 4] };
+        let expected = match head {
+            1 => [0, 4, 1, 0],
+            // 2^126 and 2^-126.
+            5 => [0, 252, 0, 252],
+            _ => [0; 4],
+        };
         assert_eq!(exponent_gaps, expected, "head {head}");
     }
 }

@@ -1,6 +1,6 @@
 //! Captured steps: which graph a step takes, and which layers it finishes.
 
-use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, bf16};
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::{
     Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, PoolKind,
@@ -31,11 +31,13 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     let (mut cache, mut other) = (cache(device), cache(device));
     let kv = upload_bf16(&stream, &rows(8, 8).concat());
     let bucket = Bucket { tokens: 4, tokens_per_request: 2, requests: 2, context: 100 };
-    let mut capture = |layer| {
-        let record = |layers: &mut dsv4_kv::Layers<'_, B>| layers.swa(layer)?.update(&kv)?.append();
+    let others = upload_bf16(&stream, &rows(8, 9).concat());
+    let mut capture = |layer, kv: &Buffer<B, bf16>| {
+        let record = |layers: &mut dsv4_kv::Layers<'_, B>| layers.swa(layer)?.update(kv)?.append();
         cache.capture(&stream, &bucket, vec![kv.memory()], record).unwrap()
     };
-    let [first, second] = LAYERS.map(&mut capture);
+    let [first, second] = LAYERS.map(|layer| capture(layer, &kv));
+    let over_other_rows = capture(LAYERS[0], &others);
     assert_eq!(first.bucket(), bucket);
 
     let foreign = other.admit().unwrap();
@@ -62,12 +64,13 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     assert_eq!(step.progress(LAYERS[0]).unwrap(), LayerProgress::Finished);
     assert_eq!(step.progress(LAYERS[1]).unwrap(), LayerProgress::NotStarted);
     // What reads the layer's rows reads those that the graph updated it with.
-    let other = upload_bf16(&stream, &rows(8, 9).concat());
     for _ in 0..2 {
-        let refused = step.swa(LAYERS[0]).unwrap().already_updated(&other).map(drop).unwrap_err();
+        let refused = step.swa(LAYERS[0]).unwrap().already_updated(&others).map(drop).unwrap_err();
         assert!(matches!(refused, KvError::RowsMismatch(_)), "{refused}");
         drop(step.swa(LAYERS[0]).unwrap().already_updated(&kv).unwrap());
     }
+    let refused = step.repeat(&over_other_rows).unwrap_err();
+    assert!(matches!(refused, KvError::RowsMismatch(_)), "{refused}");
     let error = step.replay(&first).unwrap_err();
     assert!(matches!(error, KvError::LayerRepeated { layer: LayerId(0), .. }), "{error}");
     let error = step.swa(LAYERS[0]).unwrap().update(&kv).err().unwrap();

@@ -55,19 +55,21 @@ pub fn rows_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) {
     fed.assert_holds(id, &story, &story.stored(device, FORMATS), 9);
 }
 
-/// Attention of a long chunk reads the step's own rows, whether it was recorded before it is queued or after; each graph has
-/// the launch that quantises them.
-pub fn attention_that_is_only_recorded_quantises_for_itself<B: Backend>(device: &Device<B>) {
+/// Attention and gathers are refused too, before and after they have run: a graph of them could be replayed beside other steps, whose
+/// memory it would use. What runs reads the step's own rows, as if the others had not been asked for.
+pub fn reads_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) {
     const TOKENS: usize = 8;
     let story = Story::random(&[Swa], TOKENS, 45);
-    let results = [false, true].map(|is_recorded_first| {
+    let results = [false, true].map(|are_refused| {
         let mut fed = Fed::new(device, config(&[Swa], FORMATS, 1));
         let id = fed.manager.admit().unwrap();
         let stream = fed.stream.clone();
         let query = upload(&stream, &vec![bf16::from_f32(0.5); TOKENS * 512]);
         let sinks = upload(&stream, &[0.0_f32]);
         let out: Buffer<B, bf16> = filled(&stream, TOKENS * 512);
-        let tensors = [query.memory(), sinks.memory(), out.memory()].to_vec();
+        let tile: Buffer<B, bf16> = filled(&stream, TOKENS * 128 * 512);
+        let lengths: Buffer<B, i32> = filled(&stream, TOKENS);
+        let tensors = [query.memory(), sinks.memory(), out.memory(), tile.memory()].to_vec();
         let retained = [fed.manager.memory(), fed.inputs.memory(), tensors].concat();
         let parts = [Part::new(id, &story, 0..TOKENS)];
         fed.inputs.load(&stream, &parts, TOKENS as u32);
@@ -79,18 +81,28 @@ pub fn attention_that_is_only_recorded_quantises_for_itself<B: Backend>(device: 
         let all =
             AttentionTensors { heads: 1, query: &query, form, sinks: &sinks, out: &out, lse: None };
         let attend = || layer.attend(0..TOKENS as u32, &all);
-        let record = || stream.capture(retained.clone(), attend).unwrap();
-        if is_recorded_first {
-            assert_eq!(record().nodes(), 2);
+        let gather = || layer.gather_window(0..TOKENS as u32, &tile, &lengths);
+        let refuse = || {
+            for read in [&attend as &dyn Fn() -> Result<(), KvError>, &gather] {
+                let retained = [retained.clone(), vec![lengths.memory()]].concat();
+                let error = stream.capture(retained, read).err().unwrap();
+                assert!(is_forbidden(&error), "{error}");
+            }
+        };
+        if are_refused {
+            refuse();
         }
         attend().unwrap();
-        assert_eq!(record().nodes(), 2);
-        let results = download_bits(&stream, &out);
+        gather().unwrap();
+        if are_refused {
+            refuse();
+        }
+        let results = (download_bits(&stream, &out), download_bits(&stream, &tile));
         updated.append().unwrap();
         steps.remove(0).commit(&[Accepted::count(id, TOKENS as u32)]).unwrap();
         results
     });
-    assert!(results[0] == results[1], "the step's own rows were not there");
+    assert!(results[0] == results[1], "what was refused changed what ran");
 }
 
 /// A replay that is refused, as into a stream that is being captured, leaves the step as it was.

@@ -29,11 +29,16 @@ struct Cache {
 
 impl Cache {
     fn new(start: u32) -> Self {
+        Self::of(CONTEXT, start)
+    }
+
+    fn of(max_context: u32, start: u32) -> Self {
         let tiny = ModelConfig::preset("tiny").unwrap();
         let model = ModelConfig { layers: vec![LayerKind::Csa], mtp_layers: 0, ..tiny };
         let config = CacheConfig {
-            num_blocks: 1024,
-            max_context: CONTEXT,
+            max_requests: 2,
+            num_blocks: max_context / 128,
+            max_context,
             max_step_tokens: 65_536,
             ..CacheConfig::new(model)
         };
@@ -56,8 +61,12 @@ impl Cache {
 }
 
 fn workspace(device: &NullDevice) -> IndexerWorkspace<Null> {
+    workspace_for(device, CONTEXT)
+}
+
+fn workspace_for(device: &NullDevice, context: u32) -> IndexerWorkspace<Null> {
     let model = ModelConfig::preset("tiny").unwrap();
-    let limits = WorkspaceLimits { context: CONTEXT, queries: TOKENS, bytes: u64::MAX };
+    let limits = WorkspaceLimits { context, queries: TOKENS, bytes: u64::MAX };
     IndexerWorkspace::new(device, &model, limits).unwrap()
 }
 
@@ -92,6 +101,15 @@ fn select_in(
         panic!("{refused}")
     };
     assert_eq!(device.backend().calls().launches, before);
+    // Nor what is still to be read for other lists.
+    let over = &floats.cast()?;
+    let lists = EntryLists { entries: over, ..lists };
+    let refused = layer.select_projected(&projected, workspace, &lists).unwrap_err();
+    let KvError::Device(DeviceError::Aliased { argument: "selected", other, .. }) = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(other, "projected queries");
+    assert_eq!(device.backend().calls().launches, before);
     let lists = EntryLists { entries: selected, ..lists };
     layer.select_projected(&projected, workspace, &lists)?;
     Ok(device.backend().calls().launches - before)
@@ -112,6 +130,27 @@ fn a_short_step_takes_one_launch_for_scores_and_lists() {
         let bucket = bucket(context);
         let taken = Cache::new(500).launches(Launches::Bucket(&bucket)).unwrap();
         assert_eq!(taken, want, "for {context} tokens");
+    }
+}
+
+/// A workspace for requests of some length has room for the scores of every shorter one, with as many queries as it holds. Rows of
+/// more than 65,536 scores have fewer group maxima than some that are shorter.
+#[test]
+fn a_workspace_has_room_for_every_shorter_context() {
+    for longest in [300_032, 524_288, 1 << 20] {
+        let mut cache = Cache::of(longest, 0);
+        let workspace = workspace_for(cache.cache.device(), longest);
+        for context in [8192, 65_536, 200_000, 262_144, 262_272, 400_000, longest] {
+            let bucket = bucket(context.min(longest));
+            let Cache { cache, stream, .. } = &mut cache;
+            let id = cache.admit().unwrap();
+            let parts = [StepRequest { id, start: 0, tokens: TOKENS }];
+            let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &parts).unwrap();
+            let selected = select_in(&mut step, &workspace);
+            assert!(selected.is_ok(), "{context} of {longest} tokens: {selected:?}");
+            drop(step);
+            cache.release(id).unwrap();
+        }
     }
 }
 
