@@ -19,10 +19,18 @@ use crate::inputs::{CANARY_BF16, CANARY_F32};
 
 /// Windows, lists and all entries, of up to three parts, and of more than 64 heads.
 pub fn queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
-    windows(device, 0..12);
-    lists(device, 0..6);
-    all_entries(device, 0..3);
-    many_heads(device, 0..2);
+    windows(device, 0..6);
+    lists(device, 0..3);
+    all_entries(device, 0..2);
+    many_heads(device, 0..1);
+}
+
+/// Some more of the same.
+pub fn more_queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
+    windows(device, 6..12);
+    lists(device, 3..6);
+    all_entries(device, 2..3);
+    many_heads(device, 1..2);
 }
 
 /// More of the same.

@@ -5,28 +5,44 @@ use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 
 use super::decode::{SHAPE, query, query_of, shape_of};
-use super::layer::{Layer, Query, Shape, Which, random_rows};
+use super::layer::{Layer, Query, Shape, TILE, Which, random_rows};
 
-/// Needles of a query with a whole window and `entries` entries, 64 heads at a time.
-fn needles<B: Backend>(device: &Device<B>, which: Which, format: MainFormat, entries: usize) {
+/// Needles of a query with a whole window and `entries` entries, 64 heads at a time: of all keys, or of `most`, the ends of tiles first.
+fn needles<B: Backend>(
+    device: &Device<B>,
+    which: Which,
+    (format, entries): (MainFormat, usize),
+    most: usize,
+) {
+    let keys = WINDOW as usize + entries;
+    let mut some: Vec<usize> = (0..keys).collect();
+    some.shuffle(&mut StdRng::seed_from_u64(23));
+    some.sort_by_key(|key| !(key % TILE == 0 || key % TILE == TILE - 1 || key + 1 == keys));
+    some.truncate(most);
     let shape = shape_of(which, entries.max(96), Shape { format, slots: 1, ..SHAPE });
     let mut layer = Layer::even(device, shape, 8);
     layer.sinks.fill(-30.0);
     let query = query_of(which, entries, 0, &mut StdRng::seed_from_u64(22));
-    assert_eq!(layer.keys((0, &query), which).len(), WINDOW as usize + entries);
-    layer.check_needles(&[query], which);
+    assert_eq!(layer.keys((0, &query), which).len(), keys);
+    layer.check_some_needles(&[query], which, &some);
 }
 
-/// Keys of a window, with lists of as many entries as the indexer's, and with all entries; in both formats.
+/// Keys of a window, with lists, and with all entries; in both formats. Of lists of as many entries as the indexer's 64 keys.
 pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
-    needles(device, Which::Nothing, MainFormat::Ue8m0, 0);
-    needles(device, Which::Nothing, MainFormat::F32, 0);
-    needles(device, Which::List, MainFormat::Ue8m0, 512);
-    needles(device, Which::List, MainFormat::F32, 70);
-    needles(device, Which::All(75), MainFormat::Ue8m0, 75);
-    needles(device, Which::All(130), MainFormat::F32, 130);
+    needles(device, Which::Nothing, (MainFormat::Ue8m0, 0), usize::MAX);
+    needles(device, Which::Nothing, (MainFormat::F32, 0), usize::MAX);
+    needles(device, Which::List, (MainFormat::Ue8m0, 512), 64);
+    needles(device, Which::List, (MainFormat::F32, 70), usize::MAX);
+    needles(device, Which::All(75), (MainFormat::Ue8m0, 75), usize::MAX);
+    needles(device, Which::All(130), (MainFormat::F32, 130), usize::MAX);
+}
+
+/// All keys of lists of as many entries as the indexer's.
+pub fn every_key_of_a_list_can_dominate<B: Backend>(device: &Device<B>) {
+    needles(device, Which::List, (MainFormat::Ue8m0, 512), usize::MAX);
 }
 
 /// Entries that a launch lets a query see: far more than there are, so that most of its parts are empty. Memory for the parts
@@ -37,7 +53,8 @@ const MANY: u32 = 1 << 24;
 pub fn every_key_of_many_can_dominate<B: Backend>(device: &Device<B>) {
     for format in MainFormat::ALL {
         for which in [Which::List, Which::All(MANY)] {
-            needles(device, which, format, which.entries_of_three_tiles().max(512) + 3);
+            let entries = which.entries_of_three_tiles().max(512) + 3;
+            needles(device, which, (format, entries), usize::MAX);
         }
     }
 }

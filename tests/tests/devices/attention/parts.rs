@@ -31,16 +31,27 @@ fn seeing(entries: usize, random: &mut StdRng) -> Query {
     query_of(Which::All(entries as u32), entries, 0, random)
 }
 
-/// The most keys of a part, one more, three parts of different lengths, and three of so many keys that fewer heads had four; in both
-/// formats, of more heads than a block has.
+/// The most keys of a part, one more, and three parts of different lengths; in both formats, of more heads than a block has.
 pub fn parts_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    check(
+        device,
+        &[
+            (entries_of(1), 1, 2, MainFormat::Ue8m0),
+            (entries_of(1) + 1, 2, 65, MainFormat::F32),
+            (entries_of(2) + 70, 3, 2, MainFormat::Ue8m0),
+        ],
+    );
+}
+
+/// Three parts of so many keys that fewer heads had four.
+pub fn parts_of_many_heads_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    check(device, &[(entries_of(3) + 1, 3, 65, MainFormat::Ue8m0)]);
+}
+
+/// Layers of so many entries, whose keys have so many parts, with so many heads.
+fn check<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFormat)]) {
     let mut random = StdRng::seed_from_u64(91);
-    for (entries, parts, heads, format) in [
-        (entries_of(1), 1, 2, MainFormat::Ue8m0),
-        (entries_of(1) + 1, 2, 65, MainFormat::F32),
-        (entries_of(2) + 70, 3, 2, MainFormat::Ue8m0),
-        (entries_of(3) + 1, 3, 65, MainFormat::Ue8m0),
-    ] {
+    for &(entries, parts, heads, format) in layers {
         assert_eq!(
             AttendedKeys::All.parts(WINDOW + entries as u32, KeySplit::TwoBlocks, heads),
             parts

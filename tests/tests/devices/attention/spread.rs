@@ -60,27 +60,55 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
     }
 }
 
-/// Each number of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more tile
-/// than a list may have to be spread over one cluster, and over two; one part, and several, of as many tiles as are
-/// spread and of fewer; numbers of heads that are no multiple of anything.
+/// Entries that fill so many tiles with a window.
+const fn entries_of(tiles: u32) -> usize {
+    (tiles * TILE as u32 - WINDOW) as usize
+}
+
+/// The most entries of a list that is spread over one cluster.
+const MOST: usize = entries_of(SPREAD_TILES);
+
+/// Numbers of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more key than a list may
+/// have to be spread over one cluster; one part, and two; numbers of heads that are no multiple of anything.
 pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    const MOST: usize = SPREAD_TILES as usize * TILE - WINDOW as usize;
     both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
     both_agree(device, Which::Nothing, 0, Shape { format: MainFormat::F32, heads: 65, ..SHAPE });
+    lists_agree(device, &[(1, 64), (7 * TILE - 2, 17), (MOST, 1), (MOST + 1, 1)]);
+    all_agree(
+        device,
+        &[
+            (2, 1, 64, MainFormat::F32),
+            (entries_of(PART_TILES), 1, 1, MainFormat::Ue8m0),
+            (entries_of(PART_TILES) + 1, 2, 1, MainFormat::Ue8m0),
+        ],
+    );
+}
+
+/// The same for more tiles: as many as a list may have to be spread over two clusters; several parts, of as many tiles as are spread
+/// and of fewer.
+pub fn more_spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const TWICE: usize = MOST + SPREAD_TILES as usize * TILE;
-    for (entries, heads) in
-        [(1, 64), (7 * TILE - 2, 17), (11 * TILE, 1), (MOST, 1), (MOST + 1, 1), (TWICE, 1)]
-    {
+    lists_agree(device, &[(11 * TILE, 1), (TWICE, 1)]);
+    all_agree(
+        device,
+        &[
+            (entries_of(PART_TILES) + 1, 2, 65, MainFormat::Ue8m0),
+            (entries_of(2 * PART_TILES) - 3, 2, 17, MainFormat::F32),
+            (entries_of(2 * PART_TILES) + 1, 3, 1, MainFormat::Ue8m0),
+        ],
+    );
+}
+
+/// Lists of so many entries, with so many heads.
+fn lists_agree<B: Backend>(device: &Device<B>, lists: &[(usize, u32)]) {
+    for &(entries, heads) in lists {
         both_agree(device, Which::List, entries, Shape { heads, ..SHAPE });
     }
-    let tiles = |tiles: u32| (tiles * TILE as u32 - WINDOW) as usize;
-    for (entries, parts, heads, format) in [
-        (2, 1, 64, MainFormat::F32),
-        (tiles(PART_TILES), 1, 1, MainFormat::Ue8m0),
-        (tiles(PART_TILES) + 1, 2, 65, MainFormat::Ue8m0),
-        (tiles(2 * PART_TILES) - 3, 2, 17, MainFormat::F32),
-        (tiles(2 * PART_TILES) + 1, 3, 1, MainFormat::Ue8m0),
-    ] {
+}
+
+/// All of so many entries, whose keys have so many parts, with so many heads.
+fn all_agree<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFormat)]) {
+    for &(entries, parts, heads, format) in layers {
         assert_eq!(
             AttendedKeys::All.parts(WINDOW + entries as u32, KeySplit::TwoBlocks, heads),
             parts

@@ -352,8 +352,8 @@ fn random_batches<B: Backend>(device: &Device<B>, split: KeySplit, batches: usiz
 
 /// A few of the batches of [`ten_thousand_batches_have_the_same_bits`].
 pub fn some_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    random_batches(device, KeySplit::TwoBlocks, 12);
-    random_batches(device, KeySplit::OneBlock, 12);
+    random_batches(device, KeySplit::TwoBlocks, 6);
+    random_batches(device, KeySplit::OneBlock, 6);
 }
 
 /// Run by hand.
