@@ -213,8 +213,11 @@ fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
 
 /// Tokens without a text that are kept at the start.
 const MOST_EMPTY: usize = 4;
-/// Tokens that wait at most: those, and a token for each byte of a character. What is no character after so many is none.
-const MOST_WAITING: usize = MOST_EMPTY + 4;
+/// Bytes of the longest character.
+const CHARACTER: usize = 4;
+/// Tokens that wait at most for one to be complete: those, and one for each of its bytes. Then replacement characters are given, and
+/// when one more had its time, whatever there is.
+const MOST_WAITING: usize = MOST_EMPTY + CHARACTER;
 
 /// The text of tokens that come one by one. A character is given once it is complete.
 #[derive(Debug, Default)]
@@ -238,12 +241,13 @@ impl TextStream {
             self.tokens.truncate(self.given);
             return String::new();
         }
-        let whole = || String::from_utf8_lossy(&decoded).into_owned();
-        let complete = complete(&decoded).or_else(|| (waiting > MOST_WAITING).then(whole));
-        let Some(complete) = complete else { return String::new() };
+        let most = MOST_WAITING + if ends_open(&decoded) { CHARACTER } else { 0 };
+        if waiting <= most && !is_complete(&decoded) {
+            return String::new();
+        }
         self.context = self.given;
         self.given = self.tokens.len();
-        complete
+        String::from_utf8_lossy(&decoded).into_owned()
     }
 
     /// The text that is left in the end, with replacement characters for what is no text.
@@ -261,13 +265,17 @@ impl TextStream {
     }
 }
 
-/// The text, unless it ends within a character. Bytes that begin no character are replaced.
-fn complete(bytes: &[u8]) -> Option<String> {
-    let last = bytes.utf8_chunks().last()?;
-    let ends_open =
-        matches!(std::str::from_utf8(last.invalid()), Err(error) if error.error_len().is_none());
+/// Whether text ends with a character, and not with what may be a part of one. Bytes that begin no character are replaced.
+fn is_complete(bytes: &[u8]) -> bool {
+    let Some(last) = bytes.utf8_chunks().last() else { return false };
     let replaced = last.valid().ends_with(char::REPLACEMENT_CHARACTER) && last.invalid().is_empty();
-    (!ends_open && !replaced).then(|| String::from_utf8_lossy(bytes).into_owned())
+    !ends_open(bytes) && !replaced
+}
+
+/// Whether text ends within a character.
+fn ends_open(bytes: &[u8]) -> bool {
+    let last = bytes.utf8_chunks().last().map_or(&[][..], |last| last.invalid());
+    matches!(std::str::from_utf8(last), Err(error) if error.error_len().is_none())
 }
 
 #[cfg(test)]
@@ -299,6 +307,25 @@ mod tests {
         all += &stream.finish(&text);
         assert_eq!(all, "\u{FFFD}".repeat(100));
         assert!(most <= 2 * (super::MOST_WAITING + 1), "{most} tokens were decoded at once");
+        // A character behind them is not cut, wherever it begins.
+        for count in 0..12 {
+            let text_of = format!("{}\u{1F600}{}", "\u{FFFD}".repeat(count), "\u{FFFD}é".repeat(3));
+            let (tokens, mut stream) =
+                (text.encode(&text_of).expect("text"), TextStream::default());
+            let mut all: String = tokens.iter().map(|&token| stream.push(&text, token)).collect();
+            all += &stream.finish(&text);
+            assert_eq!(all, text_of);
+        }
+        // Bytes that begin characters, and never end one.
+        let mut stream = TextStream::default();
+        for byte in std::iter::repeat_n(0xF0, 100) {
+            stream.push(&text, byte);
+            let decoded = stream.tokens.len() - stream.context;
+            assert!(
+                decoded <= 2 * (super::MOST_WAITING + super::CHARACTER + 1),
+                "{decoded} tokens"
+            );
+        }
     }
 
     /// Tokens without a text are not decoded again with each that follows, and take nothing from what does.

@@ -154,7 +154,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let whole = Part { first: queries.start, offset: 0, count };
         rows("selected entries", selected, whole, *k)?;
         workspace.belong_to(self.access.core.id)?;
-        let launches = self.access.running()?;
+        let launches = self.access.reading()?;
         let _alone = workspace.queue_alone();
         for offset in (0..count).step_by(workspace.size().queries as usize) {
             let count = workspace.size().queries.min(count - offset);

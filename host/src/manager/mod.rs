@@ -267,7 +267,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// All device memory of the cache, for graphs of the embedder's own kernels that read it. Work of a step's layers is refused in
-    /// them; [`Self::capture`] captures that.
+    /// them: [`Self::capture`] captures steps, and [`Layers::record_reads`](crate::Layers::record_reads) what an open step reads.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let steps = std::iter::once(&self.trunk).chain(&self.draft);

@@ -193,7 +193,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let out = tensors.out.span();
         let lse = tensors.lse.map_or(out, |lse| lse.span());
         self.check_outputs("attend", [("out", out), ("lse", lse)])?;
-        let launches = access.running()?;
+        let launches = access.reading()?;
         if !is_in_ring {
             self.quantise_once(&attention)?;
         }
@@ -207,7 +207,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     fn quantise_once(&self, attention: &Attention<'_, B>) -> Result<(), KvError> {
         let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
         if !*has_own_rows {
-            let launches = self.access.running()?;
+            let launches = self.access.reading()?;
             ops::check_attend(self.access.stream, attention)?;
             self.access.quantise_rows(&self.kv)?;
             launches.end()?;

@@ -4,6 +4,7 @@ use kernels_gpu::fault_injection;
 
 use super::layers::Layers;
 use super::open_step::Step;
+use super::recorded_reads::Recording;
 use super::shape::{BegunStep, StepShape};
 use crate::bucket::Bucket;
 use crate::device::{Backend, Stream};
@@ -112,7 +113,7 @@ fn begin<B: Backend>(
     // Nothing can fail from here on.
     ledger.enter_step(group, requests);
     memory.freed.clear();
-    Ok(BegunStep { shape, plan, bucket, is_captured: false })
+    Ok(BegunStep { shape, plan, bucket, recording: Recording::Nothing })
 }
 
 /// Checks the step, and queues StepMeta and what has to be poisoned before it.

@@ -105,7 +105,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let (queries, table, entries) = (&of_step, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_kv", [("tile", tile.span())])?;
-        let launches = access.running()?;
+        let launches = access.reading()?;
         ops::gather_kv(access.stream, &gather, selected)?;
         access.find_poison(queries, tile, GatheredRows::List(selected, rows))?;
         launches.end()
@@ -133,7 +133,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_all", [("tile", tile.span()), ("lengths", lengths.span())])?;
-        let launches = access.running()?;
+        let launches = access.reading()?;
         ops::gather_all(access.stream, &gather, lengths)?;
         access.find_poison(queries, tile, GatheredRows::All(lengths, rows))?;
         launches.end()
@@ -153,7 +153,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let queries = access.queries(queries)?;
         self.check_outputs("valid_lens", [("lengths", lengths.span())])?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
-        let launches = access.running()?;
+        let launches = access.reading()?;
         ops::valid_lens(access.stream, &counts)?;
         launches.end()
     }

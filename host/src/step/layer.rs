@@ -12,6 +12,7 @@ use std::sync::Mutex;
 use kernels_gpu::launch::AppendSwa;
 use kv_layout::geometry::{CompressorKind, HEAD_DIM};
 
+use super::recorded_reads::Recording;
 use super::shape::StepShape;
 use super::tracker::Tracker;
 use crate::device::Operation;
@@ -48,8 +49,8 @@ pub(crate) struct Access<'s, B: Backend> {
     pub compressed: Option<&'s Compressed<B>>,
     pub stream: &'s Stream<B>,
     pub shape: StepShape,
-    /// Whether the step is captured.
-    pub is_captured: bool,
+    /// By which capture launches are recorded.
+    pub recording: Recording,
 }
 
 /// A layer of a step that is not updated yet.
@@ -240,10 +241,18 @@ impl<'s, B: Backend> Access<'s, B> {
     /// graph of them could be replayed beside steps whose memory they use.
     pub fn running(&self) -> Result<StepLaunches<'s, B>, KvError> {
         let operation = "queueing work of a step's layer in a capture that is not the step's own";
-        Ok(StepLaunches(match self.is_captured {
-            true => None,
-            false => Some(self.stream.running(operation)?),
+        Ok(StepLaunches(match self.recording {
+            Recording::Step => None,
+            Recording::Nothing | Recording::Reads => Some(self.stream.running(operation)?),
         }))
+    }
+
+    /// The same of launches that only read, which [`Layers::record_reads`](super::Layers::record_reads) may record too.
+    pub fn reading(&self) -> Result<StepLaunches<'s, B>, KvError> {
+        if self.recording == Recording::Reads {
+            return Ok(StepLaunches(None));
+        }
+        self.running()
     }
 
     /// Refuses window rows that do not cover the step.

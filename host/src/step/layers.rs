@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::layer::{Csa, Hca, Layer, Swa};
+use super::recorded_reads::Recording;
 use super::shape::{BegunStep, StepShape};
 use super::tracker::Tracker;
 use crate::bucket::Bucket;
@@ -29,7 +30,7 @@ pub struct Layers<'a, B: Backend> {
     pub(super) shape: StepShape,
     pub(super) plan: StepPlan,
     pub(super) bucket: Option<Bucket>,
-    pub(super) is_captured: bool,
+    pub(super) recording: Recording,
     /// Whether a kernel of a layer was queued.
     pub(super) touched: bool,
     /// Of the step; none of a capture.
@@ -58,10 +59,10 @@ impl<'a, B: Backend> Layers<'a, B> {
     ) -> Self {
         memory.progress.fill(LayerProgress::NotStarted);
         memory.rows.fill(None);
-        let BegunStep { shape, plan, bucket, is_captured } = begun;
+        let BegunStep { shape, plan, bucket, recording } = begun;
         let (ids, stream) = (core.config.group_layers(group), stream.clone());
         let touched = false;
-        Self { core, memory, group, ids, stream, shape, plan, bucket, is_captured, touched, span }
+        Self { core, memory, group, ids, stream, shape, plan, bucket, recording, touched, span }
     }
 
     /// The span of the step, to be entered while the model runs; [`crate::trace`] says what it tells.
@@ -156,7 +157,7 @@ impl<'a, B: Backend> Layers<'a, B> {
                 compressed: compressed.as_ref(),
                 stream: &self.stream,
                 shape: self.shape,
-                is_captured: self.is_captured,
+                recording: self.recording,
             },
             Tracker { layer, progress, rows, touched: &mut self.touched },
         ))

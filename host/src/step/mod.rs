@@ -10,6 +10,7 @@
 //! | `attend.rs` | attention over the rows where they lie |
 //! | `entry_lists.rs` | [`EntryLists`]: which entries each query reads |
 //! | `record.rs`, `capture.rs` | a step as a graph: [`Group::capture`], [`CapturedStep`] |
+//! | `recorded_reads.rs` | what layers read as a graph, in one step: [`Layers::record_reads`] |
 //! | `shape.rs`, `tracker.rs` | what launches cover, and what was queued |
 
 mod attend;
@@ -23,6 +24,7 @@ mod layer;
 mod layers;
 mod open_step;
 mod record;
+mod recorded_reads;
 mod shape;
 mod tracker;
 mod window;
@@ -38,3 +40,4 @@ pub use hca::HcaInputs;
 pub use layer::{CompressorInputs, Csa, Hca, Layer, Swa, UpdatedLayer};
 pub use layers::Layers;
 pub use open_step::{CommitRefused, Step};
+pub use recorded_reads::RecordedReads;

@@ -3,6 +3,7 @@
 use super::begin::Group;
 use super::capture::CapturedStep;
 use super::layers::Layers;
+use super::recorded_reads::Recording;
 use super::shape::{BegunStep, StepShape};
 use crate::bucket::Bucket;
 use crate::device::{Backend, Memory, Stream};
@@ -39,7 +40,7 @@ impl<B: Backend> Group<'_, B> {
         let plan = StepPlan { saves, ..StepPlan::default() };
         memory.lay_out(plan.layout_in(Some(bucket)));
         let shape = StepShape::of_bucket(bucket, &core.config);
-        let begun = BegunStep { shape, plan, bucket: Some(*bucket), is_captured: true };
+        let begun = BegunStep { shape, plan, bucket: Some(*bucket), recording: Recording::Step };
         let mut layers = Layers::new(core, memory, *group, stream, begun, Span::none());
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();

@@ -1,5 +1,6 @@
 //! Sizes that the launches of a step cover, padding included.
 
+use super::recorded_reads::Recording;
 use crate::bucket::Bucket;
 use crate::config::CacheConfig;
 use crate::ledger::StepPlan;
@@ -29,7 +30,7 @@ pub(crate) struct BegunStep {
     /// The bucket that it runs under.
     pub bucket: Option<Bucket>,
     /// Whether it is captured: its launches are recorded, and run in the steps that replay them.
-    pub is_captured: bool,
+    pub recording: Recording,
 }
 
 impl StepShape {

@@ -58,7 +58,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let faults = access.fault_word::<GatherSwa>(ring.format);
         let (kv, queries, ring) = (&self.kv, &queries, &ring);
         let gather = ops::WindowGather { kv, queries, ring, tile, lengths, faults };
-        let launches = access.running()?;
+        let launches = access.reading()?;
         ops::gather_swa(access.stream, &gather)?;
         access.find_poison(queries, tile, GatheredRows::Window(lengths))?;
         launches.end()

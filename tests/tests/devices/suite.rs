@@ -413,6 +413,7 @@ suite! {
     step::recorded {
         rows_that_are_only_recorded_are_refused,
         reads_that_are_only_recorded_are_refused,
+        a_step_queues_its_recorded_reads,
         a_replay_that_is_refused_changes_nothing,
     }
     step::poison {

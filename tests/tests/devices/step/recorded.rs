@@ -3,7 +3,7 @@
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, bf16};
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::step::{AttentionTensors, QueryForm};
-use dsv4_kv::{Accepted, Bucket, KvError, Launches, StepRequest};
+use dsv4_kv::{Accepted, Bucket, KvError, Launches, LayerId, Layers, StepRequest};
 use kv_layout::geometry::LayerKind::Swa;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -103,6 +103,52 @@ pub fn reads_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) 
         results
     });
     assert!(results[0] == results[1], "what was refused changed what ran");
+}
+
+/// What a step records of its updated layers it queues as often as it likes, each time with the step's own rows; updates are refused in it.
+/// Once it is dropped the step goes on.
+pub fn a_step_queues_its_recorded_reads<B: Backend>(device: &Device<B>) {
+    const TOKENS: usize = 8;
+    const LAYERS: [LayerId; 2] = [LayerId(0), LayerId(1)];
+    let story = Story::random(&[Swa, Swa], TOKENS, 45);
+    let mut fed = Fed::new(device, config(&[Swa, Swa], FORMATS, 1));
+    let id = fed.manager.admit().unwrap();
+    let stream = fed.stream.clone();
+    let query = upload(&stream, &vec![bf16::from_f32(0.5); TOKENS * 512]);
+    let sinks = upload(&stream, &[0.0_f32]);
+    let [out, eager] = [0; 2].map(|_| filled::<B, bf16>(&stream, TOKENS * 512));
+    let retained = [fed.inputs.memory(), vec![query.memory(), sinks.memory(), out.memory()]];
+    let parts = [Part::new(id, &story, 0..TOKENS)];
+    let Fed { manager, inputs, .. } = &mut fed;
+    inputs.load(&stream, &parts, TOKENS as u32);
+    let mut step = begin(manager, &stream, &parts, Padding::None).unwrap().remove(0);
+    let attend = |layers: &mut Layers<'_, B>, out: &Buffer<B, bf16>| {
+        let updated = inputs.resume(layers, LAYERS[0])?;
+        let Updated::Swa(layer) = &updated else { panic!("it has a window alone") };
+        let form = QueryForm::Rotated;
+        let all = AttentionTensors { heads: 1, query: &query, form, sinks: &sinks, out, lse: None };
+        layer.attend(0..TOKENS as u32, &all)
+    };
+    drop(inputs.update(&mut step, LAYERS[0]).unwrap());
+    attend(&mut step, &eager).unwrap();
+    let expected = download_bits(&stream, &eager);
+    let update = |layers: &mut Layers<'_, B>| inputs.update(layers, LAYERS[1]).map(drop);
+    let refused = step.record_reads(retained.concat(), update).map(drop).unwrap_err();
+    assert!(is_forbidden(&refused), "{refused}");
+    let graph = step.record_reads(retained.concat(), |layers| attend(layers, &out)).unwrap();
+    assert_eq!(graph.nodes(), 2, "the rows, and attention");
+    for _ in 0..2 {
+        stream.fill(&out, 0).unwrap();
+        graph.replay().unwrap();
+        assert!(download_bits(&stream, &out) == expected, "other results than by a launch");
+    }
+    drop(graph);
+    drop(inputs.update(&mut step, LAYERS[1]).unwrap());
+    for layer in LAYERS {
+        inputs.resume(&mut step, layer).unwrap().append().unwrap();
+    }
+    step.commit(&[Accepted::count(id, TOKENS as u32)]).unwrap();
+    fed.assert_holds(id, &story, &story.stored(device, FORMATS), TOKENS);
 }
 
 /// A replay that is refused, as into a stream that is being captured, leaves the step as it was.

@@ -192,9 +192,9 @@ fn time_reads<B: Backend>(
 ) -> Result<[f64; READS.len()]> {
     let mut reads = [0.0; READS.len()];
     for (time, (_, part, count)) in reads.iter_mut().zip(READS) {
-        let record = || queue(tensors, layers, &[part]);
-        let graph = stream.capture(memory.to_vec(), record)?;
-        let replay = || Ok(stream.replay(&graph)?);
+        let graph =
+            layers.record_reads(memory.to_vec(), |layers| queue(tensors, layers, &[part]))?;
+        let replay = || Ok(graph.replay()?);
         *time = timer.median(stream, LONG_RUNS, replay)? / count as f64;
     }
     Ok(reads)
