@@ -4,8 +4,7 @@ use kernels_gpu::fault_injection;
 
 use super::layers::Layers;
 use super::open_step::Step;
-use super::recorded_reads::Recording;
-use super::shape::{BegunStep, StepShape};
+use super::shape::{BegunStep, Recording, StepShape};
 use crate::bucket::Bucket;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;

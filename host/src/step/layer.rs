@@ -12,8 +12,7 @@ use std::sync::Mutex;
 use kernels_gpu::launch::AppendSwa;
 use kv_layout::geometry::{CompressorKind, HEAD_DIM};
 
-use super::recorded_reads::Recording;
-use super::shape::StepShape;
+use super::shape::{Recording, StepShape};
 use super::tracker::Tracker;
 use crate::device::Operation;
 use crate::device::shape::check_length;

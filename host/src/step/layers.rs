@@ -5,8 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::layer::{Csa, Hca, Layer, Swa};
-use super::recorded_reads::Recording;
-use super::shape::{BegunStep, StepShape};
+use super::shape::{BegunStep, Recording, StepShape};
 use super::tracker::Tracker;
 use crate::bucket::Bucket;
 use crate::device::{Backend, Stream, View};

@@ -3,8 +3,7 @@
 use super::begin::Group;
 use super::capture::CapturedStep;
 use super::layers::Layers;
-use super::recorded_reads::Recording;
-use super::shape::{BegunStep, StepShape};
+use super::shape::{BegunStep, Recording, StepShape};
 use crate::bucket::Bucket;
 use crate::device::{Backend, Memory, Stream};
 use crate::error::KvError;

@@ -4,19 +4,9 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use super::layers::Layers;
+use super::shape::Recording;
 use crate::device::{Backend, DeviceError, Graph, Memory, Stream};
 use crate::error::KvError;
-
-/// By which capture a step's launches are recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recording {
-    /// None: they run.
-    Nothing,
-    /// That of a whole step.
-    Step,
-    /// That of what updated layers read ([`Layers::record_reads`]).
-    Reads,
-}
 
 /// Attention, lists and gathers of a step as a graph, which only that step queues, as often as it likes: for benchmarks. It holds
 /// the step until it is dropped.

@@ -1,6 +1,5 @@
 //! Sizes that the launches of a step cover, padding included.
 
-use super::recorded_reads::Recording;
 use crate::bucket::Bucket;
 use crate::config::CacheConfig;
 use crate::ledger::StepPlan;
@@ -18,6 +17,17 @@ pub(crate) struct StepShape {
     pub context: u32,
     /// Tokens that a request may write and lose again: `max_draft` + 1.
     pub rollback: u32,
+}
+
+/// By which capture a step's launches are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recording {
+    /// None: they run.
+    Nothing,
+    /// That of a whole step.
+    Step,
+    /// That of what updated layers read ([`Layers::record_reads`](super::Layers::record_reads)).
+    Reads,
 }
 
 /// A step that has begun, or is captured.
