@@ -137,7 +137,6 @@ suite! {
     attention::steps {
         steps_equal_the_oracle,
         a_query_has_the_same_bits_in_every_step,
-        chunks_in_graphs_have_the_same_bits,
         long_contexts_change_no_bit,
         no_number_reaches_another_request,
         bad_calls_are_refused,

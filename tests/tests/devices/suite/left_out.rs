@@ -70,6 +70,7 @@ suite! {
         the_most_keys_have_the_same_bits,
     }
     attention::steps {
+        chunks_in_graphs_have_the_same_bits,
         a_long_chunk_has_the_bits_of_short_ones,
     }
     router::batches {
