@@ -59,7 +59,7 @@ pub enum Refusal {
     /// Too many completions wait.
     #[error("{waiting} of at most {most} completions are waiting; try again later")]
     QueueFull {
-        /// How many wait.
+        /// How many wait, or have their prompts read.
         waiting: usize,
         /// The most.
         most: usize,

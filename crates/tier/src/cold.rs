@@ -197,7 +197,7 @@ impl<B: Backend> ColdTier<B> {
         };
         // A token is left to compute. What host memory has no room for would be read in vain.
         let tokens = tokens[..tokens.len().saturating_sub(1)].as_chunks::<BLOCK>().0;
-        let tokens = &tokens[..tokens.len().min(most_blocks(cache))];
+        let tokens = &tokens[..tokens.len().min(cache.host_prefix_blocks() as usize)];
         let [worth, there] = [reusable, in_host].map(|tokens| tokens / BLOCK as u32);
         if tokens.len() <= worth as usize {
             return Ok(None);
@@ -406,13 +406,6 @@ impl<B: Backend> ColdTier<B> {
             self.errors.push(error);
         }
     }
-}
-
-/// Blocks of the longest prefix that fits into the host memory of `cache`, with its checkpoint.
-fn most_blocks<B: Backend>(cache: &KvCacheManager<B>) -> usize {
-    let (_, units) = cache.host_units();
-    let (block, checkpoint) = cache.host_image_bytes().unwrap_or_default();
-    u64::from(units).saturating_sub(checkpoint.div_ceil(block.max(1))) as usize
 }
 
 /// The store of a URL, and where in it; without a scheme it is a local directory.

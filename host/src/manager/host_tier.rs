@@ -202,6 +202,12 @@ impl<B: Backend> KvCacheManager<B> {
         self.tier().map_or((0, 0), |tier| tier.units())
     }
 
+    /// Blocks of the longest prefix that fits into host memory, with its checkpoint; 0 without a host tier.
+    #[must_use]
+    pub fn host_prefix_blocks(&self) -> u32 {
+        self.tier().map_or(0, |tier| tier.prefix_blocks())
+    }
+
     /// Counts everything that host memory holds again, for tests.
     ///
     /// # Errors

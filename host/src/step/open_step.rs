@@ -58,8 +58,9 @@ impl<'a, B: Backend> Step<'a, B> {
     ///
     /// # Errors
     /// [`KvError::ForeignGraph`]; [`KvError::LayerNotUpdated`] if the step has not finished one of
-    /// its layers; [`KvError::RowsMismatch`] if one was updated with other rows; [`KvError::WindowOverwritten`] for a bucket of more than `max_draft` + 1 tokens a
-    /// request, which would read rows that it has overwritten; [`KvError::Device`].
+    /// its layers; [`KvError::RowsMismatch`] if one was updated with other rows; [`KvError::WindowOverwritten`] for a
+    /// bucket of more than `max_draft` + 1 tokens a request, which would read rows that it has overwritten;
+    /// [`KvError::Device`].
     pub fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         self.layers.repeat(graph)
     }

@@ -38,16 +38,7 @@ impl<B: Backend> RecordedReads<'_, B> {
     }
 }
 
-/// Layers whose reads are recorded; dropped, they are as before, by a panic too.
-struct Recorded<'l, 'a, B: Backend>(&'l mut Layers<'a, B>, Recording);
-
-impl<B: Backend> Drop for Recorded<'_, '_, B> {
-    fn drop(&mut self) {
-        self.0.recording = self.1;
-    }
-}
-
-impl<'a, B: Backend> Layers<'a, B> {
+impl<B: Backend> Layers<'_, B> {
     /// Captures what `record` queues of layers that are updated, and launches of the caller's own; nothing of it runs. Updates and
     /// appends are refused in it. The graph keeps the cache's memory and `retained` alive.
     ///
@@ -56,14 +47,27 @@ impl<'a, B: Backend> Layers<'a, B> {
     pub fn record_reads<E: From<DeviceError>>(
         &mut self,
         mut retained: Vec<Memory<B>>,
-        record: impl FnOnce(&mut Layers<'a, B>) -> Result<(), E>,
+        record: impl FnOnce(&mut Layers<'_, B>) -> Result<(), E>,
     ) -> Result<RecordedReads<'_, B>, E> {
-        let all = self.core.memory.memory().iter().chain(self.memory.memory());
-        retained.extend(all.cloned());
-        let (stream, before) = (self.stream.clone(), self.recording);
-        self.recording = Recording::Reads;
-        let layers = Recorded(self, before);
-        let graph = stream.capture(retained, || record(&mut *layers.0))?;
+        let Self { core, group, shape, plan, bucket, touched, .. } = *self;
+        retained.extend(core.memory.memory().iter().chain(self.memory.memory()).cloned());
+        let (stream, memory) = (self.stream.clone(), &mut *self.memory);
+        let (ids, span) = (self.ids.clone(), self.span.clone());
+        // A value of its own, so that what is recorded ends with it.
+        let mut layers = Layers {
+            recording: Recording::Reads,
+            stream: stream.clone(),
+            core,
+            memory,
+            group,
+            ids,
+            shape,
+            plan,
+            bucket,
+            touched,
+            span,
+        };
+        let graph = stream.capture(retained, || record(&mut layers))?;
         Ok(RecordedReads { graph, stream, step: PhantomData })
     }
 }

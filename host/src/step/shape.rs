@@ -39,7 +39,7 @@ pub(crate) struct BegunStep {
     pub plan: StepPlan,
     /// The bucket that it runs under.
     pub bucket: Option<Bucket>,
-    /// Whether it is captured: its launches are recorded, and run in the steps that replay them.
+    /// Whether it is captured: then its launches run in the steps that replay them.
     pub recording: Recording,
 }
 

@@ -161,6 +161,11 @@ impl<B: Backend> Tier<B> {
         (self.pool.free(), self.pool.units())
     }
 
+    /// Blocks of the longest prefix that fits, with its checkpoint.
+    pub fn prefix_blocks(&self) -> u32 {
+        self.pool.units().saturating_sub(self.layout.checkpoint_units)
+    }
+
     /// Whether something is on its way to the host.
     pub fn is_storing(&self) -> bool {
         self.storing.is_some()

@@ -178,10 +178,11 @@ impl<B: Backend> Setup<B> {
         let timer = ColdTimer::new(stream.device())?;
         let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
         step.replay(&graphs.step)?;
-        let mut time = |graph: &CapturedStep<B>| -> Result<Timed> {
-            let microseconds = timer.median(stream, REPLAYS, || Ok(step.repeat(graph)?))?;
-            Ok(Timed { nodes: graph.nodes(), microseconds })
+        let timed = |nodes: u64, replay: &mut dyn FnMut() -> Result<()>| -> Result<Timed> {
+            Ok(Timed { nodes, microseconds: timer.median(stream, REPLAYS, replay)? })
         };
+        let mut time =
+            |graph: &CapturedStep<B>| timed(graph.nodes(), &mut || Ok(step.repeat(graph)?));
         let whole = time(&graphs.step)?;
         let routed = time(&graphs.routed)?;
         let updates = time(&graphs.updates)?;
@@ -192,12 +193,10 @@ impl<B: Backend> Setup<B> {
         }
         for (name, part) in reads {
             let graph = step.record_reads(memory.clone(), |step| queue(tensors, step, &[part]))?;
-            let microseconds = timer.median(stream, REPLAYS, || Ok(graph.replay()?))?;
-            let timed = Timed { nodes: graph.nodes(), microseconds };
+            let timed = timed(graph.nodes(), &mut || Ok(graph.replay()?))?;
             kinds.push(Kind { name: name.into(), timed });
         }
-        let microseconds = timer.median(stream, REPLAYS, || Ok(stream.replay(&router)?))?;
-        let timed = Timed { nodes: router.nodes(), microseconds };
+        let timed = timed(router.nodes(), &mut || Ok(stream.replay(&router)?))?;
         kinds.push(Kind { name: "router".into(), timed });
         drop(step);
         cache.check_faults(stream)?;
