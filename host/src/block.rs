@@ -28,8 +28,8 @@ impl Block {
     }
 }
 
-/// A block that others use too, so that nobody writes it. Who shares it keeps it from being freed; this only says which
-/// one it is.
+/// The number of a block that several requests can use and no step writes any more. Its owner, the prefix tree or
+/// [`BlockShares`], keeps it from being freed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SharedBlock(BlockId);
 
@@ -38,12 +38,12 @@ pub(crate) struct SharedBlock(BlockId);
 pub(crate) enum Held {
     /// The request alone writes and reads it.
     Own(Block),
-    /// Written by whoever had it before; only read.
+    /// Written earlier, now only read.
     Shared(SharedBlock),
 }
 
 impl Held {
-    /// A block that somebody keeps.
+    /// A shared block, whose owner keeps `block`.
     pub const fn shared(block: &Block) -> Self {
         Self::Shared(SharedBlock(block.0))
     }
@@ -68,23 +68,25 @@ impl Held {
         }
     }
 
-    /// Makes the block a shared one; who shares it gets it, unless it was shared already.
+    /// Makes the block a shared one. Returns the owned block to the caller, which keeps it; `None`
+    /// if it was shared already.
     pub fn share(&mut self) -> Option<Block> {
         let shared = Self::Shared(SharedBlock(self.id()));
         std::mem::replace(self, shared).into_own()
     }
 }
 
-/// Blocks that forks share, and by how many requests each is. A shared block that is not among them is kept by someone
-/// else.
+/// Blocks that forks share, with the number of requests that use each. A shared block that is not in this list belongs
+/// to the prefix tree.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct BlockShares {
-    /// By block; as long as the largest that was ever shared needs.
+    /// By block number; as long as the highest number that was ever shared.
     kept: Vec<Option<(Block, u32)>>,
 }
 
 impl BlockShares {
-    /// Shares a block with one request more, which gets the result. Where someone else keeps it, that must be for both.
+    /// Shares a block with one more request, which gets the result. If the block belongs to the prefix tree, the new
+    /// request needs its own reference there.
     pub fn share(&mut self, held: &mut Held) -> Held {
         let id = held.id();
         let at = id.0 as usize;
@@ -100,7 +102,8 @@ impl BlockShares {
         Held::Shared(SharedBlock(id))
     }
 
-    /// Gives up a request's block: the block, if no other request has it and nobody else keeps it.
+    /// Releases a request's block. Returns the block if no other request uses it and it does not
+    /// belong to the prefix tree.
     pub fn give_up(&mut self, held: Held) -> Option<Block> {
         let at = held.id().0 as usize;
         match held {
@@ -115,7 +118,7 @@ impl BlockShares {
     }
 }
 
-/// The blocks that nobody holds. Taking and giving back are O(1) and allocate nothing.
+/// The free blocks. Taking and giving back are O(1) and allocate nothing.
 #[derive(Debug, Serialize)]
 pub struct BlockPool {
     /// Last in, first out: the block taken next is the one most recently used.
@@ -140,8 +143,8 @@ impl BlockPool {
         self.free.iter().rev().map(Block::id)
     }
 
-    /// Returns a block to the pool, which takes any for its own: blocks of two pools must not be mixed. A ledger has
-    /// one pool, and nothing else reaches its blocks.
+    /// Returns a block to the pool. The pool cannot recognise a block of another pool, so blocks of two pools must
+    /// not be mixed. A ledger has one pool, and nothing else reaches its blocks.
     pub fn give_back(&mut self, block: Block) {
         debug_assert!(self.free.len() < self.total as usize, "a block of another pool");
         self.free.push(block);
@@ -153,7 +156,7 @@ impl BlockPool {
         self.free.len() as u32
     }
 
-    /// Blocks there are.
+    /// Number of blocks in the pool, free or not.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.total

@@ -1,9 +1,9 @@
-//! What fits: which requests a cache holds at once, and in how many bytes.
+//! Capacity planning: which requests fit in a cache at once, and in how many bytes.
 //!
 //! A request takes one slot and the blocks of its tokens, and nothing else can run out. So a set of
-//! requests fits exactly when its slots and its blocks do, in whatever order it is admitted and in
-//! whatever chunks its tokens come. Tokens are those that are written: drafts past the last accepted
-//! token of a request count, if a scheduler lets it have them.
+//! requests fits if its slots and blocks fit, independent of the order of admission and of the
+//! chunks. Tokens are all that are written: drafts after the last accepted token of a request count
+//! too.
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, LayerKind};
@@ -17,7 +17,7 @@ use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{Pool, Schema};
 use crate::tier::layout::{self, TierLayout};
 
-/// What a cache has room for, and its bytes on the device, exactly.
+/// The units that a cache has room for, and its exact bytes on the device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Capacity {
     /// Request slots.
@@ -32,11 +32,11 @@ pub struct Capacity {
     pub max_context: u32,
     /// Bytes of a checkpoint over all layers.
     pub checkpoint_bytes: u64,
-    /// Bytes of a slot over all layers: what a request costs, however short.
+    /// Bytes of a slot over all layers. Every request takes them, however short it is.
     pub slot_bytes: u64,
     /// Bytes of a block over all layers; 0 if no layer stores entries.
     pub block_bytes: u64,
-    /// `block_bytes` over 128: what a token of context costs beyond the slot. A fraction, and exact.
+    /// `block_bytes` over 128: the bytes of one more token of context. May be a fraction; it is exact.
     pub bytes_per_token: f64,
     /// Bytes of a slot and of a block, by kind of layer; only kinds that the model has.
     pub layers: Vec<LayerBytes>,
@@ -45,7 +45,7 @@ pub struct Capacity {
     /// Bytes of everything but pools and checkpoints: block table, work lists, StepMeta, tables for copies of state,
     /// alignment of the pools.
     pub working_bytes: u64,
-    /// The part of `working_bytes` that stages blocks on their way to host memory and back; 0 without a host tier.
+    /// The part of `working_bytes` that is staging memory for transfers to and from host memory; 0 without a host tier.
     pub staging_bytes: u64,
     /// Bytes of pinned host memory for evicted prefixes.
     pub host_bytes: u64,
@@ -59,7 +59,7 @@ pub struct Capacity {
 pub struct LayerBytes {
     /// The kind.
     pub kind: LayerKind,
-    /// How many layers are of it.
+    /// Number of layers of this kind.
     pub layers: u32,
     /// Bytes of a slot in these layers.
     pub slot_bytes: u64,
@@ -74,7 +74,7 @@ pub struct LayerBytes {
 pub struct PoolBytes {
     /// The kind.
     pub kind: PoolKind,
-    /// What the pools have one of.
+    /// Unit of the pools: slot or block.
     pub unit: PoolUnit,
     /// Bytes of one slot or block, over all layers.
     pub unit_bytes: u64,
@@ -89,11 +89,11 @@ fn working_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
         + layout::device_bytes(config, schema)
 }
 
-/// Configurations made for the memory that there is.
+/// Configurations that fit in a given amount of memory.
 impl CacheConfig {
     /// A configuration for `model` with the formats it was trained for, neither drafts nor checkpoints, and as many
-    /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need. For prefix reuse set `num_checkpoints`, and
-    /// call [`Self::with_memory`].
+    /// blocks as fit in `memory` bytes besides `max_requests` slots and the memory of steps. For prefix reuse set
+    /// `num_checkpoints`, and call [`Self::with_memory`].
     ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
@@ -101,10 +101,10 @@ impl CacheConfig {
         Self { max_requests, ..Self::new(model) }.with_memory(memory)
     }
 
-    /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what steps need. Not
-    /// counted: an indexer's workspace ([`crate::WorkspaceSize`]), memory through which requests move
-    /// ([`crate::transfer::port_bytes`]), and what the driver adds to an allocation, up to 2 MiB for each of
-    /// [`Capacity::buffers`].
+    /// The same configuration with as many blocks as fit in `memory` bytes besides its slots and the memory of
+    /// steps. Not counted: an indexer's workspace ([`crate::WorkspaceSize`]), staging memory for requests that
+    /// move ([`crate::transfer::port_bytes`]), and the bytes by which the driver rounds up an allocation, up to 2
+    /// MiB for each of [`Capacity::buffers`].
     ///
     /// ```
     /// use dsv4_kv::kv_layout::config::ModelConfig;
@@ -131,7 +131,7 @@ impl CacheConfig {
         Ok(self)
     }
 
-    /// Blocks that `memory` bytes hold beside the slots and what steps need, up to
+    /// Number of blocks that fit in `memory` bytes besides the slots and the memory of steps, up to
     /// [`Self::MAX_BLOCKS`]; one if no layer stores entries, since then blocks have no bytes and no
     /// request needs any. A driver may round every allocation up: [`crate::Capacity::buffers`].
     ///
@@ -218,13 +218,13 @@ impl Capacity {
         if self.block_bytes > 0 { block::blocks_of(tokens) } else { 0 }
     }
 
-    /// Bytes that a request of `tokens` tokens keeps others from using.
+    /// Bytes of the slot and the blocks of a request of `tokens` tokens.
     #[must_use]
     pub fn request_bytes(&self, tokens: u32) -> u64 {
         self.slot_bytes + u64::from(self.blocks_of(tokens)) * self.block_bytes
     }
 
-    /// Requests of exactly `tokens` tokens that fit at once.
+    /// Number of requests of exactly `tokens` tokens that fit at once.
     #[must_use]
     pub fn requests_of(&self, tokens: u32) -> u32 {
         if tokens > self.max_context {
@@ -234,18 +234,19 @@ impl Capacity {
         by_blocks.map_or(self.slots, |requests| requests.min(self.slots))
     }
 
-    /// Tokens of the longest request that fits while no other is there.
+    /// Tokens of the longest request that fits in an otherwise empty cache.
     #[must_use]
     pub fn longest_request(&self) -> u32 {
         if self.block_bytes == 0 {
             return self.max_context;
         }
-        // The next block is needed when an entry closes in it, not when a token comes.
+        // A request needs its next block only when the first entry in it closes.
         let tokens = u64::from(self.blocks) * u64::from(BLOCK_TOKENS) + u64::from(CSA_RATIO - 1);
         tokens.min(u64::from(self.max_context)) as u32
     }
 
-    /// Whether all requests of a mix, pairs of tokens and how many requests have them, fit at once.
+    /// Whether all requests of a mix fit at once. The pairs are a number of tokens, and the number
+    /// of requests that have it.
     #[must_use]
     pub fn fits(&self, mix: &[(u32, u32)]) -> bool {
         let (mut slots, mut blocks) = (0u64, 0u64);
@@ -262,12 +263,12 @@ impl Capacity {
 }
 
 /// `config` with the slots and blocks that let the most requests of `tokens` tokens fit into
-/// `memory` bytes at once: one slot for each, and as many blocks as there is memory left.
+/// `memory` bytes at once: one slot for each, and as many blocks as fit in the rest of the memory.
 /// Its `max_requests` and `num_blocks` do not matter.
 ///
 /// # Errors
-/// [`KvError::MemoryTooSmall`] if not even one fits; [`KvError::Config`] for a setting out of range,
-/// `tokens` included.
+/// [`KvError::MemoryTooSmall`] if not even one request fits; [`KvError::Config`] for a setting out
+/// of range, `tokens` included.
 pub fn most_requests(
     config: CacheConfig,
     memory: u64,
@@ -286,7 +287,7 @@ pub fn most_requests(
         ..config.clone()
     };
     let by_blocks = CacheConfig::MAX_BLOCKS.checked_div(blocks).unwrap_or(u32::MAX);
-    // Bytes only grow with requests: the first number that does not fit, by halving.
+    // The bytes grow with the number of requests, so a binary search finds the first number that does not fit.
     let (mut most, mut too_many) = (0, by_blocks.min(CacheConfig::MAX_REQUESTS) + 1);
     while most + 1 < too_many {
         let requests = u32::midpoint(most, too_many);

@@ -1,14 +1,15 @@
-//! Checkpoints: what a request needs besides its blocks to go on at a block's end as if it had come there by itself.
+//! Checkpoints: what a request needs besides its blocks to continue at the end of a block as if it had computed all
+//! tokens itself.
 //!
-//! At position P, a multiple of 128, that is of every layer the window rows of the 128 tokens before P, and of a CSA
-//! layer the halves of the last four tokens that the next window pools. An HCA layer needs nothing: a window of 128
-//! tokens ends there.
+//! At position P, a multiple of 128, a checkpoint has the window rows of the 128 tokens before P of every layer. Of
+//! a CSA layer it also has the previous halves of the last four tokens, which the next window pools. An HCA layer
+//! needs nothing: a window of 128 tokens ends there.
 //!
-//! **Draft layers** have windows too, and a checkpoint keeps theirs. But a draft layer's row of token P - 1 was made with
-//! token P, which is not part of the prefix: a request that goes on from the checkpoint with another token has there the
-//! row of the request that was saved. And a checkpoint that was written inside of a chunk has no draft windows, because
-//! the draft layers run later: they are zero in a request that goes on from it. Its drafts may be worse by that, until
-//! these rows have left the window. The trunk verifies them, so that its tokens are the same.
+//! **Draft layers** have windows too, and a checkpoint keeps theirs. But a draft layer computes its row of token P - 1
+//! with token P, which is not part of the prefix. A request that continues from the checkpoint with another token has
+//! the row of the saved request there. A checkpoint that was written inside a chunk has no draft windows, because the
+//! draft layers run later: they are zero in a request that continues from it. Its drafts may be worse until these rows
+//! have left the window. The trunk verifies drafts, so its tokens are the same.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
@@ -34,7 +35,8 @@ impl StateCheckpoint {
         self.id
     }
 
-    /// A state is, or is about to be, saved in it: of a request, or of a prompt that came from another tier or cache.
+    /// Marks the storage as one that holds a saved state, or is about to: that of `request`, or `None` for a prompt
+    /// from another tier or cache.
     pub(crate) const fn saved(
         self,
         request: Option<RequestId>,
@@ -45,8 +47,8 @@ impl StateCheckpoint {
     }
 }
 
-/// A checkpoint in which the state of a request is saved. Only what saves a state makes one, so that no request goes on
-/// from storage that was never written.
+/// A checkpoint that holds the saved state of a request. Only a save creates one, so that no request continues from
+/// storage that was never written.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[must_use = "a checkpoint that is dropped is lost to its pool; give it back"]
 pub struct SavedCheckpoint {
@@ -64,19 +66,19 @@ impl SavedCheckpoint {
         self.storage.id
     }
 
-    /// The request that was saved, which alone can be restored from it, by the id that it was admitted under; `None` for a prompt that
-    /// came from elsewhere.
+    /// The request that was saved, by the id under which it was admitted: no other request can be restored from it.
+    /// `None` for a prompt from another tier or cache.
     pub(crate) const fn request(&self) -> Option<RequestId> {
         self.request
     }
 
-    /// The position that a request goes on at: the tokens before it are those of the request that was saved.
+    /// The position at which a request continues: the tokens before it are those of the saved request.
     #[must_use]
     pub const fn boundary(&self) -> u32 {
         self.boundary
     }
 
-    /// Whether it has the windows of the draft layers. If not, they are zero in a request that goes on from it.
+    /// Whether it has the windows of the draft layers. If not, they are zero in a request that continues from it.
     #[must_use]
     pub const fn has_draft(&self) -> bool {
         self.has_draft
@@ -87,16 +89,16 @@ impl SavedCheckpoint {
         self.storage.ledger
     }
 
-    /// What a request that goes on from it must know of it.
+    /// Everything that restoring a request from it needs.
     pub(crate) const fn place(&self) -> SavedPlace {
         let Self { storage, boundary, has_draft, .. } = self;
         SavedPlace { checkpoint: storage.id, boundary: *boundary, has_draft: *has_draft }
     }
 }
 
-/// A checkpoint of another cache, which was not given up: it still is that cache's. It is no [`KvError`], so that `?` does
-/// not drop the checkpoint in a function that returns one: its storage would be lost to its cache. Where `?` boxes it, the
-/// checkpoint is in the box.
+/// The error for a checkpoint of another cache. It holds the checkpoint, which still belongs to that cache. It does not
+/// convert to [`KvError`], so that `?` cannot drop the checkpoint: its cache would lose the storage. Where `?` boxes
+/// the error, the checkpoint is in the box.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", KvError::ForeignCheckpoint)]
 pub struct ForeignCheckpoint(pub(crate) SavedCheckpoint);
@@ -108,7 +110,7 @@ impl ForeignCheckpoint {
     }
 }
 
-/// A saved checkpoint, by number: for as long as whoever holds it keeps it.
+/// A saved checkpoint, by number; valid while its owner keeps the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SavedPlace {
     pub checkpoint: CheckpointId,
@@ -128,7 +130,7 @@ pub const fn is_boundary(position: u32) -> bool {
     position > 0 && position.is_multiple_of(BLOCK_TOKENS)
 }
 
-/// The checkpoints that nobody holds. Taking and giving back are O(1) and allocate nothing.
+/// The free checkpoints. Taking and giving back are O(1) and allocate nothing.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckpointPool {
     free: Vec<StateCheckpoint>,
@@ -160,8 +162,8 @@ impl CheckpointPool {
         if saved.ledger() == self.ledger { Ok(()) } else { Err(KvError::ForeignCheckpoint) }
     }
 
-    /// Returns a checkpoint of this pool, saved or not. Copies that are queued are not disturbed: what writes the
-    /// storage next is queued behind them.
+    /// Returns a checkpoint of this pool, saved or not. Queued copies of it stay correct: the next write of the
+    /// storage is queued after them.
     pub fn give_back(&mut self, checkpoint: impl Into<StateCheckpoint>) {
         let checkpoint = checkpoint.into();
         debug_assert_eq!(checkpoint.ledger, self.ledger, "a checkpoint of another pool");
@@ -174,7 +176,7 @@ impl CheckpointPool {
         self.free.len() as u32
     }
 
-    /// Checkpoints there are.
+    /// Number of checkpoints in the pool, free or not.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.total

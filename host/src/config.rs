@@ -10,7 +10,7 @@ use kv_layout::main_row::MainFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::KvError;
-use crate::ids::LayerGroup;
+use crate::ids::{LayerGroup, LayerId};
 use crate::pool_kind::PoolUnit;
 
 /// The shape of one cache.
@@ -64,9 +64,9 @@ pub struct CacheConfig {
     /// follows from the number of keys. Two are faster for few queries in a step, one for many. Results differ in their last bits.
     #[serde(default)]
     pub attention_split: KeySplit,
-    /// Whether memory that nobody owns is filled with NaN, and gathered rows and scored keys that come
-    /// from it are reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it
-    /// costs a look at every one of them.
+    /// Whether unowned memory is filled with NaN, so that `KvCacheManager::check_poison` reports
+    /// gathered rows and scored keys that come from it. For tests and debugging: every gathered row
+    /// and scored key is checked.
     #[serde(default)]
     pub poison: bool,
 }
@@ -74,7 +74,8 @@ pub struct CacheConfig {
 impl CacheConfig {
     /// Most blocks a cache can have: block ids and rows are 32-bit on the device.
     pub const MAX_BLOCKS: u32 = 1 << 25;
-    /// Most requests: the launch that copies the state of all of them has a row of blocks for each, and a grid has at most 65,535.
+    /// Most requests: the launch that copies the state of all of them has one grid row per request, and a grid has at
+    /// most 65,535 rows.
     pub const MAX_REQUESTS: u32 = (1 << 16) - 1;
     /// Most checkpoints: checkpoint times window rows is 31-bit on the device.
     pub const MAX_CHECKPOINTS: u32 = 1 << 23;
@@ -105,7 +106,7 @@ impl CacheConfig {
         }
     }
 
-    /// Units of a pool: blocks, or slots: those of requests, then those of suspended requests.
+    /// Number of units of a pool: blocks, or the slots of requests and of suspended requests.
     #[must_use]
     pub const fn units(&self, unit: PoolUnit) -> u32 {
         match unit {
@@ -154,7 +155,7 @@ impl CacheConfig {
         let layers = self.group_layers(LayerGroup::Draft);
         let kinds = layers.map(|layer| (layer, self.model.layers[layer as usize]));
         match kinds.into_iter().find(|&(_, kind)| kind != LayerKind::Swa) {
-            Some((layer, kind)) => Err(KvError::DraftLayerKind { layer, kind }),
+            Some((layer, kind)) => Err(KvError::DraftLayerKind { layer: LayerId(layer), kind }),
             None => Ok(()),
         }
     }

@@ -1,10 +1,10 @@
-//! Events: which blocks a cache has got and lost since somebody last asked, for a router that sends a prompt where its
-//! prefix is.
+//! Events: the blocks that entered and left the prefix tree of a cache since the last drain, for a router that sends
+//! each prompt to the cache that has its prefix.
 //!
 //! A cache with [`CacheConfig::event_capacity`](crate::CacheConfig::event_capacity) logs each block that enters its
-//! prefix tree, that is, whose 128 token ids a commit has given, or that came with a prefix, and each that leaves it.
-//! Nothing that a step does allocates for the log, or fails by it. [`EventSource`] is how it is read, of a [`Ledger`]
-//! or of a [`KvCacheManager`]:
+//! prefix tree, and each block that leaves it. A block enters when a commit has given its 128 token ids, or with an
+//! imported prefix. The log makes no step allocate or fail. [`EventSource`] reads it from a [`Ledger`] or a
+//! [`KvCacheManager`]:
 //!
 //! ```
 //! # use dsv4_kv::kv_layout::config::ModelConfig;
@@ -44,8 +44,8 @@
 //! # Ok::<(), KvError>(())
 //! ```
 //!
-//! Blocks that no checkpoint is at or below go when their request ends, with an event. What is in host memory, or in
-//! files, is not told: a block that moves there is removed.
+//! Blocks without a checkpoint at or below them are removed when their request ends, with an event. Blocks in host
+//! memory or in files are not reported: a block that exists only there counts as removed.
 
 pub use dsv4_kv_prefix::{Drained, Event, EventSource, Reading, Serial, Stored};
 
@@ -58,8 +58,8 @@ use crate::manager::KvCacheManager;
 pub type EventBatch = dsv4_kv_prefix::EventBatch<BLOCK>;
 
 impl Ledger {
-    /// All blocks that are there, as [`EventSource::snapshot_events`] has them, to whoever only looks: the log goes on as it
-    /// was. Allocates, and takes as long as all tokens take to be copied.
+    /// All blocks in the prefix tree, as in [`EventSource::snapshot_events`], but the log stays unchanged. Allocates,
+    /// and copies the tokens of all blocks.
     #[must_use]
     pub fn resident_events(&self) -> EventBatch {
         self.tree().map_or_else(EventBatch::default, |tree| tree.resident_events())

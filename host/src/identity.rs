@@ -8,9 +8,9 @@ use crate::memory::state_layout::LAYOUT_VERSION;
 use crate::schema::Schema;
 
 impl CacheConfig {
-    /// What is the same in all caches whose bytes are the same for the same weights and tokens: the model but for its name,
-    /// the formats, how attention splits keys, and how rows lie in a block, slot or checkpoint. Neither how large the cache is
-    /// nor `max_draft`.
+    /// Equal for all caches that compute the same bytes from the same weights and tokens. It covers the model without
+    /// its name, the formats, how attention splits keys, and the layout of rows in a block, slot or checkpoint, but
+    /// neither the size of the cache nor `max_draft`.
     #[must_use]
     pub fn identity(&self) -> Vec<u8> {
         let Self { model, main_format, index_format, attention_split, .. } = self;
@@ -39,9 +39,11 @@ mod tests {
 
     use crate::config::CacheConfig;
 
-    /// The bytes of an identity, which name the prefixes that a store keeps for later programs, and the caches that a request may move to.
-    // If this fails because a type, a field or a variant was renamed, keep the old spelling in `identity()`: what is stored goes by these
-    // bytes. If the bytes of a block, slot or checkpoint have changed, raise `LAYOUT_VERSION`. Only then change what is expected here.
+    /// Identities must keep their bytes: stored prefixes are found by them, and they say between which caches requests
+    /// may move.
+    // If this fails because a type, a field or a variant was renamed, keep the old spelling in `identity()`, because
+    // stored prefixes are found by these bytes. If the bytes of a block, slot or checkpoint have changed, raise
+    // `LAYOUT_VERSION`. Only then change the expected bytes here.
     #[test]
     fn an_identity_keeps_its_bytes() {
         let tiny = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));
@@ -67,7 +69,7 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&tiny.identity()), expected);
     }
 
-    /// What changes the bytes of the same tokens, and what does not.
+    /// Settings that change the bytes of the same tokens change the identity; others do not.
     #[test]
     fn other_bytes_have_another_identity() {
         let of = CacheConfig::new(ModelConfig::preset("tiny").expect("a preset"));

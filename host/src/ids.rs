@@ -1,4 +1,4 @@
-//! What the cache counts: layers, blocks, slots and requests, each a type of its own.
+//! Typed ids of layers, blocks, slots, checkpoints, caches and requests.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,11 +13,12 @@ pub struct LayerId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockId(pub u32);
 
-/// The place of a request's fixed state (rings and compressor rows) in every layer.
+/// A slot: the place of a request's fixed-size state (rings and compressor rows) in every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotId(pub u32);
 
-/// The storage of one checkpoint: what a request needs to go on at a position, beside its blocks, in every layer.
+/// The storage of one checkpoint: the state, in every layer, that a request needs besides its blocks to continue
+/// at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CheckpointId(pub u32);
 
@@ -55,7 +56,7 @@ impl RequestId {
         self.slot
     }
 
-    /// How many requests had the slot before.
+    /// Number of requests that had the slot before.
     #[must_use]
     pub const fn generation(self) -> u64 {
         self.generation

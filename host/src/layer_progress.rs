@@ -1,4 +1,4 @@
-//! How far a layer is in a step.
+//! Progress of a layer in a step.
 
 use std::fmt;
 

@@ -5,11 +5,11 @@
 //! |---|---|
 //! | [`config`] | every choice that shapes a cache |
 //! | [`schema`], [`pool_kind`] | which pools a layer has, and their sizes |
-//! | [`capacity`] | what fits: which requests at once, in how many bytes |
+//! | [`capacity`] | capacity planning: which requests fit at once, in how many bytes |
 //! | [`block`] | the block pool |
 //! | [`checkpoints`] | saved request state at block boundaries, for prefix reuse |
 //! | [`suspended`] | suspended requests: blocks kept, slot released |
-//! | [`ledger`] | the bookkeeping without a device: who holds which blocks and slots, which steps are allowed |
+//! | [`ledger`] | bookkeeping without a device: the blocks and slots of each request, and which steps are allowed |
 //! | [`step_meta`] | StepMeta: the per-step metadata array that kernels read |
 //! | [`manager`] | [`KvCacheManager`]: the ledger and the device memory |
 //! | [`step`] | [`Step`]: its layers, commit, capture and replay |
@@ -17,7 +17,7 @@
 //! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`host_tier`] | KV offloading to pinned host memory |
-//! | [`layer_progress`] | how far a layer is in a step |
+//! | [`layer_progress`] | progress of a layer in a step |
 //! | [`ops`] | single operations, for programs with memory of their own; a cache's steps call them |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | debug mode: unowned memory is filled with NaN, and reads of it are reported |
@@ -25,15 +25,15 @@
 //! | [`transfer`] | export and import of requests and prefixes between caches |
 //! | [`events`] | log of stored and removed blocks, for KV-aware routers |
 //! | [`trace`] | spans and events for a `tracing` subscriber |
-//! | `metrics` | what a cache holds, through the `metrics` facade (feature `metrics`) |
+//! | `metrics` | gauges and counters of a cache, through the `metrics` facade (feature `metrics`) |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
 //!
 //! # A step
 //!
-//! A prompt of five tokens in a model of two layers. The types keep the order: a layer is read after
-//! its update, and its append ends it. `crates/model` is a whole model on it.
+//! A prompt of five tokens in a model of two layers. The types enforce the order: a layer is read
+//! after its update, and ends with its append. `crates/model` is a whole model that uses this cache.
 //!
 //! ```
 //! use dsv4_kv::device::{EmuDevice, EmuOptions};
@@ -78,16 +78,16 @@
 //!     match kind {
 //!         LayerKind::Swa => {
 //!             let updated = step.swa(layer)?.update(&kv)?;
-//!             updated.gather_window(0..5, &window, &lengths)?;
+//!             updated.gather_window(.., &window, &lengths)?;
 //!             updated.append()?;
 //!         }
 //!         LayerKind::Csa => {
 //!             let inputs = CsaInputs { kv: &kv, main: main(), index: index() };
 //!             let updated = step.csa(layer)?.update(&inputs)?;
-//!             updated.gather_window(0..5, &window, &lengths)?;
+//!             updated.gather_window(.., &window, &lengths)?;
 //!             let lists = EntryLists { queries: 0..5, k, entries: &lists };
 //!             updated.select_projected(&projected, &workspace, &lists)?;
-//!             updated.gather_entries(0..5, &lists, &entries)?;
+//!             updated.gather_entries(.., &lists, &entries)?;
 //!             updated.append()?;
 //!         }
 //!         // As CSA, but with `gather_all` in place of an indexer. This model has none.
@@ -119,7 +119,7 @@ pub mod ids;
 pub mod indexer;
 pub mod layer_progress;
 pub mod ledger;
-pub mod manager;
+mod manager;
 mod memory;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -152,7 +152,7 @@ pub use indexer::{
     WorkspaceSize,
 };
 pub use ledger::{Accepted, Admission, Ledger, Prompt, StepPlan, StepRequest};
-pub use manager::KvCacheManager;
+pub use manager::{Groups, KvCacheManager};
 pub use manager::{host_tier, reuse, suspended};
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};

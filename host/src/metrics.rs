@@ -1,4 +1,4 @@
-//! What a cache holds and has reused, through the `metrics` facade (feature `metrics`).
+//! Gauges and counters of a cache, through the `metrics` facade (feature `metrics`).
 //!
 //! ```
 //! # use dsv4_kv::device::{EmuDevice, EmuOptions};
@@ -19,7 +19,7 @@ use ::metrics::{Counter, Gauge, Label, Unit, counter, describe_counter, describe
 use crate::device::Backend;
 use crate::manager::KvCacheManager;
 
-/// A metric: its name, its unit, what it says.
+/// A metric: its name, its unit, its description.
 type Described = (&'static str, Unit, &'static str);
 
 const BLOCKS: [Described; 3] = [
@@ -65,7 +65,7 @@ const COUNTERS: [Described; 7] = [
     ),
 ];
 
-/// The metrics of one cache, in the recorder that is installed when they are made.
+/// The metrics of one cache, in the recorder that is installed when they are created.
 #[derive(Clone, Debug)]
 pub struct CacheMetrics {
     blocks: [Gauge; 3],
@@ -76,7 +76,7 @@ pub struct CacheMetrics {
 }
 
 impl CacheMetrics {
-    /// Registers them. With `labels`, so that several caches of a program are told from each other.
+    /// Registers the metrics. `labels` distinguish several caches of a program.
     #[must_use]
     pub fn new(labels: &[Label]) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl CacheMetrics {
         }
     }
 
-    /// Sets them to what they are now. Locks the ledger for some loads, and allocates nothing.
+    /// Sets the metrics to the current values. Locks the ledger briefly, and allocates nothing.
     pub fn record<B: Backend>(&self, cache: &KvCacheManager<B>) {
         let config = cache.config();
         let ledger = cache.ledger();

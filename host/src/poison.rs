@@ -1,9 +1,9 @@
-//! Poison: memory that nobody owns is made unusable, and whoever reads it is named.
+//! Poison: unowned memory is filled with NaN, and reads of it are reported by request.
 //!
-//! With [`crate::CacheConfig::poison`] every pool starts as NaN, and what a released request held
-//! becomes NaN again before the next step can write it. A search follows each gather, over the rows
-//! that it gathered, and each run of the indexer, over the keys that it scored: a row or a key that
-//! nobody wrote since is counted, with request, layer and entry.
+//! With [`crate::CacheConfig::poison`] every pool starts as NaN, and the memory of a released
+//! request becomes NaN again before the next step can write it. A search over the rows follows each
+//! gather, and one over the scored keys each run of the indexer. It records rows and keys that no
+//! kernel has written since, with request, layer and entry.
 
 use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 
@@ -16,10 +16,10 @@ use crate::ledger::unit_list::UnitList;
 use crate::pool_kind::PoolUnit;
 use crate::schema::Pool;
 
-/// What every byte of poisoned memory is: NaN as E4M3, BF16, UE8M0 and f32.
+/// Every byte of poisoned memory: NaN as E4M3, BF16, UE8M0 and f32.
 pub const POISON: u8 = 0xFF;
 
-/// Rows that are recorded between two checks; more are only counted.
+/// Most rows that are recorded between two checks; further rows are only counted.
 const CAPACITY: u64 = 64;
 /// Words of a record.
 const RECORD: usize = FindPoisonParams::RECORD as usize;
@@ -27,8 +27,8 @@ const RECORD: usize = FindPoisonParams::RECORD as usize;
 /// Words of the memory that [`crate::ops::find_poison`] and [`crate::ops::find_poisoned_keys`] write.
 pub(crate) const WORDS: u64 = 1 + CAPACITY * RECORD as u64;
 
-/// What was given back since the last step, and must be poisoned before the next: each slot and
-/// block once, however often it changed hands.
+/// Slots and blocks that were freed since the last step and must be poisoned before the next one.
+/// Each is listed once, however often it was freed.
 #[derive(Debug, Default)]
 pub(crate) struct Freed {
     slots: UnitList,
@@ -36,22 +36,22 @@ pub(crate) struct Freed {
 }
 
 impl Freed {
-    /// Nothing freed, of so many slots and blocks. With none of either nothing is ever listed.
+    /// Empty lists for `slots` slots and `blocks` blocks.
     pub fn new(slots: u32, blocks: u32) -> Self {
         Self { slots: UnitList::new(slots), blocks: UnitList::new(blocks) }
     }
 
-    /// The slot has no owner any more.
+    /// Lists a slot that was freed.
     pub fn add_slot(&mut self, slot: SlotId) {
         self.slots.add(slot.0);
     }
 
-    /// The block has no owner any more.
+    /// Lists a block that was freed.
     pub fn add_block(&mut self, block: BlockId) {
         self.blocks.add(block.0);
     }
 
-    /// Queues the poisoning of everything in it in `pools`. It stays listed until [`Self::clear`].
+    /// Queues the poisoning of all listed slots and blocks in `pools`. They stay listed until [`Self::clear`].
     pub fn poison<'p, B: Backend>(
         &self,
         stream: &Stream<B>,
@@ -73,14 +73,14 @@ impl Freed {
         Ok(())
     }
 
-    /// Forgets what was poisoned.
+    /// Empties the lists.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.blocks.clear();
     }
 }
 
-/// Reads what the searches found since the last read; nothing found is `Ok`.
+/// Reads the results of the searches since the last read; `Ok` if nothing was found.
 pub(crate) fn read<B: Backend>(
     stream: &Stream<B>,
     found: &Buffer<B, u32>,

@@ -1,4 +1,4 @@
-//! What the pools of a layer hold.
+//! Kinds and units of the pools of a layer.
 
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub enum PoolKind {
     IndexState,
 }
 
-/// What a pool has one of: a request slot, or a block.
+/// The unit of a pool: it has one element per request slot, or per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolUnit {

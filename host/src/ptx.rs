@@ -13,7 +13,7 @@ use crate::device::DeviceError;
 pub struct PtxModule {
     /// Compute capability it is for, as in `sm_90`.
     pub sm: u32,
-    /// Whether it runs on that capability alone, as `sm_90a` does; else newer ones take it too
+    /// Whether it runs on that capability alone, as `sm_90a` does; else it runs on newer ones too
     /// (PTX ISA 11.1.2 `.target`).
     pub only: bool,
     /// The PTX, compressed with Zstandard; see [`PtxModule::text`].
@@ -38,7 +38,7 @@ struct Manifest {
 /// Checks that a manifest is of modules for this kernel table.
 ///
 /// # Errors
-/// [`DeviceError::Manifest`] if it is none; [`DeviceError::AbiHash`] if it is of another table.
+/// [`DeviceError::Manifest`] if it is no manifest; [`DeviceError::AbiHash`] if it is of another table.
 pub fn check_manifest(json: &str) -> Result<(), DeviceError> {
     let Manifest { abi_hash: found } =
         serde_json::from_str(json).map_err(|error| DeviceError::Manifest(error.to_string()))?;
@@ -46,7 +46,7 @@ pub fn check_manifest(json: &str) -> Result<(), DeviceError> {
     if found == expected { Ok(()) } else { Err(DeviceError::AbiHash { found, expected }) }
 }
 
-/// The most particular module that runs on compute capability `sm` of the GPU called `name`.
+/// The most specific module that runs on compute capability `sm` of the GPU called `name`.
 ///
 /// # Errors
 /// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiHash`] if the modules were
@@ -68,7 +68,7 @@ impl PtxModule {
     /// The PTX: about 10 MB of text, decompressed at every call, in some 50 ms.
     ///
     /// # Errors
-    /// [`DeviceError::DamagedPtx`] if what is embedded is no compressed text.
+    /// [`DeviceError::DamagedPtx`] if the embedded bytes are no compressed text.
     pub fn text(&self) -> Result<String, DeviceError> {
         let damaged = |error: &dyn Error| DeviceError::DamagedPtx(error.to_string());
         let mut decoder =
@@ -79,15 +79,15 @@ impl PtxModule {
     }
 }
 
-/// The PTX ISA version of a module, as (major, minor); what its `.version` directive says.
+/// The PTX ISA version of a module, as (major, minor); from its `.version` directive.
 fn isa(ptx: &str) -> Option<(u32, u32)> {
     let line = ptx.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
     let (major, minor) = line.trim().split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Whether a driver understands a module, given as text. `version` is what `cuDriverGetVersion` says:
-/// 12080 is CUDA 12.8.
+/// Checks that a driver understands a module, given as text. `version` is that of
+/// `cuDriverGetVersion`: 12080 is CUDA 12.8.
 ///
 /// # Errors
 /// [`DeviceError::PtxTooNew`] names both versions.
@@ -115,7 +115,7 @@ const fn cuda_version_of_isa((major, minor): (u32, u32)) -> (u32, u32) {
 mod tests {
     use super::*;
 
-    /// Modules that were built for another kernel table are refused, and so is a manifest that does not say for which.
+    /// Modules that were built for another kernel table are refused, and so is a manifest that does not name its table.
     #[test]
     fn a_manifest_is_of_this_kernel_table() {
         let expected = kernels_gpu::table::ABI_HASH;

@@ -5,19 +5,19 @@ use std::f64::consts::TAU;
 use kv_layout::config::CompressRope;
 use kv_layout::geometry::ROPE_DIM;
 
-/// Pairs of channels that are rotated, and so frequencies.
+/// Number of channel pairs that are rotated, which is also the number of frequencies.
 pub const PAIRS: usize = ROPE_DIM as usize / 2;
 
 /// Frequencies of every layer with compressed entries: of its entries, keys, queries and window.
 ///
-/// Rounded to f32 after every step, as the models do: at position 2^20 a frequency that is one unit in
-/// the last place off turns a pair by up to 0.06 rad.
+/// Rounded to f32 after every step, as the models do: at position 2^20, an error of one unit in the
+/// last place of a frequency turns a pair by up to 0.06 rad.
 #[must_use]
 pub fn compress_frequencies(rope: &CompressRope) -> [f32; PAIRS] {
     let factor = rope.factor as f32;
     let (low, high) = (bound(rope, rope.beta_fast).floor(), bound(rope, rope.beta_slow).ceil());
     let (low, high) = (low.max(0.0) as f32, high.min(f64::from(ROPE_DIM - 1)) as f32);
-    // Bounds that coincide would divide by zero.
+    // Equal bounds would divide by zero.
     let high = if low == high { high + 0.001 } else { high };
     std::array::from_fn(|pair| {
         let frequency = plain_frequency(rope.theta, pair);

@@ -15,7 +15,7 @@ pub use crate::pool_kind::{PoolKind, PoolUnit};
 pub struct Pool {
     /// What it holds.
     pub kind: PoolKind,
-    /// What it has one of.
+    /// Its unit: slot or block.
     pub unit: PoolUnit,
     /// Rows of one slot or block.
     pub rows: u32,
@@ -36,7 +36,7 @@ impl Pool {
 pub struct LayerCacheSchema {
     /// The layer.
     pub layer: LayerId,
-    /// What its attention reads.
+    /// Kind of the layer, by what its attention reads.
     pub kind: LayerKind,
     /// Its pools, in a fixed order.
     pub pools: Vec<Pool>,

@@ -14,7 +14,7 @@ use crate::manager::KvCacheManager;
 use crate::ops::StateRing;
 use crate::pool_kind::PoolKind;
 
-/// What one token left in a CSA compressor's state, of the half that its window is pooled from.
+/// The row of one token in a CSA compressor's state, of the half from which its window is pooled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateRow {
     /// The token's position.
@@ -25,10 +25,10 @@ pub struct StateRow {
     pub scores: Vec<f32>,
 }
 
-/// What the tokens of an open HCA window left in the state, per channel.
+/// The running sums of an open HCA window, per channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningSums {
-    /// Position of the last of them.
+    /// Position of the last token of the window so far.
     pub position: u32,
     /// `[512]` the largest score: gate with the position bias added.
     pub maximum: Vec<f32>,

@@ -1,10 +1,10 @@
-//! StepMeta: what the kernels of one step must know, as one array of `i32` that one copy sends to
-//! the device (decision D5).
+//! StepMeta: the metadata that the kernels of one step need, as one array of `i32` that one copy
+//! sends to the device (decision D5).
 //!
-//! Five sections have one element a token, six in a cache with checkpoints, tokens of a request adjacent and in order;
-//! elements past the step's tokens are padding: slot -1, row -1. Two more have one element a block that the step was given.
-//! Sections follow each other without a gap, so that the array is as long as the step needs: a
-//! [`StepLayout`] for its tokens, or for those of its bucket, and its new blocks.
+//! Five sections have one element per token (six in a cache with checkpoints); the tokens of a request are adjacent and
+//! in order. Elements after the step's tokens are padding: slot -1, row -1. Two more sections have one element per new
+//! block of the step. Sections follow each other without a gap, so that the array is no longer than the step needs: a
+//! [`StepLayout`] gives its tokens, or those of its bucket, and its new blocks.
 
 use std::ops::Range;
 
@@ -57,37 +57,40 @@ impl Section {
     ];
 }
 
-/// Where the sections of one step are. Token sections come first, so that where they are depends on the
-/// number of tokens alone: a captured graph finds them in every step of its bucket.
+/// The layout of the sections of one step. Token sections come first, so that their places depend only
+/// on the number of tokens: a captured graph finds them in every step of its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepLayout {
     tokens: u32,
     updates: u32,
     /// Whether tokens may have rows in checkpoints.
     saves: bool,
-    /// Copies before the step.
+    /// Number of copies before the step.
     copies: u32,
 }
 
 impl StepLayout {
-    /// Sections with one element a new block.
+    /// Number of sections with one element per new block.
     const UPDATE_SECTIONS: usize = 2;
 
     /// The layout of a step of `tokens` tokens, padding included, that is given `new_blocks` blocks; sections
     /// are aligned to 16 bytes.
+    ///
+    /// # Panics
+    /// Above `u32::MAX - 3` of either, in a build that checks for overflow.
     #[must_use]
     pub const fn new(tokens: u32, new_blocks: u32) -> Self {
         let (tokens, updates) = (tokens.next_multiple_of(4), new_blocks.next_multiple_of(4));
         Self { tokens, updates, saves: false, copies: 0 }
     }
 
-    /// The same of a step that may save, with so many copies before it.
+    /// The same layout for a step that may write checkpoints, with `copies` copies before it.
     #[must_use]
     pub const fn saving(self, copies: u32) -> Self {
         Self { saves: true, copies, ..self }
     }
 
-    /// Sections with one element a token; they come first.
+    /// Number of sections with one element per token; they come first.
     const fn token_sections(self) -> usize {
         Section::RingRow as usize + 1 + self.saves as usize
     }
@@ -148,15 +151,15 @@ pub struct SavedRows {
     pub token: u32,
     /// The first row: `128 * checkpoint + row`, with `row` 0 to 127.
     pub row: u32,
-    /// How many.
+    /// Number of rows.
     pub rows: u32,
 }
 
-/// Writes which tokens have rows in checkpoints, all others having none, and the copies before the step, if `layout` has
+/// Writes the checkpoint rows of tokens (-1 for tokens without one), and the copies before the step, if `layout` has
 /// these sections.
 ///
 /// # Panics
-/// If `array` is shorter than the layout, or has not so many tokens or copies.
+/// If `array` is shorter than the layout, or if the layout has too few tokens.
 pub fn fill_saves(
     array: &mut [i32],
     layout: StepLayout,
@@ -173,14 +176,14 @@ pub fn fill_saves(
     words.iter_mut().zip(copies).for_each(|(words, copy)| *words = copy);
 }
 
-/// Writes the token sections of `layout` for `chunks`, padding included, but for rows in checkpoints; returns the number
-/// of tokens. The rest of `array` is left as it is.
+/// Writes the token sections of `layout` for `chunks`, padding included, except for rows in checkpoints; returns the
+/// number of tokens. The rest of `array` is left as it is.
 ///
 /// `ring` is the rows of a slot's ring. Of a chunk longer than that only the last `ring` tokens are
 /// written: earlier ones would share a row with later ones.
 ///
 /// # Panics
-/// If `array` is shorter than the layout, the chunks have more tokens than its capacity, or `ring` is 0.
+/// If `array` is shorter than the layout, the chunks have more tokens than its capacity or end before they start, or `ring` is 0.
 pub fn fill(
     array: &mut [i32],
     layout: StepLayout,
@@ -209,14 +212,14 @@ pub fn fill(
     token as u32
 }
 
-/// Tokens of a chunk that is written token by token; a longer one goes section by section, each of which is
-/// then one run of vector stores.
+/// Most tokens of a chunk that is written token by token. A longer chunk is written section by section,
+/// each in one run of vector stores.
 const SHORT: usize = 8;
 
 /// The rows of the rings of all slots.
 #[derive(Clone, Copy)]
 struct Ring {
-    /// Of one slot.
+    /// Rows of one slot's ring.
     rows: u32,
     /// 2^64 / `rows`, rounded up.
     reciprocal: u64,
@@ -227,9 +230,9 @@ impl Ring {
         Self { rows, reciprocal: (u64::MAX / rows as u64).wrapping_add(1) }
     }
 
-    /// [`kv_layout::main_row::ring_row`] by multiplications: a division a request is a fifth of what StepMeta of a
-    /// decode step costs. The remainder is exact for all 32-bit numbers (D. Lemire, O. Kaser, N. Kurz, "Faster
-    /// remainder by direct computation", 2019).
+    /// [`kv_layout::main_row::ring_row`] by multiplications: one division per request would take a fifth of the
+    /// time for the StepMeta of a decode step. The remainder is exact for all 32-bit numbers (D. Lemire, O. Kaser,
+    /// N. Kurz, "Faster remainder by direct computation", 2019).
     const fn row(self, slot: u32, position: u32) -> u32 {
         let fraction = self.reciprocal.wrapping_mul(position as u64);
         slot * self.rows + ((fraction as u128 * self.rows as u128) >> u64::BITS) as u32
@@ -258,7 +261,8 @@ impl<'a> TokenSections<'a> {
         Self { position, slot, index, remaining, row }
     }
 
-    /// Writes a chunk of one token to token `at`; what is around it is left to [`Self::nothing_around`].
+    /// Writes a chunk of one token to token `at`, except for its index and remaining tokens, which
+    /// [`Self::nothing_around`] writes.
     #[inline]
     fn fill_single(&mut self, at: usize, ring: Ring, chunk: Chunk) {
         let Chunk { slot: SlotId(slot), start, .. } = chunk;
@@ -267,7 +271,8 @@ impl<'a> TokenSections<'a> {
         self.row[at] = ring.row(slot, start) as i32;
     }
 
-    /// Tokens in `span` are alone: each is its request's only one. Those of a decode step are written together.
+    /// Writes index and remaining tokens, both 0, of the tokens in `span`, each of which is the only token of
+    /// its request. One call does so for all tokens of a decode step.
     fn nothing_around(&mut self, span: Range<usize>) {
         self.index[span.clone()].fill(0);
         self.remaining[span].fill(0);
@@ -279,7 +284,7 @@ impl<'a> TokenSections<'a> {
         let Chunk { slot: SlotId(slot), start, end } = chunk;
         let Self { position, slot: slots, index, remaining, row } = self;
         let len = position.len();
-        // Once for all sections, so that no store checks its place.
+        // Equal lengths, checked once here, so that the stores need no bounds checks.
         let (slots, index) = (&mut slots[..len], &mut index[..len]);
         let (remaining, row) = (&mut remaining[..len], &mut row[..len]);
         let mut place = ring.row(slot, start);
@@ -309,7 +314,7 @@ impl<'a> TokenSections<'a> {
         let written = (end - start).min(ring.rows);
         let (lost, kept) = self.row[span].split_at_mut((end - start - written) as usize);
         lost.fill(NONE);
-        // At most once round the ring: to its end, then from its beginning.
+        // The rows wrap at most once: to the end of the ring, then from its beginning.
         let place = ring.row(slot, end - written);
         let (to_end, wrapped) =
             kept.split_at_mut(written.min((slot + 1) * ring.rows - place) as usize);
@@ -369,7 +374,7 @@ mod tests {
         }
     }
 
-    /// A step that may save has a section more, and its copies behind all others.
+    /// A step that may write checkpoints has one more section, and its copies after all others.
     #[test]
     fn a_step_that_saves_names_rows_and_copies() {
         let layout = StepLayout::new(6, 2).saving(2);
@@ -387,7 +392,7 @@ mod tests {
         assert!(array[..40].iter().chain(&array[48..56]).all(|&word| word == 7));
     }
 
-    /// What lies behind the token sections belongs to others.
+    /// Elements after the token sections belong to other writers.
     #[test]
     fn nothing_behind_the_sections_is_written() {
         let layout = StepLayout::new(1, 0);
@@ -410,7 +415,7 @@ mod tests {
         }
     }
 
-    /// Chunks of every length say of each token what its position and its request say.
+    /// Chunks of every length give each token the values that follow from its position and its request.
     #[test]
     fn short_and_long_chunks_say_the_same() {
         for ring in [128, 132] {

@@ -1,5 +1,5 @@
-//! What tests need and a server must not have: memory that only kernels write, and steps without
-//! kernels. Only with the feature `testing`.
+//! Access for tests that a server must not have: write access to memory that only kernels write,
+//! and steps without kernels. Only with the feature `testing`.
 
 use crate::checkpoints::SavedCheckpoint;
 use crate::device::{Backend, Buffer, Stream};
@@ -12,7 +12,7 @@ use crate::pool_kind::PoolKind;
 use crate::step::Layers;
 
 impl<B: Backend> KvCacheManager<B> {
-    /// A pool of a layer, to be damaged.
+    /// A pool of a layer, writable, so that tests can corrupt it.
     ///
     /// # Errors
     /// [`KvError::NoSuchLayer`], [`KvError::NoSuchPool`].
@@ -20,14 +20,14 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().memory.pools.layer(layer)?.get(kind).cloned()
     }
 
-    /// What is kept in a checkpoint, to be damaged.
+    /// The contents of a checkpoint, writable, so that tests can corrupt them.
     #[must_use]
     pub fn writable_checkpoint(&self, checkpoint: &SavedCheckpoint) -> Buffer<B, u8> {
         self.core().memory.state.checkpoint(checkpoint.id())
     }
 
-    /// Lets a request go on from the checkpoint of another one. Its blocks hold what those of the other one hold: the test has
-    /// seen to that.
+    /// Restores a request from the checkpoint of another one. The test must make sure that the blocks of both have the
+    /// same contents.
     ///
     /// # Errors
     /// As [`Self::restore_checkpoint`], which refuses this.
@@ -40,7 +40,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.restore_saved(stream, (id, from), Ledger::check_restorable)
     }
 
-    /// StepMeta of a layer group, `[elements of the largest layout]` i32, to be damaged.
+    /// StepMeta of a layer group, `[elements of the largest layout]` i32, writable, so that tests can corrupt it.
     ///
     /// # Errors
     /// [`KvError::NoSuchGroup`].

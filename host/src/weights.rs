@@ -8,8 +8,8 @@ use crate::device::{Backend, Buffer, Memory, Stream};
 use crate::error::KvError;
 use crate::step::CompressorInputs;
 
-/// The weights of a layer's compressor that the cache applies: position bias and RMS norm. What projects keys
-/// and gates is the embedder's.
+/// The weights of a layer's compressor that the cache applies: position bias and RMS norm. The projections of
+/// keys and gates belong to the embedder.
 pub struct Compressor<B: Backend> {
     /// `[ratio, columns]` f32.
     pub ape: Buffer<B, f32>,
@@ -21,8 +21,8 @@ impl<B: Backend> Compressor<B> {
     /// The compressor of this kind in layer `layer` of a checkpoint.
     ///
     /// # Errors
-    /// [`KvError::ModelFile`] for a tensor that is missing, or of another shape or type, as where the layer
-    /// has no such compressor; [`KvError::Device`].
+    /// [`KvError::ModelFile`] for a tensor that is missing or has another shape or type, for instance if
+    /// the layer has no such compressor; [`KvError::Device`].
     pub fn of_layer(
         stream: &Stream<B>,
         checkpoint: &Checkpoint,
@@ -42,7 +42,7 @@ impl<B: Backend> Compressor<B> {
     }
 
     /// The compressor with weights in host memory: `[ratio, columns]` and `[channels]`. A layer's update refuses
-    /// those that are too short for it.
+    /// weights that are too short for it.
     ///
     /// # Errors
     /// [`KvError::Device`] if there is no memory.
@@ -53,8 +53,8 @@ impl<B: Backend> Compressor<B> {
         })
     }
 
-    /// What a layer's update takes, with the projections of the step's tokens: both `[tokens, columns]` f32,
-    /// the gates without the position bias.
+    /// The inputs of a layer's update: these weights and the projections of the step's tokens, both
+    /// `[tokens, columns]` f32, the gates without the position bias.
     #[must_use]
     pub fn inputs<'i>(
         &'i self,

@@ -59,21 +59,21 @@ for (id, kind) in step.ids() {
     match kind {
         LayerKind::Swa => {
             let layer = step.swa(id)?.update(&kv)?;
-            layer.gather_window(0..tokens, &window, &lengths)?;
+            layer.gather_window(.., &window, &lengths)?;
             layer.append()?;
         }
         LayerKind::Csa => {
             let layer = step.csa(id)?.update(&CsaInputs { kv: &kv, main, index })?;
-            layer.gather_window(0..tokens, &window, &lengths)?;
+            layer.gather_window(.., &window, &lengths)?;
             let lists = EntryLists { queries: 0..tokens, k, entries: &lists };
             layer.select(&indexers[&id], &activations, &workspace, &lists)?;
-            layer.gather_entries(0..tokens, &lists, &entries)?;
+            layer.gather_entries(.., &lists, &entries)?;
             layer.append()?;
         }
         LayerKind::Hca => {
             let layer = step.hca(id)?.update(&HcaInputs { kv: &kv, main })?;
-            layer.gather_window(0..tokens, &window, &lengths)?;
-            layer.gather_all(0..tokens, rows, &entries, &lengths)?;
+            layer.gather_window(.., &window, &lengths)?;
+            layer.gather_all(.., rows, &entries, &lengths)?;
             layer.append()?;
         }
     }
@@ -90,7 +90,6 @@ type Updated<'u, B> =
 #[rustfmt::skip]
 fn attention_in_place<B: Backend>(
     (swa, csa, hca): Updated<'_, B>,
-    tokens: u32,
     lists: EntryLists<'_, B>,
     (q, sinks, out): (Buffer<B, bf16>, Buffer<B, f32>, Buffer<B, bf16>),
 ) -> Result<(), KvError> {
@@ -102,9 +101,9 @@ let tensors = AttentionTensors {
     out: &out,
     lse: None,
 };
-swa.attend(0..tokens, &tensors)?;
-csa.attend(0..tokens, &lists, &tensors)?;
-hca.attend(0..tokens, &tensors)?;
+swa.attend(.., &tensors)?;
+csa.attend(.., &lists, &tensors)?;
+hca.attend(.., &tensors)?;
     Ok(())
 }
 

@@ -119,8 +119,7 @@ fn draft_layers_run_ahead_and_go_back() -> Result<(), Box<dyn std::error::Error>
     let mut drafts = cache.group(LayerGroup::Draft)?;
     let mut step = drafts.begin_step(&stream, Launches::Eager, &[part])?;
     run_layers(&mut step, &kv)?;
-    // The remedy for functions that do not return `KvError`.
-    step.commit(&[Accepted::count(id, 5)]).map_err(KvError::from)?;
+    step.commit(&[Accepted::count(id, 5)])?;
     draft_and_verify(&mut cache, &stream, &kv, id)?;
     assert_eq!(cache.ledger().committed_in(LayerGroup::Draft, id)?, 6);
     // Seven tokens were written: it goes back to four, three behind the last of them.
@@ -141,7 +140,7 @@ fn a_request_moves_with_its_drafts_cut_off() -> Result<(), Box<dyn std::error::E
         let part = StepRequest { id, start, tokens: 1 };
         let mut step = drafts.begin_step(&stream, Launches::Eager, &[part])?;
         run_layers(&mut step, &kv)?;
-        step.commit(&[Accepted::count(id, 1)]).map_err(KvError::from)?;
+        step.commit(&[Accepted::count(id, 1)])?;
     }
     trunk(&mut from, &stream, &kv, StepRequest { id, start: 0, tokens: 5 })?;
     let refused =

@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream, View, bf16};
-use dsv4_kv::manager::Groups;
 use dsv4_kv::step::{CompressorInputs, Group};
 use dsv4_kv::{
-    Accepted, Bucket, CacheConfig, CapturedStep, KvCacheManager, KvError, Launches, LayerId,
-    Layers, PoolKind, RequestId, Step, StepRequest,
+    Accepted, Bucket, CacheConfig, CapturedStep, Groups, KvCacheManager, KvError, Launches,
+    LayerId, Layers, PoolKind, RequestId, Step, StepRequest,
 };
 use kv_layout::geometry::{CompressorKind, LayerKind};
 

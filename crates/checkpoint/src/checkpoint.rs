@@ -201,8 +201,13 @@ impl Checkpoint {
         let tensor = self.find(name)?;
         let bytes = self.catalogue.bytes_of(tensor);
         match tensor.dtype {
-            Dtype::BF16 | Dtype::F32 | Dtype::F8_E4M3 | Dtype::F4 => {
+            Dtype::BF16 | Dtype::F32 | Dtype::F8_E4M3 => check_shape(name, &tensor.shape, shape)?,
+            // A row ends with a byte.
+            Dtype::F4 => {
                 check_shape(name, &tensor.shape, shape)?;
+                if shape.last().is_none_or(|columns| !columns.is_multiple_of(2)) {
+                    return Err(wrong_shape(name, tensor, shape));
+                }
             }
             // Two codes a byte: half as many columns.
             Dtype::I8 | Dtype::U8 => {

@@ -31,7 +31,10 @@ pub struct Arena<B: Backend> {
 }
 
 impl<B: Backend> Arena<B> {
-    /// First byte of a buffer in [`Self::whole`].
+    /// First byte of one of [`Self::buffers`] in [`Self::whole`].
+    ///
+    /// # Panics
+    /// In a build that checks for overflow, if a buffer of another allocation lies before this one.
     #[must_use]
     pub fn offset(&self, buffer: &Buffer<B, u8>) -> u64 {
         buffer.span().address() - self.whole.span().address()

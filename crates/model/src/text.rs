@@ -215,8 +215,8 @@ fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
 const MOST_EMPTY: usize = 4;
 /// Bytes of the longest character.
 const CHARACTER: usize = 4;
-/// Tokens that wait at most for one to be complete: those, and one for each of its bytes. Then replacement characters are given, and
-/// when one more had its time, whatever there is.
+/// Tokens that wait at most for one to be complete: those, and one for each of its bytes. Then replacement characters are given, but
+/// for what may still become a character.
 const MOST_WAITING: usize = MOST_EMPTY + CHARACTER;
 
 /// The text of tokens that come one by one. A character is given once it is complete.
@@ -241,13 +241,27 @@ impl TextStream {
             self.tokens.truncate(self.given);
             return String::new();
         }
-        let most = MOST_WAITING + if ends_open(&decoded) { CHARACTER } else { 0 };
-        if waiting <= most && !is_complete(&decoded) {
+        let end = self.tokens.len();
+        if is_complete(&decoded) {
+            return self.give(end, &decoded);
+        }
+        if waiting <= MOST_WAITING {
             return String::new();
         }
+        // The most tokens that may be the beginning of one character: what the others say is what there is before it.
+        let before = without_last(&decoded);
+        let open = (1..CHARACTER).rev().find(|open| self.decode(text, end - open) == before);
+        match open {
+            Some(open) => self.give(end - open, before),
+            None => self.give(end, &decoded),
+        }
+    }
+
+    /// The text of the tokens before the `end`-th, which were not given before.
+    fn give(&mut self, end: usize, decoded: &[u8]) -> String {
         self.context = self.given;
-        self.given = self.tokens.len();
-        String::from_utf8_lossy(&decoded).into_owned()
+        self.given = end;
+        String::from_utf8_lossy(decoded).into_owned()
     }
 
     /// The text that is left in the end, with replacement characters for what is no text.
@@ -259,8 +273,13 @@ impl TextStream {
 
     /// The bytes of the tokens whose text was not given yet.
     fn pending(&self, text: &Text) -> Vec<u8> {
+        self.decode(text, self.tokens.len())
+    }
+
+    /// The bytes of those of them before the `end`-th.
+    fn decode(&self, text: &Text, end: usize) -> Vec<u8> {
         let before = text.bytes(&self.tokens[self.context..self.given]);
-        let all = text.bytes(&self.tokens[self.context..]);
+        let all = text.bytes(&self.tokens[self.context..end]);
         all.get(before.len()..).unwrap_or_default().to_vec()
     }
 }
@@ -270,6 +289,13 @@ fn is_complete(bytes: &[u8]) -> bool {
     let Some(last) = bytes.utf8_chunks().last() else { return false };
     let replaced = last.valid().ends_with(char::REPLACEMENT_CHARACTER) && last.invalid().is_empty();
     !ends_open(bytes) && !replaced
+}
+
+/// Text without the part of a character that it ends with, or without its last replacement character.
+fn without_last(bytes: &[u8]) -> &[u8] {
+    let open = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+    let last = if open > 0 { open } else { char::REPLACEMENT_CHARACTER.len_utf8() };
+    &bytes[..bytes.len().saturating_sub(last)]
 }
 
 /// Whether text ends within a character.
@@ -321,10 +347,7 @@ mod tests {
         for byte in std::iter::repeat_n(0xF0, 100) {
             stream.push(&text, byte);
             let decoded = stream.tokens.len() - stream.context;
-            assert!(
-                decoded <= 2 * (super::MOST_WAITING + super::CHARACTER + 1),
-                "{decoded} tokens"
-            );
+            assert!(decoded <= 2 * (super::MOST_WAITING + 1), "{decoded} tokens");
         }
     }
 
@@ -356,6 +379,35 @@ mod tests {
         }
         assert_eq!(all, "aééa");
         assert_eq!(stream.finish(&text), "");
+    }
+
+    /// As with bytes, where each token is a byte that a decoder replaces until its character is complete.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn a_character_behind_replaced_ones_is_not_cut() {
+        let json = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "added_tokens": [],
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                       "vocab": { "ð": 0, "Ł": 1, "ĺ": 2, "Ģ": 3, "ÿ": 4, "a": 5 }, "merges": [] }
+        }"#;
+        let text = Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")));
+        for count in 0..24 {
+            let mut tokens = vec![4; count];
+            tokens.extend([0, 1, 2, 0, 0, 1, 2, 3, 5]);
+            let mut stream = TextStream::default();
+            let mut all = String::new();
+            for token in tokens {
+                all += &stream.push(&text, token);
+                let decoded = stream.tokens.len() - stream.context;
+                assert!(decoded <= 2 * (super::MOST_WAITING + 1), "{decoded} tokens");
+            }
+            all += &stream.finish(&text);
+            let expected = format!("{}\u{FFFD}\u{FFFD}\u{1F600}a", "\u{FFFD}".repeat(count));
+            assert_eq!(all, expected, "behind {count}");
+        }
     }
 
     #[test]

@@ -8,10 +8,10 @@ use crate::policy::Policy;
 use crate::tree::{Counts, PrefixTree};
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Counts everything again, and compares it with what is kept. Takes time by the square of its segments.
+    /// Counts everything again, and compares it with the stored counts. Takes time quadratic in the number of segments.
     ///
     /// # Errors
-    /// What is not as it must be.
+    /// Describes the first inconsistency.
     pub fn audit(&self) -> Result<(), String> {
         let mut counts = Counts::default();
         for (key, node) in &self.nodes {
@@ -41,7 +41,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         faults.into_iter().find(|(found, _)| *found).map_or(Ok(()), |(_, wrong)| Err(wrong))
     }
 
-    /// Compares what a node keeps of itself, and where it is listed, with what follows from the others.
+    /// Checks the counts of a node, and where it is listed, against the other nodes.
     fn audit_node(&self, key: NodeKey, node: &Node<C>) -> Result<(), String> {
         let what = |wrong: &str| format!("{key:?}: {wrong}: {}", describe(node));
         let below = || self.nodes.iter().filter(|(_, child)| child.parent == Some(key));

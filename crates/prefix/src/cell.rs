@@ -1,4 +1,4 @@
-//! The blocks of a tree: a cell each, in memory that is set aside once.
+//! The blocks of a tree, one cell each, in memory that is reserved once.
 
 use std::ops::{Index, IndexMut};
 
@@ -8,7 +8,7 @@ use crate::mistake::{Mistake, made};
 use crate::serial::Serial;
 
 slotmap::new_key_type! {
-    /// A block of the tree: its cell, and how often the cell was used before.
+    /// A block of the tree: the index of its cell, and the generation of that index.
     pub(crate) struct CellKey;
 }
 
@@ -17,15 +17,15 @@ slotmap::new_key_type! {
 pub(crate) struct Cell<B> {
     pub block: B,
     pub serial: Serial,
-    /// The block before it; none of a root's first.
+    /// The block before it; `None` for the first block below a root.
     pub above: Option<CellKey>,
-    /// The block behind it in its segment.
+    /// The block after it in its segment.
     pub below: Option<CellKey>,
     /// Fingerprint of all tokens down to its end.
     pub path: u64,
 }
 
-/// All blocks. Tokens lie by themselves: a match finds the next ones while it compares.
+/// All blocks. Tokens are stored apart from cells, so that a match can find the next tokens while it compares.
 #[derive(Debug)]
 pub(crate) struct Cells<B, const T: usize> {
     cells: SlotMap<CellKey, Cell<B>>,
@@ -33,27 +33,27 @@ pub(crate) struct Cells<B, const T: usize> {
 }
 
 impl<B, const T: usize> Cells<B, T> {
-    /// None; room for `room` of them, as far as there is memory.
+    /// No blocks; memory for `room` blocks, if it can be reserved.
     pub fn new(room: usize) -> Self {
         let (mut cells, mut tokens) = (SlotMap::with_key(), SecondaryMap::new());
-        // Without it they grow when it is needed.
+        // If the reservation fails, they grow on demand.
         let _ = cells.try_reserve(room).is_ok() && tokens.try_set_capacity(room).is_ok();
         Self { cells, tokens }
     }
 
-    /// How many there are.
+    /// Number of blocks.
     pub fn len(&self) -> usize {
         self.cells.len()
     }
 
-    /// Adds a block of so many tokens.
+    /// Adds a block with these tokens.
     pub fn insert(&mut self, tokens: &[u32; T], cell: Cell<B>) -> CellKey {
         let key = self.cells.insert(cell);
         self.tokens.insert(key, *tokens);
         key
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub fn remove(&mut self, key: CellKey) -> Option<Cell<B>> {
         self.cells.remove(key)
     }
@@ -78,7 +78,8 @@ impl<B, const T: usize> Cells<B, T> {
         std::iter::successors(from, |&key| self[key].below)
     }
 
-    /// How many of `blocks` have the tokens of those from `next` on, to the end of their segment; the last of them.
+    /// Compares `blocks` with the blocks from `next` on, to the end of their segment. Returns the number of leading
+    /// blocks with equal tokens, and the last of these.
     pub fn common(&self, mut next: Option<CellKey>, blocks: &[[u32; T]]) -> (u32, Option<CellKey>) {
         let (mut equal, mut last) = (0, None);
         for block in blocks {

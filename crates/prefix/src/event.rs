@@ -1,11 +1,11 @@
-//! Events: which blocks the tree has got and lost since somebody last asked, for routers and other indexes of what is
-//! cached.
+//! Events: the blocks that entered and left the tree since the last drain, for routers and other indexes of cached
+//! blocks.
 //!
-//! Each block that is registered has a [`Serial`] of its own. A log of bounded size says in order what was
-//! [stored](Event::Stored) and [removed](Event::Removed); it is off unless [`crate::PrefixTree::log_events`] was called. What
-//! is logged is written into memory that was allocated before, so that nothing that the tree does allocates for it, or
-//! fails by it. A log that is full is given up whole: [`Drained::Overflowed`], until a snapshot was taken, from which
-//! the log goes on.
+//! Each registered block has its own [`Serial`]. A log of bounded size records in order which blocks were
+//! [stored](Event::Stored) and [removed](Event::Removed); it is off unless [`crate::PrefixTree::log_events`] was
+//! called. Events are written into memory that was allocated before, so that logging makes no call of the tree allocate
+//! or fail. A log that overflows is discarded: drains return [`Drained::Overflowed`] until a snapshot is taken, after
+//! which logging continues.
 //!
 //! ```
 //! use dsv4_kv_prefix::{Drained, Event, EventBatch, EventSource, Limits, PrefixTree, RootKey, ScoredLru};
@@ -39,29 +39,29 @@ use crate::mistake::{Mistake, made};
 use crate::root::RootKey;
 pub use crate::serial::Serial;
 
-/// What happened to blocks.
+/// An event of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'b, const T: usize> {
-    /// The tree has them from now on.
+    /// Blocks entered the tree.
     Stored(Stored<'b, T>),
-    /// The tree has them no longer. Blocks below a block went before it.
+    /// Blocks left the tree. Blocks below a block are removed before it.
     Removed(&'b [Serial]),
 }
 
-/// Blocks that follow each other, and that were registered together.
+/// Consecutive blocks that were registered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored<'b, const T: usize> {
-    /// Whose they are.
+    /// Key of their root.
     pub root: &'b RootKey,
     /// The block above the first of them, which was stored before; `None` at the root.
     pub parent: Option<Serial>,
-    /// Of each block.
+    /// Serial of each block.
     pub serials: &'b [Serial],
     /// Token ids of each block.
     pub tokens: &'b [[u32; T]],
 }
 
-/// As [`Stored`], where blocks lie in a tree.
+/// As [`Stored`], but the blocks are still in the tree.
 pub(crate) struct Run<'t, B, const T: usize> {
     pub root: &'t RootKey,
     pub parent: Option<Serial>,
@@ -71,21 +71,21 @@ pub(crate) struct Run<'t, B, const T: usize> {
     pub blocks: u32,
 }
 
-/// What a drain found.
+/// Result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "after an overflow the events that follow mean nothing without a snapshot"]
 pub enum Drained {
-    /// All that happened since the last drain, or since the last snapshot. It may be nothing.
+    /// All events since the last drain or snapshot; there may be none.
     Events,
-    /// More happened than the log has room for: nothing was drained. The next thing to ask for is
-    /// [`EventSource::snapshot_events`]; until then every drain says this.
+    /// There were more events than the log has room for, and nothing was drained. Every drain
+    /// returns this until [`EventSource::snapshot_events`] is called.
     Overflowed,
     /// Events are not logged.
     Off,
 }
 
-/// A drain that found events, or a snapshot: a number that is unique in the process. A batch has that of the reading that
-/// it is, and of the one before it, so that who reads a log sees whether somebody else did in between.
+/// Identifies one reading of a log, a drain with events or a snapshot; unique in the process. A batch has the id of its
+/// own reading and that of the reading before it, so that a reader can see whether another reader came in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading(u64);
 
@@ -96,18 +96,18 @@ impl Reading {
     }
 }
 
-/// Somebody whose events can be asked for: a [`crate::PrefixTree`], or what has one.
+/// A source of events: a [`crate::PrefixTree`], or a type that has one.
 pub trait EventSource<const T: usize> {
-    /// Blocks, stored or removed, that are logged between two drains; 0 if events are not logged.
+    /// Most blocks, stored or removed, that can be logged between two drains; 0 if events are not logged.
     fn event_capacity(&self) -> u32;
 
-    /// Moves what is logged into `batch`, whose contents are lost. Nothing is copied: the memory of a batch with
-    /// [`Self::event_capacity`] becomes the log's. Of a batch with another capacity it does not: the log gets new memory.
-    /// The batch is empty after anything but [`Drained::Events`].
+    /// Moves the logged events into `batch`, whose previous contents are lost. No event is copied: the log takes the
+    /// memory of the batch if that has the capacity [`Self::event_capacity`], and else allocates new memory. The batch
+    /// is empty after any result except [`Drained::Events`].
     fn drain_events(&mut self, batch: &mut EventBatch<T>) -> Drained;
 
-    /// All blocks that are there, as if they had just been stored, parents before children. What is logged is given up: the
-    /// next drain has what happens after this. Allocates, and takes as long as all tokens take to be copied.
+    /// All blocks of the tree, as if they had just been stored, parents before children. Clears the log: the next drain
+    /// has the events after this call. Allocates, and copies the tokens of all blocks.
     fn snapshot_events(&mut self) -> EventBatch<T>;
 }
 
@@ -122,9 +122,9 @@ enum Record {
 #[derive(Debug, Default)]
 pub struct EventBatch<const T: usize> {
     records: Vec<Record>,
-    /// Of all records, one after the other.
+    /// Serials of all records, one after the other.
     serials: Vec<Serial>,
-    /// Of all blocks that were stored.
+    /// Tokens of all stored blocks.
     tokens: Vec<[u32; T]>,
     capacity: u32,
     reading: Reading,
@@ -132,7 +132,7 @@ pub struct EventBatch<const T: usize> {
 }
 
 impl<const T: usize> EventBatch<T> {
-    /// Room for events of so many blocks, stored or removed: 4 `T` + 48 bytes each.
+    /// A batch with room for events of `blocks` blocks, stored or removed: 4 `T` + 48 bytes each.
     #[must_use]
     pub fn with_capacity(blocks: u32) -> Self {
         let most = blocks as usize;
@@ -146,38 +146,38 @@ impl<const T: usize> EventBatch<T> {
         }
     }
 
-    /// Which reading of the log it is.
+    /// The reading of the log that filled this batch.
     #[must_use]
     pub const fn reading(&self) -> Reading {
         self.reading
     }
 
-    /// The reading before it, of anybody: what a drain found goes on from there. If that is not the last batch that its
-    /// reader has, events are missing, and only a snapshot has what is there.
+    /// The reading before it, by any reader; the events of a drain follow that reading. If it is not the reader's own
+    /// last batch, events are missing, and the reader needs a snapshot.
     #[must_use]
     pub const fn after(&self) -> Reading {
         self.after
     }
 
-    /// It is what a log had after a reading; the reading that it is.
+    /// Marks the batch as the result of the reading that follows `after`; returns the new reading.
     pub(crate) fn read(&mut self, after: Reading) -> Reading {
         (self.after, self.reading) = (after, Reading::next());
         self.reading
     }
 
-    /// Blocks that there is room for.
+    /// Number of blocks that it has room for.
     #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Blocks that its events name: stored and removed.
+    /// Number of blocks in its events, stored and removed.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.serials.len() as u32
     }
 
-    /// Whether nothing happened.
+    /// Whether it has no events.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
@@ -200,7 +200,7 @@ impl<const T: usize> EventBatch<T> {
         })
     }
 
-    /// Forgets its events, and keeps its memory.
+    /// Removes its events, and keeps its memory.
     pub fn clear(&mut self) {
         self.records.clear();
         self.serials.clear();
@@ -211,7 +211,7 @@ impl<const T: usize> EventBatch<T> {
         self.serials.len() + blocks <= self.capacity as usize
     }
 
-    /// Adds blocks that were stored. There is room.
+    /// Adds blocks that were stored. The batch must have room.
     pub(crate) fn stored<B>(&mut self, stored: &Run<'_, B, T>) {
         let &Run { root, parent, cells, first, blocks } = stored;
         let keys = || cells.downward(Some(first));
@@ -221,7 +221,7 @@ impl<const T: usize> EventBatch<T> {
     }
 }
 
-/// Takes the first `count` elements off.
+/// Removes and returns the first `count` elements.
 fn split<'s, U>(slice: &mut &'s [U], count: u32) -> &'s [U] {
     let (first, rest) = slice.split_at(count as usize);
     *slice = rest;
@@ -232,22 +232,22 @@ fn split<'s, U>(slice: &mut &'s [U], count: u32) -> &'s [U] {
 #[derive(Debug)]
 pub(crate) struct EventLog<const T: usize> {
     batch: EventBatch<T>,
-    /// Whether more happened than there was room for, since the last snapshot.
+    /// Whether the log has overflowed since the last snapshot.
     overflowed: bool,
-    /// The last one.
+    /// The last reading.
     reading: Reading,
-    /// What it was made with.
+    /// Most blocks between two drains.
     pub capacity: u32,
 }
 
 impl<const T: usize> EventLog<T> {
-    /// An empty one.
+    /// An empty log.
     pub fn new(capacity: u32) -> Self {
         let batch = EventBatch::with_capacity(capacity);
         Self { batch, overflowed: false, reading: Reading::next(), capacity }
     }
 
-    /// Blocks were stored.
+    /// Logs stored blocks.
     pub fn stored<B>(&mut self, stored: &Run<'_, B, T>) {
         let times = 1 + usize::from(made(Mistake::EventTwice));
         if self.make_room(stored.blocks as usize * times) {
@@ -255,7 +255,7 @@ impl<const T: usize> EventLog<T> {
         }
     }
 
-    /// So many blocks go, in this order.
+    /// Logs `blocks` removed blocks, in this order.
     pub fn removed(&mut self, serials: impl Iterator<Item = Serial>, blocks: u32) {
         if blocks == 0 || made(Mistake::RemovalNotTold) || !self.make_room(blocks as usize) {
             return;
@@ -264,7 +264,7 @@ impl<const T: usize> EventLog<T> {
         self.batch.records.push(Record::Removed { blocks });
     }
 
-    /// A snapshot is taken: it has what is logged.
+    /// Clears the log, after a snapshot that has all blocks.
     pub fn restart(&mut self, snapshot: &mut EventBatch<T>) {
         self.overflowed = false;
         self.reading = snapshot.read(self.reading);
@@ -273,7 +273,7 @@ impl<const T: usize> EventLog<T> {
         }
     }
 
-    /// Makes room for so many blocks. Without room the log is given up.
+    /// Whether there is room for `blocks` blocks. If not, discards the log.
     fn make_room(&mut self, blocks: usize) -> bool {
         if !self.overflowed && !self.batch.has_room(blocks) {
             self.batch.clear();
@@ -329,7 +329,7 @@ mod tests {
             assert_eq!((tree.drain_events(&mut batch), batch.blocks()), (Drained::Events, 16));
             let mut snapshot = tree.snapshot_events();
             assert_eq!(tree.drain_events(&mut snapshot), Drained::Events);
-            // 16 blocks go, and another comes.
+            // 16 blocks are removed, and one is stored.
             tree.release(at, drop).unwrap();
             let at = compute(&mut tree, &[[8]]);
             assert_eq!(tree.drain_events(&mut batch), Drained::Overflowed);
@@ -337,7 +337,7 @@ mod tests {
         }
     }
 
-    /// Who reads a log sees that somebody else has, whether by a drain, a snapshot, or a log that begins anew.
+    /// A reader of a log detects another reader, by a drain, a snapshot or a restarted log.
     #[test]
     fn a_second_reader_is_seen() {
         let mut tree = tree();

@@ -1,4 +1,5 @@
-//! Eviction: leaf first, by rank, and never what someone refers to; of a path that stays, only expendable checkpoints.
+//! Eviction: leaves first, by rank, and nothing that a reference protects. Of a path that stays, only expendable
+//! checkpoints are evicted.
 
 use crate::mistake::{Mistake, made};
 use crate::node::NodeKey;
@@ -6,7 +7,7 @@ use crate::order::Order;
 use crate::policy::Policy;
 use crate::tree::{Freed, PrefixTree};
 
-/// What is to be freed.
+/// Number of blocks and checkpoints to free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Blocks.
@@ -15,22 +16,22 @@ pub struct Need {
     pub checkpoints: u32,
 }
 
-/// More was asked for than nobody refers to. Nothing was evicted.
+/// More was requested than can be evicted. Nothing was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} blocks and {} checkpoints were asked for, and {} and {} can be evicted",
     needed.blocks, needed.checkpoints, evictable.blocks, evictable.checkpoints
 )]
 pub struct NotEvictable {
-    /// What was asked for.
+    /// The requested numbers.
     pub needed: Need,
-    /// What nobody refers to.
+    /// The numbers that can be evicted.
     pub evictable: Need,
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Frees at least what is needed, or nothing. Whole segments go, so that it can be more. For blocks only leaves go; for
-    /// checkpoints expendable ones too.
+    /// Frees at least `needed`, or nothing. Whole segments are evicted, so that more may be freed. For blocks only
+    /// leaves are evicted; for checkpoints also expendable ones.
     ///
     /// # Errors
     /// [`NotEvictable`].
@@ -56,9 +57,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(())
     }
 
-    /// Evicts what has the lowest rank. A leaf goes with its checkpoint, its blocks, and the blocks above it up to the next
-    /// branch, checkpoint or reference; of an expendable segment its checkpoint goes. `false` if there is nothing that
-    /// nobody refers to.
+    /// Evicts the leaf or expendable checkpoint of the lowest rank. A leaf is evicted with its checkpoint, its blocks,
+    /// and the blocks above it up to the next branch, checkpoint or reference; of an expendable segment only the
+    /// checkpoint is. `false` if nothing can be evicted.
     pub fn evict_first(&mut self, mut freed: impl FnMut(Freed<B, C>)) -> bool {
         let firsts = [&self.leaves, &self.expendable].map(Order::first);
         let Some((_, key)) = firsts.into_iter().flatten().min() else { return false };

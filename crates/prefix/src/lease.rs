@@ -1,4 +1,4 @@
-//! Leases: prefixes that stay for a time although no request refers to them.
+//! Leases: prefixes that are kept until a time, although no request references them.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::reference::Foreign;
 use crate::root::RootKey;
 use crate::tree::{Freed, PrefixTree, TreeId};
 
-/// A prefix that is pinned until a time. Dropping it changes nothing: it ends by itself.
+/// A prefix that is pinned until a time. Dropping it changes nothing: it still ends at that time.
 #[derive(Debug)]
 pub struct Lease {
     tree: TreeId,
@@ -19,13 +19,14 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Tokens that it keeps: down to the deepest checkpoint of what was asked for.
+    /// Tokens that it keeps, down to the deepest checkpoint of the requested prefix.
     #[must_use]
     pub const fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    /// Bytes that it counts for: all blocks and checkpoints of those tokens, whoever else pins them.
+    /// Bytes that it counts against the budget: all blocks and checkpoints of those tokens, also if
+    /// other leases pin them too.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -35,24 +36,24 @@ impl Lease {
 /// Why a prefix was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinRefused {
-    /// No checkpoint of it is there.
+    /// The tree has no checkpoint of it.
     #[error("no checkpoint of this prefix is there, so there is nothing to pin")]
     NothingThere,
-    /// All leases together would hold too much.
+    /// All leases together would exceed the budget.
     #[error("this lease needs {needed} bytes, and leases hold {held} of {budget}")]
     OverBudget {
-        /// Bytes of this one.
+        /// Bytes of this lease.
         needed: u64,
-        /// Bytes of all others.
+        /// Bytes of all other leases.
         held: u64,
-        /// Most bytes of all.
+        /// Budget of all leases.
         budget: u64,
     },
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// Keeps the blocks and checkpoints of the whole blocks of `prefix`, down to the deepest checkpoint, until
-    /// [`Self::expire`] is called with a later time than `until`. Times are counted from whenever the caller likes.
+    /// [`Self::expire`] is called with a later time than `until`. The caller chooses the origin of these times.
     ///
     /// # Errors
     /// [`PinRefused`].
@@ -83,7 +84,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(Lease { tree: self.id, key, tokens: walk.hit_depth * T as u32, bytes: needed })
     }
 
-    /// Ends a lease; `false` if its time had ended it already.
+    /// Ends a lease; `false` if it has expired.
     ///
     /// # Errors
     /// [`Foreign`].
@@ -98,7 +99,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(self.end(lease.key, &mut freed))
     }
 
-    /// Ends all leases whose time is before `now`; how many.
+    /// Ends all leases whose time is before `now`; returns their number.
     pub fn expire(&mut self, now: Duration, mut freed: impl FnMut(Freed<B, C>)) -> usize {
         let over = self.leases.iter().filter(|(_, lease)| lease.until < now);
         let over: Vec<_> = over.map(|(key, _)| key).collect();

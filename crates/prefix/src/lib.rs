@@ -1,25 +1,25 @@
-//! The prefix tree of a KV cache: which blocks and checkpoints of earlier requests a prompt can reuse, and what is
-//! evicted when room is needed. It knows no device, and no model: blocks and checkpoints are whatever its owner
-//! gives to it.
+//! The prefix tree of a KV cache: which blocks and checkpoints of earlier requests a prompt can reuse, and which
+//! are evicted when room is needed. It knows no device and no model: the types of blocks and checkpoints are
+//! chosen by its owner.
 //!
-//! A sequence can go on where a *checkpoint* was taken, and nowhere else: what a window and open compression windows
-//! hold is not in blocks. Blocks are shared in units of `T` tokens; between the deepest checkpoint of a match and its
-//! end the tokens are computed again.
+//! A sequence can continue only where a *checkpoint* was taken: blocks do not hold the sliding window and the open
+//! compression windows. Blocks are shared in units of `T` tokens. The tokens between the deepest checkpoint of a
+//! match and the end of the match are computed again.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`tree`] | [`PrefixTree`]: segments, and matching |
-//! | [`root`] | [`RootKey`]: who may share with whom |
-//! | [`mod@reference`] | [`Reference`]: what a request uses stays; adopting and releasing |
-//! | [`register`] | blocks and checkpoints become the tree's |
-//! | [`place`] | where a checkpoint is, without keeping it there; the tokens of a path |
+//! | [`root`] | [`RootKey`]: which requests may share prefixes |
+//! | [`mod@reference`] | [`Reference`]: protects the path that a request uses; adopting and releasing |
+//! | [`register`] | blocks and checkpoints enter the tree |
+//! | [`place`] | the place of a checkpoint, without protecting it; the tokens of a path |
 //! | [`placement`] | where a prompt's checkpoints are taken |
-//! | [`policy`] | which leaf goes first |
+//! | [`policy`] | which leaf is evicted first |
 //! | [`evict`] | eviction, all or nothing |
-//! | [`lease`] | prefixes that stay for a time |
-//! | [`event`] | what was stored and removed, for indexes of what is cached |
-//! | [`stats`] | why tokens were reused, or were not |
-//! | `node`, `cell`, `serial`, `order` | segments, their blocks and numbers of those, segments by rank |
+//! | [`lease`] | prefixes that are kept until a time |
+//! | [`event`] | log of stored and removed blocks, for routers and other indexes |
+//! | [`stats`] | counts of reused tokens, and of others by reason |
+//! | `node`, `cell`, `serial`, `order` | segments, blocks, serial numbers of blocks, segments by rank |
 //! | `audit` | everything counted again, for tests |
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! The log of a tree: what it writes, and what is read of it.
+//! The event log of a tree: writing and reading.
 
 use crate::cell::CellKey;
 use crate::event::{Drained, EventBatch, EventLog, EventSource, Run};
@@ -8,18 +8,18 @@ use crate::policy::Policy;
 use crate::tree::PrefixTree;
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Logs events from now on: of up to `capacity` blocks, stored or removed, between two drains. 0: not any more. What
-    /// the tree has already is not told; a snapshot has it.
+    /// Starts to log events, of up to `capacity` blocks, stored or removed, between two drains; 0 stops logging. Blocks
+    /// that the tree already has are not logged; a snapshot has them.
     pub fn log_events(&mut self, capacity: u32) {
         self.events = (capacity > 0).then(|| EventLog::new(capacity));
     }
 
-    /// All blocks that are there, as a snapshot has them, to whoever only looks: the log goes on as it was.
+    /// All blocks of the tree, as a snapshot has them, but the log stays unchanged.
     #[must_use]
     pub fn resident_events(&self) -> EventBatch<T> {
         let mut batch = EventBatch::with_capacity(self.counts.blocks);
         let mut nodes: Vec<_> = self.nodes.iter().collect();
-        // What is above a segment begins before it.
+        // Parents before children: a segment starts deeper than the segments above it.
         nodes.sort_unstable_by_key(|(_, node)| node.start);
         let runs =
             nodes.iter().filter_map(|(key, node)| self.stored(*key, node.first()?, node.len));
@@ -27,7 +27,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         batch
     }
 
-    /// Logs the last `blocks` blocks of a segment, from `first` on, which were stored.
+    /// Logs the last `blocks` blocks of a segment, from `first` on, as stored.
     pub(crate) fn log_stored(&mut self, key: NodeKey, first: CellKey, blocks: u32) {
         let Some(mut log) = self.events.take() else { return };
         if let Some(stored) = self.stored(key, first, blocks) {
@@ -36,7 +36,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.events = Some(log);
     }
 
-    /// Logs that the blocks of a segment go, the last one first.
+    /// Logs the blocks of a segment as removed, the last one first.
     pub(crate) fn log_removed(&mut self, node: &Node<C>) {
         let Self { events: Some(log), cells, .. } = self else { return };
         let last_first = cells.upward(node.last()).map(|key| cells[key].serial);

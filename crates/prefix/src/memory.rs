@@ -1,9 +1,9 @@
-//! What the tree remembers of blocks that it does not have: bounded, and only for statistics.
+//! Bounded memory of fingerprints of blocks, only for statistics.
 
-/// A table of fingerprints, each in the one place that its bits name: a later one takes the place of an earlier one.
+/// A direct-mapped table: the low bits of a fingerprint give its only place, where a later one replaces an earlier one.
 #[derive(Debug)]
 pub(crate) struct Remembered<V> {
-    /// A power of two of places, or none.
+    /// The places: a power of two, or none.
     places: Vec<Option<(u64, V)>>,
 }
 
@@ -26,14 +26,14 @@ impl<V: Copy> Remembered<V> {
         }
     }
 
-    /// What was remembered.
+    /// The value remembered for a fingerprint.
     pub fn get(&self, fingerprint: u64) -> Option<V> {
         let last = self.places.len().checked_sub(1)?;
         let (found, value) = self.places[fingerprint as usize & last]?;
         (found == fingerprint).then_some(value)
     }
 
-    /// Forgets it.
+    /// Forgets a fingerprint.
     pub fn remove(&mut self, fingerprint: u64) {
         if let Some(place) = self.place(fingerprint) {
             place.take_if(|(found, _)| *found == fingerprint);

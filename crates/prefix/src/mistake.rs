@@ -1,7 +1,7 @@
-//! Mistakes that tests make on purpose, to see that they are found. Only with the feature `mistakes`; without it
-//! nothing of them is left.
+//! Deliberate mistakes, which tests make to prove that such bugs are found. They exist only with the feature
+//! `mistakes`; without it they compile to nothing.
 
-/// A mistake that a prefix cache, or an index of one, can be shipped with.
+/// A mistake in a prefix tree or in its events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
@@ -12,31 +12,31 @@ pub enum Mistake {
     Boundary,
     /// Of a block of tokens only the first half is compared.
     HalfCompared,
-    /// A match goes on from where it ends, checkpoint or not.
+    /// A match is reused to its end, even without a checkpoint there.
     NoCheckpoint,
-    /// What requests refer to is evicted like the rest.
+    /// Segments that requests reference are evicted like others.
     ReferencedEvicted,
-    /// Leases hold nothing.
+    /// Leases protect nothing.
     LeaseIgnored,
     /// A segment that is split keeps its checkpoint at the end of its first part.
     SplitMovesCheckpoint,
-    /// Blocks stay though no checkpoint is at or below them.
+    /// Blocks stay although no checkpoint is at or below them.
     NothingTrimmed,
     /// A block that the tree has already is registered a second time.
     SecondCommitWins,
-    /// Evicting stops one block short.
+    /// Eviction stops one block too early.
     OneShort,
-    /// Blocks go, and no event says so.
+    /// Blocks are removed without an event.
     RemovalNotTold,
-    /// Blocks are told twice.
+    /// Stored blocks are logged twice.
     EventTwice,
-    /// What is stored below a segment is told as if it were at the root.
+    /// Blocks that are stored below a segment are logged as if they were at the root.
     ParentForgotten,
-    /// Splitting a segment exchanges the serials of the blocks before and behind the cut.
+    /// Splitting a segment swaps the serials of the blocks before and after the cut.
     SplitMovesSerials,
-    /// A log that is full is emptied, and nobody is told.
+    /// A full log is emptied without reporting an overflow.
     OverflowNotTold,
-    /// What a snapshot has is told again.
+    /// Events from before a snapshot are drained after it.
     SnapshotKeepsLog,
 }
 
@@ -62,8 +62,9 @@ impl Mistake {
     ];
 }
 
-/// How mistakes of a type are made and asked for: `make` for tests, `made` for where each is made. Without the feature
-/// `mistakes` of the crate that it stands in there is no `make`, and `made` is `false`. The type has a variant `Nothing`.
+/// Defines `make`, by which tests switch a mistake on, and `made`, which the code asks at the place of each mistake.
+/// Without the feature `mistakes` of the crate that uses the macro, `make` does not exist and `made` is `false`. The
+/// type must have a variant `Nothing`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! mistake_switch {
@@ -74,7 +75,7 @@ macro_rules! mistake_switch {
                 const { std::cell::Cell::new($mistake::Nothing) };
         }
 
-        /// From now on `mistake` is made, in this thread.
+        /// Switches `mistake` on in this thread.
         #[cfg(feature = "mistakes")]
         pub fn make(mistake: $mistake) {
             MADE.set(mistake);

@@ -1,4 +1,4 @@
-//! A segment of the tree, and what pins one.
+//! Segments of the tree, and leases that pin them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::policy::Usage;
 use crate::root::RootKey;
 
 slotmap::new_key_type! {
-    /// A segment: its place, and how often the place was used before.
+    /// A segment: its index, and the generation of that index.
     pub(crate) struct NodeKey;
 
     /// A lease.
@@ -22,7 +22,7 @@ pub(crate) struct LeaseEntry {
     pub bytes: u64,
 }
 
-/// What a root has instead of blocks.
+/// Data of a root, which has no blocks.
 #[derive(Debug)]
 pub(crate) struct Root {
     pub key: RootKey,
@@ -30,30 +30,30 @@ pub(crate) struct Root {
     pub path: u64,
 }
 
-/// A run of blocks without a branch, or a root, which has none.
+/// A segment, that is a run of blocks without a branch; or a root, which has no blocks.
 #[derive(Debug)]
 pub(crate) struct Node<C> {
-    /// None of a root.
+    /// `None` for a root.
     pub parent: Option<NodeKey>,
-    /// Of a root.
+    /// `Some` for a root only.
     pub root: Option<Root>,
-    /// Blocks above it.
+    /// Number of blocks above it.
     pub start: u32,
-    /// Its blocks.
+    /// Number of its blocks.
     pub len: u32,
-    /// The first and the last of them; none of a root.
+    /// Its first and its last block; `None` for a root.
     pub ends: Option<(CellKey, CellKey)>,
-    /// At its end.
+    /// The checkpoint at its end.
     pub checkpoint: Option<C>,
     pub usage: Usage,
     pub children: u32,
-    /// The child that was listed last. It may be gone, or another's, by now.
+    /// The child that was listed last. It may have been removed, or moved to another parent, since.
     pub last_child: Option<NodeKey>,
-    /// References and leases that were taken in it.
+    /// Number of references and leases that were taken in it.
     pub references: u32,
-    /// `references`, and children that are held.
+    /// `references`, plus the number of children with holds. Only a node without holds can be evicted.
     pub holds: u32,
-    /// Whether it is among leaves, or among expendable checkpoints.
+    /// Whether it is in `leaves` or `expendable` of the tree.
     pub is_listed: bool,
 }
 

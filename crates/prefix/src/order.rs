@@ -1,60 +1,61 @@
-//! Segments by rank: a heap that knows where each of them is, so that any can be taken out. A `BTreeSet` allocates when it
-//! grows, and a set of the same segments in another order grows other nodes.
+//! Segments by rank: a heap that knows the place of each segment, so that any can be removed. A `BTreeSet` would
+//! allocate when it grows, and its number of nodes depends on the order of insertions, so that memory could not be
+//! reserved.
 
 use slotmap::SecondaryMap;
 
 use crate::node::NodeKey;
 
-/// Children of an entry: few levels, and the children of one entry lie side by side.
+/// Children of an entry. Four keep the heap flat, and the children of one entry are adjacent in memory.
 const WAYS: usize = 4;
 
 /// Segments by rank; of equal ranks the lower key is the first.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// Each entry is before its children, which are at `WAYS * index + 1` and behind that.
+    /// Each entry ranks before its children, which start at `WAYS * index + 1`.
     heap: Vec<(i64, NodeKey)>,
-    /// Where each segment is in it.
+    /// Index of each segment in `heap`.
     places: SecondaryMap<NodeKey, u32>,
 }
 
 impl Order {
-    /// None; room for `room` segments, as far as there is memory, among as many roots.
+    /// An empty heap, with memory for `room` segments among as many roots, if it can be reserved.
     pub fn new(room: usize) -> Self {
         let (mut heap, mut places) = (Vec::new(), SecondaryMap::new());
-        // Without it they grow when it is needed.
+        // If the reservation fails, they grow on demand.
         let _ = heap.try_reserve_exact(room).is_ok() && places.try_set_capacity(2 * room).is_ok();
         Self { heap, places }
     }
 
-    /// The first one.
+    /// The entry of the lowest rank.
     pub fn first(&self) -> Option<(i64, NodeKey)> {
         self.heap.first().copied()
     }
 
-    /// How many there are.
+    /// Number of segments.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether a segment is there.
+    /// Whether a segment is in the heap.
     pub fn contains(&self, key: NodeKey) -> bool {
         self.places.contains_key(key)
     }
 
-    /// Adds a segment that is not there.
+    /// Adds a segment, which must not be in the heap.
     pub fn insert(&mut self, rank: i64, key: NodeKey) {
         self.heap.push((rank, key));
         self.rise(self.heap.len() - 1);
     }
 
-    /// Takes the first one out.
+    /// Removes the segment of the lowest rank.
     pub fn pop_first(&mut self) -> Option<NodeKey> {
         let (_, key) = self.first()?;
         self.remove(key);
         Some(key)
     }
 
-    /// Takes a segment out; `false` if it is not there.
+    /// Removes a segment; `false` if it is not in the heap.
     pub fn remove(&mut self, key: NodeKey) -> bool {
         let Some(at) = self.places.remove(key) else { return false };
         let at = at as usize;

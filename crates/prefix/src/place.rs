@@ -1,4 +1,4 @@
-//! Places: where something of the tree is, without keeping it there; and what a whole path holds.
+//! Places of checkpoints, which protect nothing; and the contents of a path.
 
 use crate::node::NodeKey;
 use crate::policy::{Origin, Policy};
@@ -6,31 +6,31 @@ use crate::reference::{Foreign, Reference};
 use crate::root::RootKey;
 use crate::tree::{PrefixTree, TreeId};
 
-/// Where a checkpoint is. It holds nothing: the checkpoint may be gone when the place is looked up.
+/// The place of a checkpoint. It protects nothing: the checkpoint may be evicted before the place is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     pub(crate) tree: TreeId,
     pub(crate) node: NodeKey,
 }
 
-/// What is known of a path, from its root down to a reference.
+/// Root and origin of a path, from its root down to a reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Path<'t> {
-    /// Whose it is.
+    /// Key of its root.
     pub root: &'t RootKey,
     /// Why the checkpoint at its end was taken.
     pub origin: Origin,
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// A reference to a place, if its checkpoint is there still.
+    /// A reference to a place, if its checkpoint is still there.
     pub fn refer_to_place(&mut self, place: Place) -> Option<Reference> {
         let node = self.nodes.get(place.node).filter(|_| place.tree == self.id)?;
         let (depth, last) = node.checkpoint.is_some().then(|| (node.end(), node.last()))?;
         Some(self.reference(place.node, depth, last))
     }
 
-    /// Where the checkpoint at a reference is; `None` if there is none.
+    /// The place of the checkpoint at a reference; `None` if there is none.
     #[must_use]
     pub fn place_at(&self, at: &Reference) -> Option<Place> {
         let node = self.place_of(at, at.depth).ok()?;
@@ -38,16 +38,16 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         has_it.then_some(Place { tree: self.id, node })
     }
 
-    /// A reference to the end of what is there of some blocks of tokens, with or without a checkpoint. Nothing is
-    /// counted as used.
+    /// A reference to the end of the part of `blocks` that the tree has, with or without a checkpoint. This does
+    /// not count as a use.
     pub fn refer_to_match(&mut self, root: &RootKey, blocks: &[[u32; T]]) -> Reference {
         let root = self.root_or_new(root);
         let walk = self.walk(root, blocks);
         self.reference(walk.node, walk.depth, walk.cell)
     }
 
-    /// A reference to the deepest checkpoint of what is there of some blocks of tokens; `None` without one. Nothing is counted
-    /// as used.
+    /// A reference to the deepest checkpoint that the tree has of `blocks`; `None` without one. This does not count as
+    /// a use.
     pub fn refer_to_checkpoint(
         &mut self,
         root: &RootKey,
@@ -57,7 +57,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         (walk.hit_depth > 0).then(|| self.reference(walk.hit, walk.hit_depth, walk.hit_cell))
     }
 
-    /// What is known of the path down to a reference.
+    /// Root and origin of the path down to a reference.
     ///
     /// # Errors
     /// [`Foreign`].

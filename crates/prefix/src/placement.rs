@@ -2,15 +2,16 @@
 
 use crate::policy::Origin;
 
-/// Where checkpoints of a prompt are taken: at its last boundary, and as this says. Positions are tokens, and all
-/// are multiples of the tokens of a block.
+/// Where checkpoints of a prompt are taken: always at its last boundary, and at the positions configured here.
+/// Positions are tokens, and all are multiples of the tokens of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Tokens of a block; with 0 there are no checkpoints.
     pub block_tokens: u32,
-    /// Whether one is taken where the prompt leaves what is in the tree.
+    /// Whether a checkpoint is taken where the prompt leaves the tree.
     pub junctions: bool,
-    /// One at each multiple of so many tokens; a multiple of `block_tokens`. `None` and 0: at none.
+    /// A checkpoint is taken at each multiple of this number of tokens, a multiple of
+    /// `block_tokens`. With `None` or 0, none is.
     pub interval: Option<u32>,
 }
 
@@ -35,13 +36,14 @@ impl Placement {
 }
 
 impl Checkpoints {
-    /// Tokens down to the last boundary of the prompt that leaves a token to compute. What comes behind is its answer.
+    /// Tokens down to the last boundary of the prompt that leaves a token to compute. Later boundaries belong to its
+    /// answer.
     #[must_use]
     pub const fn end(&self) -> u32 {
         self.end
     }
 
-    /// The first one behind `tokens` tokens: how many tokens it covers, and why it is there.
+    /// The first checkpoint after `tokens` tokens: the number of tokens that it covers, and its origin.
     #[must_use]
     pub fn after(&self, tokens: u32) -> Option<(u32, Origin)> {
         let behind = |&at: &u32| tokens < at && at <= self.end;
@@ -50,7 +52,7 @@ impl Checkpoints {
         let interval = interval.filter(behind).map(|at| (at, Origin::Interval));
         let junction = self.junction.filter(behind).map(|at| (at, Origin::Junction));
         let end = Some(self.end).filter(behind).map(|at| (at, Origin::Prompt));
-        // Of two at the same place the first named gives the origin.
+        // At equal positions the first one in this array gives the origin.
         [end, junction, interval].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 }
@@ -78,7 +80,7 @@ mod tests {
         assert_eq!(all(placement, 128, 0, 0), []);
         assert_eq!(all(placement, 129, 0, 0), [(128, Prompt)]);
         assert_eq!(all(placement, 0, 0, 0), []);
-        // At both ends of what the numbers can be.
+        // At both ends of the number range.
         let last = u32::MAX / 128 * 128;
         assert_eq!(all(placement, u32::MAX, 0, u32::MAX - 200), [(last, Prompt)]);
         assert_eq!(all(placement, u32::MAX, 0, u32::MAX), []);

@@ -5,7 +5,7 @@
 pub enum Origin {
     /// The last boundary before the end of a prompt.
     Prompt,
-    /// Where two prompts part.
+    /// Where two prompts diverge.
     Junction,
     /// A multiple of the interval.
     Interval,
@@ -14,7 +14,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// All of them, in the order of [`Self::index`].
+    /// All origins, in the order of [`Self::index`].
     pub const ALL: [Self; 4] = [Self::Prompt, Self::Junction, Self::Interval, Self::Output];
 
     /// Its place in [`Self::ALL`].
@@ -24,25 +24,25 @@ impl Origin {
     }
 }
 
-/// What is known of a segment's use.
+/// The use of a segment, for the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Why its checkpoint was taken.
     pub origin: Origin,
-    /// Bytes that the tree had ever been given when it was last used, or registered.
+    /// When it was last used or registered. The clock is the number of bytes that the tree has ever been given.
     pub last_use: u64,
-    /// Prompts that went on from its checkpoint.
+    /// Number of prompts that continued from its checkpoint.
     pub hits: u32,
 }
 
-/// The order of eviction among leaves that nobody refers to.
+/// The order of eviction among unreferenced leaves.
 pub trait Policy {
-    /// The rank of a leaf: the lowest is evicted first. It is asked when a segment becomes such a leaf, or expendable,
-    /// and must not depend on anything but `usage`.
+    /// The rank of a leaf: the lowest is evicted first. It is called when a segment becomes such a leaf, or
+    /// expendable, and may depend only on `usage`.
     fn rank(&self, usage: &Usage) -> i64;
 
-    /// Whether the checkpoint of a segment may go, by the same ranks, while what is below it stays. Only checkpoints are
-    /// freed then.
+    /// Whether the checkpoint of a segment may be evicted, in the order of the same ranks, while the segments below it
+    /// stay. Then only the checkpoint is freed.
     fn is_expendable(&self, _usage: &Usage) -> bool {
         false
     }
@@ -62,7 +62,7 @@ impl Policy for Lru {
 /// interval or of an answer that was never hit counts as last used 1.25 capacities earlier, and is expendable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredLru {
-    /// Bytes that all blocks and checkpoints of the pools have.
+    /// Bytes of all blocks and checkpoints of the pools.
     pub capacity: u64,
 }
 

@@ -1,4 +1,4 @@
-//! References: what requests use of the tree stays there.
+//! References: they protect the paths that requests use.
 
 use std::hash::BuildHasher;
 
@@ -9,19 +9,19 @@ use crate::policy::Policy;
 use crate::root::RootKey;
 use crate::tree::{Freed, PrefixTree, TreeId, tokens, whole_blocks};
 
-/// A request's place in the tree: nothing at or above it goes before the reference is given back.
+/// A request's place in the tree: nothing at or above it is evicted before the reference is released.
 ///
-/// It cannot be copied, and giving it back is giving it up, so nothing is let go twice. One that is dropped holds its
-/// blocks for ever: memory is lost, never shared by mistake.
+/// It cannot be copied, and releasing it consumes it, so nothing is released twice. A reference that is dropped holds
+/// its blocks for ever: memory is lost, but never shared by mistake.
 #[derive(Debug)]
 #[must_use = "a reference that is dropped holds its blocks for ever; release it"]
 pub struct Reference {
     pub(crate) tree: TreeId,
-    /// The segment in which it was taken; after a split perhaps one that is further down.
+    /// The segment in which it was taken. After a split it may be the lower part, below the reference.
     pub(crate) node: NodeKey,
-    /// In blocks.
+    /// Number of blocks above it.
     pub(crate) depth: u32,
-    /// The last of them; none at a root.
+    /// The last of these blocks; `None` at a root.
     pub(crate) cell: Option<CellKey>,
 }
 
@@ -38,20 +38,21 @@ impl Reference {
 #[error("this belongs to another prefix tree")]
 pub struct Foreign;
 
-/// What a prompt goes on from.
+/// The place from which a prompt continues.
 #[derive(Debug)]
 #[must_use = "its reference holds blocks"]
 pub struct Adopted {
-    /// At the end of what is reused.
+    /// To the end of the reused blocks.
     pub reference: Reference,
-    /// Tokens that are not computed again; they end at a checkpoint, or are none.
+    /// Tokens that are not computed again. They end at a checkpoint; 0 without one.
     pub reused: u32,
-    /// Tokens whose blocks are in the tree. What is between is computed again, into blocks of the request.
+    /// Tokens whose blocks are in the tree. Those after `reused` are computed again, into blocks of the request.
     pub matched: u32,
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Goes on from the deepest checkpoint of what is there of `prompt`, and counts why the rest is not reused.
+    /// Returns a reference to the deepest checkpoint that the tree has of `prompt`, and counts why the rest is
+    /// not reused.
     pub fn adopt(&mut self, root: &RootKey, prompt: &[u32]) -> Adopted {
         let root = self.root_or_new(root);
         let blocks = whole_blocks(prompt);
@@ -81,7 +82,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Adopted { reference, reused, matched }
     }
 
-    /// One more reference at the same place, for a request that goes on from the same tokens.
+    /// One more reference at the same place, for a request that continues from the same tokens.
     ///
     /// # Errors
     /// [`Foreign`].
@@ -90,8 +91,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(self.reference(place, at.depth, at.cell))
     }
 
-    /// Somebody goes on from a reference elsewhere: it and all above it were used now. What [`Self::adopt`] returns was used
-    /// already.
+    /// Counts a use of the path to a reference, by a prompt that continued from another tree. [`Self::adopt`] counts
+    /// its own use.
     ///
     /// # Errors
     /// [`Foreign`].
@@ -101,7 +102,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(())
     }
 
-    /// The checkpoint at the end of what was adopted, to go on from.
+    /// The checkpoint at a reference; `None` if there is none.
     ///
     /// # Errors
     /// [`Foreign`].
@@ -120,10 +121,10 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok((0..at.depth).rev().zip(cells))
     }
 
-    /// Gives a reference back. What is left without a reference or a checkpoint at or below it is freed.
+    /// Releases a reference. Frees the blocks that now have neither a reference nor a checkpoint at or below them.
     ///
     /// # Errors
-    /// [`Foreign`]; the reference is lost to its own tree then.
+    /// [`Foreign`]; then the reference is lost, and its own tree keeps the blocks.
     pub fn release(
         &mut self,
         reference: Reference,
@@ -161,7 +162,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Reference { tree: self.id, node, depth, cell }
     }
 
-    /// Moves a reference; what it held before is let go.
+    /// Moves a reference, and releases its previous place.
     pub(crate) fn move_to(
         &mut self,
         at: &mut Reference,
@@ -196,7 +197,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Counts one reference less, and frees what nobody needs then.
+    /// Counts one reference less, and frees the segments that are no longer needed.
     pub(crate) fn let_go(&mut self, node: NodeKey, freed: &mut impl FnMut(Freed<B, C>)) {
         let Some(left) = self.nodes.get_mut(node) else { return };
         left.references -= 1;
@@ -225,14 +226,15 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.settle(node, false, freed);
     }
 
-    /// Takes a segment from the leaves, or from the expendable ones, if it is there.
+    /// Removes a segment from `leaves` or `expendable`, if it is listed.
     fn unlist(&mut self, key: NodeKey) {
         if std::mem::take(&mut self.nodes[key].is_listed) {
             let _ = self.leaves.remove(key) || self.expendable.remove(key);
         }
     }
 
-    /// Frees a segment that nobody needs, and those above it; the first one that stays may be a leaf now.
+    /// Frees a segment without holds, children and checkpoint, and those above it that become such. Lists
+    /// the first one that stays if it is now an unreferenced leaf.
     pub(crate) fn settle(
         &mut self,
         mut key: NodeKey,
@@ -259,7 +261,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Takes a leaf that has no checkpoint out of the tree; its parent.
+    /// Removes a leaf that has no checkpoint; returns its parent.
     fn remove(
         &mut self,
         key: NodeKey,
@@ -278,7 +280,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.counts.evictable_blocks -= node.len;
         self.nodes[parent].children -= 1;
         self.log_removed(&node);
-        // The deepest first: nothing is above a block that is gone already.
+        // The deepest first, so that the blocks above a remaining block are always there.
         let mut next = node.last();
         for _ in 0..node.len {
             let Some(cell) = next.and_then(|key| self.cells.remove(key)) else { break };
@@ -291,7 +293,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Some(parent)
     }
 
-    /// Someone goes on from a checkpoint: it and all above it were used now.
+    /// Counts a hit of a checkpoint, and a use of its segment and all above it.
     fn touch(&mut self, hit: NodeKey) {
         let now = self.admitted_bytes;
         self.nodes[hit].usage.hits = self.nodes[hit].usage.hits.saturating_add(1);
@@ -303,7 +305,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Of the blocks that follow a path, those that were there, as far as that is remembered.
+    /// Number of the blocks after a path that were in the tree and were evicted, as far as that is remembered.
     fn evicted_behind(&self, path: u64, blocks: &[[u32; T]]) -> u32 {
         let behind = blocks.iter().scan(path, |path, block| {
             *path = self.hasher.hash_one((*path, block));

@@ -1,4 +1,4 @@
-//! Registering: blocks and checkpoints become the tree's.
+//! Registration: blocks and checkpoints enter the tree.
 
 use std::hash::BuildHasher;
 
@@ -19,9 +19,10 @@ pub struct NotTaken<C>(
 );
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Registers the blocks of a request that follow `at`, which moves behind them. `tokens[i]` are the tokens of the
-    /// `i`-th; `take(i)` gives the block up, and is called for those that the tree does not have yet, in order: who
-    /// registers first wins, and others keep what they have. How many were taken.
+    /// Registers the blocks of a request that follow `at`, and moves `at` to their end. `tokens[i]` are the tokens of
+    /// the `i`-th block, and `take(i)` hands the block over. It is called, in order, only for blocks that the tree
+    /// does not have yet: the first request to register a block wins, and others keep their own copies. Returns the
+    /// number of blocks taken.
     ///
     /// # Errors
     /// [`Foreign`]; nothing is taken then.
@@ -64,11 +65,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(taken)
     }
 
-    /// Gives the tree a checkpoint of the first `blocks` blocks above `at`; its place.
+    /// Gives the tree a checkpoint at the end of the first `blocks` blocks above `at`; returns its place.
     ///
     /// # Errors
-    /// [`NotTaken`], with the checkpoint, if there is one already, if there are fewer blocks, or none, or if `at` is of
-    /// another tree.
+    /// [`NotTaken`], with the checkpoint, if there is one already, if `blocks` is 0 or more than there are above `at`,
+    /// or if `at` is of another tree.
     pub fn attach(
         &mut self,
         at: &Reference,
@@ -98,8 +99,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(Place { tree: self.id, node: place })
     }
 
-    /// Adds blocks that are not there below the end of a segment; the segment that they are in, and the last of them.
-    /// `is_own`: whether the reference that they are added for was taken in that segment.
+    /// Adds new blocks after the end of a segment. Returns the segment that has them, and the last of them. `is_own`:
+    /// whether the reference for which they are added is in `parent`.
     fn append(
         &mut self,
         (parent, is_own): (NodeKey, bool),
@@ -126,7 +127,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let (start, is_first) = (above.end(), above.root.is_some());
         let usage = self.usage_now(Origin::Prompt);
         self.counts.segments += 1;
-        // Nobody refers to it until the reference moves here.
+        // Unreferenced until the reference moves here.
         self.counts.evictable_blocks += len;
         let key = self.nodes.insert(Node::new(parent, start, (ends.0, ends.1, len), usage));
         self.list_child(key);
@@ -137,7 +138,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         (key, Some(ends.1))
     }
 
-    /// Cells for blocks below a block with the fingerprint `path`, linked to it and to each other: the first and the last.
+    /// Creates cells for blocks after a block with the fingerprint `path`, linked to it and to each other. Returns the
+    /// first and the last.
     fn link(
         &mut self,
         (mut path, mut above): (u64, Option<CellKey>),
@@ -147,7 +149,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let mut ends: Option<(CellKey, CellKey)> = None;
         for (tokens, block) in tokens.iter().zip((0..tokens.len()).map(take)) {
             path = self.hasher.hash_one((path, tokens));
-            // What comes again is not remembered as evicted.
+            // A block that is registered again no longer counts as evicted.
             self.evicted.remove(path);
             let serial = Serial::take(&mut self.next_serial);
             let cell = Cell { block, serial, above, below: None, path };
@@ -161,8 +163,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         ends
     }
 
-    /// Cuts a segment behind `depth` blocks, counted from the root, of which the last is given; the upper part. The lower
-    /// part keeps its key, its checkpoint and its references.
+    /// Cuts a segment after `depth` blocks, counted from the root; `last` is the block before the cut. Returns the
+    /// upper part. The lower part keeps the key, the checkpoint and the references.
     pub(crate) fn split(&mut self, key: NodeKey, (depth, last): (u32, Option<CellKey>)) -> NodeKey {
         let Some((last, Some((first, end)))) = last.zip(Some(self.nodes[key].ends)) else {
             unreachable!("a segment is cut behind one of its blocks, and a root has none")

@@ -1,9 +1,9 @@
-//! Whose prefix a prompt may share: the key of a root.
+//! The key of a root: prompts share prefixes only below the same root.
 
 use std::sync::Arc;
 
-/// What two requests must have in common before tokens are compared at all. Keys are compared byte by byte, so that
-/// nobody reaches another root by a collision of hashes.
+/// Salt, adapter and model. Two requests can share prefixes only if their keys are equal. Keys are compared byte by
+/// byte, so that no hash collision leads to another root.
 ///
 /// ```
 /// use dsv4_kv_prefix::RootKey;
@@ -16,7 +16,7 @@ pub struct RootKey(Arc<[u8]>);
 
 impl RootKey {
     /// The root of a salt (who may share), an adapter, and the identity of the model and of the formats that it is
-    /// stored in. Each has its length before it, so that different triples have different bytes.
+    /// stored in. Each part is preceded by its length, so that different triples have different bytes.
     #[must_use]
     pub fn new(salt: &[u8], adapter: &[u8], model: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(24 + salt.len() + adapter.len() + model.len());
@@ -27,13 +27,13 @@ impl RootKey {
         Self(bytes.into())
     }
 
-    /// The salt that it was made of.
+    /// The salt.
     #[must_use]
     pub fn salt(&self) -> &[u8] {
         self.part(0)
     }
 
-    /// The adapter that it was made of.
+    /// The adapter.
     #[must_use]
     pub fn adapter(&self) -> &[u8] {
         self.part(1)

@@ -1,4 +1,4 @@
-//! The tree: what it has, and what of a prompt it has.
+//! The tree, its counts, and the matching of prompts.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +16,11 @@ use crate::policy::{Origin, Policy, Usage};
 use crate::root::RootKey;
 use crate::stats::ReuseStats;
 
-/// Which tree a reference belongs to: a number that is unique in the process.
+/// Identifies the tree of a reference; unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TreeId(u64);
 
-/// What the tree must know of what it holds.
+/// Sizes and limits of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a block, for the policy and for leases.
@@ -31,37 +31,37 @@ pub struct Limits {
     pub lease_bytes: u64,
     /// Evicted blocks, and first blocks of prompts, that are remembered for [`ReuseStats`]: 16 bytes each.
     pub remembered: u32,
-    /// Blocks for which memory is set aside: while there are no more, nothing is allocated but for leases, and for roots
-    /// that have no block yet. That is a block's tokens and about 500 bytes for each, of which the system gives what is
-    /// used.
+    /// Number of blocks for which memory is reserved. With at most that many blocks, the tree allocates only for leases
+    /// and for roots without a block. Reserved are the tokens of each block and about 500 bytes more; the operating
+    /// system commits only the pages that are used.
     pub room: u32,
 }
 
-/// What a tree has.
+/// Counts of the contents of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Blocks.
     pub blocks: u32,
     /// Checkpoints.
     pub checkpoints: u32,
-    /// Blocks that nobody refers to, at or below.
+    /// Blocks without a reference at or below them.
     pub evictable_blocks: u32,
-    /// Checkpoints that nobody refers to, at or below.
+    /// Checkpoints without a reference at or below them.
     pub evictable_checkpoints: u32,
     /// Segments; roots are not counted.
     pub segments: u32,
 }
 
-/// How much of a prompt is there.
+/// The part of a prompt that a tree has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// Tokens whose blocks are there: a multiple of the tokens of a block, and less than the prompt.
+    /// Tokens whose blocks are in the tree: a multiple of the tokens of a block, and less than the prompt.
     pub matched: u32,
-    /// Tokens down to the deepest checkpoint among them, from which the prompt can go on.
+    /// Tokens down to the deepest checkpoint among them, from which the prompt can continue.
     pub reusable: u32,
 }
 
-/// Something that the tree gives back.
+/// A block or checkpoint that the tree returns to its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Freed<B, C> {
     /// A block.
@@ -73,9 +73,9 @@ pub enum Freed<B, C> {
 /// A compressed radix tree of token ids, in units of `T` tokens, that owns blocks of type `B` and checkpoints of
 /// type `C`.
 ///
-/// Registering a block gives it to the tree, so that nobody else can write it any more. A request that uses blocks
-/// of the tree has a [`crate::Reference`]: what lies at or above it stays. What nobody refers to goes when room is
-/// needed, leaf first, in the order of `P`, or at once if no checkpoint is at or below it.
+/// Registering a block moves it into the tree, so that no request can write it any more. A request that uses blocks of
+/// the tree has a [`crate::Reference`], which protects all segments at or above it. Unreferenced segments are evicted
+/// when room is needed, leaves first, in the order of `P`; they are freed at once if no checkpoint is at or below them.
 #[derive(Debug)]
 pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) id: TreeId,
@@ -84,26 +84,26 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) cells: Cells<B, T>,
     pub(crate) nodes: SlotMap<NodeKey, Node<C>>,
     pub(crate) roots: HashMap<RootKey, NodeKey>,
-    /// Every segment but roots, by its parent and its first block of tokens.
+    /// Every segment except roots, by its parent and the tokens of its first block.
     pub(crate) children: HashTable<NodeKey>,
     pub(crate) hasher: DefaultHashBuilder,
-    /// The leaves that nobody refers to, by rank.
+    /// Unreferenced leaves, by rank.
     pub(crate) leaves: Order,
-    /// Other segments that nobody refers to, whose checkpoints are expendable.
+    /// Other unreferenced segments whose checkpoints are expendable, by rank.
     pub(crate) expendable: Order,
     pub(crate) leases: SlotMap<LeaseKey, LeaseEntry>,
     pub(crate) leased_bytes: u64,
     pub(crate) counts: Counts,
-    /// Bytes that were ever given to the tree.
+    /// Bytes that were ever given to the tree: the clock of [`Usage::last_use`].
     pub(crate) admitted_bytes: u64,
     /// Fingerprints of evicted blocks.
     pub(crate) evicted: Remembered<()>,
     /// Which root has a first block, by a fingerprint without the root.
     pub(crate) first_blocks: Remembered<NodeKey>,
     pub(crate) stats: ReuseStats,
-    /// What happened to blocks; `None` if nobody asks.
+    /// The event log; `None` if events are not logged.
     pub(crate) events: Option<EventLog<T>>,
-    /// Of the next block.
+    /// Serial of the next block.
     pub(crate) next_serial: u64,
 }
 
@@ -112,15 +112,15 @@ pub struct PrefixTree<B, C, P, const T: usize> {
 pub(crate) struct Walk {
     /// The last segment with a block of the prompt.
     pub node: NodeKey,
-    /// Blocks of the prompt that are there.
+    /// Number of blocks of the prompt that the tree has.
     pub depth: u32,
-    /// The last of them.
+    /// The last of these blocks.
     pub cell: Option<CellKey>,
-    /// The deepest segment, wholly passed, with a checkpoint; else the root.
+    /// The deepest wholly matched segment with a checkpoint; else the root.
     pub hit: NodeKey,
     /// Blocks down to its end.
     pub hit_depth: u32,
-    /// The last of them.
+    /// The last of these blocks.
     pub hit_cell: Option<CellKey>,
 }
 
@@ -131,11 +131,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         const { assert!(T > 0 && T <= u16::MAX as usize, "a block has tokens") };
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let room = limits.room as usize;
-        // A segment has a block, and a root a segment. Tables are half empty, so that they are cleared of what was removed
-        // in place.
+        // A segment has at least one block, and a root one segment. Tables get twice the room, so that they rehash in
+        // place after removals.
         let mut nodes = SlotMap::with_key();
         let (mut children, mut roots) = (HashTable::new(), HashMap::default());
-        // Without it they grow when it is needed.
+        // If the reservation fails, they grow on demand.
         let _ = nodes.try_reserve(2 * room).is_ok()
             && children.try_reserve(2 * room, |_| 0).is_ok()
             && roots.try_reserve(2 * room).is_ok();
@@ -162,7 +162,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// How much of a prompt is there. Nothing is adopted, counted or allocated.
+    /// The part of a prompt that the tree has. Adopts, counts and allocates nothing.
     #[must_use]
     pub fn lookup(&self, root: &RootKey, prompt: &[u32]) -> Lookup {
         let found = self.root(root).map(|root| self.walk(root, whole_blocks(prompt)));
@@ -172,7 +172,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         })
     }
 
-    /// What it has.
+    /// Counts of its contents.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -192,7 +192,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.roots.get(key).copied()
     }
 
-    /// The node of a root, which is made if it is not there.
+    /// The node of a root, which is created if it does not exist.
     pub(crate) fn root_or_new(&mut self, key: &RootKey) -> NodeKey {
         if let Some(found) = self.root(key) {
             return found;
@@ -217,12 +217,12 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         node
     }
 
-    /// Something that is used for the first time.
+    /// Usage of a segment or checkpoint that is used for the first time.
     pub(crate) fn usage_now(&self, origin: Origin) -> Usage {
         Usage { origin, last_use: self.admitted_bytes, hits: 0 }
     }
 
-    /// Follows `prompt` from a root as far as it is there.
+    /// Follows `prompt` from a root as far as the tree has it.
     pub(crate) fn walk(&self, root: NodeKey, prompt: &[[u32; T]]) -> Walk {
         let mut walk =
             Walk { node: root, depth: 0, cell: None, hit: root, hit_depth: 0, hit_cell: None };
@@ -251,7 +251,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             self.nodes.get(key).is_some_and(|node| node.parent == Some(parent))
                 && self.first_tokens(key).is_some_and(|tokens| same(tokens, first))
         };
-        // Most segments have one child, and a table that is large enough for all that may come is in no cache.
+        // Most segments have one child. The table, with room for all segments, does not fit in the CPU caches.
         let Node { children, last_child, .. } = self.nodes[parent];
         if let Some(only) = last_child.filter(|key| children == 1 && is_it(key)) {
             return Some(only);
@@ -260,7 +260,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.children.find(hash, is_it).copied()
     }
 
-    /// Lists a segment under its parent and its first block.
+    /// Enters a segment in `children`, under its parent and its first block.
     pub(crate) fn list_child(&mut self, key: NodeKey) {
         let Self { children, nodes, cells, hasher, .. } = self;
         let hash = |&key: &NodeKey| {
@@ -275,7 +275,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Takes a segment from that list, if it is there.
+    /// Removes a segment from `children`, if it is there.
     pub(crate) fn unlist_child(&mut self, key: NodeKey) {
         let Some(first) = self.first_tokens(key) else { return };
         let hash = child_hash(&self.hasher, self.nodes[key].parent, first);
@@ -284,7 +284,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// The tokens of a segment's first block; none of a root.
+    /// The tokens of a segment's first block; `None` for a root.
     fn first_tokens(&self, key: NodeKey) -> Option<&[u32; T]> {
         self.nodes[key].first().map(|first| self.cells.tokens(first))
     }
@@ -297,25 +297,25 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Bytes of so many blocks.
+    /// Bytes of `blocks` blocks.
     pub(crate) fn block_bytes(&self, blocks: usize) -> u64 {
         self.limits.block_bytes.saturating_mul(blocks as u64)
     }
 }
 
-/// The blocks of a prompt that can be reused: one token at least is left to compute.
+/// The blocks of a prompt that can be reused: at least one token is left to compute.
 pub(crate) fn whole_blocks<const T: usize>(prompt: &[u32]) -> &[[u32; T]] {
     let left = usize::from(!made(Mistake::Boundary));
     let most = u32::MAX as usize / T * T;
     prompt[..prompt.len().saturating_sub(left).min(most)].as_chunks().0
 }
 
-/// Tokens of so many blocks. Nothing is longer than what `u32` counts: [`whole_blocks`].
+/// Tokens of `blocks` blocks. The product fits in `u32`: see [`whole_blocks`].
 pub(crate) fn tokens<const T: usize>(blocks: u32) -> u32 {
     blocks * T as u32
 }
 
-/// Where a segment below `parent` that begins with `first` is listed.
+/// Hash in `children` of a segment below `parent` that begins with `first`.
 fn child_hash<const T: usize>(
     hasher: &DefaultHashBuilder,
     parent: Option<NodeKey>,

@@ -77,7 +77,7 @@ impl<B: Backend> Runner<'_, B> {
                 trouble = trouble.and(self.finish(&mut open));
             }
             let ids = token_ids(self.model, commit);
-            match open.commit(&accepted(self.model, commit, &ids)) {
+            match open.try_commit(&accepted(self.model, commit, &ids)) {
                 Ok(()) => {
                     report.commits.push(Ok(()));
                     return (report, trouble);

@@ -57,7 +57,7 @@
 //! #     step.hca(layer)?.update(&HcaInputs { kv: &kv, main })?.append()?;
 //! # }
 //! // ... its steps, and:
-//! # step.commit(&[Accepted { id, accepted: 300, tokens: &tokens }]).map_err(KvError::from)?;
+//! # step.commit(&[Accepted { id, accepted: 300, tokens: &tokens }])?;
 //! first.release(id)?;
 //! // Between steps, both without waiting: `advance_tier` and `advance`. At the end, until all is stored:
 //! first.settle_tier(&stream)?;

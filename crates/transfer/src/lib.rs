@@ -54,7 +54,7 @@
 //! # for (layer, _) in step.ids() {
 //! #     step.swa(layer)?.update(&kv)?.append()?;
 //! # }
-//! # step.commit(&[Accepted::count(id, 5)]).map_err(dsv4_kv::KvError::from)?;
+//! # step.commit(&[Accepted::count(id, 5)])?;
 //! // ... five tokens later, between steps:
 //! let tokens = [11, 12, 13, 14, 15];
 //! let fabric = Fabric::default();

@@ -51,8 +51,11 @@ fn on_device<B: Backend>(
     let limits = EngineLimits {
         requests: max_requests,
         context,
-        // All of them fit at once, so that none is ever taken out.
-        cached_tokens: max_requests.saturating_mul(context.next_multiple_of(128)),
+        // All requests fit at once, so that none is ever taken out. Where prefixes are reused, each may also hold blocks of the
+        // prefix tree that another request computed at the same time.
+        cached_tokens: max_requests
+            .saturating_mul(context.next_multiple_of(128))
+            .saturating_mul(if checkpoints > 0 { 2 } else { 1 }),
         step_tokens: chunk.saturating_add(max_requests),
         max_draft: 0,
         checkpoints,

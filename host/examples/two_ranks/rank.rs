@@ -176,7 +176,7 @@ impl<B: Backend> Rank<B> {
         }
         let accepted: Vec<_> =
             requests.iter().map(|request| Accepted::count(request.id, request.tokens)).collect();
-        step.commit(&accepted).map_err(KvError::from)?;
+        step.commit(&accepted)?;
         Ok(())
     }
 

@@ -29,6 +29,7 @@ use text::still_there;
 
 /// Why the cache refused or failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum KvError {
     /// A setting outside its range.
     #[error("{setting} is {value}; it must be between {least} and {most}")]
@@ -52,10 +53,10 @@ pub enum KvError {
     #[error(transparent)]
     Linear(#[from] LinearError),
     /// A draft layer that stores compressed entries.
-    #[error("draft (MTP) layer {layer} has {kind:?} attention; draft layers have windows alone")]
+    #[error("draft (MTP) layer {} has {kind:?} attention; draft layers have windows alone", layer.0)]
     DraftLayerKind {
         /// The layer.
-        layer: u32,
+        layer: LayerId,
         /// Its kind.
         kind: LayerKind,
     },
@@ -413,10 +414,10 @@ pub enum KvError {
     #[error("the indexer's workspace belongs to another cache; make one for each cache")]
     ForeignWorkspace,
     /// The layer does not exist.
-    #[error("layer {layer} does not exist; the model has {layers}")]
+    #[error("layer {} does not exist; the model has {layers}", layer.0)]
     NoSuchLayer {
         /// The layer asked for.
-        layer: u32,
+        layer: LayerId,
         /// Layers there are.
         layers: u32,
     },
@@ -427,18 +428,18 @@ pub enum KvError {
         group: LayerGroup,
     },
     /// The layer has no such pool.
-    #[error("layer {layer} has no {pool:?} pool")]
+    #[error("layer {} has no {pool:?} pool", layer.0)]
     NoSuchPool {
         /// The layer.
-        layer: u32,
+        layer: LayerId,
         /// The pool asked for.
         pool: PoolKind,
     },
     /// The layer is of another kind.
-    #[error("layer {layer} is {found:?}; the operation is for {needed:?} layers")]
+    #[error("layer {} is {found:?}; the operation is for {needed:?} layers", layer.0)]
     WrongLayerKind {
         /// The layer.
-        layer: u32,
+        layer: LayerId,
         /// What it is.
         found: LayerKind,
         /// What the operation is for.

@@ -1,6 +1,6 @@
-//! Checkpoints of answers. A request that answers is saved at each boundary that it passes, and only the last one is kept:
-//! aside while the request runs, and in the prefix tree when it ends, for the next turn of the conversation. What is aside
-//! goes when room is needed and nobody else's can be evicted.
+//! Checkpoints of answers. A request that answers is saved at each boundary that it passes, and only the last one is
+//! kept: aside while the request runs, and in the prefix tree when it ends, for the next turn of the conversation.
+//! Checkpoints kept aside are given up when a checkpoint is needed and the tree has none to evict.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 
@@ -16,8 +16,8 @@ impl Ledger {
         self.sharing.as_ref().map_or(0, |sharing| sharing.outputs.len() as u32)
     }
 
-    /// The request has `tokens` tokens, the last of its prompt's boundaries at least: wants the boundary behind them, unless
-    /// it does already.
+    /// Wants a checkpoint at the next boundary after `tokens`, the number of tokens that the request has, unless that
+    /// boundary or a later one is wanted already. The first call comes with at least the last boundary of the prompt.
     pub(super) fn want_output(&mut self, slot: SlotId, tokens: u32) {
         let Some(sharing) = self.sharing.as_mut().filter(|sharing| sharing.keeps_outputs) else {
             return;
@@ -32,7 +32,7 @@ impl Ledger {
         }
     }
 
-    /// The request gives its slot up: its answer's checkpoint becomes the prefix tree's.
+    /// Moves the checkpoint of an answer to the prefix tree, when its request gives up its slot.
     pub(super) fn keep_output(&mut self, slot: SlotId) {
         let Self { sharing: Some(sharing), checkpoints, .. } = self else { return };
         let Sharing { tree, sharers, offers, outputs, .. } = &mut **sharing;
@@ -45,7 +45,7 @@ impl Ledger {
         refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
     }
 
-    /// Gives the oldest checkpoints of answers up: `count` of them, or all if there are fewer.
+    /// Gives up the `count` oldest checkpoints of answers, or all if there are fewer.
     pub(super) fn give_up_outputs(&mut self, count: u32) {
         let Self { sharing: Some(sharing), checkpoints, .. } = self else { return };
         let count = sharing.outputs.len().min(count as usize);
@@ -53,7 +53,7 @@ impl Ledger {
     }
 }
 
-/// The checkpoint becomes that of the slot's request; the one before.
+/// Sets the answer checkpoint of the request in `slot`; returns the previous one.
 pub(super) fn replace(
     outputs: &mut Vec<(SlotId, SavedCheckpoint)>,
     slot: SlotId,

@@ -9,7 +9,7 @@ use crate::ledger::limits::StepLimits;
 use crate::ledger::requests::Progress;
 
 impl Ledger {
-    /// Checks a step of `group` against `limits`; its numbers.
+    /// Checks a step of `group` against `limits`; returns its sizes.
     pub(super) fn check(
         &mut self,
         group: LayerGroup,
@@ -27,7 +27,7 @@ impl Ledger {
         let (mut tokens, mut tokens_per_request) = (0, 0);
         let (mut context, mut new_blocks) = (0, 0);
         self.growing.clear();
-        // What the loop asks for again and again lies in registers: nothing here is behind `self`.
+        // Local copies, so that the loop finds these in registers and does not load them through `self`.
         let (needs, rollback) = (self.block_needs(group), self.rollback_tokens);
         let Self { requests, growing, .. } = self;
         let mut check = requests.check();
@@ -71,17 +71,17 @@ struct BlockNeeds {
 }
 
 impl BlockNeeds {
-    /// Of a request of `end` tokens.
+    /// Blocks of a request of `end` tokens.
     fn of(self, end: u32) -> u32 {
         if self.none { 0 } else { block::blocks_of(end) }
     }
 }
 
-/// Whether a request with this progress can do its part: [`refusal`], without the words.
+/// Whether a request with this progress can take part in a step: [`refusal`] without the reason.
 #[inline]
 fn takes_part(limits: &StepLimits, rollback: u32, part: &StepRequest, progress: Progress) -> bool {
     let end = u64::from(part.start) + u64::from(part.tokens);
-    // All of it without a branch: whatever is compared here is in registers.
+    // `&` instead of `&&`, to avoid branches: all operands are in registers.
     progress.can_resume_at(progress.committed, rollback)
         & (part.start == progress.committed)
         & (part.tokens != 0)
@@ -89,7 +89,7 @@ fn takes_part(limits: &StepLimits, rollback: u32, part: &StepRequest, progress: 
         & (part.tokens <= limits.tokens_per_request)
 }
 
-/// Why a request cannot do its part: the first reason, or that it has another part.
+/// Why a request cannot take part in a step: the first reason, or else that the step names it twice.
 #[cold]
 fn refusal(
     group: LayerGroup,

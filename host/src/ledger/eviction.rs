@@ -11,10 +11,10 @@ use super::prefix_tree::Tree;
 use crate::error::KvError;
 
 impl Ledger {
-    /// Evicts until so many blocks are free.
+    /// Evicts until `needed` blocks are free.
     ///
     /// # Errors
-    /// [`KvError::OutOfBlocks`] if that cannot be; nothing is evicted then.
+    /// [`KvError::OutOfBlocks`] if too few can be evicted; then nothing is evicted.
     pub(super) fn require_blocks(&mut self, needed: u32) -> Result<(), KvError> {
         let short = needed.saturating_sub(self.blocks.free());
         let is_free = match self.sharing_parts() {
@@ -31,7 +31,8 @@ impl Ledger {
         Err(KvError::OutOfBlocks { needed, free })
     }
 
-    /// Evicts so that up to so many checkpoints are free; where nothing is left to be evicted, answers lose theirs.
+    /// Evicts until `saves` checkpoints are free, or as many as possible. If the prefix tree has too few to evict,
+    /// gives up the checkpoints of answers.
     pub(super) fn make_room_for_saves(&mut self, saves: u32) {
         let short = saves.saturating_sub(self.checkpoints.free());
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
@@ -42,13 +43,13 @@ impl Ledger {
         self.give_up_outputs(saves.saturating_sub(self.checkpoints.free()));
     }
 
-    /// Checkpoints that are free, or that make room.
+    /// Checkpoints that are free, can be evicted, or are kept aside for answers.
     pub(super) fn obtainable_checkpoints(&self) -> u32 {
         let evictable = self.tree_counts().evictable_checkpoints;
         self.checkpoints.free() + evictable + self.output_checkpoints()
     }
 
-    /// Checkpoints that a step would save, were they free.
+    /// Number of checkpoints that a step would write if enough were free.
     pub(super) fn wanted_in(&self, step: &[StepRequest]) -> u32 {
         let wanted = |part: &StepRequest| {
             let wanted = self.saves.of(part.id.slot()).iter();
@@ -57,13 +58,14 @@ impl Ledger {
         step.iter().map(|part| wanted(part) as u32).sum()
     }
 
-    /// Blocks that nobody refers to, and that a step may take when no others are free.
+    /// Blocks of the prefix tree that no reference protects. A step evicts them when it needs more
+    /// than the free blocks.
     #[must_use]
     pub fn evictable_blocks(&self) -> u32 {
         self.tree_counts().evictable_blocks
     }
 
-    /// What the prefix tree has.
+    /// Counts of the blocks and checkpoints in the prefix tree.
     #[must_use]
     pub fn tree_counts(&self) -> Counts {
         self.sharing.as_ref().map_or(Counts::default(), |sharing| sharing.tree.counts())
@@ -76,8 +78,9 @@ impl Ledger {
     }
 
     /// Keeps the blocks and checkpoints of the whole blocks of a prefix, down to its deepest checkpoint, until
-    /// [`Self::expire`] is called with a later time. Times count from whenever the caller likes. All leases together keep at
-    /// most [`CacheConfig::lease_bytes`](crate::CacheConfig::lease_bytes), by default 0: every one is refused then.
+    /// [`Self::expire`] is called with a later time. The caller chooses the origin of these times. All leases together
+    /// keep at most [`CacheConfig::lease_bytes`](crate::CacheConfig::lease_bytes), by default 0, which refuses every
+    /// lease.
     ///
     /// # Errors
     /// [`PinRefused`], also if nothing can be shared in this cache.
@@ -88,24 +91,24 @@ impl Ledger {
         sharing.tree.pin(&root, prefix.tokens, until)
     }
 
-    /// Ends a lease; `false` if its time had ended it, or it is another cache's.
+    /// Ends a lease; `false` if it has expired, or belongs to another cache.
     pub fn unpin(&mut self, lease: Lease) -> bool {
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return false };
         sharing.tree.unpin(lease, |freed| pools.take_back(freed)).unwrap_or(false)
     }
 
-    /// Ends the leases whose time is before `now`; how many.
+    /// Ends the leases whose time is before `now`; returns their number.
     pub fn expire(&mut self, now: Duration) -> usize {
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return 0 };
         sharing.tree.expire(now, |freed| pools.take_back(freed))
     }
 
-    /// What requests share, if they can.
+    /// The prefix tree; `None` if nothing can be shared.
     pub(crate) fn tree(&self) -> Option<&Tree> {
         self.sharing.as_ref().map(|sharing| &sharing.tree)
     }
 
-    /// The same, to change it.
+    /// The prefix tree, mutable; `None` if nothing can be shared.
     pub(crate) fn tree_mut(&mut self) -> Option<&mut Tree> {
         self.sharing.as_mut().map(|sharing| &mut sharing.tree)
     }
@@ -113,7 +116,7 @@ impl Ledger {
     /// Counts everything in the prefix tree again, for tests.
     ///
     /// # Errors
-    /// What is not as it must be.
+    /// Describes the first inconsistency.
     pub fn audit(&self) -> Result<(), String> {
         self.sharing.as_ref().map_or(Ok(()), |sharing| sharing.tree.audit())
     }

@@ -1,4 +1,4 @@
-//! Requests that begin as copies of others, in the ledger.
+//! Forks in the ledger: requests that start as copies of other requests.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 
@@ -7,22 +7,22 @@ use crate::block::{Block, Held};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId};
 
-/// A fork that is not entered yet.
+/// A fork that has begun and is not yet completed or undone.
 #[derive(Debug)]
 pub(crate) struct Fork {
     /// The request that is copied.
     pub of: RequestId,
     /// The new request.
     pub id: RequestId,
-    /// Blocks that both will have: all that no step writes any more.
+    /// Number of leading blocks that both requests share: all that no step writes any more.
     pub shared: u32,
-    /// The last block, if steps write it still, and the new one that becomes its copy.
+    /// The last block, if steps still write it, and the new block that becomes its copy.
     pub copied: Option<(BlockId, Block)>,
 }
 
 impl Ledger {
-    /// Admits a request that is a copy of another: both share the blocks that no step writes any more. Of a ledger without
-    /// device memory; a cache's is [`KvCacheManager::fork`](crate::KvCacheManager::fork).
+    /// Admits a request that is a copy of another: both share the blocks that no step writes any more. For a ledger
+    /// without device memory; with a cache, call [`KvCacheManager::fork`](crate::KvCacheManager::fork).
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::NoFreeSlot`],
@@ -32,7 +32,8 @@ impl Ledger {
         Ok(self.enter_fork(fork))
     }
 
-    /// Admits a request that is to become a copy of `of`, and takes a block for the one that both would write.
+    /// Admits the request that becomes a copy of `of`. If steps still write the last block of `of`, takes a
+    /// new block for its copy.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::NoFreeSlot`],
@@ -41,7 +42,7 @@ impl Ledger {
         let request = self.request(of)?;
         self.check_in_no_step(of)?;
         let committed = request.groups[LayerGroup::Trunk.index()].committed;
-        // More than those of its tokens are there for tokens that were rejected.
+        // The request may hold more blocks than `needed`, for tokens that were rejected.
         let needed = self.blocks_of(committed);
         let shared = needed.min(committed / BLOCK_TOKENS);
         let last = request.blocks.get(shared as usize).map(Held::id).filter(|_| shared < needed);
@@ -56,7 +57,7 @@ impl Ledger {
         Ok(Fork { of, id, shared, copied })
     }
 
-    /// The new request becomes a copy: it has the other's tokens and shares its blocks.
+    /// Completes a fork: the new request gets the tokens of the other one and shares its blocks.
     pub(crate) fn enter_fork(&mut self, fork: Fork) -> RequestId {
         let Fork { of, id, shared, copied } = fork;
         let Self { requests, shares, .. } = self;
@@ -70,13 +71,13 @@ impl Ledger {
             request.blocks.extend(copied.map(|(_, block)| Held::Own(block)));
             request.groups = both.1;
         }
-        // What the tree keeps it keeps for both.
+        // Blocks of the prefix tree stay for the new request only if it has a reference of its own.
         let committed = self.committed(id).unwrap_or(0);
         self.fork_sharing(of.slot(), id.slot(), committed);
         id
     }
 
-    /// Gives up a fork that failed: nothing has happened.
+    /// Undoes a failed fork: returns its slot and its block.
     pub(crate) fn undo_fork(&mut self, fork: Fork) {
         let Fork { id, copied, .. } = fork;
         if let Some((_, block)) = copied {

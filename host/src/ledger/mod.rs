@@ -3,12 +3,12 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | admission, release, and what can be asked |
-//! | `requests.rs` | the requests: which there are, and how far each is |
+//! | `mod.rs` | admission, release, queries |
+//! | `requests.rs` | request slots, and the progress of each request |
 //! | `limits.rs` | limits of a step |
 //! | `check.rs` | checks of a step, before anything changes |
 //! | `open_step.rs` | types of a step: `StepRequest`, `Accepted`, `StepPlan`, the open step |
-//! | `wanted_checkpoints.rs` | positions at which requests are to be checkpointed |
+//! | `wanted_checkpoints.rs` | positions at which checkpoints of requests are wanted |
 //! | `saves.rs` | checkpoints written during and after steps |
 //! | `prefix_tree.rs` | the prefix tree and each request's node in it |
 //! | `prefix_reuse.rs` | prefix match on admission, block registration on commit |
@@ -66,8 +66,8 @@ pub(crate) use tier::{LoadTarget, StoreSource};
 use wanted_checkpoints::Saves;
 pub(crate) use wanted_checkpoints::{largest_layout, may_save};
 
-/// Who holds what. Serialised, for reports and comparisons, it is slots, blocks and checkpoints: which requests have
-/// them, and which are free; not the prefix tree.
+/// Records which request holds which slot, blocks and checkpoints, and which of these are free. The prefix tree is
+/// left out of the serialised form, which is for reports and comparisons.
 #[derive(Debug, Serialize)]
 pub struct Ledger {
     blocks: BlockPool,
@@ -91,17 +91,17 @@ pub struct Ledger {
     /// nothing.
     #[serde(skip)]
     growing: Vec<Growth>,
-    /// Where requests are to be saved.
+    /// Positions at which checkpoints of requests are wanted, and checkpoints that were saved.
     saves: Saves,
-    /// What requests share; `None` if nothing can be.
+    /// The prefix tree and each request's place in it; `None` if nothing can be shared.
     #[serde(skip)]
     sharing: Option<Box<Sharing>>,
     #[serde(skip)]
-    /// Blocks that were freed since they were last asked for; none unless the cache is poisoned.
+    /// Blocks that were freed since the last `take_unowned`; none unless the cache is poisoned.
     unowned: UnitList,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
-    /// What the cache is configured for.
+    /// Limits of a step, from the configuration of the cache.
     limits: StepLimits,
     /// Positions that can be taken back: `max_draft` + 1.
     rollback_tokens: u32,
@@ -153,13 +153,14 @@ impl Ledger {
         self.requests.admit().ok_or(KvError::NoFreeSlot { slots: self.limits.requests })
     }
 
-    /// Refuses a request for which there is no slot.
+    /// Fails with [`KvError::NoFreeSlot`] if all slots are taken.
     pub(crate) fn check_free_slot(&self) -> Result<(), KvError> {
         let slots = self.limits.requests;
         if self.live_requests() < slots { Ok(()) } else { Err(KvError::NoFreeSlot { slots }) }
     }
 
-    /// Ends a request and frees what it held; what it shares stays with who else uses it, or until room is needed.
+    /// Ends a request and frees its slot and its own blocks. Shared blocks stay while another request uses them;
+    /// the prefix tree may keep its blocks until they are evicted.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::RequestInStep`] while a
@@ -171,18 +172,18 @@ impl Ledger {
         self.saves.forget(id.slot());
         let Self { requests, shares, blocks, checkpoints, unowned, .. } = self;
         let mut pools = Pools { blocks, checkpoints, unowned };
-        // In reverse, so that the block taken last is the one taken next.
+        // In reverse, so that the pool hands them out again in the same order.
         pools.give_up(requests.release(id).into_iter().flatten(), shares);
         Ok(())
     }
 
-    /// Takes a request of the draft group back to `committed` tokens: the drafts behind them were
-    /// rejected by the trunk.
+    /// Moves the draft layers of a request back to `committed` tokens, after the trunk has rejected
+    /// the drafts that follow.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`];
-    /// [`KvError::CannotRewind`] if it has fewer tokens, or if `committed` is more than `max_draft` + 1 behind the last one
-    /// written; [`KvError::Overwritten`] after a rejected step of more tokens than that, or a restore that failed.
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`]; [`KvError::CannotRewind`]
+    /// if it has fewer tokens, or if more than `max_draft` + 1 positions from `committed` on were written;
+    /// [`KvError::Overwritten`] after a rejected step of more tokens than that, or a restore that failed.
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         let group = LayerGroup::Draft;
         let (rollback, is_open) = (self.rollback_tokens, self.is_in_step(group, id));
@@ -209,8 +210,8 @@ impl Ledger {
         if self.has_entries { block::blocks_of(end) } else { 0 }
     }
 
-    /// The largest layout that the StepMeta of a step can have: an array of so many elements holds every step.
-    /// That of one step is [`StepPlan::layout`].
+    /// The largest layout that the StepMeta of a step can have: an array with its number of elements holds
+    /// every step. That of one step is [`StepPlan::layout`].
     #[must_use]
     pub fn largest_layout(&self) -> StepLayout {
         self.largest_layout
@@ -243,8 +244,8 @@ impl Ledger {
         self.request(id).map(|request| request.blocks.iter().map(Held::id))
     }
 
-    /// Whether a request alone has each of its blocks, in the order of its tokens. Others belong to the prefix tree, or
-    /// to requests that began as copies of each other.
+    /// For each block of a request, in the order of its tokens, whether this request alone holds it. The other blocks
+    /// belong to the prefix tree or are shared by forked requests.
     ///
     /// # Errors
     /// As [`Self::committed`].
@@ -261,19 +262,19 @@ impl Ledger {
         self.blocks.free()
     }
 
-    /// Blocks there are.
+    /// Number of blocks in the pool, free or not.
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
         self.blocks.total()
     }
 
-    /// The request that has the slot; `None` while it is reserved for one that is to come.
+    /// The request in the slot; `None` if the slot is free, or reserved for a request that is being imported.
     #[must_use]
     pub fn request_in(&self, slot: SlotId) -> Option<RequestId> {
         self.requests.in_slot(slot)
     }
 
-    /// Requests that are admitted, and slots that are reserved for some that are to come.
+    /// Number of admitted requests, plus slots that are reserved for requests being imported.
     #[must_use]
     pub fn live_requests(&self) -> u32 {
         self.requests.live()
@@ -288,13 +289,13 @@ impl Ledger {
         self.requests.get_mut(id).ok_or(refused)
     }
 
-    /// Where blocks and checkpoints go that are given up.
+    /// The pools that take back released blocks and checkpoints.
     fn pools(&mut self) -> Pools<'_> {
         let Self { blocks, checkpoints, unowned, .. } = self;
         Pools { blocks, checkpoints, unowned }
     }
 
-    /// Why an id names no request.
+    /// The error for an id that names no request of this ledger.
     #[cold]
     fn refused(&self, id: RequestId) -> KvError {
         if self.requests.is_foreign(id) {

@@ -1,31 +1,31 @@
-//! Checkpoints that wait for a lower tier to look at them.
+//! Checkpoints that are offered to a lower tier.
 
 use std::collections::{HashSet, VecDeque};
 
 use dsv4_kv_prefix::Place;
 
-/// Checkpoints that a lower tier has not looked at, the latest of them. They are not kept: one may be gone when it is
-/// looked at.
+/// The latest checkpoints that the lower tier has not taken yet. An offer does not protect its checkpoint from
+/// eviction: it may be gone when its turn comes.
 #[derive(Debug, Default)]
 pub(super) struct Offers {
-    /// The next one first.
+    /// In the order in which they are taken.
     places: VecDeque<Place>,
-    /// The same, to know at once whether one is there.
+    /// The same places, for lookup in constant time.
     known: HashSet<Place>,
-    /// Most of them; none without a lower tier.
+    /// Most places that are kept; 0 without a lower tier.
     most: usize,
 }
 
 impl Offers {
-    /// Keeps at most so many from now on. Takes the memory for them.
+    /// Keeps at most `most` offers from now on, and allocates memory for them.
     pub fn keep(&mut self, most: usize) {
         self.most = most;
         self.places.reserve(most + 1);
-        // Twice as many, so that the set makes room where it is when others have left it.
+        // Twice as many, so that the set rehashes in place, without growing, after many removals.
         self.known.reserve(2 * (most + 1));
     }
 
-    /// Offers a checkpoint, behind the others; one that is offered already stays where it is.
+    /// Offers a checkpoint, after the others. One that is already offered keeps its place.
     pub fn add(&mut self, place: Place) {
         if self.most == 0 || !self.known.insert(place) {
             return;
@@ -43,7 +43,7 @@ impl Offers {
         }
     }
 
-    /// The oldest one, which is not offered any more.
+    /// Removes and returns the first offer.
     pub fn next(&mut self) -> Option<Place> {
         let place = self.places.pop_front()?;
         self.known.remove(&place);
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// Places of so many checkpoints.
+    /// Places of `count` checkpoints.
     fn places(count: u32) -> Vec<Place> {
         let (lease_bytes, remembered) = (0, 0);
         let limits =
@@ -94,7 +94,8 @@ mod tests {
         assert_eq!(offers.next(), Some(places[1]), "it may be offered again");
     }
 
-    /// A million of offers in the memory that was taken first. Looking through the others would take minutes.
+    /// A million offers use only the memory that was allocated at first. With a linear search for duplicates
+    /// this would take minutes.
     #[test]
     fn many_offers_take_no_more_memory() {
         let places = places(32 << 10);
@@ -104,7 +105,7 @@ mod tests {
         for _ in 0..40 {
             places.iter().for_each(|&place| offers.add(place));
         }
-        // Places of what has left count as taken until the set is tidied, so that its capacity may be less.
+        // Removed elements count as used until the set rehashes, so its capacity may be lower.
         assert_eq!(offers.known.len(), 16 << 10);
         assert!(offers.known.capacity() <= room, "{} of {room}", offers.known.capacity());
     }

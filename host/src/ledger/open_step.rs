@@ -13,7 +13,7 @@ pub struct StepRequest {
     /// The request.
     #[serde(skip)]
     pub id: RequestId,
-    /// Tokens it has in the step's layer group before the step; must be what it has.
+    /// Tokens that the request has in the step's layer group before the step. Any other number is refused.
     pub start: u32,
     /// Tokens it adds: 1 in decode, a chunk in prefill, drafts + 1 in verification.
     pub tokens: u32,
@@ -27,7 +27,7 @@ pub struct Accepted<'t> {
     /// How many of its tokens in the step become final, counted from the first.
     pub accepted: u32,
     /// Token ids of those, for later reuse of the prefix: `accepted` of them, or none if the caller
-    /// does not tell.
+    /// does not pass them.
     pub tokens: &'t [u32],
 }
 
@@ -39,7 +39,7 @@ impl Accepted<'_> {
     }
 }
 
-/// A step in numbers.
+/// Sizes of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
     /// Tokens of all requests.
@@ -48,16 +48,17 @@ pub struct StepPlan {
     pub tokens_per_request: u32,
     /// Requests that take part.
     pub requests: u32,
-    /// Tokens that its longest request has after it.
+    /// Tokens of its longest request after the step.
     pub context: u32,
     /// Blocks taken for the step.
     pub new_blocks: u32,
-    /// If it may save requests in checkpoints, for how many of them rows go there from the rings before it.
+    /// `Some` if the step may write checkpoints: the number of them that need rows copied from the rings
+    /// before the step.
     pub saves: Option<u32>,
 }
 
 impl StepPlan {
-    /// Where the sections of its StepMeta are, if launches cover its tokens and no more.
+    /// Layout of its StepMeta if launches cover exactly the tokens of the step.
     #[must_use]
     pub const fn layout(self) -> StepLayout {
         self.layout_of(self.tokens)
@@ -71,7 +72,7 @@ impl StepPlan {
         }
     }
 
-    /// Where they are if launches cover the tokens of `bucket`, if there is one.
+    /// Layout of its StepMeta if launches cover the tokens of `bucket`; without a bucket, as [`Self::layout`].
     pub(crate) fn layout_in(self, bucket: Option<&Bucket>) -> StepLayout {
         bucket.map_or(self.layout(), |bucket| self.layout_of(bucket.tokens))
     }
@@ -92,10 +93,10 @@ pub(super) struct OpenStep {
     pub is_open: bool,
     /// The slot of each of its requests.
     pub slots: Vec<SlotId>,
-    /// Which of them took how many blocks. Not how many each held before: a step of the other group may take
-    /// more while this one is open.
+    /// The slots that took blocks, and how many. The number of blocks before the step would not do: a step
+    /// of the other group may take more while this one is open.
     pub taken: Vec<(SlotId, u32)>,
-    /// What its kernels save.
+    /// Checkpoints that its kernels write.
     pub saving: Vec<Saving>,
 }
 
@@ -112,7 +113,7 @@ pub(super) struct Saving {
 pub(super) struct Mark {
     pub slot: SlotId,
     pub boundary: u32,
-    /// First token of its request in the step, and the position of that token.
+    /// Index in the step of the first token of its request; `start` is the position of that token.
     pub token: u32,
     pub start: u32,
 }
@@ -126,7 +127,7 @@ pub(super) struct Growth {
 }
 
 impl OpenStep {
-    /// No step; room for one of `requests` requests that saves as many as there are `checkpoints`.
+    /// No open step; capacity for a step of `requests` requests that writes `checkpoints` checkpoints.
     pub fn new(requests: u32, checkpoints: u32) -> Self {
         let room = requests as usize;
         Self {

@@ -1,4 +1,4 @@
-//! Prefixes that requests share: what a prompt goes on from, and which blocks and checkpoints become the tree's.
+//! Prefix reuse: what a prompt continues from, and which blocks and checkpoints move to the prefix tree.
 
 use dsv4_kv_prefix::Origin;
 use kv_layout::geometry::BLOCK_TOKENS;
@@ -14,8 +14,8 @@ use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::ledger::requests::Requests;
 
 impl Ledger {
-    /// Admits a request with the blocks and tokens that it shares with earlier requests. Of a ledger without device
-    /// memory; a cache's is [`KvCacheManager::admit_with`](crate::KvCacheManager::admit_with).
+    /// Admits a request with the blocks and tokens that it shares with earlier requests. For a ledger without
+    /// device memory; with a cache, call [`KvCacheManager::admit_with`](crate::KvCacheManager::admit_with).
     ///
     /// # Errors
     /// [`KvError::NoFreeSlot`].
@@ -26,8 +26,8 @@ impl Ledger {
         Ok(admission)
     }
 
-    /// Admits a request with the blocks that it shares; the checkpoint that its slot is to be restored from, if it
-    /// shares any. It has no tokens yet.
+    /// Admits a request with the blocks that it shares. Also returns the checkpoint from which its slot must be
+    /// restored, if it shares any. The request has no tokens yet.
     pub(crate) fn adopt(
         &mut self,
         prompt: &Prompt<'_>,
@@ -43,7 +43,7 @@ impl Ledger {
         let (reused, matched) = (adopted.reused, adopted.matched);
         let place = sharing.tree.checkpoint(&adopted.reference).ok().flatten();
         let place = place.map(SavedCheckpoint::place);
-        // A lower tier keeps what is used here, as if it were used there.
+        // Offered again, so that this use counts as a use in the lower tier too.
         sharing.tree.place_at(&adopted.reference).into_iter().for_each(|at| sharing.offers.add(at));
         if let (Some(request), Ok(path)) =
             (requests.get_mut(id), sharing.tree.blocks(&adopted.reference))
@@ -62,7 +62,7 @@ impl Ledger {
         Ok((Admission { id, reused, matched }, place))
     }
 
-    /// Wants the checkpoints of a request's prompt that it has not passed, and the first of its answer.
+    /// Wants the planned checkpoints that a request has not passed: those of its prompt, and the first of its answer.
     pub(crate) fn plan_checkpoints(&mut self, id: RequestId) -> Result<(), KvError> {
         let start = self.committed(id)?;
         let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(id.slot()));
@@ -74,12 +74,12 @@ impl Ledger {
         Ok(())
     }
 
-    /// The blocks that nobody has any more since the last call; none unless the cache is poisoned.
+    /// Removes and returns the blocks that were freed since the last call; none unless the cache is poisoned.
     pub(crate) fn take_unowned(&mut self) -> impl Iterator<Item = BlockId> {
         std::iter::from_fn(|| self.unowned.pop().map(BlockId))
     }
 
-    /// Refuses token ids that are not those of the request's prompt: others would go on from rows of other tokens.
+    /// Refuses token ids that differ from the request's prompt: later requests would reuse rows of other tokens.
     pub(super) fn check_told(&self, group: LayerGroup, part: &Accepted<'_>) -> Result<(), KvError> {
         let Accepted { id: request, tokens, .. } = *part;
         let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(request.slot()));
@@ -94,7 +94,7 @@ impl Ledger {
         }
     }
 
-    /// Of a step that was committed: the blocks that it closed become the tree's.
+    /// Moves the blocks that a committed step completed to the prefix tree.
     pub(super) fn register(&mut self, group: LayerGroup, accepted: &[Accepted<'_>]) {
         if group != LayerGroup::Trunk || self.sharing.is_none() {
             return;
@@ -113,7 +113,7 @@ impl Ledger {
         let Some((sharing, requests, mut pools)) = self.sharing_parts() else { return };
         let Sharing { tree, sharers, .. } = sharing;
         let Some(sharer) = sharers[slot.0 as usize].as_mut() else { return };
-        // Where tokens were not told, nobody knows what follows.
+        // After tokens without ids, the prefix of all later blocks is unknown.
         sharer.is_told &= part.tokens.len() == part.accepted as usize;
         if !sharer.is_told {
             return self.save_no_further(slot);
@@ -122,7 +122,7 @@ impl Ledger {
         let Some(request) = requests.of_slot_mut(slot) else { return };
         let (closed, _) = sharer.tokens.as_chunks::<BLOCK>();
         let held = request.blocks.get_mut(sharer.reference.blocks() as usize..).unwrap_or_default();
-        // A block that a fork uses too stays with the two of them, and so do those behind it.
+        // A block that a fork shares cannot move to the tree, and neither can the blocks after it.
         let own = held.iter().zip(closed).take_while(|(held, _)| held.is_own()).count();
         sharer.is_told = own == closed.len();
         let take = |index: usize| match held[index].share() {
@@ -138,15 +138,16 @@ impl Ledger {
         }
     }
 
-    /// A request that registers no more blocks needs no checkpoints behind those: the prefix tree would not take them.
+    /// Forgets the wanted checkpoints after the registered blocks, for a request that registers no more: the prefix
+    /// tree would not take them.
     fn save_no_further(&mut self, slot: SlotId) {
         let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(slot));
         let registered = sharer.map_or(0, |sharer| sharer.reference.blocks() * BLOCK_TOKENS);
         self.saves.forget_behind(slot, registered);
     }
 
-    /// Gives the tree the checkpoints of its requests that were saved; of others they stay for
-    /// [`Self::take_saved`].
+    /// Gives the prefix tree the saved checkpoints of its requests; those of answers are kept
+    /// aside. The checkpoints of other requests stay for [`Self::take_saved`].
     pub(super) fn attach_saved(&mut self) {
         let Self { sharing: Some(sharing), requests, saves, checkpoints, .. } = self else {
             return;
@@ -165,7 +166,7 @@ impl Ledger {
         }
     }
 
-    /// A request that ends refers to nothing more.
+    /// Ends the use of the prefix tree by a request: its saved checkpoints go to the tree, its reference is released.
     pub(super) fn stop_sharing(&mut self, slot: SlotId) {
         self.attach_saved();
         self.keep_output(slot);
@@ -173,19 +174,19 @@ impl Ledger {
         self.release_sharer(sharer);
     }
 
-    /// What a request that gives its slot up shares.
+    /// Removes and returns a request's place in the prefix tree, when it gives up its slot.
     pub(super) fn take_sharer(&mut self, slot: SlotId) -> Option<Sharer> {
         self.sharing.as_mut()?.sharers[slot.0 as usize].take()
     }
 
-    /// A request that has the slot now shares what it did elsewhere.
+    /// Sets the place in the prefix tree of a resumed request, which is now in `slot`.
     pub(super) fn put_sharer(&mut self, slot: SlotId, sharer: Option<Sharer>) {
         if let Some(sharing) = self.sharing.as_mut() {
             sharing.sharers[slot.0 as usize] = sharer;
         }
     }
 
-    /// Refers to nothing more.
+    /// Releases a request's reference to the prefix tree.
     pub(super) fn release_sharer(&mut self, sharer: Option<Sharer>) {
         let (Some(sharer), Some((sharing, _, mut pools))) = (sharer, self.sharing_parts()) else {
             return;
@@ -194,8 +195,9 @@ impl Ledger {
         debug_assert!(released.is_ok(), "the reference is this tree's");
     }
 
-    /// Another request has the `committed` tokens and the blocks of this one. What it goes on with is its answer, also where this one
-    /// is still in its prompt.
+    /// Gives a fork its own place in the prefix tree. The fork, in slot `to`, has the `committed` tokens and the blocks
+    /// of the request in `from`. All later tokens of the fork count as its answer, even if the other request is still
+    /// in its prompt.
     pub(super) fn fork_sharing(&mut self, from: SlotId, to: SlotId, committed: u32) {
         let Some(sharing) = self.sharing.as_deref_mut() else { return };
         let Some(sharer) = sharing.sharers[from.0 as usize].as_ref() else { return };
@@ -210,7 +212,7 @@ impl Ledger {
         self.want_output(to, committed);
     }
 
-    /// What requests share, and where that goes when it is given up.
+    /// The prefix tree with its users, the requests, and the pools that take back what the tree gives up.
     pub(super) fn sharing_parts(&mut self) -> Option<(&mut Sharing, &mut Requests, Pools<'_>)> {
         let Self { sharing, requests, blocks, checkpoints, unowned, .. } = self;
         Some((sharing.as_deref_mut()?, requests, Pools { blocks, checkpoints, unowned }))

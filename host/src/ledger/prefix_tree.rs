@@ -1,4 +1,4 @@
-//! What requests share: the prefix tree, and each request's place in it.
+//! The prefix tree of a ledger, and each request's place in it.
 
 use dsv4_kv_prefix::{
     Checkpoints, Freed, Limits, Origin, Placement, PrefixTree, Reference, ScoredLru,
@@ -14,13 +14,13 @@ use crate::ledger::unit_list::UnitList;
 use crate::memory::state_layout;
 use crate::schema::Schema;
 
-/// Evicted blocks that are remembered, to tell why tokens were not reused.
+/// Number of evicted blocks that the tree remembers, to report why tokens were not reused.
 const REMEMBERED: u32 = 1 << 16;
 
 pub(crate) type Tree = PrefixTree<Block, SavedCheckpoint, ScoredLru, BLOCK>;
 type FreedUnit = Freed<Block, SavedCheckpoint>;
 
-/// The prompt of a request, and who may share it.
+/// The prompt of a request, and which other requests may share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prompt<'p> {
     /// Token ids.
@@ -28,8 +28,8 @@ pub struct Prompt<'p> {
     /// Only requests with the same salt share prefixes. Use one salt for each trust domain: response times reveal whether
     /// a prefix was cached.
     pub salt: &'p [u8],
-    /// Only requests with the same adapter share prefixes: its name, or whatever else makes other bytes of the same
-    /// tokens.
+    /// Only requests with the same adapter share prefixes: its name, or anything else that changes the cached bytes
+    /// of the same tokens.
     pub adapter: &'p [u8],
 }
 
@@ -38,15 +38,16 @@ pub struct Prompt<'p> {
 pub struct Admission {
     /// The request.
     pub id: RequestId,
-    /// Tokens that it has already, and that are not to be computed: its first step starts there.
+    /// Tokens that it already has and that need not be computed; its first step starts there.
     pub reused: u32,
-    /// Tokens of its prompt whose blocks are there. Those from `reused` on are computed again, since no checkpoint is
-    /// at or below their end.
+    /// Tokens of its prompt whose blocks are in the prefix tree. Those from `reused` on are computed again, because
+    /// the match has no checkpoint after `reused`.
     pub matched: u32,
 }
 
 impl Offers {
-    /// Gives the tree a checkpoint, which is offered then; the checkpoint, if the tree does not take it.
+    /// Attaches a checkpoint to the tree and offers it to the lower tier. Returns the checkpoint if the
+    /// tree does not take it.
     pub fn attach(
         &mut self,
         tree: &mut Tree,
@@ -58,48 +59,49 @@ impl Offers {
     }
 }
 
-/// What requests share, in a cache with checkpoints.
+/// The prefix tree and the requests that use it, in a cache with checkpoints.
 #[derive(Debug)]
 pub(super) struct Sharing {
     pub tree: Tree,
     pub placement: Placement,
-    /// What is the same for all requests of this cache: model and formats.
+    /// Identity of model and formats, the same for all requests of this cache.
     pub model: Vec<u8>,
-    /// Checkpoints for a lower tier to keep, if there is one.
+    /// Checkpoints offered to the lower tier, if there is one.
     pub offers: Offers,
     /// By slot.
     pub sharers: Vec<Option<Sharer>>,
-    /// Whether answers have checkpoints.
+    /// Whether checkpoints of answers are kept.
     pub keeps_outputs: bool,
-    /// The last checkpoint of the answer of each request that runs, the oldest first: given to the tree when the request
-    /// ends, and given up before that when room is needed.
+    /// The last checkpoint of each running request's answer, the oldest first. It moves to the tree when the request
+    /// ends, or is given up earlier when room is needed.
     pub outputs: Vec<(SlotId, SavedCheckpoint)>,
-    /// Most tokens that a request has told and that are not the tree's: part of a block, and a step.
+    /// Most tokens of a request whose ids are known and that are not registered in the tree: part of
+    /// a block, and a step.
     pub most_told: usize,
 }
 
-/// A request that shares.
+/// A request that uses the prefix tree.
 #[derive(Debug)]
 pub(crate) struct Sharer {
-    /// At the end of what is registered of it.
+    /// To the end of the request's registered blocks.
     pub(super) reference: Reference,
-    /// The tokens behind that.
+    /// Ids of the tokens after the registered blocks.
     pub(super) tokens: Vec<u32>,
-    /// The part of the prompt that it was admitted with, behind what it reused, and where that begins.
+    /// The part of its prompt that was not reused: the position of the first token, and the tokens.
     pub(super) prompt: (u32, Box<[u32]>),
-    /// Where it is to be saved.
+    /// Boundaries of its prompt at which it is saved.
     pub(super) checkpoints: Checkpoints,
-    /// Where its answer is to be saved next.
+    /// Next boundary at which its answer is saved.
     pub(super) next_output: u32,
-    /// Whether all of its tokens were told.
+    /// Whether its blocks can still be registered: all token ids were given, and no closed block is shared with a fork.
     pub(super) is_told: bool,
 }
 
-/// Where blocks and checkpoints go that a request or the prefix tree gives up.
+/// The pools that take back blocks and checkpoints from requests and from the prefix tree.
 pub(super) struct Pools<'l> {
     pub blocks: &'l mut BlockPool,
     pub checkpoints: &'l mut CheckpointPool,
-    /// Freed blocks that the manager has still to poison.
+    /// Freed blocks that the manager still has to poison.
     pub unowned: &'l mut UnitList,
 }
 
@@ -110,12 +112,13 @@ impl Pools<'_> {
         self.blocks.give_back(block);
     }
 
-    /// Gives up blocks of a request, and frees those that nobody else has, the last of which is taken next.
+    /// Releases blocks of a request, and frees those that neither another request nor the prefix tree
+    /// holds. The pool hands out the last of them first.
     pub fn give_up(&mut self, held: impl Iterator<Item = Held>, shares: &mut BlockShares) {
         held.filter_map(|held| shares.give_up(held)).for_each(|block| self.free_block(block));
     }
 
-    /// Frees what the prefix tree gave up.
+    /// Returns a block or a checkpoint of the prefix tree to its pool.
     pub fn take_back(&mut self, freed: FreedUnit) {
         match freed {
             Freed::Block(block) => self.free_block(block),
@@ -160,12 +163,12 @@ impl Sharing {
         self.sharers.get(slot.0 as usize)?.as_ref()
     }
 
-    /// The same, to change it.
+    /// As [`Self::of`], mutable.
     pub fn of_mut(&mut self, slot: SlotId) -> Option<&mut Sharer> {
         self.sharers.get_mut(slot.0 as usize)?.as_mut()
     }
 
-    /// Tokens that a request has told, with room for those of a step.
+    /// A copy of `tokens`, with capacity for the tokens of a step.
     pub fn told(&self, tokens: &[u32]) -> Vec<u32> {
         let mut told = Vec::with_capacity(self.most_told);
         told.extend_from_slice(tokens);
@@ -174,14 +177,15 @@ impl Sharing {
 }
 
 impl Sharer {
-    /// The request goes on behind its first `tokens` tokens, and may have others from there on.
+    /// Moves the request back to its first `tokens` tokens. The tokens that follow may differ from those before.
     pub fn go_back(&mut self, tokens: u32) {
         let registered = self.reference.blocks() * BLOCK_TOKENS;
         self.tokens.truncate(tokens.saturating_sub(registered) as usize);
         self.next_output = 0;
     }
 
-    /// Where a told token is not the prompt's: its position, and the prompt's token.
+    /// The first token id of a commit, `told`, that differs from the prompt: its index in `told`,
+    /// and the prompt's token.
     pub fn first_mismatch(&self, committed: u32, told: &[u32]) -> Option<(usize, u32)> {
         let (start, prompt) = &self.prompt;
         let rest = prompt.get(committed.checked_sub(*start)? as usize..)?;
@@ -189,11 +193,11 @@ impl Sharer {
         Some((at, rest[at]))
     }
 
-    /// Where in the tree a checkpoint of the request belongs; `None` if its blocks are not there.
+    /// Where in the tree a checkpoint of the request belongs; `None` if its blocks are not registered.
     pub fn place_of(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
         let boundary = saved.boundary();
         let planned = self.checkpoints.after(boundary - 1).filter(|&(at, _)| at == boundary);
-        // Of its prompt, but not planned: somebody asked for it.
+        // A checkpoint of the prompt that was not planned: the caller asked for it.
         let other = if boundary > self.checkpoints.end() { Origin::Output } else { Origin::Prompt };
         let origin = planned.map_or(other, |(_, origin)| origin);
         let blocks = boundary / BLOCK_TOKENS;

@@ -1,4 +1,4 @@
-//! Request slots: who holds which, with how many tokens and which blocks.
+//! Request slots: the request in each slot, its tokens and its blocks.
 
 use serde::Serialize;
 
@@ -10,16 +10,16 @@ use crate::ids::{CacheId, RequestId, SlotId};
 pub(crate) struct Progress {
     /// Tokens that are final.
     pub committed: u32,
-    /// One past the highest position that kernels may have written to the rings, ever; further on where rows before
-    /// `committed` came from a checkpoint or another cache, which have those of one position.
+    /// One past the highest position that kernels may have written to the rings. After a restore from a checkpoint or
+    /// another cache it is `committed` + `max_draft` + 1: the rings hold only the rows that position `committed` needs.
     pub written_to: u32,
     /// Tokens that it has in the open step; 0 if it takes no part.
     pub in_step: u32,
 }
 
 impl Progress {
-    /// The progress of a request whose rows came from a checkpoint or another cache. It has the rows that position `committed` needs, and
-    /// not those that an earlier position needs, so it cannot go back.
+    /// The progress of a request whose rows came from a checkpoint or another cache. It has only the rows that position
+    /// `committed` needs, so it cannot go back to an earlier position.
     pub fn restored(committed: u32, rollback: u32) -> Self {
         Self { committed, written_to: committed.saturating_add(rollback), in_step: 0 }
     }
@@ -55,7 +55,7 @@ pub(crate) struct Request {
 struct Slot {
     /// Admissions and releases so far: odd while it is taken.
     turns: u64,
-    /// The last check that met its request; see [`Check::meet`].
+    /// Number of the last check that named its request; see [`Check::meet`].
     #[serde(skip)]
     met_in: u64,
     /// The request in the slot; empty if the slot is free.
@@ -69,7 +69,7 @@ impl Slot {
         self.turns % 2 == 1
     }
 
-    /// Whether the request of that generation has it.
+    /// Whether the request of that generation is in the slot.
     fn is_of(&self, generation: u64) -> bool {
         self.turns == 2 * generation + 1
     }
@@ -81,7 +81,7 @@ pub(crate) struct Requests {
     #[serde(skip)]
     ledger: CacheId,
     slots: Vec<Slot>,
-    /// By slot, of a request that was suspended: the id that it was admitted under.
+    /// By slot: the id under which a request was first admitted, if it was suspended since.
     #[serde(skip)]
     first_ids: Vec<Option<RequestId>>,
     free: Vec<SlotId>,
@@ -100,8 +100,7 @@ pub(crate) struct Check<'r> {
 }
 
 impl Check<'_> {
-    /// The request, if the id is of this ledger and current, and whether the check has met it before. From now on
-    /// it has.
+    /// The request, if the id is of this ledger and current, and whether an earlier call of this check named it.
     #[inline]
     pub fn meet(&mut self, id: RequestId) -> Option<(&Request, bool)> {
         let entry = self.slots.get_mut(id.slot().0 as usize)?;
@@ -129,7 +128,8 @@ impl Requests {
         self.reserve().map(|slot| self.enter(slot))
     }
 
-    /// Takes a slot for a request that is to come: until [`Self::enter`] nobody has it, and no id names it.
+    /// Takes a slot for a request that is being imported. Until [`Self::enter`] the slot has no request and
+    /// no id names it.
     pub fn reserve(&mut self) -> Option<SlotId> {
         self.free.pop()
     }
@@ -139,7 +139,7 @@ impl Requests {
         self.free.push(slot);
     }
 
-    /// A request has a slot that was reserved, from now on.
+    /// Puts a new request in a reserved slot.
     pub fn enter(&mut self, slot: SlotId) -> RequestId {
         let entry = &mut self.slots[slot.0 as usize];
         let generation = entry.turns / 2;
@@ -149,7 +149,7 @@ impl Requests {
         RequestId::new(self.ledger, slot, generation)
     }
 
-    /// Gives the slot up; the request's blocks, the last one first, or `None` if there is no such request.
+    /// Frees the slot. Returns the request's blocks, the last one first; `None` if there is no such request.
     pub fn release(&mut self, id: RequestId) -> Option<impl Iterator<Item = Held>> {
         self.get(id)?;
         self.free.push(id.slot());
@@ -159,7 +159,7 @@ impl Requests {
         Some(request.blocks.drain(..).rev())
     }
 
-    /// Gives the slot up; the request's blocks, in order, and how far it is, or `None` if there is no such request.
+    /// Frees the slot. Returns the request's blocks, in order, and its progress; `None` if there is no such request.
     pub fn detach(&mut self, id: RequestId) -> Option<(Vec<Held>, [Progress; 2])> {
         let groups = self.get(id)?.groups;
         let mut blocks: Vec<_> = self.release(id)?.collect();
@@ -172,7 +172,7 @@ impl Requests {
         self.first_ids.get(id.slot().0 as usize).copied().flatten().unwrap_or(id)
     }
 
-    /// A request that was suspended goes on under an id of its own.
+    /// Records the id under which a resumed request was first admitted.
     pub fn set_first_id(&mut self, id: RequestId, first: RequestId) {
         self.first_ids[id.slot().0 as usize] = Some(first);
     }
@@ -190,12 +190,12 @@ impl Requests {
         self.of_slot_mut(id.slot())
     }
 
-    /// Whoever has the slot, to change it.
+    /// The request data of a slot, mutable; the id is not checked.
     pub fn of_slot_mut(&mut self, slot: SlotId) -> Option<&mut Request> {
         self.slots.get_mut(slot.0 as usize).map(|entry| &mut entry.request)
     }
 
-    /// Begins a check: it has met nobody.
+    /// Begins a check in which no request has been named yet.
     pub fn check(&mut self) -> Check<'_> {
         self.checks += 1;
         Check { slots: &mut self.slots, ledger: self.ledger, number: self.checks }

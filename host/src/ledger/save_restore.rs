@@ -1,4 +1,4 @@
-//! The state of requests in the ledger: what can be saved at a position, and what goes on from there.
+//! Saving requests to checkpoints and restoring them, in the ledger.
 
 use super::Ledger;
 use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, is_boundary};
@@ -13,13 +13,13 @@ impl Ledger {
         self.checkpoints.free()
     }
 
-    /// Checkpoints there are.
+    /// Number of checkpoints in the pool, free or not.
     #[must_use]
     pub fn total_checkpoints(&self) -> u32 {
         self.checkpoints.total()
     }
 
-    /// Gives a checkpoint up.
+    /// Returns a checkpoint to its pool.
     ///
     /// # Errors
     /// [`ForeignCheckpoint`], which holds the checkpoint, if it was saved in another cache.
@@ -34,14 +34,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives up checkpoints that were taken for a save that failed.
+    /// Returns the checkpoints of a failed save.
     pub(crate) fn undo_saves(&mut self, saved: Vec<SavedCheckpoint>) {
-        // In reverse, so that the one taken last is the one taken next.
+        // In reverse, so that the pool hands them out again in the same order.
         saved.into_iter().rev().for_each(|saved| self.checkpoints.give_back(saved));
     }
 
-    /// Takes a checkpoint for each of `saves`, a request and the position that it is to be saved at. What nobody refers to
-    /// is evicted for them, if that is enough.
+    /// Takes a checkpoint for each of `saves`: a request, and the position at which it is saved. Evicts unreferenced
+    /// checkpoints if needed, provided that these are enough.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
@@ -82,10 +82,10 @@ impl Ledger {
         Ok(draft.committed >= boundary && draft.can_resume_at(boundary, limit))
     }
 
-    /// Whether a request can go on from a checkpoint that was saved of it.
+    /// Checks that a request can continue from a checkpoint of itself.
     ///
     /// # Errors
-    /// [`KvError::OtherRequest`] if it was saved of another one; as [`Self::check_restorable`].
+    /// [`KvError::OtherRequest`] if it is a checkpoint of another request; else as [`Self::check_restorable`].
     pub(crate) fn check_restore(
         &self,
         id: RequestId,
@@ -96,12 +96,14 @@ impl Ledger {
             Some(saved) if saved != self.requests.first_id(id) => {
                 Err(KvError::OtherRequest { request: id, saved })
             }
-            // Checkpoints of prompts that came from elsewhere stay with the prefix tree.
+            // Checkpoints without a request came from another tier or cache. They stay in the
+            // prefix tree, so that no caller has one.
             _ => Ok(()),
         }
     }
 
-    /// Whether a request can go on from a checkpoint: its blocks are those of so many tokens, and it has computed them.
+    /// Checks that a request can continue from a checkpoint: it has exactly the blocks of the checkpoint's tokens, and
+    /// has computed these tokens.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
@@ -117,7 +119,7 @@ impl Ledger {
         let (boundary, blocks) = (from.boundary(), request.blocks.len() as u32);
         let committed = request.groups[LayerGroup::Trunk.index()].committed;
         let needed = self.blocks_of(boundary);
-        // The entries of tokens behind `committed` are what the block's last owner left there.
+        // Entries of tokens after `committed` are still those of the block's previous owner.
         if blocks != needed || (needed > 0 && committed < boundary) {
             return Err(KvError::NotRestorable {
                 request: id,
@@ -130,7 +132,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The request goes on at `boundary`, in all layers.
+    /// Sets the position of a request to `boundary`, in all layers.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
@@ -145,7 +147,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The request has lost rows that its tokens need: steps of both groups refuse it until it is restored or released.
+    /// Records that a request has lost rows that its tokens need: steps of both groups refuse it until it is restored
+    /// or released.
     pub(crate) fn lose_rows(&mut self, id: RequestId) {
         if let Ok(request) = self.request_mut(id) {
             request.groups.iter_mut().for_each(|group| group.written_to = u32::MAX);
@@ -196,8 +199,8 @@ mod tests {
         ledger.commit_step(LayerGroup::Trunk, &accepted).unwrap();
     }
 
-    /// A request that shares, and has tokens behind its checkpoint, goes back to it: its next blocks are registered by the tokens
-    /// that they hold, and the next boundary of its answer is saved.
+    /// A request that uses the prefix tree, and has tokens after its checkpoint, goes back to it: its next blocks are
+    /// registered by the tokens that they hold, and the next boundary of its answer is saved.
     #[test]
     fn a_request_that_goes_back_registers_its_blocks_by_their_tokens() {
         let tokens: Vec<u32> = (0..300).collect();

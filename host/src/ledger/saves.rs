@@ -1,5 +1,5 @@
-//! Which steps save requests: a chunk writes the rows of a checkpoint as it goes, after
-//! decode they are copied.
+//! Saving requests during and after steps: a chunk writes the rows of a checkpoint itself; after a
+//! decode step a copy saves them.
 
 use kv_layout::geometry::WINDOW;
 
@@ -14,13 +14,14 @@ use crate::ops::CheckpointCopy;
 use crate::step_meta::{self, SavedRows, StepLayout};
 
 impl Ledger {
-    /// A request is to be saved at `boundary`, a multiple of 128 that it has not passed. A chunk that passes it saves it
-    /// if a checkpoint is free, with no launch more; after another step
-    /// [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) does. What cannot be saved fails no step.
+    /// Requests a checkpoint at `boundary`, a multiple of 128 that the request has not passed. A chunk that passes the
+    /// boundary writes the checkpoint, without an additional launch, if one is free. After any other step,
+    /// [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) saves it. A checkpoint that cannot be saved
+    /// fails no step.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::NotSavable`] for a position that is none, or
-    /// that it has passed.
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::NotSavable`] for a position that is no
+    /// block boundary, or that it has passed.
     pub fn want_checkpoint(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
         let progress = self.request(id)?.groups[LayerGroup::Trunk.index()];
         let (committed, written, limit) =
@@ -36,16 +37,17 @@ impl Ledger {
         Ok(())
     }
 
-    /// What committed steps and [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) saved since the last
-    /// call, in the order in which requests passed the positions. Of a request that was admitted with its prompt
-    /// nothing: that belongs to the prefix tree, which gets of an answer the last one, when the request ends.
+    /// The checkpoints that committed steps and [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted)
+    /// saved since the last call, in the order in which requests passed the positions. Checkpoints of requests that
+    /// were admitted with their prompt are not among them: they belong to the prefix tree, which gets the last
+    /// checkpoint of an answer when the request ends.
     pub fn take_saved(&mut self) -> impl Iterator<Item = (RequestId, SavedCheckpoint)> {
         self.saves.saved.drain(..)
     }
 
-    /// Takes a checkpoint for each request that passed a position at which it was to be saved, in a step that could not, and
-    /// can be saved still; for as many as checkpoints are free. They are due until [`Self::finish_due_saves`];
-    /// [`Self::cancel_due_saves`] is for a save that failed.
+    /// Takes a checkpoint for each request that passed a wanted position in a step that could not save it, and that can
+    /// still be saved, for as many as checkpoints are free. They stay due until [`Self::finish_due_saves`]. Call
+    /// [`Self::cancel_due_saves`] if the save fails.
     pub(crate) fn begin_due_saves(&mut self) -> &[(RequestId, SavedCheckpoint)] {
         let mut due = std::mem::take(&mut self.saves.due);
         due.retain(|&(id, boundary)| self.check_save(id, boundary).is_ok());
@@ -64,7 +66,7 @@ impl Ledger {
         &self.saves.taken
     }
 
-    /// What was taken is saved: all that was due.
+    /// Records the taken checkpoints as saved; then nothing is due.
     pub(crate) fn finish_due_saves(&mut self) {
         let Saves { due, saved, taken, .. } = &mut self.saves;
         due.clear();
@@ -72,14 +74,14 @@ impl Ledger {
         self.attach_saved();
     }
 
-    /// What was taken is not saved.
+    /// Returns the checkpoints of a failed save, which stays due.
     pub(crate) fn cancel_due_saves(&mut self) {
-        // In reverse, so that the one taken last is the one taken next.
+        // In reverse, so that the pool hands them out again in the same order.
         let taken = self.saves.taken.drain(..).rev();
         taken.for_each(|(_, saved)| self.checkpoints.give_back(saved));
     }
 
-    /// Which checkpoints a step that was checked will write: positions inside its chunks, while checkpoints are free.
+    /// Plans the checkpoints that a checked step writes: those wanted inside its chunks, while checkpoints are free.
     pub(super) fn plan_saves(
         &mut self,
         group: LayerGroup,
@@ -95,7 +97,7 @@ impl Ledger {
         if most > self.rollback_tokens {
             self.make_room_for_saves(self.wanted_in(step));
         }
-        // A step of few tokens a request has one launch a layer, which does not save.
+        // A step with few tokens per request has one launch per layer, whose kernel writes no checkpoints.
         let free = if most <= self.rollback_tokens { 0 } else { self.checkpoints.free() as usize };
         let Saves { wanted, marks, .. } = &mut self.saves;
         let mut token = 0;
@@ -111,7 +113,7 @@ impl Ledger {
         StepPlan { saves: Some(copies as u32), ..plan }
     }
 
-    /// Writes what the checked step saves, by the checkpoints that [`Self::enter_saves`] will take, in its order.
+    /// Writes the planned saves to StepMeta, with the checkpoints that [`Self::enter_saves`] will take, in that order.
     pub(super) fn write_saves(&self, layout: StepLayout, array: &mut [i32]) {
         let marks = || self.saves.marks.iter().zip(self.checkpoints.next_free());
         let rows = marks().map(|(mark, checkpoint)| {
@@ -130,7 +132,7 @@ impl Ledger {
         step_meta::fill_saves(array, layout, rows, copies);
     }
 
-    /// Takes the checkpoints of a step that is entered.
+    /// Takes the planned checkpoints for a step that begins.
     pub(super) fn enter_saves(&mut self, group: LayerGroup) {
         let Self { saves, checkpoints, open, .. } = self;
         for Mark { slot, boundary, .. } in saves.marks.drain(..) {
@@ -142,8 +144,8 @@ impl Ledger {
         }
     }
 
-    /// Of a step that was committed: what it saved of final tokens is saved; requests that passed a position otherwise are
-    /// to be saved after it.
+    /// Handles the checkpoints of a committed step. Those at positions that became final are saved; the others are
+    /// returned, and their positions stay wanted. Requests that passed a wanted position without a save become due.
     pub(super) fn commit_saves(&mut self, group: LayerGroup, accepted: &[Accepted<'_>]) {
         if group != LayerGroup::Trunk || self.checkpoints.total() == 0 {
             return;
@@ -171,17 +173,17 @@ impl Ledger {
         }
     }
 
-    /// Of a step that was rejected: what it should have saved is to be saved.
+    /// Returns the checkpoints of a rejected step; their positions are wanted again.
     pub(super) fn reject_saves(&mut self, group: LayerGroup) {
         let Self { open, saves, checkpoints, .. } = self;
-        // In reverse, so that the checkpoint taken last is the one taken next.
+        // In reverse, so that the pool hands them out again in the same order.
         let saving = open[group.index()].saving.drain(..).rev();
         saving.for_each(|saving| saves.give_up(saving, checkpoints));
     }
 }
 
 impl Saves {
-    /// What was to be saved by a step is to be saved still.
+    /// Returns the checkpoint and marks the boundary as wanted again.
     fn give_up(&mut self, saving: Saving, checkpoints: &mut CheckpointPool) {
         checkpoints.give_back(saving.storage);
         self.add(saving.slot, saving.boundary);
@@ -189,7 +191,7 @@ impl Saves {
 }
 
 impl Mark {
-    /// The position behind the last row that comes from the rings; `None` if all come from the step.
+    /// One past the position of the last row that comes from the rings; `None` if all rows come from the step.
     fn copied(self) -> Option<u32> {
         (self.boundary - WINDOW < self.start).then_some(self.start)
     }

@@ -12,7 +12,7 @@ use crate::step_meta::{self, Chunk, NONE, Section, StepLayout};
 
 impl Ledger {
     /// Begins a step of `group`: takes the blocks that it needs and writes its StepMeta to the beginning of
-    /// `array`, by [`StepPlan::layout`]; what lies behind stays.
+    /// `array`, by [`StepPlan::layout`]; later elements stay as they are.
     ///
     /// All or nothing: on an error no block is taken, no request changes, and `array` is as it was.
     /// A step of the group that is still open is rejected first, as if its rows had been written.
@@ -26,7 +26,7 @@ impl Ledger {
     /// [`KvError::ContextTooLong`]; [`KvError::ChunkTooLong`]; [`KvError::DuplicateRequest`].
     ///
     /// # Panics
-    /// If `array` is shorter than that; [`Self::largest_layout`] says what is long enough for every step.
+    /// If `array` is shorter than the layout; [`Self::largest_layout`] gives a length that is enough for every step.
     pub fn begin_step(
         &mut self,
         group: LayerGroup,
@@ -111,9 +111,9 @@ impl Ledger {
         self.enter_saves(group);
     }
 
-    /// Ends the open step of `group`: of each of its requests the first `accepted` tokens become
-    /// final; the others never were. A request keeps the blocks of its rejected tokens, for the
-    /// tokens that take their place.
+    /// Ends the open step of `group`: the first `accepted` tokens of each of its requests become
+    /// final, and the others are discarded. A request keeps the blocks of its rejected tokens, for
+    /// the tokens that take their place.
     ///
     /// # Errors
     /// [`KvError::NoOpenStep`]; [`KvError::CommitMismatch`] unless `accepted` names as many requests as the step has;
@@ -166,10 +166,10 @@ impl Ledger {
     }
 
     /// Rejects the open step of `group`, if there is one: every request has the tokens and blocks
-    /// that it had before. Of rows that kernels wrote, a step of at most `max_draft` + 1 tokens of a
-    /// request left none that is needed; a longer one did ([`KvError::Overwritten`]).
+    /// that it had before. If kernels wrote rows, a request with more than `max_draft` + 1 tokens in
+    /// the step has lost rows that it needs ([`KvError::Overwritten`]).
     ///
-    /// The blocks that were taken for the step are handed to `returned`, then given back.
+    /// Calls `returned` with each block that was taken for the step, and returns the block to the pool.
     pub(crate) fn reject_step_with(
         &mut self,
         group: LayerGroup,
@@ -218,7 +218,8 @@ impl Ledger {
     }
 }
 
-/// Whether so many tokens of a request with this progress can become final: [`commit_refusal`], without the words.
+/// Whether the tokens of `part` can become final for a request with this progress: [`commit_refusal`] without the
+/// reason.
 #[inline]
 fn is_acceptable(rollback: u32, part: &Accepted<'_>, progress: Progress) -> bool {
     let Accepted { accepted, tokens, .. } = *part;
@@ -229,7 +230,7 @@ fn is_acceptable(rollback: u32, part: &Accepted<'_>, progress: Progress) -> bool
         & (tokens.is_empty() | (tokens.len() == accepted as usize))
 }
 
-/// Why they cannot: the first reason, or that the request is named twice.
+/// Why the tokens of `part` cannot become final: the first reason, or else that the request is named twice.
 #[cold]
 fn commit_refusal(
     group: LayerGroup,

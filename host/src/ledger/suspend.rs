@@ -1,4 +1,4 @@
-//! Requests without a slot, in the ledger.
+//! Suspended requests, in the ledger.
 
 use super::Ledger;
 use super::prefix_tree::Pools;
@@ -7,8 +7,9 @@ use crate::ids::{LayerGroup, RequestId, SlotId};
 use crate::manager::suspended::{StillSuspended, Suspended};
 
 impl Ledger {
-    /// Takes a request out of its slot; it keeps its blocks, and its id ends. Of a ledger without device memory, as are
-    /// [`Self::resume`] and [`Self::discard`]; a cache's is [`KvCacheManager::suspend`](crate::KvCacheManager::suspend).
+    /// Suspends a request: it gives up its slot and keeps its blocks, and its id becomes invalid. For a ledger without
+    /// device memory, as [`Self::resume`] and [`Self::discard`] are; with a cache, call
+    /// [`KvCacheManager::suspend`](crate::KvCacheManager::suspend).
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
@@ -18,7 +19,7 @@ impl Ledger {
         self.detach(id, saved_slot)
     }
 
-    /// Lets a suspended request go on, in a slot that is free, under a new id.
+    /// Resumes a suspended request, in a free slot and under a new id.
     ///
     /// # Errors
     /// [`StillSuspended`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`].
@@ -44,7 +45,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A slot for the copy of a request's state.
+    /// Takes a spare slot for the copy of a request's state.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
@@ -56,12 +57,13 @@ impl Ledger {
         self.free_suspended_slots.pop().ok_or(KvError::NoRoomToSuspend { suspended })
     }
 
-    /// Returns the slot of a suspended request.
+    /// Returns the spare slot of a suspended request.
     pub(crate) fn return_suspended_slot(&mut self, saved_slot: SlotId) {
         self.free_suspended_slots.push(saved_slot);
     }
 
-    /// Gives up the slot of a request whose state is copied to `saved_slot`; all else that it has.
+    /// Gives up the slot of a request whose state is copied to `saved_slot`. Returns everything
+    /// else that the request has.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
@@ -85,7 +87,7 @@ impl Ledger {
         if is_own { Ok(()) } else { Err(KvError::ForeignSuspended) }
     }
 
-    /// A new request, to which the state was copied, becomes the suspended one; the slot that had the copy is free.
+    /// Turns `id`, a new request to whose slot the state was copied, into the suspended request. Frees the spare slot.
     pub(crate) fn attach(&mut self, id: RequestId, suspended: Suspended) {
         let Suspended { first_id, blocks, groups, saved_slot, wanted, sharer, .. } = suspended;
         self.requests.set_first_id(id, first_id);
@@ -114,7 +116,7 @@ impl Ledger {
         self.return_suspended_slot(saved_slot);
     }
 
-    /// Slots for suspended requests that are free.
+    /// Free spare slots for suspended requests.
     #[must_use]
     pub fn free_suspended(&self) -> u32 {
         self.free_suspended_slots.len() as u32

@@ -1,5 +1,5 @@
-//! What a transfer to a lower tier, or to the tree of another cache, reads from the prefix tree; and what a transfer from
-//! there writes.
+//! Transfers between the prefix tree and a lower tier, or the tree of another cache: what they read from the tree, and
+//! the room that they write.
 
 use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
 
@@ -11,51 +11,51 @@ use crate::error::KvError;
 use crate::ids::{BlockId, CheckpointId};
 use crate::tier::mistake::{Mistake, made};
 
-/// A checkpoint, with all blocks above it, that a lower tier copies. None of it is evicted before it is given back.
+/// A checkpoint, with all blocks above it, that a lower tier copies. None of it is evicted until [`Ledger::end_store`].
 #[derive(Debug)]
 #[must_use = "it holds blocks; give it back"]
 pub(crate) struct StoreSource {
     place: Place,
     reference: Reference,
     pub root: RootKey,
-    /// Of its blocks.
+    /// Tokens of `blocks`.
     pub tokens: Vec<[u32; BLOCK]>,
     pub origin: Origin,
-    /// In order.
+    /// In the order of the tokens.
     pub blocks: Vec<BlockId>,
     pub checkpoint: SavedPlace,
 }
 
-/// Room for a prefix that comes from a lower tier: the blocks that are not here, and a checkpoint. The blocks above them
-/// stay.
+/// Room for a prefix from a lower tier or another cache: the blocks that the tree does not have, and a checkpoint. A
+/// reference keeps the blocks above them.
 #[derive(Debug)]
 #[must_use = "it holds blocks; enter it, or give it back"]
 pub(crate) struct LoadTarget {
-    /// At the end of what is here.
+    /// To the end of the part that the tree has.
     reference: Reference,
     blocks: Vec<Block>,
     checkpoint: StateCheckpoint,
 }
 
 impl LoadTarget {
-    /// Blocks above those that come.
+    /// Number of blocks above the room, which the tree already has.
     pub fn above(&self) -> u32 {
         self.reference.blocks()
     }
 
-    /// The blocks that are written, in order.
+    /// The blocks that the transfer writes, in the order of the tokens.
     pub fn blocks(&self) -> Vec<BlockId> {
         self.blocks.iter().map(Block::id).collect()
     }
 
-    /// The checkpoint that is written.
+    /// The checkpoint that the transfer writes.
     pub fn checkpoint(&self) -> CheckpointId {
         self.checkpoint.id()
     }
 }
 
 impl Ledger {
-    /// From now on checkpoints are offered to a lower tier.
+    /// Starts to offer checkpoints to a lower tier.
     pub(crate) fn offer_checkpoints(&mut self) {
         let most = self.checkpoints.total() as usize;
         if let Some(sharing) = self.sharing.as_mut() {
@@ -63,20 +63,19 @@ impl Ledger {
         }
     }
 
-    /// With whom a prompt may share, and those of its tokens that a request can have; `None` if nothing is shared in this
-    /// cache.
+    /// The root key of a prompt, and its tokens up to the longest context; `None` if nothing is shared in this cache.
     pub(crate) fn shared_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<(RootKey, &'p [u32])> {
         let Sharing { model, .. } = &**self.sharing.as_ref()?;
         let most = prompt.tokens.len().min(self.limits.context as usize);
         Some((RootKey::new(prompt.salt, prompt.adapter, model), &prompt.tokens[..most]))
     }
 
-    /// Tokens of a prompt down to the deepest checkpoint that is here.
+    /// Tokens of a prompt down to its deepest checkpoint in the prefix tree.
     pub(crate) fn reusable(&self, root: &RootKey, tokens: &[u32]) -> u32 {
         self.sharing.as_ref().map_or(0, |sharing| sharing.tree.lookup(root, tokens).reusable)
     }
 
-    /// The oldest checkpoint that was offered and is still there.
+    /// The first offered checkpoint that is still in the tree.
     pub(crate) fn next_store(&mut self) -> Option<StoreSource> {
         self.attach_saved();
         let Sharing { tree, offers, .. } = &mut **self.sharing.as_mut()?;
@@ -97,7 +96,7 @@ impl Ledger {
         Some(StoreSource { place, reference, root, tokens, origin, blocks, checkpoint })
     }
 
-    /// Gives a source back; it is offered again, as the first, if it is to be `repeated`.
+    /// Releases a source; if `repeated`, offers it again, before all others.
     pub(crate) fn end_store(&mut self, source: StoreSource, repeated: bool) {
         let StoreSource { place, reference, .. } = source;
         if let Some((sharing, _, mut pools)) = self.sharing_parts() {
@@ -109,8 +108,8 @@ impl Ledger {
         }
     }
 
-    /// Room for a prefix of whole blocks with a checkpoint at its end; `None` if that is here. What nobody refers to is
-    /// evicted for it, if that is enough.
+    /// Takes room for a prefix of whole blocks with a checkpoint at its end; `None` if the tree has all of it. Evicts
+    /// unreferenced blocks and checkpoints if needed, provided that these are enough.
     ///
     /// # Errors
     /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`]; nothing is taken then.
@@ -135,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// Takes blocks and a checkpoint, or nothing.
+    /// Takes `needed` blocks and a checkpoint, or nothing.
     fn take_room(&mut self, needed: u32) -> Result<(Vec<Block>, StateCheckpoint), KvError> {
         let free = self.obtainable_checkpoints();
         if free == 0 {
@@ -150,8 +149,9 @@ impl Ledger {
         Ok((blocks, checkpoint))
     }
 
-    /// What has arrived becomes the tree's: blocks of `tokens`, the whole prefix, and the checkpoint at its end. What the
-    /// tree got from elsewhere meanwhile stays as it is: how many blocks it took, and the checkpoint's place if it took that.
+    /// Moves a loaded prefix to the tree. `tokens` are those of the whole prefix; the checkpoint is at its end. Blocks
+    /// and checkpoints that the tree got from elsewhere meanwhile stay as they are. Returns the number of blocks that
+    /// the tree took, and the place of the checkpoint if it took that.
     pub(crate) fn enter_loaded(
         &mut self,
         target: LoadTarget,
@@ -187,8 +187,9 @@ impl Ledger {
         (taken.unwrap_or(0) as u32, place)
     }
 
-    /// A prefix that came from another cache becomes the tree's: how many blocks it took, and whether it took the checkpoint, which
-    /// is offered to the lower tier then. Nothing is known of why that was taken: it counts as a prompt's.
+    /// Moves a prefix from another cache to the tree. Returns the number of blocks that the tree took, and whether it
+    /// took the checkpoint, which is then offered to the lower tier. The origin of the checkpoint is unknown: it counts
+    /// as one of a prompt.
     pub(crate) fn enter_moved(
         &mut self,
         target: LoadTarget,
@@ -202,8 +203,8 @@ impl Ledger {
         (blocks, place.is_some())
     }
 
-    /// The blocks of a prompt down to the deepest checkpoint, in order, and that; `None` without one. They stay until the
-    /// ledger changes.
+    /// The blocks of a prompt down to its deepest checkpoint, in order, and that checkpoint; `None` without one. They
+    /// stay valid until the ledger changes.
     pub(crate) fn prefix_of(&mut self, prompt: &Prompt<'_>) -> Option<(Vec<BlockId>, SavedPlace)> {
         self.attach_saved();
         let (root, tokens) = self.shared_prompt(prompt)?;
@@ -217,18 +218,18 @@ impl Ledger {
         place.map(|place| (blocks, place))
     }
 
-    /// Gives the room of a load back. Nothing may be on its way there any more.
+    /// Returns the room of a load to its pools. No copy to it may still be under way.
     pub(crate) fn drop_load(&mut self, target: LoadTarget) {
         let LoadTarget { reference, blocks, checkpoint } = target;
         if let Some((_, _, mut pools)) = self.sharing_parts() {
             pools.checkpoints.give_back(checkpoint);
-            // In reverse, so that the one taken last is the one taken next.
+            // In reverse, so that the pool hands them out again in the same order.
             blocks.into_iter().rev().for_each(|block| pools.free_block(block));
         }
         self.release_place(reference);
     }
 
-    /// A mistake: a source is evicted like the rest.
+    /// A deliberate mistake for tests: releases a source early, so that it can be evicted.
     pub(crate) fn let_go(&mut self, source: &mut StoreSource) {
         let Some(sharing) = self.sharing.as_mut() else { return };
         let nothing = sharing.tree.refer_to_match(&source.root, &[]);

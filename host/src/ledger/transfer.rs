@@ -1,4 +1,4 @@
-//! Requests that leave for another cache, or come from one, in the ledger.
+//! Requests that move between caches, in the ledger.
 
 use super::Ledger;
 use crate::block::Held;
@@ -8,17 +8,17 @@ use crate::ledger::requests::Progress;
 use crate::transfer::{MoveError, Positions, Room};
 
 impl Ledger {
-    /// Which ledger it is.
+    /// Identity of this ledger.
     pub(crate) fn id(&self) -> CacheId {
         self.requests.ledger()
     }
 
-    /// How far a request is in both layer groups. What draft layers have behind the trunk's last token are drafts: they are
-    /// not final, and do not count.
+    /// Final tokens of a request in both layer groups. Tokens of the draft layers after the trunk's last token are
+    /// drafts: they are not final and do not count.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`]; [`KvError::Overwritten`] for
-    /// one that cannot go on from there.
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`]; [`KvError::Overwritten`]
+    /// for a request that cannot continue from there.
     pub fn positions(&self, id: RequestId) -> Result<Positions, KvError> {
         let request = self.request(id)?;
         self.check_in_no_step(id)?;
@@ -48,7 +48,8 @@ impl Ledger {
         if at.trunk > limit { Err(MoveError::TooLong { at, limit }) } else { Ok(()) }
     }
 
-    /// Takes a slot, and the blocks of so many tokens. What nobody refers to is evicted for them, if that is enough.
+    /// Takes a slot, and blocks for `at.trunk` tokens. Evicts unreferenced blocks if needed, provided that these are
+    /// enough.
     ///
     /// # Errors
     /// As [`Self::check_positions`]; [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`]. Nothing is taken then.
@@ -63,7 +64,8 @@ impl Ledger {
         Ok(Room { ledger: self.requests.ledger(), slot, blocks, at })
     }
 
-    /// A request that was computed elsewhere goes on here: for callers whose caches have no memory, and so no bytes to come.
+    /// Admits a request that was computed in another cache. For ledgers without device memory, where no bytes are
+    /// transferred.
     ///
     /// # Errors
     /// [`MoveError::DraftAhead`], [`MoveError::TooLong`]; [`MoveError::Cache`]: [`KvError::NoSuchGroup`],
@@ -73,12 +75,12 @@ impl Ledger {
         Ok(self.enter_room(room))
     }
 
-    /// Whether the room is of this ledger.
+    /// Whether the room was taken from this ledger.
     pub(crate) fn has_room(&self, room: &Room) -> bool {
         room.ledger == self.requests.ledger()
     }
 
-    /// A request has the room from now on, with every byte of it written. The room is of this ledger.
+    /// Admits a request in room of this ledger, of which every byte is written.
     pub(crate) fn enter_room(&mut self, room: Room) -> RequestId {
         let Room { slot, blocks, at, .. } = room;
         let (rollback, has_drafts) = (self.rollback_tokens, self.has_drafts);
@@ -92,10 +94,10 @@ impl Ledger {
         id
     }
 
-    /// Gives room of this ledger up. Nothing may be on its way there any more.
+    /// Returns room of this ledger to its pools. No copy to it may still be under way.
     pub(crate) fn give_room_up(&mut self, room: Room) {
         let Room { slot, blocks, .. } = room;
-        // In reverse, so that the one taken last is the one taken next.
+        // In reverse, so that the pool hands them out again in the same order.
         let mut pools = self.pools();
         blocks.into_iter().rev().for_each(|block| pools.free_block(block));
         self.requests.unreserve(slot);

@@ -1,4 +1,4 @@
-//! Where requests are to be saved, and what has been.
+//! Positions at which checkpoints of requests are wanted, and checkpoints that were saved.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::config::CacheConfig;
 use crate::ids::{LayerGroup, RequestId, SlotId};
 use crate::step_meta::StepLayout;
 
-/// Whether steps of a group may save: the trunk's, in a cache with checkpoints.
+/// Whether steps of a group can write checkpoints: only those of the trunk, in a cache with checkpoints.
 pub(crate) fn may_save(group: LayerGroup, config: &CacheConfig) -> bool {
     group == LayerGroup::Trunk && config.num_checkpoints > 0
 }
@@ -17,37 +17,38 @@ pub(crate) fn may_save(group: LayerGroup, config: &CacheConfig) -> bool {
 /// The largest layout of the StepMeta of a group's steps.
 pub(crate) fn largest_layout(group: LayerGroup, config: &CacheConfig) -> StepLayout {
     let layout = StepLayout::largest(config.max_step_tokens, config.max_requests);
-    // Of a request's checkpoints in a step only the first has rows from before it.
+    // One copy per request at most: only its first checkpoint in a step has rows from before the step.
     if may_save(group, config) { layout.saving(config.max_requests) } else { layout }
 }
 
-/// Where requests are to be saved.
+/// Positions at which checkpoints of requests are wanted, and checkpoints that were saved.
 #[derive(Debug, Serialize)]
 pub(super) struct Saves {
-    /// By slot: the positions, upwards.
+    /// By slot: the wanted positions, in ascending order.
     pub wanted: Vec<Vec<u32>>,
-    /// Requests that have passed a position in a step that could not save there.
+    /// Requests, each with a wanted position that it passed in a step that could not save it.
     #[serde(skip)]
     pub due: Vec<(RequestId, u32)>,
-    /// Saved by committed steps, and not yet handed out.
+    /// Checkpoints that are saved and not yet handed out.
     #[serde(skip)]
     pub saved: Vec<(RequestId, SavedCheckpoint)>,
-    /// What the step that was checked last saves. Scratch.
+    /// Checkpoints that the step checked last will write. Scratch.
     #[serde(skip)]
     pub marks: Vec<Mark>,
-    /// What is being saved after a step: of the first of those that are due.
+    /// Checkpoints that are being saved after a step, one for each element of `due`.
     #[serde(skip)]
     pub taken: Vec<(RequestId, SavedCheckpoint)>,
 }
 
 impl Saves {
-    /// None; in a cache without checkpoints there will be none. Room for all that steps add: positions in `wanted` are added
-    /// when a request is admitted, and one of its answer takes the place of one that was passed.
+    /// Starts empty, and stays empty in a cache without checkpoints. Reserves memory for all that steps add, so that no
+    /// step allocates. `wanted` grows at admission: in a step, the next position of an answer takes the place of one
+    /// that was passed.
     pub fn new(config: &CacheConfig) -> Self {
         let slots = if config.num_checkpoints > 0 { config.max_requests } else { 0 };
         let wanted = (0..slots).map(|_| Vec::new()).collect();
         let checkpoints = config.num_checkpoints as usize;
-        // Positions that a step passes.
+        // Most boundaries that one step can pass.
         let due = (config.max_step_tokens / BLOCK_TOKENS + slots) as usize;
         Self {
             wanted,
@@ -70,14 +71,14 @@ impl Saves {
         }
     }
 
-    /// A request that is at `boundary` is to be saved there.
+    /// Marks a request, which is at `boundary`, as due to be saved there.
     pub fn add_due(&mut self, id: RequestId, boundary: u32) {
         if !self.due.contains(&(id, boundary)) {
             self.due.push((id, boundary));
         }
     }
 
-    /// What was saved of the requests that `is_wanted` says.
+    /// Removes and returns the saved checkpoints of the requests for which `is_wanted` is true.
     pub fn extract_saved(
         &mut self,
         mut is_wanted: impl FnMut(RequestId) -> bool,
@@ -85,7 +86,8 @@ impl Saves {
         self.saved.extract_if(.., move |(id, _)| is_wanted(*id))
     }
 
-    /// Takes the positions of a request that gives its slot up: those that are due, then those that it has not passed.
+    /// Removes and returns the positions of a request that gives up its slot: those that are due, then those that it
+    /// has not passed.
     pub fn take(&mut self, id: RequestId) -> Vec<u32> {
         let due = self.due.extract_if(.., |(due, _)| *due == id);
         let wanted = self.wanted.get_mut(id.slot().0 as usize).into_iter().flatten();
@@ -94,14 +96,14 @@ impl Saves {
         all
     }
 
-    /// The request is not to be saved behind `boundary` any more.
+    /// Forgets the positions of a request that lie after `boundary`.
     pub fn forget_behind(&mut self, slot: SlotId, boundary: u32) {
         let wanted = self.wanted.get_mut(slot.0 as usize).into_iter();
         wanted.for_each(|wanted| wanted.retain(|&at| at <= boundary));
         self.due.retain(|&(id, at)| id.slot() != slot || at <= boundary);
     }
 
-    /// The request is not to be saved any more.
+    /// Forgets all positions of a request.
     pub fn forget(&mut self, slot: SlotId) {
         self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
         self.due.retain(|(id, _)| id.slot() != slot);

@@ -1,6 +1,6 @@
 //! The kinds of copies between steps.
 
-/// What a copy between steps copies, and to what.
+/// Source and destination of a copy between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copied {
     /// Slots to checkpoints, of all layers.

@@ -25,7 +25,7 @@ pub(crate) struct Core<B: Backend> {
 }
 
 impl<B: Backend> Core<B> {
-    /// Allocates what all steps share.
+    /// Allocates the device memory that all steps share.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(&config)?;
         let schema = Schema::new(&config);
@@ -37,7 +37,7 @@ impl<B: Backend> Core<B> {
     /// Locks the ledger for writing. Call it only where the cache or one of its layer groups is borrowed mutably. It may
     /// wait while another thread begins a step of the other group, or reads poison.
     pub fn ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
-        // Every change of the ledger is made whole before anything can panic.
+        // Ignores lock poisoning: no change of the ledger can panic halfway.
         self.ledger.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,12 +1,13 @@
 //! The host tier of a cache: prefixes that the device evicts stay in pinned host memory, and come back from there.
 //!
-//! [`CacheConfig::host_bytes`](crate::CacheConfig::host_bytes) says how much of it there is. A scheduler calls
-//! [`KvCacheManager::advance_tier`] between steps, and [`KvCacheManager::prefetch`] for prompts that wait for their turn;
-//! [`KvCacheManager::admit_with`] goes on from what has arrived, [`KvCacheManager::admit_waiting`] waits for it.
+//! [`CacheConfig::host_bytes`](crate::CacheConfig::host_bytes) sets the size of that memory. A scheduler calls
+//! [`KvCacheManager::advance_tier`] between steps, and [`KvCacheManager::prefetch`] for prompts that wait for their
+//! turn; [`KvCacheManager::admit_with`] continues from the prefixes that have arrived,
+//! [`KvCacheManager::admit_waiting`] waits for them.
 //!
-//! Blocks are packed by kernels in streams of the lowest priority. Steps in a stream of a higher one, which
-//! [`Device::stream`](crate::device::Device::stream) makes, or in graphs captured in it, lose the least beside them; a
-//! stream that is made without a priority has the lowest too.
+//! Blocks are packed by kernels in streams of the lowest priority. They slow steps down least if the steps run in a
+//! stream of higher priority, which [`Device::stream`](crate::device::Device::stream) makes, or in graphs captured in
+//! such a stream. A stream that is created without a priority has the lowest priority too.
 
 use dsv4_kv_prefix::RootKey;
 
@@ -23,13 +24,13 @@ use crate::trace;
 /// What device and host memory have of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPrompt<'p> {
-    /// With whom the prompt may share.
+    /// The root of its prefix tree: salt, adapter and model.
     pub root: RootKey,
-    /// Its tokens as far as a request can have them.
+    /// Its tokens, up to the longest context of a request.
     pub tokens: &'p [u32],
-    /// How many of them the device or host memory has down to a checkpoint.
+    /// Number of its tokens down to the deepest checkpoint on the device or in host memory.
     pub reusable: u32,
-    /// How many of them host memory has blocks of, with or without a checkpoint.
+    /// Number of its tokens whose blocks are in host memory, with or without a checkpoint.
     pub in_host: u32,
 }
 
@@ -40,12 +41,12 @@ impl<B: Backend> KvCacheManager<B> {
     /// request for the same prompt returns the same id; cancel it once for each request. `None` if host memory has no
     /// more of the prompt than the device.
     ///
-    /// Queued in a stream of the cache's, behind `stream`: copies of units that lie side by side, and launches that
-    /// unpack them.
+    /// Queued in streams of the cache, after the work in `stream`: copies, each of units that are adjacent in
+    /// memory, and launches that unpack them.
     ///
     /// # Errors
     /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`], [`KvError::TooManyPrefetches`], [`KvError::Device`];
-    /// nothing is requested then.
+    /// then nothing is requested.
     pub fn prefetch(
         &mut self,
         stream: &Stream<B>,
@@ -57,7 +58,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
         match self.start_load(stream, None) {
-            // It was another prompt's turn.
+            // Another prompt was first in the queue and found no room; this one still waits.
             Err(error) if is_full(&error) && self.is_prefetching(id) => Ok(Some(id)),
             Err(error) => {
                 self.withdraw(id);
@@ -67,7 +68,7 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Notes that a prompt is wanted, if host memory has more of it than the device.
+    /// Queues a prompt to be loaded, if host memory has more of it than the device.
     fn want(&mut self, prompt: &Prompt<'_>, turn: Turn) -> Result<Option<PrefetchId>, KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(None) };
         let ledger = core.read_ledger();
@@ -79,32 +80,33 @@ impl<B: Backend> KvCacheManager<B> {
         tier.want(root, tokens, turn).map(Some)
     }
 
-    /// What was asked for failed, and so was not.
+    /// Removes a request whose load failed; counts no miss.
     fn withdraw(&mut self, id: PrefetchId) {
         if let Some((_, tier)) = self.tier_parts() {
             tier.withdraw(id);
         }
     }
 
-    /// Whoever asked for a prompt does not want it any more. If nobody else does, and it is on its way already, its room is
-    /// free once the copies are done. `false` if it is not wanted: it is here, was cancelled, or is another cache's.
+    /// Withdraws one request for a prompt. If it was the last one and the transfer is under way, its room becomes free
+    /// when the copies are done. `false` if the prompt is not requested: it has arrived, was cancelled, or the id is
+    /// another cache's.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) -> bool {
         self.tier_parts().is_some_and(|(_, tier)| tier.cancel(id))
     }
 
-    /// Whether a prompt is still to arrive, and somebody wants it.
+    /// Whether a prompt is requested and has not arrived yet.
     #[must_use]
     pub fn is_prefetching(&self, id: PrefetchId) -> bool {
         self.tier().is_some_and(|tier| tier.is_wanted(id))
     }
 
-    /// Enters what has arrived, in either direction. Then begins what comes next, in a direction in which nothing is under
-    /// way: one prompt that was asked for is brought to the device, and one checkpoint that has entered the prefix tree, or
-    /// was gone on from, is copied to host memory with the blocks above it, if they are not there. To be called between
-    /// steps; the host waits for nothing. A prompt for which the device has no room is passed over.
+    /// Enters finished transfers of both directions. Then starts the next transfer in each direction that is idle. To
+    /// the device: the next requested prompt. To host memory: the next checkpoint that entered the prefix tree, or from
+    /// which a prompt continued, with the blocks above it that host memory does not have. Call it between steps; the
+    /// host waits for nothing. The request for a prompt that finds no room on the device is dropped.
     ///
     /// # Errors
-    /// [`KvError::Device`]; what was to be begun is begun by the next call.
+    /// [`KvError::Device`]; the next call starts the transfer again.
     pub fn advance_tier(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         let _tier = trace::tier("advance_tier").entered();
         self.core().check_stream(stream)?;
@@ -117,7 +119,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.start_store(stream)
     }
 
-    /// As [`Self::advance_tier`], until nothing is left to do. The host waits for all of it.
+    /// Repeats [`Self::advance_tier`] until no transfer is left. The host waits for all of them.
     ///
     /// # Errors
     /// As [`Self::advance_tier`].
@@ -132,15 +134,15 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Whether something is on its way, in either direction, or a prompt waits for its turn. What is on its way is read and
-    /// written, and not evicted; [`Self::settle_tier`] ends that.
+    /// Whether a transfer is under way in either direction, or a prompt waits for its turn. The memory that a transfer
+    /// reads or writes cannot be evicted until the transfer is done; [`Self::settle_tier`] completes all transfers.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.tier().is_some_and(|tier| !tier.is_idle())
     }
 
-    /// As [`Self::admit_with`], once what host memory has of the prompt has arrived, for which the host waits. If the device
-    /// has no room for it, the request goes on from what is there.
+    /// As [`Self::admit_with`], after the host has waited for the part of the prompt that is in host memory to arrive
+    /// on the device. If the device has no room for that part, the request continues from what the device has.
     ///
     /// # Errors
     /// As [`Self::admit_with`].
@@ -153,15 +155,15 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().ledger().check_free_slot()?;
         let is_here = self.bring(stream, prompt)?;
         if !is_here && self.tier().is_some_and(|tier| tier.is_storing()) {
-            // What is on its way to the host is not evicted before it is there.
+            // A transfer to host memory protects its blocks from eviction until it is done.
             self.end_store(true)?;
             self.bring(stream, prompt)?;
         }
         self.admit_with(stream, prompt)
     }
 
-    /// Brings what host memory has of a prompt, before all others, and waits for that alone; `false` if the device has no
-    /// room for it.
+    /// Loads the part of a prompt that is in host memory, before all other prompts, and waits for it alone; `false` if
+    /// the device has no room for it.
     fn bring(&mut self, stream: &Stream<B>, prompt: &Prompt<'_>) -> Result<bool, KvError> {
         let _tier = trace::tier("admit_waiting").entered();
         self.enter_arrived(false)?;
@@ -173,7 +175,8 @@ impl<B: Backend> KvCacheManager<B> {
         arrived
     }
 
-    /// Begins arrivals, and waits for each, until this one is here, and nothing else has begun that could evict it.
+    /// Waits for the load under way, then starts this one and waits for it; `false` if the device has no room for
+    /// it. Starts no other load, which could evict this prompt.
     fn await_load(&mut self, stream: &Stream<B>, id: PrefetchId) -> Result<bool, KvError> {
         while self.is_prefetching(id) {
             match self.start_load(stream, Some(id)) {
@@ -185,18 +188,18 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(true)
     }
 
-    /// What the host tier has done.
+    /// Counters of the host tier.
     #[must_use]
     pub fn tier_stats(&self) -> TierStats {
         self.tier().map_or(TierStats::default(), |tier| tier.stats())
     }
 
-    /// What the host tier did since the last call: the latest thousand of it.
+    /// Events of the host tier since the last call; only the latest 1,024 are kept.
     pub fn take_tier_events(&mut self) -> Vec<TierEvent> {
         self.tier_parts().map_or(Vec::new(), |(_, tier)| tier.take_events())
     }
 
-    /// Units of host memory that are free, and all there are. A block takes one, a checkpoint several.
+    /// Units of host memory: the number of free ones, and of all. A block takes one, a checkpoint several.
     #[must_use]
     pub fn host_units(&self) -> (u32, u32) {
         self.tier().map_or((0, 0), |tier| tier.units())
@@ -211,20 +214,21 @@ impl<B: Backend> KvCacheManager<B> {
     /// Counts everything that host memory holds again, for tests.
     ///
     /// # Errors
-    /// What is not as it must be.
+    /// Describes the first inconsistency.
     pub fn audit_tier(&self) -> Result<(), String> {
         self.tier().map_or(Ok(()), |tier| tier.audit())
     }
 
-    /// From now on checkpoints that arrive in host memory are offered to a tier below: [`Self::next_host_image`].
+    /// Starts to offer checkpoints that arrive in host memory to a lower tier, which takes them by
+    /// [`Self::next_host_image`].
     pub fn offer_host_images(&mut self) {
         if let Some((_, tier)) = self.tier_parts() {
             tier.keep_offers();
         }
     }
 
-    /// The oldest checkpoint, with all blocks above it, that has arrived in host memory since, and is still there. It can be
-    /// read on any thread, and is not evicted until it is dropped.
+    /// The oldest offered checkpoint that is still in host memory, with all blocks above it. The image can be read on
+    /// any thread; its memory is not evicted until it is dropped.
     pub fn next_host_image(&mut self) -> Option<HostImage<B>> {
         self.tier_parts()?.1.next_image()
     }
@@ -239,18 +243,18 @@ impl<B: Backend> KvCacheManager<B> {
         Some(HostPrompt { root, tokens, reusable, in_host: found.matched })
     }
 
-    /// Room in host memory for a prefix of whole blocks of 128 tokens with a checkpoint at its end, which a tier below
-    /// brings: for the blocks that are not there. What nobody uses is evicted for it. `None` if there is not enough, or if
-    /// the prefix is there.
+    /// Takes room in host memory for a prefix of whole blocks of 128 tokens with a checkpoint at its end, which a lower
+    /// tier will fill: room for the checkpoint and for the blocks that host memory does not have. Evicts unreferenced
+    /// prefixes if needed. `None` if there is not enough room, or if host memory has the whole prefix.
     pub fn reserve_host(&mut self, root: &RootKey, tokens: &[[u32; BLOCK]]) -> Option<HostRoom<B>> {
         self.tier_parts()?.1.reserve(root, tokens)
     }
 
-    /// Enters a prefix that was brought to host memory; `false` if not all of it was filled, or if host memory has all of it
-    /// by now: then nothing is entered.
+    /// Enters a prefix that a lower tier brought to host memory. `false`, with nothing entered, if the room was not
+    /// filled, or if host memory has the whole prefix by now.
     ///
     /// # Errors
-    /// The room, if it is another cache's.
+    /// The room, if it belongs to another cache.
     pub fn enter_host(&mut self, room: HostRoom<B>) -> Result<bool, HostRoom<B>> {
         match self.tier_parts() {
             Some((_, tier)) => tier.enter(room),
@@ -258,10 +262,10 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Gives room back that nothing was brought to, now; room that is dropped comes back with a later call.
+    /// Returns unused room at once; room that is dropped becomes free with a later call.
     ///
     /// # Errors
-    /// The room, if it is another cache's.
+    /// The room, if it belongs to another cache.
     pub fn give_host_back(&mut self, room: HostRoom<B>) -> Result<(), HostRoom<B>> {
         match self.tier_parts() {
             Some((_, tier)) => tier.give_back(room),
@@ -275,8 +279,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.tier().map(|tier| tier.image_bytes())
     }
 
-    /// Enters what has arrived, in both directions; waits for it if that is asked for. What a tier below has dropped is not
-    /// kept any more.
+    /// Enters finished transfers of both directions; with `waited`, waits for those under way. Releases the references
+    /// of images and rooms that a lower tier has dropped.
     pub(crate) fn enter_arrived(&mut self, waited: bool) -> Result<(), KvError> {
         if let Some((_, tier)) = self.tier_parts() {
             tier.end_loans();
@@ -285,13 +289,13 @@ impl<B: Backend> KvCacheManager<B> {
         self.end_store(waited)
     }
 
-    /// Enters what has arrived on the device.
+    /// Enters a finished transfer to the device.
     fn end_load(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
         tier.end_load(&mut core.ledger(), waited)
     }
 
-    /// Enters what has arrived in host memory.
+    /// Enters a finished transfer to host memory.
     fn end_store(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
         tier.end_store(&mut core.ledger(), waited)
@@ -303,7 +307,7 @@ impl<B: Backend> KvCacheManager<B> {
         if !tier.begin_load(&mut core.ledger(), only)? {
             return Ok(());
         }
-        // Blocks that others had are poisoned before they are written, and not after.
+        // Freed blocks must be poisoned before the load writes them, not after.
         let queued = match made(Mistake::PoisonedAfter) {
             true => Ok(()),
             false => self.follow_steps(stream),
@@ -311,13 +315,13 @@ impl<B: Backend> KvCacheManager<B> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
         let queued = queued.and_then(|()| tier.queue_load(core, stream));
         if queued.is_err() {
-            // If it cannot be waited for now, the next call does.
+            // If waiting fails now, the next call waits.
             let _ = tier.end_load(&mut core.ledger(), false);
         }
         queued
     }
 
-    /// Begins what is to leave next.
+    /// Starts the next store to host memory.
     fn start_store(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
         if !tier.begin_store(&mut core.ledger()) {
@@ -333,7 +337,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 }
 
-/// Whether there is no room on the device, which is no failure.
+/// Whether the device has no room, which is not treated as a failure.
 fn is_full(error: &KvError) -> bool {
     matches!(error, KvError::OutOfBlocks { .. } | KvError::OutOfCheckpoints { .. })
 }

@@ -39,7 +39,7 @@ pub struct KvCacheManager<B: Backend> {
     draft: Option<StepMemory<B>>,
     /// In host memory.
     tier: Option<Box<Tier<B>>>,
-    /// What [`Self::save_wanted`] queues. Scratch, so that it allocates nothing.
+    /// Copies that [`Self::save_wanted`] queues. Scratch, so that it allocates nothing.
     save_jobs: Vec<(Copied, JobWords)>,
 }
 
@@ -72,7 +72,7 @@ impl<'a, B: Backend> IntoIterator for Groups<'a, B> {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Allocates everything that the cache will ever need on the device.
+    /// Allocates all device memory that the cache will ever need.
     ///
     /// # Errors
     /// [`KvError::Config`]; [`KvError::DraftLayerKind`]; [`KvError::Device`] with the buffer that did
@@ -103,8 +103,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.ledger().admit().inspect_err(trace::refused)
     }
 
-    /// Ends a request and frees what it held. Kernels of its last step may still run: a later step is
-    /// ordered behind them.
+    /// Ends a request and frees what it held. Kernels of its last step may still run: later steps run
+    /// after them.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
@@ -213,7 +213,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.groups().trunk.capture(stream, bucket, retained, record)
     }
 
-    /// Takes a request's draft layers back to `committed` tokens; see [`Ledger::rewind_draft`].
+    /// Moves a request's draft layers back to `committed` tokens; see [`Ledger::rewind_draft`].
     ///
     /// # Errors
     /// As [`Ledger::rewind_draft`].
@@ -231,8 +231,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.check_faults(stream, &LayerGroup::ALL)
     }
 
-    /// Waits for `stream` and reports gathered rows, and scored keys, that nobody had written, since
-    /// the last check. Without [`CacheConfig::poison`] there is nothing to report.
+    /// Waits for `stream` and reports rows and keys that were gathered or scored since the last check although no
+    /// kernel had written them. Without [`CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors
     /// [`KvError::PoisonRead`]; [`KvError::Device`].
@@ -322,12 +322,12 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.read_ledger()
     }
 
-    /// What all steps share, and the memory of each group's.
+    /// The core that all steps share, and the step memory of each group.
     pub(crate) fn parts(&mut self) -> (&Core<B>, &mut StepMemory<B>, Option<&mut StepMemory<B>>) {
         (&self.core, &mut self.trunk, self.draft.as_mut())
     }
 
-    /// The host tier, and what steps share.
+    /// The core that all steps share, and the host tier.
     pub(crate) fn tier_parts(&mut self) -> Option<(&Core<B>, &mut Tier<B>)> {
         Some((&self.core, self.tier.as_deref_mut()?))
     }

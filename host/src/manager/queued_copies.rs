@@ -15,7 +15,7 @@ use crate::ops::{self, CopyDirection, JOB, JobWords, StateCopies, TableUpdate};
 pub(crate) struct CopiesFailed {
     /// Why.
     pub error: KvError,
-    /// Whether one of them may have been queued before.
+    /// Whether some of the copies may have been queued before the error.
     pub began: bool,
 }
 
@@ -32,7 +32,7 @@ impl From<CopiesFailed> for KvError {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Rejects steps that were leaked: none borrows the cache any more.
+    /// Rejects steps that were leaked: since the cache is borrowed mutably, no live step borrows it.
     pub(crate) fn reject_leaked_steps(&mut self) {
         let (core, trunk, draft) = self.parts();
         let mut ledger = core.ledger();
@@ -42,7 +42,7 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Orders `stream` behind the steps of both groups, and queues the poisoning of freed slots and blocks.
+    /// Makes `stream` wait for the steps of both groups, and queues the poisoning of freed slots and blocks.
     pub(crate) fn follow_steps(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         Ok(self.queue_copies(stream, &[], None)?)
     }
@@ -75,8 +75,8 @@ impl<B: Backend> KvCacheManager<B> {
 }
 
 impl<B: Backend> StepMemory<B> {
-    /// In one copy to the device if StepMeta has room for all, else in several. The blocks of one million tokens are all in the first
-    /// where steps have over 2,700 tokens.
+    /// Sends jobs and blocks in one copy to the device if StepMeta has room for all, else in several. One copy holds
+    /// the blocks of one million tokens if steps may have more than 2,700 tokens.
     fn queue_copies(
         &mut self,
         stream: &Stream<B>,
@@ -109,7 +109,8 @@ impl<B: Backend> StepMemory<B> {
         Ok(())
     }
 
-    /// Queues the launches of what was sent: jobs, and updates of the block table behind them.
+    /// Queues the launches that use the words in StepMeta: the jobs, then the updates of the block
+    /// table that follow them.
     fn queue(
         &self,
         stream: &Stream<B>,
@@ -136,7 +137,7 @@ impl<B: Backend> StepMemory<B> {
     }
 }
 
-/// Jobs of a launch, each of which has blocks of its own in the grid's second dimension.
+/// Most jobs of a launch: the job is the grid's y index, which is at most this.
 const MOST_JOBS: usize = (1 << 16) - 1;
 
 /// Queues the launch of jobs of one kind.

@@ -1,4 +1,4 @@
-//! Between steps: requests that begin as copies of others, and requests that give their slot up for a while.
+//! Between steps: forks, suspension and resumption of requests.
 
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
@@ -10,13 +10,13 @@ use crate::manager::suspended::{StillSuspended, Suspended};
 use crate::ops::{BlockCopy, SlotCopy};
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Admits a request that is a copy of another: the same tokens, in all layers, from which each goes on by itself, drafts
-    /// that were rejected included. They share all blocks but the one that is not full, of which the new request gets
-    /// a copy. Queued in `stream`, behind the steps before.
+    /// Admits a request that is a copy of another: it has the same tokens in all layers, rejected drafts included, and
+    /// each then continues on its own. They share all full blocks; the new request gets a copy of the last block if
+    /// that is not full. Queued in `stream`, after the earlier steps.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`],
-    /// [`KvError::Device`]. Nothing has changed then, but prefixes that were evicted for it.
+    /// [`KvError::Device`]. Then nothing has changed, except that prefixes may have been evicted.
     pub fn fork(&mut self, stream: &Stream<B>, id: RequestId) -> Result<RequestId, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
@@ -45,9 +45,9 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(self.queue_copies(stream, &jobs, Some((id.slot(), &blocks)))?)
     }
 
-    /// Takes a request out of its slot, at any position, after rejected drafts too. What the slot holds is copied, in
-    /// one launch, to memory for [`CacheConfig::max_suspended`](crate::CacheConfig::max_suspended) requests; blocks stay
-    /// where they are. The slot is free, and the id ends. Queued in `stream`, behind the steps before.
+    /// Suspends a request, at any position, also after rejected drafts. One launch copies the contents of its slot to
+    /// spare memory for [`CacheConfig::max_suspended`](crate::CacheConfig::max_suspended) requests; blocks stay where
+    /// they are. The slot becomes free and the id invalid. Queued in `stream`, after the earlier steps.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoRoomToSuspend`], [`KvError::Device`].
@@ -67,8 +67,8 @@ impl<B: Backend> KvCacheManager<B> {
         suspended
     }
 
-    /// Lets a suspended request go on, in a slot that is free: the bytes that it had, under a new id. Queued in `stream`,
-    /// behind the steps before.
+    /// Resumes a suspended request in a free slot, with the bytes that it had and under a new id. Queued in `stream`,
+    /// after the earlier steps.
     ///
     /// # Errors
     /// [`StillSuspended`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`],
@@ -117,7 +117,7 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(())
     }
 
-    /// In a poisoned cache the slot is poisoned before anyone uses it again.
+    /// In a poisoned cache, marks the slot to be poisoned before its next use.
     pub(crate) fn poison_slot(&mut self, slot: SlotId) {
         let (_, trunk, draft) = self.parts();
         std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.add_slot(slot));

@@ -1,4 +1,4 @@
-//! Reuse: requests go on from what earlier ones with the same prefix have computed.
+//! Reuse: requests continue from what earlier requests with the same prefix have computed.
 //!
 //! Without a device, what a scheduler sees of it:
 //!
@@ -38,15 +38,15 @@ use crate::manager::KvCacheManager;
 use crate::trace;
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Admits a request that goes on from what earlier ones with the same salt, adapter and first tokens have computed:
-    /// it has [`Admission::reused`] tokens already, and its first step starts there. In the trunk's layers it has every
-    /// byte that it would have alone; what draft layers have is said in [`crate::checkpoints`]. Its blocks are shared at
-    /// 128 tokens each; a prompt is never reused whole, so that a token is left to compute.
+    /// Admits a request that continues from what earlier requests with the same salt, adapter and first tokens have
+    /// computed: it has [`Admission::reused`] tokens already, and its first step starts there. In the trunk's layers it
+    /// has the same bytes as if it had computed all tokens itself; for draft layers see [`crate::checkpoints`]. Blocks
+    /// of 128 tokens are shared. A prompt is never reused whole: at least one token is left to compute.
     ///
-    /// What the request itself shares depends on its commits: pass token ids in [`crate::Accepted::tokens`]. Checkpoints
-    /// are taken inside its chunks: at the last block boundary of the prompt, where the prompt diverges from the prefix
-    /// tree, and at the interval of the cache. [`Self::save_wanted`] takes those that short steps passed. Without
-    /// checkpoints, or without layers that store entries, nothing is reused.
+    /// The request's own blocks are shared only if its commits pass token ids in [`crate::Accepted::tokens`].
+    /// Checkpoints are taken inside its chunks: at the last block boundary of the prompt, where the prompt diverges
+    /// from the prefix tree, and at the interval of the cache. [`Self::save_wanted`] takes those that steps with
+    /// few tokens per request passed. Without checkpoints, or without layers that store entries, nothing is reused.
     ///
     /// Queued in `stream`: the request's row of the block table, and one launch that restores its state.
     ///
@@ -88,12 +88,12 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().ledger().pin(prefix, until)
     }
 
-    /// Ends a lease; `false` if its time had ended it, or it is another cache's.
+    /// Ends a lease; `false` if it has expired, or belongs to another cache.
     pub fn unpin(&mut self, lease: Lease) -> bool {
         self.core().ledger().unpin(lease)
     }
 
-    /// Ends the leases whose time is before `now`; how many.
+    /// Ends the leases whose time is before `now`; returns their number.
     pub fn expire(&mut self, now: Duration) -> usize {
         self.core().ledger().expire(now)
     }

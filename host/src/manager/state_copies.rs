@@ -1,4 +1,4 @@
-//! Between steps: requests are saved to checkpoints, and go on from them.
+//! Between steps: saving requests to checkpoints, and restoring them.
 
 use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, SavedPlace};
 use crate::device::{Backend, Stream};
@@ -11,10 +11,10 @@ use crate::manager::queued_copies::CopiesFailed;
 use crate::ops::{CheckpointCopy, CopyPieces, JobWords, StateArena};
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Saves requests, each at a position: the state that a request which has the blocks before it needs to go on there,
-    /// in one launch for all of them. The position is a multiple of 128 that the request has committed, and has passed
-    /// by no more than `max_draft` + 1 tokens: after each step of a decode that passes one there is time until the next
-    /// step. Queued in `stream`, behind the steps before.
+    /// Saves requests, each at a position, in one launch for all of them: the state that a request with the blocks
+    /// before this position needs to continue there. The position is a multiple of 128 that the request has committed,
+    /// and has passed by no more than `max_draft` + 1 tokens. A position that a decode step passes can be saved until
+    /// the next step. Queued in `stream`, after the earlier steps.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NotSavable`],
@@ -38,16 +38,18 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Lets a request go on from a checkpoint that was saved of it: its slot becomes what it was then, in one launch. The
-    /// request has exactly the blocks of the checkpoint's tokens, as after a step that was rejected and had overwritten rows
-    /// ([`KvError::Overwritten`]). Positions at which [`Self::want_checkpoint`] was to save it are forgotten. Queued in
-    /// `stream`, behind the steps before. Other requests with the same tokens go on from checkpoints by [`Self::admit_with`].
+    /// Restores a request from a checkpoint of itself: one launch copies the saved state to its slot. The request must
+    /// have exactly the blocks of the checkpoint's tokens, as after a step that was rejected and had overwritten rows
+    /// ([`KvError::Overwritten`]). Positions of earlier [`Self::want_checkpoint`] calls are forgotten. Queued in
+    /// `stream`, after the earlier steps. Other requests with the same tokens continue from checkpoints by
+    /// [`Self::admit_with`].
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::ForeignCheckpoint`],
-    /// [`KvError::OtherRequest`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
-    /// failed in the copy or behind it, nobody knows what the slot holds, and later steps refuse the request
-    /// ([`KvError::Overwritten`]) until it is restored or released; else nothing has changed.
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
+    /// [`KvError::ForeignCheckpoint`], [`KvError::OtherRequest`], [`KvError::NotRestorable`]: nothing has changed then.
+    /// [`KvError::Device`]: if the device failed during the copy or after it, the contents of the slot are unknown, and
+    /// later steps refuse the request ([`KvError::Overwritten`]) until it is restored or released; else nothing has
+    /// changed.
     pub fn restore_checkpoint(
         &mut self,
         stream: &Stream<B>,
@@ -57,7 +59,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.restore_saved(stream, (id, from), Ledger::check_restore)
     }
 
-    /// As [`Self::restore_checkpoint`], for a request that `check` lets go on from the checkpoint.
+    /// As [`Self::restore_checkpoint`], for a request that `check` accepts for the checkpoint.
     pub(crate) fn restore_saved(
         &mut self,
         stream: &Stream<B>,
@@ -99,7 +101,7 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Queues zero for the windows of a slot's draft layers.
+    /// Queues fills that set the windows of a slot's draft layers to zero.
     fn clear_draft_windows(&self, stream: &Stream<B>, slot: SlotId) -> Result<(), KvError> {
         let core = self.core();
         let running = stream.running("restoring a checkpoint")?;
@@ -112,7 +114,7 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(running.end()?)
     }
 
-    /// A request is to be saved at a position; see [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).
+    /// Requests a checkpoint at a position; see [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).
     ///
     /// # Errors
     /// As [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).
@@ -120,19 +122,19 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().ledger().want_checkpoint(id, boundary)
     }
 
-    /// What was saved since the last call; see [`Ledger::take_saved`](crate::Ledger::take_saved).
+    /// Checkpoints that were saved since the last call; see [`Ledger::take_saved`](crate::Ledger::take_saved).
     pub fn take_saved(&mut self) -> Vec<(RequestId, SavedCheckpoint)> {
         self.core().ledger().take_saved().collect()
     }
 
-    /// Saves the requests that passed a position at which they were to be saved
-    /// ([`Self::want_checkpoint`]) in a step that could not do it, a decode step for instance:
-    /// to be called after its commit, before the next step, and before a request of the step is released: what is due of a
-    /// request goes with it. One launch for all of them, none if there are none. A
-    /// request that no checkpoint is free for is not saved. [`Self::take_saved`] hands out what was.
+    /// Saves the requests that passed a wanted position ([`Self::want_checkpoint`]) in a step that could not save it,
+    /// for instance a decode step. Call it after the commit of the step and before the next step. Call it also before
+    /// releasing a request of the step: with the request its due saves are lost. One launch saves all requests; there
+    /// is none if nothing is due. A request for which no checkpoint is free is not saved. [`Self::take_saved`] hands
+    /// out the checkpoints.
     ///
     /// # Errors
-    /// [`KvError::Device`]; nothing was saved then, and the next call does it.
+    /// [`KvError::Device`]; then nothing was saved, and the next call saves it.
     pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
@@ -152,9 +154,9 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(queued?)
     }
 
-    /// Gives the cache up to measure [`crate::ops::copy_state`] over its memory: `work` takes the memory, the pieces of
-    /// checkpoints, and those of slots. They are writable, which is why no request is left. What is on its way to host
-    /// memory, or from there, is waited for; what `work` queues in `stream` comes behind the steps before.
+    /// Consumes the cache, to measure [`crate::ops::copy_state`] over its memory. `work` receives the memory, the
+    /// pieces of checkpoints, and those of slots. These are writable, so no request may use the cache afterwards. Waits
+    /// for transfers to and from host memory. What `work` queues in `stream` runs after the earlier steps.
     ///
     /// # Errors
     /// [`KvError::Device`].
@@ -171,7 +173,7 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(work(&state.arena(), &state.checkpoint_pieces(), &state.slot_pieces()))
     }
 
-    /// Gives a checkpoint up.
+    /// Returns a checkpoint to its cache.
     ///
     /// # Errors
     /// [`ForeignCheckpoint`], which holds the checkpoint, if it was saved in another cache.

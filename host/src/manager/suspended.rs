@@ -1,4 +1,4 @@
-//! A request without a slot: suspended, to be resumed.
+//! Suspended requests: requests without a slot.
 
 use std::fmt;
 
@@ -10,25 +10,25 @@ use crate::ids::{CacheId, RequestId, SlotId};
 use crate::ledger::Sharer;
 use crate::ledger::requests::Progress;
 
-/// A request that was suspended: its blocks, and a copy of what its slot held. It runs in no step until it is resumed, in
-/// whatever slot is free then, and holds memory until it is resumed or discarded.
+/// A request that was suspended: its blocks, and a copy of what its slot held. It takes part in no step until it is
+/// resumed, in any free slot. It holds memory until it is resumed or discarded.
 #[derive(Debug, Serialize)]
 #[must_use = "what a suspended request holds is lost to its cache when it is dropped; resume or discard it"]
 pub struct Suspended {
     #[serde(skip)]
     pub(crate) ledger: CacheId,
-    /// The id that it was admitted under.
+    /// The id under which it was admitted.
     #[serde(skip)]
     pub(crate) first_id: RequestId,
     /// In order of its tokens.
     pub(crate) blocks: Vec<Held>,
     /// By [`crate::LayerGroup::index`].
     pub(crate) groups: [Progress; 2],
-    /// The slot that has the copy.
+    /// The spare slot that has the copy.
     pub(crate) saved_slot: SlotId,
-    /// Positions at which it is to be saved, those that it has passed too.
+    /// Positions at which checkpoints of it are wanted, including those that it has passed.
     pub(crate) wanted: Vec<u32>,
-    /// What it shares with others.
+    /// Its place in the prefix tree.
     #[serde(skip)]
     pub(crate) sharer: Option<Sharer>,
 }
@@ -47,9 +47,9 @@ impl Suspended {
     }
 }
 
-/// The operation was refused; the request is still suspended, and unchanged. It is no [`KvError`], so that `?` does not
-/// drop the request in a function that returns one: a dropped request keeps its blocks and its copy's slot for good.
-/// Where `?` boxes it, the request is in the box.
+/// The operation was refused; the request is still suspended, and unchanged. It does not convert to [`KvError`], so
+/// that `?` cannot drop the request: a dropped request keeps its blocks and its spare slot for good. Where `?` boxes
+/// the error, the request is in the box.
 #[must_use = "it holds the request; take it by `into_suspended`, to resume it later"]
 pub struct StillSuspended(Box<(Suspended, KvError)>);
 
@@ -58,7 +58,7 @@ impl StillSuspended {
         Self(Box::new((suspended, error)))
     }
 
-    /// Why.
+    /// Why the operation was refused.
     #[must_use]
     pub fn error(&self) -> &KvError {
         &self.0.1

@@ -1,10 +1,10 @@
-//! Buffers of a fixed size, listed once: what is counted before it is allocated is what is allocated.
+//! Buffers of a fixed size. Capacity planning and allocation use the same list, so that they agree.
 
 use bytemuck::Pod;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 
-/// A buffer that is to be allocated.
+/// Size and label of a buffer that will be allocated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferSpec<T> {
     /// Names the buffer in errors.
@@ -42,14 +42,14 @@ impl<'d, B: Backend> Allocator<'d, B> {
         Self { device, memory: Vec::new() }
     }
 
-    /// Allocates a buffer; zero.
+    /// Allocates a buffer, filled with zero.
     pub fn allocate<T: Pod>(&mut self, spec: BufferSpec<T>) -> Result<Buffer<B, T>, DeviceError> {
         let buffer = self.device.allocate(spec.label, spec.len)?;
         self.memory.push(buffer.memory());
         Ok(buffer)
     }
 
-    /// Takes note of a buffer that was allocated elsewhere.
+    /// Adds the memory of `owner`, which was allocated elsewhere, to the list.
     pub fn keep<T>(&mut self, owner: T, memory: impl Fn(&T) -> Memory<B>) -> T {
         self.memory.push(memory(&owner));
         owner

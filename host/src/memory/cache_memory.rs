@@ -43,7 +43,7 @@ impl Specs {
     }
 }
 
-/// How many allocations there are besides those of steps: one for all pools, one for all checkpoints, and one for each
+/// Number of device allocations without those of steps: one for all pools, one for all checkpoints, and one for each
 /// other buffer.
 pub(crate) fn allocations(config: &CacheConfig) -> u32 {
     let checkpoints = u32::from(config.num_checkpoints > 0);
@@ -57,22 +57,23 @@ pub(crate) fn bytes(config: &CacheConfig, schema: &Schema) -> u64 {
     Specs::of(config).bytes().sum::<u64>() + arena_bytes(pools + 1, tables)
 }
 
-/// What all steps of a cache share on the device.
+/// Device memory that all steps of a cache share.
 pub(crate) struct CacheMemory<B: Backend> {
     pub pools: Pools<B>,
-    /// Checkpoints, and how the state of requests is copied.
+    /// Checkpoints, and the tables for copies of request state.
     pub state: StateMemory<B>,
     /// `[max_requests, max_blocks]`.
     table: Buffer<B, i32>,
     slots: u32,
     max_blocks: u32,
-    /// `[32]`, of layers with compressed entries.
+    /// `[32]`, rotary frequencies of layers with compressed entries.
     pub frequencies: Buffer<B, f32>,
-    /// `[32]`, of layers with a window alone.
+    /// `[32]`, rotary frequencies of layers with only a window.
     pub window_frequencies: Buffer<B, f32>,
-    /// By [`LayerGroup::index`]: what kernels refused in steps of the group. Those of both groups may run at once.
+    /// By [`LayerGroup::index`]: counts of what kernels refused in steps of the group. Each group has its own,
+    /// since steps of both groups may run at the same time.
     pub faults: [FaultWords<B>; 2],
-    /// What the search for poison found, in a cache that is poisoned.
+    /// Poison that kernels read; only in a poisoned cache.
     pub poison: Option<Buffer<B, u32>>,
     memory: Vec<Memory<B>>,
 }
@@ -81,12 +82,12 @@ pub(crate) struct CacheMemory<B: Backend> {
 pub(crate) struct FaultWords<B: Backend> {
     /// One word per kernel of the table.
     pub all: Buffer<B, u32>,
-    /// The same, each by itself.
+    /// Each word as a buffer of its own.
     words: Vec<Buffer<B, u32>>,
 }
 
 impl<B: Backend> FaultWords<B> {
-    /// Those of a group, of the words of both.
+    /// The words of one group, from the words of both.
     fn of(both: &Buffer<B, u32>, group: LayerGroup) -> Self {
         let kernels = KERNELS.len() as u64;
         let part = |buffer: &Buffer<B, u32>, first, words| {
@@ -151,14 +152,14 @@ impl<B: Backend> CacheMemory<B> {
         self.faults[LayerGroup::Trunk.index()].word(CopyState::kernel(()))
     }
 
-    /// All of it, for a graph to retain.
+    /// All of this memory, for a graph to retain.
     pub fn memory(&self) -> &[Memory<B>] {
         &self.memory
     }
 }
 
-/// Uploads the frequencies of both kinds of layers into the halves of `both`: of those with compressed entries, then of
-/// those with a window alone.
+/// Uploads the frequencies of both kinds of layers into the halves of `both`: first those of layers with compressed
+/// entries, then those of layers with only a window.
 fn rotary_frequencies<B: Backend>(
     stream: &Stream<B>,
     both: &Buffer<B, f32>,

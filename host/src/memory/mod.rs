@@ -1,4 +1,4 @@
-//! The memory of a cache: what there is of it, how it lies, and views of its parts.
+//! The device memory of a cache: its buffers, their layout, and views of their parts.
 
 pub mod buffer_spec;
 pub mod cache_memory;

@@ -19,22 +19,22 @@ pub(crate) struct LayerPools<B: Backend> {
     buffers: Vec<Buffer<B, u8>>,
     /// Where in `buffers` the pool of each kind is, in the order of [`PoolKind::ALL`].
     places: [Option<u8>; PoolKind::ALL.len()],
-    /// Those that hold the state of a compressor, as what they hold.
+    /// The pools with compressor state, as `f32`.
     states: Vec<(PoolKind, Buffer<B, f32>)>,
 }
 
 /// The pools of every layer.
 pub(crate) struct Pools<B: Backend> {
     layers: Vec<LayerPools<B>>,
-    /// All pools of slots, and a little before the first.
+    /// The memory from the start of the allocation to the end of the pools of slots.
     slots: Buffer<B, u8>,
     /// All pools.
     all: Buffer<B, u8>,
-    /// Of the kernel that copies slots.
+    /// Memory for the tables of the kernel that copies slots.
     tables: Buffer<B, u8>,
 }
 
-/// Where each pool of a schema is among the buffers of the arena: pools of slots come first.
+/// By layer and pool: the index of the pool's buffer in the arena. Pools of slots come first.
 fn places(schema: &Schema) -> Vec<Vec<usize>> {
     let pools = || schema.layers.iter().flat_map(|layer| &layer.pools);
     let slots = pools().filter(|pool| pool.unit == PoolUnit::Slot).count();
@@ -48,7 +48,7 @@ fn places(schema: &Schema) -> Vec<Vec<usize>> {
 }
 
 impl<B: Backend> Pools<B> {
-    /// Allocates every pool of `schema`, and `tables` bytes for tables; zero.
+    /// Allocates every pool of `schema`, and `tables` bytes for tables. All of it is zero.
     pub fn new(
         device: &Device<B>,
         schema: &Schema,
@@ -87,7 +87,7 @@ impl<B: Backend> Pools<B> {
         &self.slots
     }
 
-    /// The memory in which all pools lie; as [`Self::slots`], with those of blocks.
+    /// The memory in which all pools lie: that of [`Self::slots`], then the pools of blocks.
     pub fn whole(&self) -> &Buffer<B, u8> {
         &self.all
     }
@@ -107,7 +107,7 @@ impl<B: Backend> Pools<B> {
     pub fn layer(&self, layer: LayerId) -> Result<&LayerPools<B>, KvError> {
         let layers = self.layers.len() as u32;
         let found = self.layers.get(layer.0 as usize);
-        found.ok_or(KvError::NoSuchLayer { layer: layer.0, layers })
+        found.ok_or(KvError::NoSuchLayer { layer, layers })
     }
 
     /// Every pool of every layer.
@@ -201,7 +201,7 @@ impl<B: Backend> LayerPools<B> {
 
     #[cold]
     fn no_such_pool(&self, pool: PoolKind) -> KvError {
-        KvError::NoSuchPool { layer: self.schema.layer.0, pool }
+        KvError::NoSuchPool { layer: self.schema.layer, pool }
     }
 
     /// Every pool, read-only.

@@ -1,4 +1,5 @@
-//! Which rows of which pools a checkpoint keeps and where, and the table by which the copy kernel finds them.
+//! Layout of checkpoints and of images of slots and blocks: the rows of each pool that a checkpoint keeps,
+//! their places in it, and the piece tables of the copy kernel.
 
 use kernels_gpu::params::CopyStateParams;
 use kv_layout::geometry::{CSA_RATIO, LayerKind, WINDOW, csa_previous_rows, csa_state_rows};
@@ -16,11 +17,11 @@ pub(crate) type Piece = [u32; CopyStateParams::PIECE as usize];
 struct KeptRows {
     pub layer: LayerId,
     pub pool: Pool,
-    /// Rows of a slot before the ring that they are in.
+    /// Number of rows of the slot before the ring that has the kept rows.
     first: u32,
     /// Rows of the ring.
     ring: u32,
-    /// How many are kept.
+    /// Number of kept rows.
     rows: u32,
 }
 
@@ -31,7 +32,7 @@ impl KeptRows {
     }
 }
 
-/// What a checkpoint keeps of a pool; `None` for nothing.
+/// The rows of a pool that a checkpoint keeps; `None` if it keeps none.
 fn kept(layer: &LayerCacheSchema, pool: Pool) -> Option<KeptRows> {
     let rows = |first, ring, rows| Some(KeptRows { layer: layer.layer, pool, first, ring, rows });
     match (pool.kind, layer.kind) {
@@ -77,7 +78,7 @@ pub(crate) fn images(schema: &Schema) -> Vec<LayerImage> {
     images
 }
 
-/// The pieces of checkpoints. `offset`: where a layer's pool lies in the memory of the slots.
+/// The pieces of checkpoints. `offset` gives the byte offset of a layer's pool in the memory of the slots.
 pub(crate) fn checkpoint_pieces(
     schema: &Schema,
     offset: impl Fn(LayerId, PoolKind) -> u64,
@@ -100,14 +101,14 @@ pub(crate) fn checkpoint_pieces(
     pieces
 }
 
-/// Counts the ways in which bytes were laid out: caches of different versions do not take each other's bytes. To be counted
-/// up when [`unit_places`] changes, the rings of a slot ([`crate::transfer`]), or what a row holds.
+/// Version of the byte layout: caches of different versions refuse each other's bytes. Increase it when
+/// [`unit_places`], the rings of a slot ([`crate::transfer`]) or the contents of a row change.
 pub(crate) const LAYOUT_VERSION: u32 = 1;
 
-/// What each pool's part of the image of a slot or block is a multiple of, in bytes.
+/// Alignment, in bytes, of each pool's part in the image of a slot or block.
 const IMAGE_ALIGN: u64 = 16;
 
-/// A pool of slots, or of blocks, and where its part of the image of one lies, in bytes.
+/// A pool of slots or of blocks; `image` is the byte offset of its part in the image of one slot or block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnitPlace {
     pub layer: LayerId,
@@ -163,7 +164,7 @@ struct Run {
 }
 
 impl Run {
-    /// Adds the pieces that it is cut into.
+    /// Cuts the run into pieces and adds them to `pieces`.
     fn cut(&self, pieces: &mut Vec<Piece>) {
         let Self { base, start, unit, row, ring, rows, image } = *self;
         let is_wide = [start, unit, row, image].iter().all(|bytes| bytes.is_multiple_of(16));
@@ -191,7 +192,8 @@ mod tests {
         Schema::new(&CacheConfig { max_draft, ..CacheConfig::new(model) })
     }
 
-    /// The windows of all layers, and four halves of both compressors of a CSA layer, however many drafts there are.
+    /// A checkpoint has the windows of all layers, and four halves of both compressors of each CSA layer, for any
+    /// `max_draft`.
     #[test]
     fn a_checkpoint_has_the_bytes_of_its_rows() {
         for (model, layers, csa, bytes) in
@@ -228,7 +230,7 @@ mod tests {
                 let pieces = unit_pieces(&schema, unit, |layer, _| 256 * u64::from(layer.0));
                 assert_eq!(bytes(&pieces), all);
             }
-            // One wave of an H200.
+            // At most one wave of blocks on an H200.
             assert!(checkpoint.len() <= 8 * 132, "{} blocks", checkpoint.len());
         }
     }

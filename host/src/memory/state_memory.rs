@@ -15,8 +15,8 @@ pub(crate) fn checkpoint_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
     u64::from(config.num_checkpoints).saturating_mul(state_layout::checkpoint_bytes(schema))
 }
 
-/// The pieces of checkpoints, none without any, then those of slots, then those of blocks. Places of pools change no
-/// number of pieces.
+/// The pieces of checkpoints (none in a cache without checkpoints), of slots, and of blocks. Their number does not
+/// depend on `offset`.
 fn pieces(
     config: &CacheConfig,
     schema: &Schema,
@@ -46,9 +46,9 @@ pub(crate) struct StateMemory<B: Backend> {
     checkpoints: Buffer<B, u8>,
     number: u32,
     checkpoint_bytes: u64,
-    /// Of checkpoints, of slots, of blocks.
+    /// Pieces of checkpoints, of slots, and of blocks.
     tables: [Buffer<B, u32>; 3],
-    /// Of the trunk's part of checkpoints.
+    /// Pieces of the trunk's part of checkpoints.
     trunk: Buffer<B, u32>,
     /// Where each layer's rows lie in a checkpoint.
     images: Vec<LayerImage>,
@@ -101,7 +101,7 @@ impl<B: Backend> StateMemory<B> {
         })
     }
 
-    /// What [`crate::ops::copy_state`] reads and writes.
+    /// The memory that [`crate::ops::copy_state`] reads and writes.
     pub fn arena(&self) -> StateArena<'_, B> {
         StateArena {
             slots: &self.slots,
@@ -112,7 +112,7 @@ impl<B: Backend> StateMemory<B> {
         }
     }
 
-    /// The same with blocks in place of slots.
+    /// As [`Self::arena`], with blocks in place of slots.
     pub fn block_arena(&self) -> StateArena<'_, B> {
         StateArena { slots: &self.pools, number_of_slots: self.blocks, ..self.arena() }
     }
@@ -162,7 +162,7 @@ impl<B: Backend> StateMemory<B> {
         found.expect("ids are given out for checkpoints that there are")
     }
 
-    /// The memory that is not that of the pools, for a graph to retain.
+    /// The memory outside the pools, for a graph to retain; `None` without checkpoints.
     pub fn memory(&self) -> Option<Memory<B>> {
         self.memory.clone()
     }

@@ -1,5 +1,5 @@
-//! The device memory of the steps of one layer group: StepMeta, work lists, entries on their way from a compressor to the
-//! flush, and parts of attention on their way to be added up. A group has one step at a time, so it is that step's alone.
+//! The device memory of the steps of one layer group: StepMeta, work lists, entries between a compressor and the flush,
+//! and partial sums of attention. A group has one open step at a time, which uses all of it.
 
 use std::ops::RangeInclusive;
 
@@ -45,7 +45,7 @@ struct CompressedSpecs {
     parts: Option<PartSpecs>,
 }
 
-/// What attention adds up the parts of queries' keys in.
+/// Buffers for attention whose keys are split into parts: partial sums, denominators and arrival counters.
 struct PartSpecs {
     sums: BufferSpec<f32>,
     lse: BufferSpec<f32>,
@@ -53,13 +53,14 @@ struct PartSpecs {
 }
 
 impl PartSpecs {
-    /// Clusters that attend in one launch: as many as decode with 64 heads asks for, at least as many as keep all
-    /// multiprocessors busy with a chunk, and at most those of 256 requests with contexts of 1,048,576 tokens.
+    /// Limits of the number of clusters in one launch of attention in parts. Decode with 64 heads sets the
+    /// number. The lower limit keeps all multiprocessors busy with a chunk; the upper one serves 256 requests
+    /// with contexts of 1,048,576 tokens.
     const CLUSTERS: RangeInclusive<u32> = 256..=1024;
 
     /// `None` if no query of the cache can have several parts.
     fn of(config: &CacheConfig) -> Option<Self> {
-        // The cache does not know the heads: no query has more parts than one of a single group of them.
+        // The cache does not know the number of heads. A query with a single group of heads has the most parts.
         let keys = WINDOW + config.max_context / HCA_RATIO;
         let parts = AttendedKeys::All.parts(keys, config.attention_split, HEADS);
         let has_parts = parts > 1 && config.model.layers.contains(&LayerKind::Hca);
@@ -129,7 +130,7 @@ impl Specs {
         always.into_iter().chain(compressed).chain(parts)
     }
 
-    /// Of every group that has layers.
+    /// The buffers of every group that has layers.
     fn of_groups(config: &CacheConfig) -> impl Iterator<Item = Self> {
         let groups = LayerGroup::ALL.into_iter();
         let groups = groups.filter(|&group| !config.group_layers(group).is_empty());
@@ -147,11 +148,11 @@ pub(crate) fn bytes(config: &CacheConfig) -> u64 {
     Specs::of_groups(config).map(|specs| specs.bytes().sum::<u64>()).sum()
 }
 
-/// What the steps of one group need on the device, and where its layers are.
+/// Device memory for the steps of one group, and the progress of its layers in the open step.
 pub(crate) struct StepMemory<B: Backend> {
-    /// As long as the longest step needs.
+    /// StepMeta, with room for the longest step.
     pub step_meta: Staged<B, i32>,
-    /// Of the last step that was sent, or of the bucket that is captured.
+    /// Views of StepMeta's sections, for the last step that was sent or the bucket being captured.
     pub sections: Sections<B>,
     pub own: OwnPlanes<B>,
     /// Workspace of spread attention: softmax weights, partial outputs, denominators, arrival counters.
@@ -159,18 +160,18 @@ pub(crate) struct StepMemory<B: Backend> {
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
     pub progress: Vec<LayerProgress>,
-    /// Of each layer the address of the window rows that it was updated with, once it was.
+    /// By layer: the address of the window rows with which it was updated; `None` before its update.
     pub rows: Vec<Option<u64>>,
-    /// What is to be poisoned before the next step; empty unless the cache is.
+    /// Slots and blocks to poison before the next step; empty unless the cache is poisoned.
     pub freed: Freed,
-    /// The stream of the last step, and an event to wait for its end in another.
+    /// The stream of the last step; `ended` lets another stream wait for its end.
     last: Option<Stream<B>>,
     ended: Event<B>,
     memory: Vec<Memory<B>>,
 }
 
-/// Window rows of a step that are not in the ring while attention reads them, as the ring will hold them, of the layer
-/// at work.
+/// The step's own window rows of the layer at work, in the format of the ring, for attention that reads them before
+/// they enter the ring.
 pub(crate) struct OwnPlanes<B: Backend> {
     /// `[step tokens, 576]` u8.
     pub data: Buffer<B, u8>,
@@ -190,9 +191,9 @@ pub(crate) struct Compressed<B: Backend> {
     pub entries: Buffer<B, bf16>,
     /// `[capacity, 128]` BF16: indexer keys of the layer at work.
     pub keys: Buffer<B, bf16>,
-    /// `[capacity, 512]` f32: what the runs of the layer at work pooled.
+    /// `[capacity, 512]` f32: pooled entries of the HCA runs of the layer at work.
     pub hca_pooled: Buffer<B, f32>,
-    /// Of a cache whose contexts are so long that attention needs it.
+    /// `None` if contexts are too short for attention in parts.
     pub parts: Option<AttentionParts<B>>,
 }
 
@@ -202,7 +203,7 @@ fn own_bytes(config: &CacheConfig) -> u64 {
 }
 
 impl<B: Backend> OwnPlanes<B> {
-    /// The parts of `all`, of which the places are queued in `stream`.
+    /// Divides `all` into the three planes, and queues the upload of the places in `stream`.
     fn new(
         stream: &Stream<B>,
         all: &Buffer<B, u8>,
@@ -262,7 +263,7 @@ impl<B: Backend> StepMemory<B> {
         })
     }
 
-    /// Orders `stream` behind the group's last step, if that ran in another stream: both use this
+    /// Makes `stream` wait for the group's last step, if that ran in another stream: both use this
     /// memory, and the rings and blocks of the same requests.
     pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         if let Some(last) = self.last.as_ref().filter(|last| last.id() != stream.id()) {
@@ -279,14 +280,14 @@ impl<B: Backend> StepMemory<B> {
         ledger.reject_step_with(group, Written::Rows, |block| freed.add_block(block));
     }
 
-    /// From now on the sections are where `layout` says.
+    /// Sets the layout of the sections for the next launches.
     pub fn lay_out(&mut self, layout: StepLayout) {
         if self.sections.layout != layout {
             self.sections = Sections::new(self.step_meta.buffer(), layout);
         }
     }
 
-    /// All of it, for a graph to retain.
+    /// All of this memory, for a graph to retain.
     pub fn memory(&self) -> &[Memory<B>] {
         &self.memory
     }
@@ -308,7 +309,7 @@ impl<B: Backend> Sections<B> {
         Self { layout, views: Section::ALL.map(view) }
     }
 
-    /// One of them.
+    /// The view of one section.
     pub fn get(&self, section: Section) -> &View<B, i32> {
         &self.views[section as usize]
     }

@@ -1,4 +1,4 @@
-//! Attention over the rows of the cache where they lie.
+//! Attention in place: over the stored rows of the cache, without a gather.
 
 use std::ops::Range;
 
@@ -45,9 +45,10 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// Whether queries attend to a list of them, or to all that they see.
     pub which: Attended<'a, B>,
-    /// Workspace for the partial outputs of keys in several parts (split-KV); needed whenever a query can have several. If one query needs
-    /// more clusters than it has, the call is refused; if all queries together do, the call becomes several launches. Spread launches keep their
-    /// parts in `exchange`, but are checked alike, so that a query is not refused by its batch.
+    /// Workspace for the partial outputs of keys in several parts (split-KV); needed whenever a query can have several
+    /// parts. If one query needs more clusters than the workspace has, the call is refused; if only all queries
+    /// together need more, the call becomes several launches. Spread launches keep their partial outputs in `exchange`,
+    /// but are checked in the same way, so that whether a query is refused does not depend on its batch.
     pub parts: Option<&'a AttentionParts<B>>,
     /// Most entries of a query, 1 to `i32::MAX`: the length of its list, or the most that it may see. Elements of -1
     /// among the first `min(rows, entries that the query sees)` of a list are keys without weight when keys are
@@ -55,7 +56,7 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub rows: u32,
 }
 
-/// The step's own window rows as the ring will hold them, while they are not there yet.
+/// The step's own window rows, in the format of the ring, which does not hold them yet.
 pub struct OwnRows<'a, B: Backend> {
     /// `[step, 576]` u8.
     pub data: &'a View<B, u8>,
@@ -65,14 +66,14 @@ pub struct OwnRows<'a, B: Backend> {
     pub rows: u32,
 }
 
-/// What has been done to queries before attention gets them.
+/// How queries were processed before attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QueryForm {
     /// RMS norm of each head and RoPE.
     #[default]
     Rotated,
-    /// Nothing: as the query projection gives them. The kernel norms each head (no weight, `rms_norm_eps` 1e-6), rotates
-    /// its last 64 channels by the query's position, both in f32, and rounds to BF16 once.
+    /// Not at all: they are the output of the query projection. The kernel norms each head (no weight, `rms_norm_eps`
+    /// 1e-6), rotates its last 64 channels by the query's position, both in f32, and rounds to BF16 once.
     Raw,
 }
 
@@ -82,15 +83,16 @@ pub struct Attention<'a, B: Backend> {
     pub queries: &'a StepQueries<'a, B>,
     /// `[queries, heads, 512]` BF16.
     pub query: &'a View<B, bf16>,
-    /// What has been done to `query`.
+    /// How `query` was processed.
     pub form: QueryForm,
     /// Heads, 1 to 128.
     pub heads: u32,
-    /// Among how many blocks a query's keys are split, in layers with entries: the same in all launches of a cache, or a
-    /// query's bits depend on the launch.
+    /// Number of blocks among which a query's keys are split, in layers with entries. It must be the same in all
+    /// launches of a cache; otherwise a query's bits depend on the launch.
     pub split: KeySplit,
-    /// Multiprocessors that the launch is sized for ([`MULTIPROCESSORS`]). They decide how many blocks a work item (a query, a part of its
-    /// keys, up to 64 heads) has, and change no bit. The first of these that applies:
+    /// Multiprocessors that the launch is sized for ([`MULTIPROCESSORS`]). Their number decides how many blocks a work
+    /// item (a query, a part of its keys, up to 64 heads) has, and changes no bit. The first of these forms that
+    /// applies is taken:
     ///
     /// - Spread over clusters of eight blocks: with `exchange`, and queries that are [`QueryForm::Rotated`], where a part has at most 1,536
     ///   keys ([`SPREAD_TILES`](kv_layout::attention::SPREAD_TILES) tiles of 64), or 3,072 if keys are split and two clusters have half each; the clusters are at most
@@ -123,9 +125,9 @@ pub struct Attention<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned
-/// back by the query's position. The outputs of padding, whose slot is negative, stay untouched. No queries are
-/// nothing, whatever the rest is.
+/// Queues `attend`: for each query and head, the sum of its keys (which are also the values), weighted by the softmax
+/// of their scores. The rotary channels of the result are rotated back by the query's position. The outputs of padding,
+/// whose slot is negative, stay untouched. Without queries the call does nothing, whatever the other arguments are.
 ///
 /// Each of these adds 1 to `faults`:
 /// - a listed entry, not -1, that the query does not see, or an entry whose block is missing; it is left out of the softmax;
@@ -184,18 +186,18 @@ pub fn check_attend<B: Backend>(
     attention.check(stream, &attention.plan()?)
 }
 
-/// None of the elements of `view`.
+/// An empty part of `view`.
 fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
     view.slice(0, 0).expect("every buffer has an empty part")
 }
 
-/// How a call is launched: decided once, by all its queries.
+/// How a call is launched. Decided once, for all its queries.
 struct Plan {
-    /// Of a launch of all queries; `clusters_per_part` is each launch's own.
+    /// Parameters of one launch of all queries; each launch has its own `clusters_per_part`.
     params: AttendParams,
     spread: Option<SpreadLaunch>,
     kernel: AttendKernel,
-    /// Most queries of a launch: as many as the memory for parts is enough for.
+    /// Most queries of a launch: as many as the workspace for parts has room for.
     at_once: u32,
 }
 
@@ -223,7 +225,7 @@ impl<B: Backend> Attention<'_, B> {
         Ok(Plan { params, spread, kernel, at_once: self.at_once(&params, spread)? })
     }
 
-    /// Refuses what would be refused before any launch is queued.
+    /// Checks all launches before any of them is queued.
     fn check(&self, stream: &Stream<B>, plan: &Plan) -> Result<(), DeviceError> {
         plan.launches()
             .try_for_each(|queries| stream.check(plan.kernel, &self.operation(plan, queries)?))
@@ -238,7 +240,8 @@ impl<B: Backend> Attention<'_, B> {
         if params.parts == 1 {
             return Ok(params.tokens);
         }
-        // Spread queries keep their parts in the exchange, but are checked alike, so that a query is not refused by its batch.
+        // Spread queries keep their parts in the exchange, but are checked in the same way, so that whether a query is
+        // refused does not depend on its batch.
         let of_query = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
         let there = self.parts().map_or(0, AttentionParts::clusters);
         check_length("clusters that have memory for parts of a query", there, of_query)?;
@@ -273,7 +276,7 @@ impl<B: Backend> Attention<'_, B> {
             _ => &no_words,
         };
         let no_counts = faults.slice(0, 0).expect("every buffer has an empty part");
-        // As aligned as the kernel asks for, unless `out` is not, which the launch refuses by its name.
+        // Aligned as the kernel requires, unless `out` itself is misaligned: then the launch names `out` in its error.
         let no_results = out.slice(0, 0).expect("every buffer has an empty part");
         let no_floats = no_results.cast::<f32>().or_else(|_| no_counts.cast())?;
         let no_exchange = no_floats.cast::<u32>()?;
@@ -311,14 +314,15 @@ impl<B: Backend> Attention<'_, B> {
         })
     }
 
-    /// A kernel that the emulator has stopped may leave counters that are not 0, by which the next launch would be wrong.
+    /// Resets the arrival counters after a fault. A kernel that the emulator has stopped may leave counters that are
+    /// not 0, and the next launch would compute wrong results.
     fn clean(&self, stream: &Stream<B>, error: &DeviceError) {
         if !matches!(error, DeviceError::Fault(_)) {
             return;
         }
         let parts = self.parts().map(|of| &of.arrivals);
         for arrivals in parts.into_iter().chain(self.exchange.map(|of| &of.arrivals)) {
-            // The error of the launch is what the caller has to know.
+            // The caller gets the error of the launch instead.
             let _ = stream.fill(arrivals, 0);
         }
     }
@@ -327,7 +331,7 @@ impl<B: Backend> Attention<'_, B> {
         self.entries.as_ref().map_or(AttendedKeys::Window, |of| of.which.keys())
     }
 
-    /// How all queries are spread, if they are.
+    /// How the queries are spread over clusters of eight blocks; `None` if they are not.
     fn spread(&self, params: &AttendParams) -> Option<SpreadLaunch> {
         let exchange = self.exchange.filter(|_| self.form == QueryForm::Rotated)?;
         let limit = exchange.clusters().min(spread_clusters(self.multiprocessors).into());
@@ -335,8 +339,9 @@ impl<B: Backend> Attention<'_, B> {
         SpreadLaunch::of((keys, split), work_items(params), params.entry_rows, limit)
     }
 
-    /// Queries that a block takes one after another, if it takes several: of windows of which most are those of consecutive
-    /// queries, since the step's own rows are not in the ring.
+    /// Number of queries that a block takes one after another in the consecutive form; `None` for the other forms. That
+    /// form is for windows alone, of a step whose own rows are not in the ring: then most queries are consecutive
+    /// tokens of a chunk.
     fn consecutive(&self, params: &AttendParams) -> Option<u32> {
         let is_chunk = self.entries.is_none() && params.own_rows > 0;
         let [queries, _, groups] = work_items(params);
@@ -344,7 +349,7 @@ impl<B: Backend> Attention<'_, B> {
         is_possible.then(|| consecutive_queries([queries, groups], self.multiprocessors)).flatten()
     }
 
-    /// Of a launch of all queries.
+    /// Parameters of one launch of all queries.
     fn params(&self) -> Result<AttendParams, DeviceError> {
         let Self { queries, ring, heads, .. } = *self;
         check_argument("heads", heads, 1, MOST_HEADS)?;

@@ -21,14 +21,14 @@ fn tiles_of(rows: u32) -> u64 {
 /// How a launch spreads its queries over clusters of eight blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpreadLaunch {
-    /// Clusters of each part of a query's keys and 64 heads, 1 or 2: two have half of the keys each.
+    /// Clusters of each work item, 1 or 2. Each of two clusters has half of the keys.
     pub halves: u32,
 }
 
 impl SpreadLaunch {
-    /// For so many queries, parts of the keys of each, a window and `rows` entries, and 64 heads, whose keys are
-    /// split between `split` blocks; `None` if these were more than `limit` clusters, or had more keys than a cluster
-    /// may.
+    /// The spread of the work items `[queries, parts, groups of 64 heads]`. The keys of a query are a window and
+    /// `rows` entries, split between `split` blocks. `None` if this takes more than `limit` clusters, or if a cluster
+    /// would have too many keys.
     pub fn of(
         (keys, split): (AttendedKeys, u32),
         [queries, parts, groups]: [u32; 3],
@@ -36,12 +36,13 @@ impl SpreadLaunch {
         limit: u64,
     ) -> Option<Self> {
         let clusters = queries.saturating_mul(parts).saturating_mul(groups);
-        // No query of the launch has longer parts: those with fewer tiles than the most have as few parts as are enough.
+        // No query of the launch has longer parts: a query with fewer tiles has only as many parts as it needs.
         let can_have = |halves: u32| {
             tiles_of(rows) <= u64::from(SPREAD_TILES) * u64::from(parts) * u64::from(halves)
                 && u64::from(clusters) * u64::from(halves) <= limit
         };
-        // What adding up takes is gained where a cluster would have more (docs/experiments-attention.md).
+        // With more tiles per cluster than this, two clusters are faster, although their sums must be
+        // added (docs/experiments-attention.md).
         let few = match keys {
             AttendedKeys::List => SPREAD_BLOCKS,
             AttendedKeys::Window | AttendedKeys::All => SHORT_SPREAD_TILES,
@@ -53,7 +54,7 @@ impl SpreadLaunch {
     }
 }
 
-/// The form of the kernel for queries of up to so many parts and `rows` entries.
+/// The form of the kernel for queries of up to `parts` parts and `rows` entries.
 pub fn form_of(
     keys: AttendedKeys,
     spread: Option<SpreadLaunch>,
@@ -80,9 +81,9 @@ pub fn consecutive_queries([queries, groups]: [u32; 2], multiprocessors: u32) ->
 /// Clusters (blocks, where a work item has one) among which the channels of the values of a work item are divided: 2 if there are at most
 /// `multiprocessors / 8` work items, else 1.
 pub const fn halves_of_channels([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
-    /// Of the multiprocessors, so that 64 blocks at most leave half of an H100 to the next kernel, whose blocks start before
-    /// these end: with twice as many a decode step takes longer, though attention takes less time
-    /// (docs/experiments-attention.md).
+    /// The limit is one eighth of the multiprocessors. Then at most 64 blocks leave half of an H100 to the next kernel,
+    /// whose blocks start before these end. With twice as many, a decode step takes longer, although attention takes
+    /// less time (docs/experiments-attention.md).
     const SHARE: u32 = 8;
     let clusters = queries.saturating_mul(parts).saturating_mul(groups);
     if clusters <= multiprocessors / SHARE { 2 } else { 1 }

@@ -1,4 +1,4 @@
-//! Memory in which attention adds up the parts of a query's keys.
+//! Workspace for attention whose keys are split into parts.
 
 use kernels_gpu::attention::HEADS;
 use kv_layout::attention::AttendedKeys;
@@ -6,11 +6,11 @@ use kv_layout::geometry::HEAD_DIM;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 
-/// Workspace for keys that are split into parts (split-KV, as in Flash-Decoding): those of queries that may have more
-/// than 960 entries without a list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A cluster
-/// has one part, and 64 heads of a query, and stores its partial output and log-sum-exp. Launches that use it must
-/// run one after the other, as those of one stream do: two at a time would add up each other's parts, and leave
-/// counters by which later ones are wrong too; after that, make a new workspace.
+/// Workspace for keys that are split into parts (split-KV, as in Flash-Decoding): needed for queries that may have
+/// more than 960 entries without a list ([`AttendedKeys::parts`](kv_layout::attention::AttendedKeys::parts)). A
+/// cluster has one part and 64 heads of a query, and stores its partial output and log-sum-exp. Launches that use the
+/// workspace must run one after the other, as those of one stream do. Two at a time would add up each other's parts,
+/// and leave counters that make later launches wrong too; after that, make a new workspace.
 pub struct AttentionParts<B: Backend> {
     /// `[clusters, 64, 512]` f32: partial outputs.
     pub(crate) sums: Buffer<B, f32>,
@@ -20,7 +20,7 @@ pub struct AttentionParts<B: Backend> {
     pub(crate) arrivals: Buffer<B, u32>,
 }
 
-/// Elements of the sums, of the denominators and of the counters of so many clusters.
+/// Elements of the sums, of the denominators and of the counters, for `clusters` clusters.
 #[must_use]
 pub const fn part_elements(clusters: u32) -> [u64; 3] {
     let heads = clusters as u64 * HEADS as u64;
@@ -28,7 +28,7 @@ pub const fn part_elements(clusters: u32) -> [u64; 3] {
 }
 
 impl<B: Backend> AttentionParts<B> {
-    /// Allocates it for so many clusters that attend in one launch.
+    /// Allocates a workspace for `clusters` clusters in one launch.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
@@ -47,7 +47,7 @@ impl<B: Backend> AttentionParts<B> {
         [self.sums.memory(), self.lse.memory(), self.arrivals.memory()]
     }
 
-    /// Clusters that it is enough for.
+    /// Number of clusters that it has room for.
     pub(super) fn clusters(&self) -> u64 {
         self.arrivals.len() / u64::from(AttendedKeys::All.blocks())
     }

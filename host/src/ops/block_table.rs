@@ -15,7 +15,7 @@ pub struct BlockTable<'a, B: Backend> {
     pub max_blocks: u32,
 }
 
-/// Blocks on their way into the block table.
+/// Arguments of [`update_table`]: blocks to enter in the block table.
 pub struct TableUpdate<'a, B: Backend> {
     /// `[count]` element of the table, distinct.
     pub index: &'a View<B, i32>,

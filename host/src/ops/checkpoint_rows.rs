@@ -13,7 +13,7 @@ pub struct LayerImage {
     pub halves: [u64; 2],
 }
 
-/// Checkpoints that a launch over the tokens of a step writes rows of.
+/// Checkpoints whose rows a launch over the tokens of a step writes.
 pub struct CheckpointRows<'a, B: Backend> {
     /// `[checkpoints, checkpoint_bytes]` u8.
     pub checkpoints: &'a Buffer<B, u8>,
@@ -27,7 +27,7 @@ pub struct CheckpointRows<'a, B: Backend> {
     pub image: LayerImage,
 }
 
-/// What a kernel takes of [`CheckpointRows`].
+/// Kernel arguments made from [`CheckpointRows`].
 pub(super) struct CheckpointArguments {
     pub row: DevicePtr<i32>,
     pub checkpoints: DevicePtrMut<u8>,
@@ -38,7 +38,7 @@ pub(super) struct CheckpointArguments {
 }
 
 impl CheckpointArguments {
-    /// No checkpoint: none of `unused`.
+    /// Arguments without checkpoints: empty parts of `row` and `unused`.
     pub fn none<B: Backend>(row: &View<B, i32>, unused: &Buffer<B, u8>) -> Self {
         let none = "every buffer has no elements";
         let row = row.slice(0, 0).expect(none).ptr();
@@ -48,7 +48,7 @@ impl CheckpointArguments {
 }
 
 impl<B: Backend> CheckpointRows<'_, B> {
-    /// Refuses parts, a place and bytes each, that no checkpoint has.
+    /// The arguments for `parts`, each a place and a number of bytes. Fails for parts that do not lie in a checkpoint.
     pub(super) fn arguments(
         &self,
         parts: [(u64, u64); 2],

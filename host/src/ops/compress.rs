@@ -19,11 +19,11 @@ pub struct CompressorWeights<'a, B: Backend> {
     pub frequencies: &'a View<B, f32>,
 }
 
-/// The CSA windows that a step closes, on their way to entries.
+/// Arguments of [`compress`]: the CSA windows that a step closes.
 pub struct Compression<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,
-    /// What the model projected for them.
+    /// The model's projections of these tokens.
     pub projections: &'a StepProjections<'a, B>,
     /// The compressor's weights.
     pub weights: &'a CompressorWeights<'a, B>,
@@ -38,10 +38,10 @@ pub struct Compression<'a, B: Backend> {
 /// Queues `compress_csa` or `compress_index`: the entries, or the indexer keys before the Hadamard
 /// rotation, of the listed windows.
 ///
-/// Of a chunk it must run before [`write_state`].
+/// For a chunk it must run before [`write_state`], which may overwrite rows that the chunk's first tokens need.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
+/// [`DeviceError::Length`] for a ring with fewer rows than a step of one token needs;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 ///
 /// # Safety
@@ -81,11 +81,11 @@ pub unsafe fn compress<B: Backend>(
     unsafe { stream.launch(which, &operation) }
 }
 
-/// A step's tokens, on their way into a CSA compressor's state.
+/// Arguments of [`write_state`]: a step's tokens, and the state of a CSA compressor.
 pub struct StateUpdate<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,
-    /// What the model projected for them.
+    /// The model's projections of these tokens.
     pub projections: &'a StepProjections<'a, B>,
     /// `[ratio, columns]` f32, the position bias.
     pub ape: &'a View<B, f32>,
@@ -96,7 +96,7 @@ pub struct StateUpdate<'a, B: Backend> {
 /// Queues `write_state_*`: the step's tokens into the rings of compressor `which`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
+/// [`DeviceError::Length`] for a ring with fewer rows than a step of one token needs;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn write_state<B: Backend>(
     stream: &Stream<B>,
@@ -106,10 +106,10 @@ pub fn write_state<B: Backend>(
     write_state_saving(stream, which, update, None)
 }
 
-/// As [`write_state`]; tokens that have a row in one of `checkpoints` go there too.
+/// As [`write_state`]; also writes the rows that tokens have in `checkpoints`.
 ///
 /// # Errors
-/// As [`write_state`]; [`DeviceError::Length`] for rows that no checkpoint has.
+/// As [`write_state`]; [`DeviceError::Length`] for rows that do not lie in a checkpoint.
 pub fn write_state_saving<B: Backend>(
     stream: &Stream<B>,
     which: CsaCompressor,

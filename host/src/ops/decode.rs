@@ -11,9 +11,9 @@ use super::{
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 
-/// What every layer's decode step takes: the step, the window, the block table and the entries.
+/// Arguments common to the decode steps of all layers: the step, the window, the block table and the entries.
 pub struct DecodeStep<'a, B: Backend> {
-    /// The step's tokens, of each request as many as its rings let it lose again.
+    /// The step's tokens; of each request at most as many as its rings can take back.
     pub tokens: &'a StepTokens<'a, B>,
     /// `[tokens]` row of the window each token goes to; -1 = none.
     pub ring_row: &'a View<B, i32>,
@@ -31,7 +31,7 @@ pub struct DecodeStep<'a, B: Backend> {
 
 /// One compressor's part of a decode step.
 pub struct DecodeCompressor<'a, B: Backend> {
-    /// What the model projected.
+    /// The model's projections.
     pub projections: StepProjections<'a, B>,
     /// The compressor's weights.
     pub weights: CompressorWeights<'a, B>,
@@ -60,7 +60,7 @@ impl<B: Backend> DecodeStep<'_, B> {
 
 /// A CSA layer's decode step.
 pub struct CsaDecode<'a, B: Backend> {
-    /// What every layer takes.
+    /// Arguments common to all layers.
     pub step: &'a DecodeStep<'a, B>,
     /// The compressor of the entries.
     pub main: &'a DecodeCompressor<'a, B>,
@@ -72,21 +72,21 @@ pub struct CsaDecode<'a, B: Backend> {
 
 /// An HCA layer's decode step.
 pub struct HcaDecode<'a, B: Backend> {
-    /// What every layer takes.
+    /// Arguments common to all layers.
     pub step: &'a DecodeStep<'a, B>,
     /// The compressor of the entries.
     pub main: &'a DecodeCompressor<'a, B>,
 }
 
-/// Queues `decode_csa_*`. A request may have as many tokens in the step as its state rings let it lose again
-/// ([`csa_step_tokens`](kv_layout::geometry::csa_step_tokens)); those of one with more are refused on the
-/// device and counted in `faults`.
+/// Queues `decode_csa_*`. A request may have at most as many tokens in the step as its state rings can take
+/// back ([`csa_step_tokens`](kv_layout::geometry::csa_step_tokens)). Tokens of a request with more are
+/// refused on the device and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token, or an indexer's state of fewer slots than the
-/// entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of different formats, an
-/// indexer's ring of another length than the entries', or keys without the Hadamard transform; [`DeviceError::NotADivisor`];
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring with fewer rows than a step of one token needs, or an indexer's state of fewer
+/// slots than the entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of
+/// different formats, an indexer's ring of another length than the entries', or keys without the Hadamard transform;
+/// [`DeviceError::NotADivisor`]; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 ///
 /// # Safety
 /// Until the launch is done nothing writes the slots, positions and other numbers of the step's tokens, or the block table: each thread
@@ -105,7 +105,7 @@ pub unsafe fn decode_csa<B: Backend>(
     // The kernel always multiplies keys by the Hadamard matrix.
     check_equal("hadamard of the indexer keys", keys.hadamard, true)?;
     check_length("indexer state", index.state.slots.into(), params.slots.into())?;
-    // Both are addressed by the same number.
+    // The kernel has one ring length for both states.
     check_equal("rows of the indexer's ring", index.state.ring, params.state_ring)?;
     let operation = DecodeCsa {
         window_kv: step.window_kv.ptr(),

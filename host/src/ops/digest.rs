@@ -12,7 +12,7 @@ pub const DIGEST_RECORD: u32 = DigestParams::RECORD;
 
 /// Sections of a payload, and where their records go.
 pub struct SectionRecords<'a, B: Backend> {
-    /// The payload; what is behind its last whole word of 8 bytes is in no section.
+    /// The payload. Bytes after its last whole word of 8 bytes are in no section.
     pub payload: &'a Buffer<B, u8>,
     /// `[count, 2]` u32: first word of 8 bytes of each section, and how many words it has.
     pub sections: &'a View<B, u32>,
@@ -26,7 +26,7 @@ pub struct SectionRecords<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// What the kernel takes as its secret.
+/// The secret of XXH3, as words for the kernel.
 #[must_use]
 pub fn digest_secret() -> [u32; 48] {
     kernels_gpu::digest::secret_words()
@@ -60,8 +60,8 @@ pub fn digest_sections<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// The digest of a section of `bytes` bytes from its record: XXH3 with 128 bits of more than 240 bytes. `None` for a shorter
-/// one, whose bytes the record has, as little-endian words.
+/// The digest of a section of `bytes` bytes from its record: 128-bit XXH3 for sections of more than 240 bytes. `None`
+/// for a shorter section: its record has the bytes themselves, as little-endian words.
 #[must_use]
 pub fn digest(record: &[u32; DIGEST_RECORD as usize], bytes: u64) -> Option<u128> {
     let accumulator = |i: usize| u64::from(record[2 * i + 1]) << 32 | u64::from(record[2 * i]);

@@ -9,7 +9,7 @@ use super::step_tokens::{StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::FlushCsa;
 
-/// Entries on their way into the pool.
+/// Entries to store in the pool.
 pub struct Flush<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,
@@ -25,7 +25,7 @@ pub struct Flush<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Indexer keys on their way into the pool, with the entries of the same windows.
+/// Indexer keys to store in the pool, of the same windows as the entries.
 pub struct KeyFlush<'a, B: Backend> {
     /// `[capacity, 128]` BF16, with RoPE, before the Hadamard transform.
     pub keys: &'a View<B, bf16>,
@@ -37,7 +37,7 @@ pub struct KeyFlush<'a, B: Backend> {
 /// table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for entries that are not 32 a block; [`DeviceError::NotADivisor`];
+/// [`DeviceError::Argument`] unless a block has 32 entries; [`DeviceError::NotADivisor`];
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn flush_csa<B: Backend>(
     stream: &Stream<B>,

@@ -1,4 +1,4 @@
-//! Compressed entries for attention: gathers by list and of all, and how many a query sees.
+//! Gathers of compressed entries for attention, by list or of all entries, and the number of entries that a query sees.
 
 use std::num::NonZeroU32;
 

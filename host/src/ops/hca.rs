@@ -10,8 +10,8 @@ use super::{StateRing, StepProjections, StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{CompressHca, FlushHca};
 
-/// A run is the tokens of one request in a step that lie in one HCA window. The most runs of `tokens` tokens of
-/// `requests` requests.
+/// Most runs that `tokens` tokens of `requests` requests can have. A run is the tokens of one request in a step
+/// that lie in one HCA window.
 #[must_use]
 pub const fn run_capacity(tokens: u32, requests: u32) -> u32 {
     // A request's first and last run may be of one token each.
@@ -19,11 +19,11 @@ pub const fn run_capacity(tokens: u32, requests: u32) -> u32 {
     if most < tokens { most } else { tokens }
 }
 
-/// A step's runs, on their way into the running sums.
+/// Arguments of [`compress_hca`]: a step's runs, and the running sums.
 pub struct HcaCompression<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,
-    /// What the model projected for them.
+    /// The model's projections of these tokens.
     pub projections: &'a StepProjections<'a, B>,
     /// `[128, 512]` f32, the position bias.
     pub ape: &'a View<B, f32>,
@@ -31,20 +31,21 @@ pub struct HcaCompression<'a, B: Backend> {
     pub state: &'a StateRing<'a, B>,
     /// The last tokens of the runs.
     pub runs: &'a WorkList<'a, B>,
-    /// `[capacity, 512]` f32: what runs that close a window pooled.
+    /// `[capacity, 512]` f32: pooled entries of the runs that close a window.
     pub pooled: &'a Buffer<B, f32>,
 }
 
-/// The launches of `compress_hca`, in order: first the runs that go on from a state row, then those that start a window.
-/// A chunk longer than the ring may overwrite the row that it goes on from.
+/// The launches of `compress_hca`, in order: first the runs that continue from a state row, then those that start a
+/// window. In this order, because a chunk longer than the ring may overwrite the row from which its first run
+/// continues.
 pub(crate) const HCA_LAUNCHES: [u32; 2] =
     [CompressHcaParams::GOING_ON, CompressHcaParams::STARTING];
 
-/// Queues `compress_hca`, once for the runs that go on from a state row and once for those that start a
-/// window.
+/// Queues `compress_hca`, once for the runs that continue from a state row and once for those that
+/// start a window.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
+/// [`DeviceError::Length`] for a ring with fewer rows than a step of one token needs;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn compress_hca<B: Backend>(
     stream: &Stream<B>,
@@ -88,13 +89,13 @@ pub(crate) fn compress_hca_part<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Pooled windows on their way into the pool.
+/// Arguments of [`flush_hca`]: pooled windows to store as entries.
 pub struct HcaFlush<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,
     /// The last tokens of the runs.
     pub runs: &'a WorkList<'a, B>,
-    /// `[capacity, 512]` f32: what runs that close a window pooled.
+    /// `[capacity, 512]` f32: pooled entries of the runs that close a window.
     pub pooled: &'a View<B, f32>,
     /// `[512]` f32, of the RMS norm.
     pub norm: &'a View<B, f32>,
@@ -112,7 +113,7 @@ pub struct HcaFlush<'a, B: Backend> {
 /// the row that the block table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for entries that are not one a block; [`DeviceError::NotADivisor`];
+/// [`DeviceError::Argument`] unless a block has one entry; [`DeviceError::NotADivisor`];
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 ///
 /// # Safety

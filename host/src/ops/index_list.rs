@@ -14,13 +14,13 @@ use kernels_gpu::launch::IndexScoreTopk;
 use kernels_gpu::table::MULTIPROCESSORS;
 
 /// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
-/// [`super::index_topk`], as measured with 67 to 396 queries (docs/experiments.md): where a multiprocessor
-/// has no more rounds of tiles to score. Blocks of `index_score` share the tiles of a query; here a
-/// multiprocessor has two queries at a time, or one, by eight warps each.
+/// [`super::index_topk`], as measured with 67 to 396 queries (docs/experiments.md). It does if a
+/// multiprocessor has no more rounds of tiles to score. Blocks of `index_score` share the tiles of a
+/// query; in `index_score_topk` a multiprocessor has one or two queries at a time, each with eight warps.
 #[must_use]
 pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> bool {
     const MEASURED: RangeInclusive<u32> = 67..=396;
-    /// Warps of a multiprocessor at a time, and those of a query.
+    /// Warps that run on a multiprocessor at a time; `OF_QUERY`, those of one query.
     const AT_ONCE: u32 = 16;
     const OF_QUERY: u32 = 8;
     let measured = format == IndexFormat::Mxfp4 && columns <= SHORT && MEASURED.contains(&queries);
@@ -33,7 +33,7 @@ pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> 
     OF_QUERY * one <= AT_ONCE * two
 }
 
-/// Keys to score, and lists to make of the scores.
+/// Arguments of [`index_score_topk`].
 pub struct ScoreSelection<'a, B: Backend> {
     /// The queries.
     pub queries: &'a StepQueries<'a, B>,
@@ -47,17 +47,17 @@ pub struct ScoreSelection<'a, B: Backend> {
     pub columns: u32,
     /// Entries of a list.
     pub k: u32,
-    /// `[queries, k]`, -1 behind the last and for a slot outside the table.
+    /// `[queries, k]`, -1 after the last entry and for a slot outside the table.
     pub selected: &'a Buffer<B, i32>,
     /// `[1]` count of what is refused.
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Queues `index_score_topk`: the lists over MXFP4 keys that [`super::index_score`], with `k` entries to
-/// skip, and [`super::index_topk`] make, in one launch without scores in memory.
+/// Queues `index_score_topk`: the same lists over MXFP4 keys that [`super::index_score`], with a `skip`
+/// of `k`, and [`super::index_topk`] make, in one launch and without scores in memory.
 ///
-/// A query that sees more than `columns` entries is counted in the fault word and its list made of the first
-/// of them; an entry whose block is missing comes last and is counted too.
+/// A query that sees more than `columns` entries is counted in the fault word, and its list is made of the
+/// first `columns`; an entry whose block is missing comes last and is counted too.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, columns or entries of a list, no blocks, or keys of another

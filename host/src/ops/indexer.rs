@@ -21,7 +21,7 @@ const MOST_COLUMNS: u32 = 1 << 18;
 pub(super) const MOST_SELECTED: u32 = 2048;
 /// Most columns of a short row.
 pub(super) const SHORT: u32 = 2048;
-/// Longest row that a selection reads without looking at maxima first.
+/// Longest row that a selection reads whole, without reading maxima first.
 const READ_WHOLE: u32 = 4096;
 /// Most groups of a row that a selection holds.
 const MOST_GROUPS: u32 = 8192;
@@ -65,7 +65,8 @@ pub fn maxima_len(columns: u32) -> u64 {
     u64::from(columns >> group_log2(columns))
 }
 
-/// Most maxima of a row of `columns` scores or fewer: long rows have fewer than some that are shorter.
+/// Most maxima of any row of up to `columns` scores. Long rows have larger groups, and so fewer maxima
+/// than some shorter rows.
 #[must_use]
 pub fn most_maxima(columns: u32) -> u64 {
     maxima_len(columns).max(maxima_len(columns.min(8 * MOST_GROUPS)))
@@ -75,7 +76,7 @@ fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
 }
 
-/// Projected queries on their way into the form that scores take.
+/// Arguments of [`index_query`]: projected queries, and where they go in the form that scores take.
 pub struct QueryQuantisation<'a, B: Backend> {
     /// The queries.
     pub queries: &'a StepQueries<'a, B>,
@@ -87,12 +88,12 @@ pub struct QueryQuantisation<'a, B: Backend> {
     pub frequencies: &'a View<B, f32>,
     /// The format of the keys.
     pub format: IndexFormat,
-    /// Where they go.
+    /// The resulting queries.
     pub to: &'a IndexQueries<'a, B>,
 }
 
-/// Queues `index_query_*`: projected queries rotated, transformed and taken through the format of the keys,
-/// and the projected weights of the heads scaled. Padding stays untouched.
+/// Queues `index_query_*`: rotates and transforms the projected queries, rounds them in the format of the
+/// keys, and scales the projected weights of the heads. Padding stays untouched.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, or queries past
@@ -124,7 +125,7 @@ pub fn index_query<B: Backend>(
     unsafe { stream.launch(format, &operation) }
 }
 
-/// Scores to make of keys.
+/// Arguments of [`index_score`].
 pub struct KeyScores<'a, B: Backend> {
     /// The queries.
     pub queries: &'a StepQueries<'a, B>,
@@ -134,7 +135,7 @@ pub struct KeyScores<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// The layer's keys.
     pub keys: &'a IndexKeys<'a, B>,
-    /// Queries that see no more entries are left out.
+    /// Queries that see at most this many entries are left out.
     pub skip: u32,
     /// A row for each query.
     pub to: &'a Scores<'a, B>,
@@ -146,8 +147,8 @@ pub struct KeyScores<'a, B: Backend> {
 /// group, into the query's row. Queries that see no more than `skip` entries are left out, and so is
 /// padding.
 ///
-/// A query that sees more entries than a row has columns is counted in the fault word and scored as far as
-/// they go; an entry whose block is missing scores NaN and is counted too.
+/// A query that sees more entries than a row has columns is counted in the fault word, and only its first
+/// `columns` entries are scored; an entry whose block is missing scores NaN and is counted too.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads or columns, or no blocks, or queries past
@@ -202,12 +203,12 @@ pub unsafe fn index_score<B: Backend>(
     unsafe { stream.launch(keys.format, &operation) }
 }
 
-/// Tiles that a block of `index_score` takes: so many that the blocks fill an H200 a whole number of
-/// times, and that fetching the query does not show.
+/// Tiles per block of `index_score`: a number for which the blocks fill an H200 a whole number of
+/// times, and large enough to hide the load of the query.
 pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// Blocks that run at once: four on each multiprocessor.
     const AT_ONCE: u32 = 4 * MULTIPROCESSORS;
-    /// A warp knows the blocks of 32 tiles, one a lane.
+    /// A warp holds the block numbers of 32 tiles, one per lane.
     const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
     let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
@@ -215,15 +216,15 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }
 
-/// The entries with the largest scores, on their way into lists.
+/// Arguments of [`index_topk`].
 pub struct EntrySelection<'a, B: Backend> {
     /// The queries.
     pub queries: &'a StepQueries<'a, B>,
-    /// A row of scores for each.
+    /// A row of scores for each query.
     pub from: &'a Scores<'a, B>,
     /// Entries of a list, at most 2048.
     pub k: u32,
-    /// `[queries, k]`, -1 behind the last.
+    /// `[queries, k]`, -1 after the last entry.
     pub selected: &'a Buffer<B, i32>,
 }
 
@@ -267,17 +268,17 @@ pub unsafe fn index_topk<B: Backend>(
     }
 }
 
-/// The largest scores of rows, on their way into lists.
+/// Arguments of [`topk_select`].
 pub struct RowSelection<'a, B: Backend> {
     /// The scores.
     pub from: &'a Scores<'a, B>,
-    /// `[rows]` i32 scores of each row that count; below 0 is 0, above `columns` is `columns`.
+    /// `[rows]` i32: number of scores to consider in each row, clamped to 0 to `columns`.
     pub lengths: &'a View<B, i32>,
     /// Rows.
     pub rows: u32,
     /// Scores of a list, at most 2048.
     pub k: u32,
-    /// `[rows, k]`, -1 behind the last.
+    /// `[rows, k]`, -1 after the last index.
     pub selected: &'a Buffer<B, i32>,
 }
 
@@ -312,7 +313,7 @@ pub unsafe fn topk_select<B: Backend>(
         }
         let long = TopkSelectLong { scores, maxima, lengths, selected, params };
         if columns > READ_WHOLE {
-            // Both launches or none.
+            // Checked first, so that both launches are queued or none.
             stream.check((), &long)?;
             let params = ScoreMaximaParams { columns, group_log2, rows };
             let maxima = from.maxima.ptr_mut();
@@ -326,7 +327,7 @@ pub unsafe fn topk_select<B: Backend>(
 mod tests {
     use super::*;
 
-    /// Memory for the maxima of a row has room for those of every shorter row.
+    /// Memory for [`most_maxima`] has room for the maxima of every shorter row.
     #[test]
     fn no_shorter_row_has_more_maxima() {
         let mut most = 0;

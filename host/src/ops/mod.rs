@@ -1,15 +1,15 @@
-//! The operations as functions that check what they are given. [`Stream::launch`](crate::device::Stream::launch) checks arguments and lengths against the
-//! kernel table. The functions here check everything else that a kernel relies on.
+//! The operations, as functions that check their arguments. [`Stream::launch`](crate::device::Stream::launch) checks
+//! arguments and lengths against the kernel table. The functions here check everything else that a kernel relies on.
 //!
 //! Work in one stream runs in order. If two streams use the same buffer, the caller must order them with
 //! [`Stream::wait_for`](crate::device::Stream::wait_for): no other work may read or write what a launch writes, or write what it
 //! reads, before the launch is done. A missing order gives wrong numbers, but no access outside a buffer: kernels check every index that
 //! they read (fuzz target `kernels`). [`KvCacheManager`](crate::KvCacheManager) orders all uses of the memory of a cache.
 //!
-//! Operations whose threads each read the same number, and wait at barriers that follow from it, rely on that order, and are
-//! unsafe: [`attend`], [`compress`], [`decode_csa`], [`decode_hca`], [`flush_hca`], [`index_score`],
-//! [`index_topk`], [`index_score_topk`] and [`topk_select`]. In the others only the threads of a warp do so, by one instruction, which gives all of
-//! them the same number.
+//! Some operations are unsafe because they rely on that order: each of their threads reads the same numbers of the step
+//! for itself, and these decide at which barriers it waits. They are [`attend`], [`compress`], [`decode_csa`],
+//! [`decode_hca`], [`flush_hca`], [`index_score`], [`index_topk`], [`index_score_topk`] and [`topk_select`]. In the
+//! other operations only the threads of a warp do so, by one instruction, which gives all of them the same number.
 
 mod attention;
 mod attention_exchange;

@@ -1,4 +1,4 @@
-//! The search for rows that nobody wrote, in what attention is about to read.
+//! The search for rows that no kernel has written, in gathered tiles that attention will read.
 
 use kernels_gpu::params::FindPoisonParams;
 use kv_layout::geometry::WINDOW;
@@ -8,7 +8,7 @@ use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoison;
 
-/// A gathered tile, `[queries, rows, 512]` BF16, by what its rows are.
+/// The kind of rows in a gathered tile, `[queries, rows, 512]` BF16.
 #[derive(Clone, Copy)]
 pub enum GatheredRows<'a, B: Backend> {
     /// The window of each query, 128 rows: `[queries]` i32 rows in use.
@@ -28,22 +28,22 @@ impl<B: Backend> GatheredRows<'_, B> {
     }
 }
 
-/// A gathered tile to look at.
+/// Arguments of [`find_poison`]: a gathered tile.
 pub struct PoisonSearch<'a, B: Backend> {
-    /// Who gathered.
+    /// The queries of the gather.
     pub queries: &'a StepQueries<'a, B>,
-    /// In which layer.
+    /// Their layer.
     pub layer: LayerId,
     /// `[queries, rows, 512]` BF16.
     pub tile: &'a View<B, bf16>,
-    /// What its rows are.
+    /// The kind of its rows.
     pub rows: GatheredRows<'a, B>,
-    /// `[1 + 4 * capacity]` how many were found, and the first of them.
+    /// `[1 + 4 * capacity]` the number of rows found, then records of the first of them.
     pub found: &'a Buffer<B, u32>,
 }
 
-/// Queues `find_poison`: rows of the tile that nobody wrote since the cache was poisoned are counted and,
-/// while there is room, recorded.
+/// Queues `find_poison`: counts the rows of the tile that no kernel has written since the cache was
+/// poisoned, and records them while there is room.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as
@@ -85,7 +85,7 @@ pub fn find_poison<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Records that `found` has room for, behind their count.
+/// Number of records that `found` has room for after the count.
 pub(super) fn capacity<B: Backend>(found: &Buffer<B, u32>) -> u32 {
     const MOST: u32 = (u32::MAX - 1) / FindPoisonParams::RECORD;
     let records = found.len().saturating_sub(1) / u64::from(FindPoisonParams::RECORD);

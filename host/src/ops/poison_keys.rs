@@ -1,4 +1,4 @@
-//! The search for scores of indexer keys that nobody wrote.
+//! The search for indexer keys that were scored although no kernel had written them.
 
 use kernels_gpu::params::FindPoisonedKeysParams;
 
@@ -8,21 +8,21 @@ use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoisonedKeys;
 
-/// The scores that [`super::index_score`] made: of queries that see more than `skip` entries, of the
-/// first `columns` of them.
+/// Which scores [`super::index_score`] made: those of queries that see more than `skip` entries, for
+/// their first `columns` entries.
 #[derive(Clone, Copy)]
 pub struct Scored {
-    /// Queries that see no more entries were left out.
+    /// Queries that see at most this many entries were left out.
     pub skip: u32,
     /// Most entries of a query.
     pub columns: u32,
 }
 
-/// Scored keys to look at.
+/// Arguments of [`find_poisoned_keys`].
 pub struct PoisonedKeySearch<'a, B: Backend> {
-    /// Whose scores.
+    /// The queries that were scored.
     pub queries: &'a StepQueries<'a, B>,
-    /// In which layer.
+    /// Their layer.
     pub layer: LayerId,
     /// The blocks of their requests.
     pub table: &'a BlockTable<'a, B>,
@@ -30,13 +30,13 @@ pub struct PoisonedKeySearch<'a, B: Backend> {
     pub keys: &'a IndexKeys<'a, B>,
     /// Which scores were made.
     pub scored: Scored,
-    /// `[1 + 4 * capacity]` how many were found, and the first of them.
+    /// `[1 + 4 * capacity]` the number of keys found, then records of the first of them.
     pub found: &'a Buffer<B, u32>,
 }
 
-/// Queues `find_poisoned_keys_*`: keys that were scored and that nobody wrote since the cache was
-/// poisoned are counted, once for each query, and, while there is room, recorded. An entry without a block
-/// has no key.
+/// Queues `find_poisoned_keys_*`: counts the keys that were scored although no kernel has written them
+/// since the cache was poisoned, once for each query, and records them while there is room. An entry
+/// without a block has no key.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for queries past `u32::MAX`;

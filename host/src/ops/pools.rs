@@ -22,7 +22,7 @@ pub struct SwaRing<'a, B: Backend> {
 }
 
 impl<B: Backend> SwaRing<'_, B> {
-    /// Rows of all slots, which an index of 32 bits counts.
+    /// Rows of all slots. Fails for more than `i32::MAX`.
     pub(super) fn rows(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
         check_most("ring rows", rows, i32::MAX as u32)?;
@@ -30,13 +30,13 @@ impl<B: Backend> SwaRing<'_, B> {
     }
 }
 
-/// What a compressor keeps for later windows.
+/// The state that a compressor keeps for later windows.
 pub struct StateRing<'a, B: Backend> {
-    /// `[slots, rows, row]` f32. Of a CSA compressor the rows are the ring of own halves, then that of previous
-    /// halves, and a row is half the columns of keys, then of scores. Of an HCA compressor the rows are one
-    /// ring, and a row is maximum, sum and weighted sum.
+    /// `[slots, rows, row]` f32. In a CSA compressor the rows are the ring of own halves, then that of previous
+    /// halves; a row has the keys of half the columns, then their scores. In an HCA compressor the rows are one
+    /// ring; a row has maximum, sum and weighted sum.
     pub rows: &'a Buffer<B, f32>,
-    /// Rows of one request's ring; of a CSA compressor of that of own halves.
+    /// Rows of one request's ring; in a CSA compressor, of the ring of own halves.
     pub ring: u32,
     /// Request slots.
     pub slots: u32,
@@ -101,7 +101,7 @@ pub struct IndexKeys<'a, B: Backend> {
 }
 
 impl<B: Backend> IndexKeys<'_, B> {
-    /// Refuses keys of no block.
+    /// Fails unless there is at least one block of keys.
     pub(super) fn check_blocks(&self) -> Result<(), DeviceError> {
         check_argument("blocks of indexer keys", self.num_blocks, 1, i32::MAX as u32)
     }

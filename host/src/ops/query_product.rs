@@ -11,7 +11,8 @@ use kv_layout::linear::LinearTile;
 use super::{IndexQueries, StepQueries, check_equal};
 use crate::device::{Backend, DeviceError, Stream, View, bf16};
 
-/// Activations on their way to queries in the form that scores take, by a weight `W`.
+/// Arguments of a query projection with weight `W`: activations, and the queries made from them in
+/// the form that scores take.
 pub struct QueryProduct<'a, B: Backend, W> {
     /// The queries.
     pub queries: &'a StepQueries<'a, B>,
@@ -25,7 +26,7 @@ pub struct QueryProduct<'a, B: Backend, W> {
     pub frequencies: &'a View<B, f32>,
     /// The format of the keys.
     pub format: IndexFormat,
-    /// Where they go.
+    /// The resulting queries.
     pub to: &'a IndexQueries<'a, B>,
 }
 
@@ -72,7 +73,8 @@ pub fn nvfp4_index_query<B: Backend>(
 }
 
 /// Queues `bf16_index_query_*`: the product with the query weight, then as [`super::index_query`], in one launch, with
-/// the bits of both. Padding stays untouched. For chunks of prompts: a launch for few queries would be a few blocks.
+/// the bits of both. Padding stays untouched. For chunks of prompts: with few queries, the launch would have too few
+/// blocks.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, queries past `u32::MAX`, a weight that does not have 128 columns a head, or rows that are no
@@ -92,7 +94,7 @@ pub fn bf16_index_query<B: Backend>(
     weight.check()?;
     let Bf16Weight { values, columns, inner } = *weight;
     check_equal("columns of the query weight", columns, heads * INDEX_DIM)?;
-    // Heads that the model does not have are tiles too.
+    // The launch always has tiles for all 64 heads, also for those that the model does not have.
     let splits = tiled_splits(tokens, QUERY_HEADS * INDEX_DIM);
     let operation = Bf16IndexQuery {
         input: latent.ptr(),

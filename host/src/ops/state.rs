@@ -20,9 +20,9 @@ pub enum StateSource<'a, B: Backend> {
 /// One of the rings of a compressor's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatePart {
-    /// What a CSA token's own window pools.
+    /// The own halves of a CSA compressor, which the token's own window pools.
     Own(CsaCompressor),
-    /// What the window after a CSA token's own pools.
+    /// The previous halves of a CSA compressor, which the window after the token's own pools.
     Previous(CsaCompressor),
     /// The running sums of an HCA layer.
     Sums,
@@ -61,9 +61,9 @@ pub struct StateSlot<'a, B: Backend> {
     pub slot: SlotId,
 }
 
-/// State rows on their way into another slot.
+/// State rows to copy into a slot.
 pub struct StateMove<'a, B: Backend> {
-    /// From where.
+    /// Source of the rows.
     pub from: StateSource<'a, B>,
     /// Position of the first row.
     pub position: u32,
@@ -95,7 +95,7 @@ pub fn rotate_state<B: Backend>(
     let (from, image) = match *from {
         StateSource::Slot(slot) => {
             check_slot(state, slot)?;
-            // The image is not read: none of the ring, which is written.
+            // The kernel does not read an image then: it gets an empty part of the ring.
             (slot.0, state.rows.view().slice(0, 0).expect("every buffer has no elements"))
         }
         StateSource::Image(image) => (RotateStateParams::IMAGE, image.clone()),

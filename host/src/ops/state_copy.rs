@@ -1,4 +1,5 @@
-//! The state of requests, of all layers at once: saved to checkpoints, restored from them, copied between slots.
+//! Copies of request state, all layers in one launch: from slots to checkpoints and back, between slots, and
+//! between blocks.
 
 use kernels_gpu::launch::CopyState;
 use kernels_gpu::params::CopyStateParams;
@@ -7,13 +8,13 @@ use super::check_argument;
 use crate::device::{ARENA_ALIGN, Backend, Buffer, DeviceError, Stream, View};
 use crate::ids::{BlockId, CheckpointId, SlotId};
 
-/// Bytes of the unit in which the kernel counts memory: what an arena aligns its pools to.
+/// Bytes of the unit in which the kernel counts memory: the alignment of pools in an arena.
 pub(crate) const UNIT: u64 = ARENA_ALIGN;
 const _: () = assert!(UNIT == 256, "what kernels take a unit to be");
 
 /// The memory of slots and checkpoints.
 pub struct StateArena<'a, B: Backend> {
-    /// The pools of all slots, and a little before the first.
+    /// The memory that holds the pools of all slots.
     pub slots: &'a Buffer<B, u8>,
     /// Slots, those of suspended requests included.
     pub number_of_slots: u32,
@@ -28,16 +29,16 @@ pub struct StateArena<'a, B: Backend> {
 /// Which part of a pool each block copies: `[pieces, 8]` u32; see `kernels_gpu::state_copy`.
 pub struct CopyPieces<'a, B: Backend>(pub &'a View<B, u32>);
 
-/// A slot and a checkpoint, one of which becomes a copy of the other.
+/// A copy between a slot and a checkpoint, in the direction of the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointCopy {
     /// The request's slot.
     pub slot: SlotId,
     /// The checkpoint.
     pub checkpoint: CheckpointId,
-    /// The position at which the request goes on from it.
+    /// The position at which a request continues from the checkpoint.
     pub boundary: u32,
-    /// Rows of positions before it are copied: `boundary`, or less if the others are written otherwise.
+    /// Only rows of positions before `end` are copied: `boundary`, or less if a step writes the later rows itself.
     pub end: u32,
 }
 
@@ -66,7 +67,7 @@ pub type JobWords = [i32; JOB];
 pub(crate) const JOB: usize = CopyStateParams::JOB as usize;
 
 impl CheckpointCopy {
-    /// As the kernel reads it.
+    /// The job as the kernel reads it.
     #[must_use]
     pub const fn words(self) -> JobWords {
         let Self { slot, checkpoint, boundary, end } = self;
@@ -75,7 +76,7 @@ impl CheckpointCopy {
 }
 
 impl SlotCopy {
-    /// As the kernel reads it.
+    /// The job as the kernel reads it.
     #[must_use]
     pub const fn words(self) -> JobWords {
         whole(self.from.0, self.to.0)
@@ -83,19 +84,19 @@ impl SlotCopy {
 }
 
 impl BlockCopy {
-    /// As the kernel reads it.
+    /// The job as the kernel reads it.
     #[must_use]
     pub const fn words(self) -> JobWords {
         whole(self.from.0, self.to.0)
     }
 }
 
-/// The copy of a whole slot, or block: one row, at the only place of its ring.
+/// The copy of a whole slot or block: it counts as one row in a ring of one.
 const fn whole(from: u32, to: u32) -> JobWords {
     [from as i32, to as i32, 1, 1]
 }
 
-/// What a launch copies.
+/// Source and destination of the copies of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDirection {
     /// From slots to checkpoints: jobs are [`CheckpointCopy::words`].
@@ -112,7 +113,7 @@ pub struct StateCopies<'a, B: Backend> {
     pub arena: &'a StateArena<'a, B>,
     /// The pieces of checkpoints, or of slots.
     pub pieces: CopyPieces<'a, B>,
-    /// `[count, 4]` i32. No two of them write one slot or checkpoint, none reads what another writes.
+    /// `[count, 4]` i32. No two jobs may write the same slot or checkpoint, and none may read what another writes.
     pub jobs: &'a View<B, i32>,
     /// Jobs.
     pub count: u32,

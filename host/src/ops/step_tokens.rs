@@ -36,7 +36,7 @@ pub struct StepQueries<'a, B: Backend> {
 }
 
 impl<B: Backend> StepQueries<'_, B> {
-    /// Refuses queries whose places in the step 32 bits do not count.
+    /// Fails if the places of the queries in the step do not fit in 32 bits.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         let end = u64::from(self.first) + u64::from(self.count);
         check_most("first + count of queries", end, u32::MAX)
@@ -60,8 +60,8 @@ pub struct WorkList<'a, B: Backend> {
     pub capacity: u32,
 }
 
-/// The work lists of a step. They must have room for whatever it may list: [`window_capacity`],
-/// [`run_capacity`](super::run_capacity).
+/// The work lists of a step. They must have room for all tokens that the step may list:
+/// [`window_capacity`], [`run_capacity`](super::run_capacity).
 pub struct WorkLists<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,

@@ -11,7 +11,7 @@ use super::step_tokens::StepQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
-/// Rows of the window on their way into the ring.
+/// Arguments of [`append_swa`]: window rows to write to the ring.
 pub struct WindowAppend<'a, B: Backend> {
     /// `[tokens, 512]` BF16.
     pub kv: &'a View<B, bf16>,
@@ -37,10 +37,10 @@ pub fn append_swa<B: Backend>(
     append_swa_saving(stream, append, None)
 }
 
-/// As [`append_swa`]; tokens that have a row in one of `checkpoints` go there too.
+/// As [`append_swa`]; also writes the rows that tokens have in `checkpoints`.
 ///
 /// # Errors
-/// As [`append_swa`]; [`DeviceError::Length`] for rows that no checkpoint has.
+/// As [`append_swa`]; [`DeviceError::Length`] for rows that do not lie in a checkpoint.
 pub fn append_swa_saving<B: Backend>(
     stream: &Stream<B>,
     append: &WindowAppend<'_, B>,

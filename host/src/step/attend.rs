@@ -1,6 +1,6 @@
 //! Attention of a layer's queries over the rows of the cache where they lie.
 
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::sync::PoisonError;
 
 use kernels_gpu::launch::{AppendSwa, Attend};
@@ -73,7 +73,7 @@ pub struct AttentionTensors<'i, B: Backend> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Swa> {
-    /// Queues attention of the step's queries in the range `queries` to their sliding windows.
+    /// Queues attention of the step's queries in the range `queries`, `..` for all, to their sliding windows.
     ///
     /// All rows are read where they lie, as the cache stores them, and a query's bits depend on its request alone, and on
     /// [`crate::CacheConfig::attention_split`] in layers with entries. Rows
@@ -88,10 +88,10 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// rows of the layer's `kv`, if a launch failed, or while another capture than the step's own records the stream.
     pub fn attend(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
-        self.attend_to(queries, None, tensors)
+        self.attend_to(self.access.range(queries), None, tensors)
     }
 }
 
@@ -110,11 +110,15 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// As there; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] for `k` out of range.
     pub fn attend(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         lists: &EntryLists<'_, B>,
         tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
+        let queries = self.access.range(queries);
         self.access.queries(queries.clone())?;
+        if queries.is_empty() {
+            return Ok(());
+        }
         let selected = lists.of(queries.clone())?;
         self.attend_to(queries, Some((Attended::List(&selected), lists.k)), tensors)
     }
@@ -130,9 +134,10 @@ impl<B: Backend> UpdatedLayer<'_, B, Hca> {
     /// As there.
     pub fn attend(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         tensors: &AttentionTensors<'_, B>,
     ) -> Result<(), KvError> {
+        let queries = self.access.range(queries);
         self.attend_to(queries, Some((Attended::All, self.access.most_entries()?)), tensors)
     }
 }

@@ -1,6 +1,6 @@
 //! What layers with compressed entries share: the parts of their updates, and the gathers of entries.
 
-use std::ops::Range;
+use std::ops::RangeBounds;
 
 use kv_layout::geometry::CsaCompressor;
 
@@ -84,7 +84,8 @@ mod sealed {
 impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     /// Queues the gather of the entries that each query's list names into `tile` (`[queries, k, 512]` BF16, zero where there
     /// is none). Row 0 of the tile belongs to the first query of the range, not of the step. An index that a query does not
-    /// see gives a row of zeros, and is reported by [`crate::KvCacheManager::check_faults`].
+    /// see gives a row of zeros, and is reported by [`crate::KvCacheManager::check_faults`]. Without queries, or with lists
+    /// of no elements, there is nothing to gather.
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] if a tensor is too
@@ -92,12 +93,16 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     /// own records the stream.
     pub fn gather_entries(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         lists: &EntryLists<'_, B>,
         tile: &Buffer<B, bf16>,
     ) -> Result<(), KvError> {
         let (access, rows) = (&self.access, lists.k);
+        let queries = access.range(queries);
         let of_step = access.queries(queries.clone())?;
+        if queries.is_empty() || rows == 0 {
+            return Ok(());
+        }
         let selected = &lists.of(queries)?;
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
@@ -116,17 +121,22 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     /// the step. Rows past the length keep what they held. A query that sees
     /// more than `rows` entries gets the first `rows`, and is reported by [`crate::KvCacheManager::check_faults`].
     ///
+    /// `rows` may be 0 in a step whose contexts are too short for an entry: then only `lengths` is written.
+    ///
     /// # Errors
-    /// As [`Self::gather_entries`].
+    /// As [`Self::gather_entries`]; [`KvError::Device`] for no rows in a step or graph whose queries may see entries.
     pub fn gather_all(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         rows: u32,
         tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let access = &self.access;
-        let queries = access.queries(queries)?;
+        if rows == 0 && access.shape.context < access.pools.ratio()?.get() {
+            return self.entry_counts(queries, lengths);
+        }
+        let queries = access.queries(access.range(queries))?;
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
             (access.core.memory.table(), access.fault_word::<GatherAll>(entries.format));
@@ -146,11 +156,11 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     /// As [`Self::gather_entries`].
     pub fn entry_counts(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let access = &self.access;
-        let queries = access.queries(queries)?;
+        let queries = access.queries(access.range(queries))?;
         self.check_outputs("valid_lens", [("lengths", lengths.span())])?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
         let launches = access.reading()?;

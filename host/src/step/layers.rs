@@ -140,7 +140,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         let index = self.index(layer)?;
         let found = self.core.config.model.layers[layer.0 as usize];
         if found != needed {
-            return Err(KvError::WrongLayerKind { layer: layer.0, found, needed });
+            return Err(KvError::WrongLayerKind { layer, found, needed });
         }
         let StepMemory { sections, own, exchange, compressed, progress, rows, .. } =
             &mut *self.memory;

@@ -65,16 +65,25 @@ impl<'a, B: Backend> Step<'a, B> {
         self.layers.repeat(graph)
     }
 
-    /// Ends the step: of each request the first `accepted` tokens become final; the others never
-    /// were. Waits for nothing: the device may still run the step.
+    /// Ends the step: of each request the first `accepted` tokens become final; the others are discarded. Waits for nothing:
+    /// the device may still run the step.
     ///
-    /// The error borrows the cache. In a function that returns `Box<dyn Error>` or `anyhow::Error`, `?` does not compile ("lifetime may
-    /// not live long enough", or E0499 at the next use of the cache): write `step.commit(..).map_err(KvError::from)?`.
+    /// On an error the step is rejected, as if it had been dropped; [`Self::try_commit`] keeps it.
     ///
     /// # Errors
-    /// [`CommitRefused`], which holds the step, unchanged: [`KvError::LayerUnfinished`]; as [`crate::ledger::Ledger::commit_step`].
-    pub fn commit(mut self, accepted: &[Accepted<'_>]) -> Result<(), CommitRefused<'a, B>> {
-        match self.try_commit(accepted) {
+    /// [`KvError::LayerUnfinished`]; as [`crate::ledger::Ledger::commit_step`].
+    pub fn commit(self, accepted: &[Accepted<'_>]) -> Result<(), KvError> {
+        Ok(self.try_commit(accepted)?)
+    }
+
+    /// As [`Self::commit`], but an error holds the step, which is still open: finish it, or commit it otherwise.
+    ///
+    /// The error borrows the cache: a function that returns `Box<dyn Error>` or `anyhow::Error` cannot return it by `?`.
+    ///
+    /// # Errors
+    /// [`CommitRefused`]: as [`Self::commit`].
+    pub fn try_commit(mut self, accepted: &[Accepted<'_>]) -> Result<(), CommitRefused<'a, B>> {
+        match self.accept(accepted) {
             Ok(()) => {
                 self.committed = true;
                 Ok(())
@@ -83,7 +92,7 @@ impl<'a, B: Backend> Step<'a, B> {
         }
     }
 
-    fn try_commit(&self, accepted: &[Accepted<'_>]) -> Result<(), KvError> {
+    fn accept(&self, accepted: &[Accepted<'_>]) -> Result<(), KvError> {
         let _commit = trace::commit(&self.layers.span, accepted).entered();
         let checked = self.layers.check_finished();
         let commit = || self.layers.core().ledger().commit_step(self.layers.group(), accepted);

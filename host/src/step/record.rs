@@ -15,8 +15,8 @@ impl<B: Backend> Group<'_, B> {
     /// for steps of `bucket`; nothing of it runs. The graph keeps the cache's memory and `retained`
     /// alive. It may cover some of the layers only. [`super::Step::replay`] queues it.
     ///
-    /// Give every call in `record` the queries `0..layers.tokens()`, which are all of the bucket: a range is part of the graph. With a
-    /// shorter one it is captured and replayed without an error, and the results of the other queries keep what they held.
+    /// Give every call in `record` the queries `..`, which are all of the bucket: a range is part of the graph. With a shorter one
+    /// the graph is valid, and the results of the other queries keep what they held.
     /// `retained` is all other memory that is touched: tensors and, with `select`, the memory of the
     /// [workspace](crate::IndexerWorkspace::memory) and of each [indexer](crate::CsaIndexer::memory).
     ///

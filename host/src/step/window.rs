@@ -1,6 +1,6 @@
 //! The sliding window: layers that have nothing else, and its gather in all layers.
 
-use std::ops::Range;
+use std::ops::{Bound, Range, RangeBounds};
 
 use kernels_gpu::launch::GatherSwa;
 
@@ -34,7 +34,7 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
 }
 
 impl<B: Backend, K> UpdatedLayer<'_, B, K> {
-    /// Queues the gather of the sliding windows of the step's queries in the range `queries`.
+    /// Queues the gather of the sliding windows of the step's queries in the range `queries`, `..` for all.
     ///
     /// Keys of the step itself are read from its window rows, through the quantisation that the cache
     /// applies. `tile`: `[queries, 128, 512]` BF16, row j of a query its j-th oldest key, rows past its
@@ -47,13 +47,13 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     /// launch failed, or while another capture than the step's own records the stream.
     pub fn gather_window(
         &self,
-        queries: Range<u32>,
+        queries: impl RangeBounds<u32>,
         tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         self.check_window()?;
         let access = &self.access;
-        let queries = access.queries(queries)?;
+        let queries = access.queries(access.range(queries))?;
         let ring = access.window()?;
         let faults = access.fault_word::<GatherSwa>(ring.format);
         let (kv, queries, ring) = (&self.kv, &queries, &ring);
@@ -69,6 +69,21 @@ impl<B: Backend> Access<'_, B> {
     /// The step's tokens.
     pub fn step_tokens(&self) -> StepTokens<'_, B> {
         self.sections.tokens(self.shape.tokens)
+    }
+
+    /// The queries of the step, or of its bucket, that a range names: `..` all of them.
+    pub fn range(&self, queries: impl RangeBounds<u32>) -> Range<u32> {
+        let start = match queries.start_bound() {
+            Bound::Included(&first) => first,
+            Bound::Excluded(&before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match queries.end_bound() {
+            Bound::Included(&last) => last.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.shape.tokens,
+        };
+        start..end
     }
 
     /// A part of the step's tokens as queries.

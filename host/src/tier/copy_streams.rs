@@ -1,8 +1,8 @@
-//! The copies of one direction between the device and host memory: their streams, and the staging memory through which
-//! blocks go.
+//! The copies of one direction between the device and host memory: their streams, and the staging memory for blocks.
 //!
-//! A kernel packs a round of blocks into one half of that memory while the round before is copied from the other half, and
-//! likewise back: copies follow each other without a gap, and kernels take little of the device at a time.
+//! A kernel packs a round of blocks into one half of that memory while the round before is copied from the other half,
+//! and unpacks likewise in the other direction. So copies follow each other without a gap, and each kernel uses the
+//! device only briefly.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ pub(super) struct CopyStreams<B: Backend> {
     pub kernels: Stream<B>,
     layout: TierLayout,
     halves: [Half<B>; 2],
-    /// `[blocks, 4]`: which block goes to which place.
+    /// `[blocks, 4]`: the copies of blocks to and from their places in the staging memory.
     jobs: Staged<B, i32>,
-    /// In the streams that it follows.
+    /// Recorded in a stream whose work the transfers wait for.
     before: Event<B>,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct CopyStreams<B: Backend> {
 struct Half<B: Backend> {
     /// `[round_blocks, unit_bytes]`: images of blocks.
     images: Buffer<B, u8>,
-    /// Behind the last kernel that wrote or read it.
+    /// Recorded after the last kernel that wrote or read the images.
     after_kernel: Event<B>,
-    /// Behind the last copy from or to host memory.
+    /// Recorded after the last copy from or to host memory.
     after_copy: Event<B>,
 }
 
@@ -58,7 +58,7 @@ impl<B: Backend> CopyStreams<B> {
         })
     }
 
-    /// What is queued from now on waits, on the device, for what is queued in `stream`.
+    /// Makes later work of both streams wait, on the device, for the work queued in `stream`.
     pub fn follow(&self, stream: &Stream<B>) -> Result<(), KvError> {
         stream.record(&self.before)?;
         self.kernels.wait_for(&self.before)?;
@@ -66,8 +66,8 @@ impl<B: Backend> CopyStreams<B> {
     }
 
     /// Queues the copies of `blocks` to the first of the units, in order, and takes those units out. Call it when no
-    /// transfer of this direction is in flight; else the host waits for that. On an error the units that were not taken
-    /// stay.
+    /// transfer of this direction is in flight; else the host waits for that transfer. On an error the units that were
+    /// not yet taken stay in `units`.
     pub fn store(
         &mut self,
         core: &Core<B>,
@@ -89,7 +89,7 @@ impl<B: Backend> CopyStreams<B> {
     }
 
     /// Queues the copies of the units to `blocks`, in order. Call it when no transfer of this direction is in flight;
-    /// else the host waits for that.
+    /// else the host waits for that transfer.
     pub fn load(
         &mut self,
         core: &Core<B>,
@@ -106,12 +106,12 @@ impl<B: Backend> CopyStreams<B> {
             self.launch(core, half, &round, CopyDirection::Restore)?;
             self.kernels.record(&half.after_kernel)?;
         }
-        // The end of the copies' stream is that of the transfer.
+        // The transfer ends with the stream of the copies, which therefore waits for the last kernels.
         let mut halves = self.halves.iter();
         halves.try_for_each(|half| wait(&self.copies, &half.after_kernel, Mistake::EndedTooEarly))
     }
 
-    /// Tells the device which blocks are copied, in order.
+    /// Sends the jobs of the copies of `blocks` to the device, in order.
     fn upload_jobs(&mut self, blocks: &[BlockId]) -> Result<(), KvError> {
         let places = (0..self.layout.round_blocks).cycle().map(BlockId);
         self.jobs.update(&self.kernels, |array| {
@@ -123,14 +123,14 @@ impl<B: Backend> CopyStreams<B> {
         })
     }
 
-    /// The rounds of `blocks` blocks, and the half that each goes through, in turn.
+    /// The rounds of a transfer of `blocks` blocks, and the half that each uses, in turn.
     fn rounds(&self, blocks: usize) -> impl Iterator<Item = (Range<usize>, &Half<B>)> {
         let round = self.layout.round_blocks as usize;
         let rounds = (0..blocks).step_by(round).map(move |first| first..blocks.min(first + round));
         rounds.zip(self.halves.iter().cycle())
     }
 
-    /// The memory through which a round goes.
+    /// The part of a half that a round uses.
     fn images(&self, half: &Half<B>, round: &Range<usize>) -> Buffer<B, u8> {
         let bytes = round.len() as u64 * self.layout.unit_bytes;
         half.images.slice(0, bytes).expect("a round is no longer than the memory")
@@ -166,7 +166,7 @@ impl<B: Backend> CopyStreams<B> {
     }
 }
 
-/// What is queued in `stream` from now on waits for `event`, but for a mistake.
+/// Makes later work of `stream` wait for `event`, unless a test makes `mistake`.
 fn wait<B: Backend>(stream: &Stream<B>, event: &Event<B>, mistake: Mistake) -> Result<(), KvError> {
     if made(mistake) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Prefixes between host memory and a tier below, which stores them elsewhere: what it reads, and what it fills, on any
+//! Prefixes that move between host memory and a lower tier: images that it reads, and room that it fills, on any
 //! thread.
 
 use std::collections::VecDeque;
@@ -12,9 +12,10 @@ use super::state::{HostCheckpoint, Tier, Unit};
 use crate::block::BLOCK;
 use crate::device::{Backend, HostUnit};
 
-/// A checkpoint in host memory, with all blocks above it. Until it is dropped they stay there, and nobody writes them.
+/// A checkpoint in host memory, with all blocks above it. Until the image is dropped, they are neither evicted nor
+/// written.
 pub struct HostImage<B: Backend> {
-    /// Whose it is: salt, adapter, and the identity of model and formats.
+    /// Root of the prefix: salt, adapter, and the identity of model and formats.
     pub root: RootKey,
     /// Tokens of its blocks, in order.
     pub tokens: Vec<[u32; BLOCK]>,
@@ -26,7 +27,7 @@ pub struct HostImage<B: Backend> {
     checkpoint: Vec<Unit<B>>,
     /// Bytes of the checkpoint.
     checkpoint_bytes: usize,
-    /// The last field, which is dropped last.
+    /// Last field, so that the units are dropped before the loan ends.
     _loan: Loan,
 }
 
@@ -41,13 +42,13 @@ impl<B: Backend> fmt::Debug for HostImage<B> {
 }
 
 impl<B: Backend> HostImage<B> {
-    /// The image of a block, `[bytes of an image]`; `None` if it has not so many.
+    /// The image of block number `block`, `[bytes of an image]`; `None` if the prefix has fewer blocks.
     #[must_use]
     pub fn block(&self, block: usize) -> Option<&[u8]> {
         self.blocks.get(block).map(|unit| unit.bytes())
     }
 
-    /// The parts of the checkpoint, in order: one behind the other they are its bytes.
+    /// The parts of the checkpoint, in order; concatenated, they are its bytes.
     pub fn checkpoint(&self) -> impl Iterator<Item = &[u8]> {
         let mut left = self.checkpoint_bytes;
         self.checkpoint.iter().map(move |unit| {
@@ -58,19 +59,19 @@ impl<B: Backend> HostImage<B> {
     }
 }
 
-/// Room in host memory for blocks that are not there and a checkpoint behind them, to be filled on any thread. What is above
-/// them stays. Room that is dropped is free again by the next call of its cache.
+/// Room in host memory for the missing blocks of a prefix and the checkpoint at its end, to be filled on any thread.
+/// The blocks above them are not evicted meanwhile. Room that is dropped becomes free with the next call of its cache.
 pub struct HostRoom<B: Backend> {
     tokens: Vec<[u32; BLOCK]>,
-    /// Blocks that are there.
+    /// Number of leading blocks that host memory already has.
     above: u32,
     blocks: Vec<HostUnit<B>>,
     checkpoint: Vec<HostUnit<B>>,
     /// Bytes of the checkpoint.
     checkpoint_bytes: usize,
-    /// Of what fills it.
+    /// Origin of the checkpoint, and whether it has draft windows; `None` until the room is filled.
     filled: Option<(Origin, bool)>,
-    /// The last field, which is dropped last.
+    /// Last field, so that the units are dropped before the loan ends.
     loan: Loan,
 }
 
@@ -84,15 +85,15 @@ impl<B: Backend> fmt::Debug for HostRoom<B> {
 }
 
 impl<B: Backend> HostRoom<B> {
-    /// Blocks that are there: what fills the room begins behind them.
+    /// Number of leading blocks that host memory already has; the room begins after them.
     #[must_use]
     pub fn above(&self) -> u32 {
         self.above
     }
 
-    /// Copies the images of the blocks that are not there, in order, and of the checkpoint, with its origin and whether it
-    /// has the windows of draft layers. `false` if there are more or fewer, or if the size of one is another than
-    /// [`KvCacheManager::host_image_bytes`](crate::KvCacheManager::host_image_bytes) says.
+    /// Copies the images of the missing blocks, in order, and of the checkpoint to the room. `about` is the origin of
+    /// the checkpoint, and whether it has the windows of draft layers. `false` if there are too many or too few images,
+    /// or if a size differs from [`KvCacheManager::host_image_bytes`](crate::KvCacheManager::host_image_bytes).
     pub fn fill<'i>(
         &mut self,
         blocks: impl IntoIterator<Item = &'i [u8]>,
@@ -117,7 +118,7 @@ impl<B: Backend> HostRoom<B> {
     }
 }
 
-/// Copies an image to its unit, which it fills.
+/// Copies an image to a unit; `false` if there is none, or if its size differs from the unit's.
 fn copy<B: Backend>(unit: &mut HostUnit<B>, image: Option<&[u8]>) -> bool {
     let room = unit.bytes_mut();
     let Some(image) = image.filter(|image| image.len() == room.len()) else { return false };
@@ -126,7 +127,7 @@ fn copy<B: Backend>(unit: &mut HostUnit<B>, image: Option<&[u8]>) -> bool {
 }
 
 impl<B: Backend> Tier<B> {
-    /// From now on checkpoints are offered to a tier below.
+    /// Starts to offer checkpoints to a lower tier.
     pub fn keep_offers(&mut self) {
         self.offers.get_or_insert_with(VecDeque::new);
     }
@@ -136,7 +137,7 @@ impl<B: Backend> Tier<B> {
         (self.layout.unit_bytes, self.layout.checkpoint_bytes)
     }
 
-    /// The oldest checkpoint that was offered and is still there.
+    /// The image of the oldest offered checkpoint that is still in the tree.
     pub fn next_image(&mut self) -> Option<HostImage<B>> {
         let Self { tree, offers: Some(offers), layout, .. } = self else { return None };
         let places = std::iter::from_fn(|| offers.pop_front());
@@ -165,7 +166,7 @@ impl<B: Backend> Tier<B> {
         })
     }
 
-    /// Room for a prefix that is not there.
+    /// Takes room for the missing part of a prefix; `None` if nothing is missing, or if there is not enough room.
     pub fn reserve(&mut self, root: &RootKey, tokens: &[[u32; BLOCK]]) -> Option<HostRoom<B>> {
         let reference = self.tree.refer_to_match(root, tokens);
         let above = reference.blocks();
@@ -188,10 +189,11 @@ impl<B: Backend> Tier<B> {
         })
     }
 
-    /// Enters what was brought; `false` if not all of it was, or if it is all there by now.
+    /// Enters a prefix that a lower tier brought; `false` if the room was not filled, or if the
+    /// tree has the whole prefix by now.
     ///
     /// # Errors
-    /// The room, if it is another tier's.
+    /// The room, if it belongs to another tier.
     pub fn enter(&mut self, room: HostRoom<B>) -> Result<bool, HostRoom<B>> {
         let Some(mut above) = self.loans.take(&room.loan) else { return Err(room) };
         let HostRoom { tokens, blocks, checkpoint, filled, .. } = room;
@@ -206,10 +208,10 @@ impl<B: Backend> Tier<B> {
         Ok(entered)
     }
 
-    /// Gives room back.
+    /// Returns unused room.
     ///
     /// # Errors
-    /// The room, if it is another tier's.
+    /// The room, if it belongs to another tier.
     pub fn give_back(&mut self, room: HostRoom<B>) -> Result<(), HostRoom<B>> {
         let Some(above) = self.loans.take(&room.loan) else { return Err(room) };
         self.release(above);

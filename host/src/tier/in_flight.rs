@@ -1,4 +1,4 @@
-//! Copies of a transfer, from the first call of the device until they were waited for.
+//! Copies of a transfer, from the first device call until the host has waited for them.
 
 use super::copy_streams::CopyStreams;
 use crate::device::{Backend, HostCopies, HostUnit, Stream, Unsettled};
@@ -7,24 +7,24 @@ use crate::error::KvError;
 /// The copies of a transfer.
 pub(super) struct InFlightCopies<B: Backend> {
     copies: Option<HostCopies<B>>,
-    /// Where kernels may still be queued behind them.
+    /// The stream in which kernels may still run after the copies.
     kernels: Option<Stream<B>>,
-    /// Whether all of them were queued. If they were not, the device failed, and nothing of them is entered.
+    /// Whether all copies were queued. If not, the device failed, and none of the copied data is entered.
     is_whole: bool,
 }
 
-/// What has become of them.
+/// State of the copies of a transfer.
 pub(super) enum CopyStatus<B: Backend> {
     /// They are under way.
     Running,
-    /// They are done: the units that were written, and bytes of all.
+    /// They are done: the units that were written, and the bytes of all copies.
     Done(Vec<HostUnit<B>>, u64),
     /// Not all were queued.
     Lost,
 }
 
 impl<B: Backend> InFlightCopies<B> {
-    /// None yet.
+    /// No copies yet.
     pub fn new() -> Self {
         Self { copies: None, kernels: None, is_whole: false }
     }
@@ -39,14 +39,14 @@ impl<B: Backend> InFlightCopies<B> {
         self.kernels = Some(streams.kernels.clone());
         queue(streams, copies)?;
         copies.end()?;
-        // The copies end behind the last kernel.
+        // The stream of the copies waits for the last kernel.
         self.kernels = None;
         self.is_whole = true;
         Ok(())
     }
 
-    /// What has become of them; waits for them if they are to be `waited` for, or are lost. On an error nobody knows, and
-    /// they are held until a later call does.
+    /// The state of the copies. Waits for them with `waited`, or if not all were queued. On an error the state is
+    /// unknown, and everything stays held until a later call succeeds.
     pub fn finish(&mut self, waited: bool) -> Result<CopyStatus<B>, KvError> {
         let Some(copies) = &self.copies else { return Ok(CopyStatus::Lost) };
         if self.is_whole && !waited && !copies.is_done()? {

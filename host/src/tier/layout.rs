@@ -1,4 +1,4 @@
-//! How large the host tier is, and what it takes of the device.
+//! Sizes of the host tier, and the device memory that it takes.
 
 use crate::config::{CacheConfig, check_setting};
 use crate::error::KvError;
@@ -7,9 +7,9 @@ use crate::ops::JOB;
 use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
 
-/// Bytes of blocks that are packed by one launch, at most: a copy of them takes far longer than to begin one.
+/// Most bytes of blocks that one launch packs. A copy of this size takes much longer than starting one.
 const ROUND: u64 = 16 << 20;
-/// Buffers of a round: two for each direction, so that one is packed while the other is copied.
+/// Staging buffers, each for one round: two per direction, so that one is packed while the other is copied.
 const ROUNDS: usize = 4;
 
 /// The sizes of a host tier.
@@ -21,20 +21,21 @@ pub(crate) struct TierLayout {
     pub checkpoint_bytes: u64,
     /// Units of a checkpoint.
     pub checkpoint_units: u32,
-    /// Units there are.
+    /// Number of units of host memory.
     pub units: u32,
-    /// Blocks that are packed by one launch: a quarter of the longest request at most, so that each half is used again in it.
+    /// Blocks that one launch packs: at most a quarter of the longest request, so that its transfer uses each half more
+    /// than once.
     pub round_blocks: u32,
     /// Blocks of the longest request.
     pub most_blocks: u32,
 }
 
 impl TierLayout {
-    /// Of a cache; `None` without a host tier.
+    /// The layout of a cache's host tier; `None` without one.
     ///
     /// # Errors
-    /// [`KvError::Config`] for a host tier that holds not even one block and one checkpoint, or too many, or whose cache
-    /// has no checkpoints.
+    /// [`KvError::Config`] for a host tier that is too small for one block and one checkpoint, that has more than
+    /// `u32::MAX` units, or whose cache has no checkpoints.
     pub fn new(config: &CacheConfig, schema: &Schema) -> Result<Option<Self>, KvError> {
         if config.host_bytes == 0 {
             return Ok(None);
@@ -84,7 +85,7 @@ impl TierLayout {
     }
 }
 
-/// Of a configuration that may be wrong: what it would take.
+/// The layout for a configuration that may be invalid; `None` if it is, or has no host tier.
 fn planned(config: &CacheConfig, schema: &Schema) -> Option<TierLayout> {
     TierLayout::new(config, schema).ok().flatten()
 }

@@ -13,23 +13,24 @@ use crate::error::KvError;
 use crate::ledger::{Ledger, LoadTarget};
 use crate::manager::core::Core;
 
-/// Prompts that wait for their turn at most: each is a copy of its tokens.
+/// Most prompts that wait for their turn. Each holds a copy of its tokens.
 const PROMPTS: usize = 64;
 
 /// When a prompt is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Behind all others.
+    /// After all others.
     Last,
     /// Before all others: the host waits for it.
     Next,
 }
 
 impl<B: Backend> Tier<B> {
-    /// Puts a prompt behind those that are to arrive, or before them all. One that is there already stays the same one.
+    /// Requests a prompt, in the queue of prompts after all others or before them. A prompt that is queued or loading
+    /// already keeps its id.
     ///
     /// # Errors
-    /// [`KvError::TooManyPrefetches`] for one that would come behind them.
+    /// [`KvError::TooManyPrefetches`] if the queue is full, except for [`Turn::Next`].
     pub fn want(
         &mut self,
         root: RootKey,
@@ -55,14 +56,15 @@ impl<B: Backend> Tier<B> {
         Ok(id)
     }
 
-    /// Whether a prompt is still to arrive.
+    /// Whether a prompt is requested and has not arrived yet.
     pub fn is_wanted(&self, id: PrefetchId) -> bool {
         let loading = self.loading.as_ref().map(|loading| &loading.wanted);
         let mut all = self.wanted.iter().chain(loading);
         all.any(|wanted| wanted.id == id && wanted.asked > 0)
     }
 
-    /// Whoever asked for a prompt does not want it any more; `false` if it is here, or was never there.
+    /// Withdraws one request for a prompt; `false` if the prompt is not requested: it has arrived, or
+    /// the id is unknown.
     pub fn cancel(&mut self, id: PrefetchId) -> bool {
         let waits = self.wanted.iter().any(|wanted| wanted.id == id);
         let is_wanted = self.withdraw(id);
@@ -72,7 +74,7 @@ impl<B: Backend> Tier<B> {
         is_wanted
     }
 
-    /// As [`Self::cancel`], and nothing is counted of one that is not under way.
+    /// As [`Self::cancel`], but counts no miss for a prompt that waits for its turn.
     pub fn withdraw(&mut self, id: PrefetchId) -> bool {
         let loading = self.loading.as_mut().map(|loading| &mut loading.wanted);
         let mut all = self.wanted.iter_mut().chain(loading);
@@ -84,12 +86,14 @@ impl<B: Backend> Tier<B> {
         true
     }
 
-    /// Whether there is something for the device to do: the next prompt that is to arrive, if none does, for which there
-    /// is room now. What the device has, or the host has not, is passed over. If it is to be `only` one prompt, none behind
-    /// that begins: it could evict what the prompt has found.
+    /// Begins the load of the next requested prompt, unless a load is in flight, and takes room for it. Returns whether
+    /// there are copies to queue. Requests for prompts that the device already has, or of which host memory has no
+    /// more, are dropped. With `only`, begins the load of that prompt or none: another load could evict the blocks that
+    /// this prompt matches.
     ///
     /// # Errors
-    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`] for the prompt that comes next, which is passed over.
+    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`] if the device has no room for the next prompt, whose
+    /// request is dropped.
     pub fn begin_load(
         &mut self,
         ledger: &mut Ledger,
@@ -130,7 +134,7 @@ impl<B: Backend> Tier<B> {
         Ok(true)
     }
 
-    /// What is read for a load.
+    /// Collects the units that a load reads.
     fn pending_load(
         &self,
         wanted: Wanted,
@@ -154,7 +158,8 @@ impl<B: Backend> Tier<B> {
         PendingLoad { wanted, tokens, target, units, origin, has_draft, in_flight, source }
     }
 
-    /// Queues the copies of what was begun, behind `stream`. On an error it is lost: [`Self::end_load`] gives it back.
+    /// Queues the copies of the load that was begun, after the work in `stream`. On an error the load is lost, and
+    /// [`Self::end_load`] returns its room.
     pub fn queue_load(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
         let Self { loading: Some(loading), to_device: streams, layout, .. } = self else {
             return Ok(());
@@ -178,8 +183,8 @@ impl<B: Backend> Tier<B> {
         Ok(())
     }
 
-    /// Enters what has arrived, or gives back the room of what was lost or cancelled. Waits for it if it is to be `waited`
-    /// for, or is lost.
+    /// Ends the load under way if it is done: enters it, or returns its room if it was lost or cancelled. A lost load
+    /// is queued again, before all others. Waits for it with `waited`, or if it was lost.
     pub fn end_load(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
         let Some(loading) = self.loading.as_mut() else { return Ok(()) };
         let mut status = loading.in_flight.finish(waited)?;
@@ -213,7 +218,7 @@ impl<B: Backend> Tier<B> {
         Ok(())
     }
 
-    /// The device has it now.
+    /// Enters a finished load in the device's tree.
     fn enter_loaded(&mut self, ledger: &mut Ledger, loading: PendingLoad<B>, bytes: u64) {
         let PendingLoad { wanted, tokens, target, origin, has_draft, source, .. } = loading;
         let before = ledger.reusable(&wanted.root, &wanted.tokens);
@@ -229,12 +234,12 @@ impl<B: Backend> Tier<B> {
 }
 
 impl<B: Backend> PendingLoad<B> {
-    /// A mistake: it is taken for done while it is copied.
+    /// A deliberate mistake for tests: whether the load is treated as done while its copies still run.
     fn is_taken_for_done(&mut self) -> bool {
         let is_early =
             made(Mistake::EnteredEarly) || (made(Mistake::FreedInFlight) && self.wanted.asked == 0);
         if is_early {
-            // Nobody waits for the copies.
+            // Leaked, so that the copies are never waited for.
             std::mem::forget(std::mem::replace(&mut self.in_flight, InFlightCopies::new()));
         }
         is_early
@@ -252,8 +257,8 @@ mod tests {
     use crate::ledger::Prompt;
     use crate::manager::KvCacheManager;
 
-    /// The transfer under way is lost while somebody waits for another prompt. It is repeated before all others, and still the
-    /// other one is what begins next.
+    /// The load under way is lost while the host waits for another prompt. The lost one is queued before all others,
+    /// and still the load of the other prompt is what begins next.
     #[test]
     fn a_lost_transfer_keeps_nobody_waiting() {
         let config = CacheConfig {

@@ -1,42 +1,42 @@
-//! Mistakes that tests make on purpose, to see that they are found. Only with the feature `mistakes`; without it nothing of
-//! them is left.
+//! Deliberate mistakes, which tests make to prove that such bugs are found. They exist only with the feature
+//! `mistakes`; without it they compile to nothing.
 
-/// A mistake in what moves between the device and host memory.
+/// A mistake in transfers between the device and host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
     Nothing,
     /// The room of a prefetch that was cancelled is free before its copies are done.
     FreedInFlight,
-    /// What arrives is entered before its copies are done.
+    /// A prefetch is entered before its copies are done.
     EnteredEarly,
     /// The room of a prefetch that was cancelled never comes back.
     CancelLeaks,
     /// A prefetch that was cancelled is entered all the same.
     CancelIgnored,
-    /// A prompt that waits for its turn arrives, though nobody wants it any more.
+    /// A prompt is loaded although it was cancelled while it waited for its turn.
     CancelForgotten,
-    /// A prefetch that finds no room on the device keeps what is above it.
+    /// A prefetch that finds no room on the device keeps its reference to the blocks above.
     RefusalKeeps,
-    /// Host memory may evict what arrives from there.
+    /// Host memory may evict a prefix while it is copied to the device.
     SourceNotHeld,
     /// Units that host memory evicts never come back.
     EvictedUnitsLost,
-    /// The checkpoint that came back lies a block too high.
+    /// A checkpoint that came back is attached one block too high.
     CheckpointTooHigh,
-    /// The device may evict what leaves.
+    /// The device may evict a prefix while it is copied to host memory.
     ReadNotHeld,
-    /// What arrives does not wait for the poisoning of its room.
+    /// A prefetch does not wait for the poisoning of its room.
     ArrivesUnordered,
-    /// The room of what arrives is poisoned by the next step.
+    /// The room of a prefetch is poisoned by the next step, after it was written.
     PoisonedAfter,
     /// Blocks come back in the wrong order.
     BlocksSwapped,
-    /// Blocks are packed into memory from which others are still copied.
+    /// Blocks are packed into staging memory from which other blocks are still copied.
     PackedTooEarly,
     /// Blocks are copied to the host before they are packed.
     CopiedTooEarly,
-    /// Blocks are copied from the host to memory from which others are still unpacked.
+    /// Blocks are copied from the host to staging memory from which other blocks are still unpacked.
     OverwrittenTooEarly,
     /// Blocks are unpacked before they are copied from the host.
     UnpackedTooEarly,

@@ -1,4 +1,4 @@
-//! What the host tier has, and what is on its way.
+//! The contents of the host tier, and the transfers under way.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use crate::ledger::{LoadTarget, StoreSource};
 use crate::schema::Schema;
 use crate::trace;
 
-/// Events that are kept until they are asked for.
+/// Most events that are kept for [`Tier::take_events`].
 const EVENTS: usize = 1024;
-/// Checkpoints that are offered to a tier below at once.
+/// Most checkpoints that are offered to a lower tier at a time.
 const OFFERS: usize = 1024;
 
-/// A unit that nobody writes any more.
+/// A unit that is no longer written, shared by the tree and those who read it.
 pub(super) type Unit<B> = Arc<HostUnit<B>>;
 pub(super) type HostTree<B> = PrefixTree<Unit<B>, HostCheckpoint<B>, ScoredLru, BLOCK>;
 
 /// A checkpoint in host memory.
 pub(super) struct HostCheckpoint<B: Backend> {
-    /// In order.
+    /// In the order of its bytes.
     pub units: Vec<Unit<B>>,
     pub has_draft: bool,
     pub origin: Origin,
 }
 
-/// Which prompt is wanted on the device: a number that is unique in the process.
+/// Identifies a prompt that is requested on the device; unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefetchId(u64);
 
@@ -48,40 +48,40 @@ impl PrefetchId {
     }
 }
 
-/// A transfer to host memory. The device's tree holds a reference to what is read, the host's tree to what is above it;
-/// the copies own what is written.
+/// A transfer to host memory. A reference of the device's tree protects what is read, and one of the host's tree
+/// protects the blocks above the new ones. The transfer owns the units that it writes.
 pub(super) struct PendingStore<B: Backend> {
     pub source: StoreSource,
-    /// At the end of what the host has.
+    /// To the end of the part that host memory has.
     pub above: Reference,
-    /// Of the blocks that it has not, then of the checkpoint, until their copies are queued.
+    /// Units for the missing blocks, then for the checkpoint. Empty once their copies are queued.
     pub units: Vec<HostUnit<B>>,
-    /// How many there are.
+    /// Number of these units.
     pub count: usize,
     pub in_flight: InFlightCopies<B>,
 }
 
-/// A prompt that is to arrive.
+/// A prompt that is requested on the device.
 pub(super) struct Wanted {
     pub id: PrefetchId,
     pub root: RootKey,
     pub tokens: Vec<u32>,
-    /// How often it was asked for, and not cancelled since.
+    /// Number of requests for it that were not cancelled.
     pub asked: u32,
 }
 
-/// A transfer to the device. The host's tree holds a reference to what is read; the transfer owns what is written.
+/// A transfer to the device. A reference of the host's tree protects what is read. The transfer owns what it writes.
 pub(super) struct PendingLoad<B: Backend> {
     pub wanted: Wanted,
     /// Tokens of its blocks, down to its checkpoint.
     pub tokens: Vec<[u32; BLOCK]>,
     pub target: LoadTarget,
-    /// What is read, until its copies are queued: of blocks, and of the checkpoint.
+    /// Units to read, those of blocks and those of the checkpoint. Empty once their copies are queued.
     pub units: (Vec<Unit<B>>, Vec<Unit<B>>),
     pub origin: Origin,
     pub has_draft: bool,
     pub in_flight: InFlightCopies<B>,
-    /// In the host's tree.
+    /// Reference of the host's tree.
     pub source: Reference,
 }
 
@@ -94,18 +94,18 @@ pub(crate) struct Tier<B: Backend> {
     pub(super) to_device: CopyStreams<B>,
     pub(super) storing: Option<PendingStore<B>>,
     pub(super) loading: Option<PendingLoad<B>>,
-    /// Prompts that are to arrive, in order.
+    /// Prompts that wait to be loaded, in order.
     pub(super) wanted: VecDeque<Wanted>,
-    /// What a tier below reads and fills.
+    /// Images and rooms that are lent to a lower tier.
     pub(super) loans: Loans,
-    /// Checkpoints that a tier below has not looked at, the latest of them; `None` without such a tier.
+    /// The latest checkpoints that a lower tier has not taken yet; `None` without such a tier.
     pub(super) offers: Option<VecDeque<Place>>,
     pub(super) stats: TierStats,
     pub(super) events: VecDeque<TierEvent>,
 }
 
 impl<B: Backend> Tier<B> {
-    /// Of a cache; `None` without [`CacheConfig::host_bytes`].
+    /// The host tier of a cache; `None` without [`CacheConfig::host_bytes`].
     pub fn new(
         device: &Device<B>,
         config: &CacheConfig,
@@ -136,12 +136,12 @@ impl<B: Backend> Tier<B> {
         })))
     }
 
-    /// What it has of a prompt.
+    /// The part of a prompt that is in host memory.
     pub fn lookup(&self, root: &RootKey, tokens: &[u32]) -> Lookup {
         self.tree.lookup(root, tokens)
     }
 
-    /// What it has done.
+    /// Counters since the cache was created.
     pub fn stats(&self) -> TierStats {
         let evicted = self.tree.stats();
         TierStats {
@@ -151,12 +151,12 @@ impl<B: Backend> Tier<B> {
         }
     }
 
-    /// What it did since the last call, the latest of it.
+    /// Removes and returns the latest events.
     pub fn take_events(&mut self) -> Vec<TierEvent> {
         self.events.drain(..).collect()
     }
 
-    /// Units that nobody has, and all there are.
+    /// Number of free units, and of all units.
     pub fn units(&self) -> (u32, u32) {
         (self.pool.free(), self.pool.units())
     }
@@ -166,17 +166,18 @@ impl<B: Backend> Tier<B> {
         self.pool.units().saturating_sub(self.layout.checkpoint_units)
     }
 
-    /// Whether something is on its way to the host.
+    /// Whether a transfer to host memory is under way.
     pub fn is_storing(&self) -> bool {
         self.storing.is_some()
     }
 
-    /// Whether nothing is under way, or waits for its turn.
+    /// Whether no transfer is under way and no prompt waits.
     pub fn is_idle(&self) -> bool {
         self.storing.is_none() && self.loading.is_none() && self.wanted.is_empty()
     }
 
-    /// Counts everything in its tree again, and units, for tests: not while another thread drops an image, or room.
+    /// Counts everything in its tree and all units again, for tests. Not to be called while another thread drops an
+    /// image or room.
     pub fn audit(&self) -> Result<(), String> {
         self.tree.audit()?;
         let counts = self.tree.counts();
@@ -209,7 +210,7 @@ impl<B: Backend> Tier<B> {
         offers.push_back(place);
     }
 
-    /// Refers to a place of its tree no more.
+    /// Releases a reference of its tree.
     pub(super) fn release(&mut self, reference: Reference) {
         let released = self.tree.release(reference, drop);
         debug_assert!(released.is_ok(), "the reference is this tree's");
@@ -220,12 +221,13 @@ impl<B: Backend> Tier<B> {
         self.event(TierEvent::Missed { miss });
     }
 
-    /// Keeps nothing any more for what a tier below has dropped.
+    /// Releases the references of images and rooms that a lower tier has dropped.
     pub fn end_loans(&mut self) {
         self.loans.take_dropped().into_iter().for_each(|reference| self.release(reference));
     }
 
-    /// So many units, for which what nobody uses is evicted; if that is not enough, nothing is.
+    /// Takes `units` units. Evicts unreferenced prefixes if needed; if these are not enough, evicts
+    /// nothing and returns `None`.
     pub(super) fn take_units(&mut self, units: usize) -> Option<Vec<HostUnit<B>>> {
         self.end_loans();
         let counts = self.tree.counts();
@@ -240,8 +242,9 @@ impl<B: Backend> Tier<B> {
         self.pool.take(units)
     }
 
-    /// The tree takes what it has not of a prefix behind `above`: how many blocks that are, and where the checkpoint is, if
-    /// it took that. What it got from elsewhere meanwhile stays as it is.
+    /// Gives the tree the blocks of a prefix after `above`, and the checkpoint at its end. Blocks and checkpoints that
+    /// the tree got from elsewhere meanwhile stay as they are. Returns the number of blocks that the tree took, and the
+    /// place of the checkpoint if it took that.
     pub(super) fn take_prefix(
         &mut self,
         above: &mut Reference,

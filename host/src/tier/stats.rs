@@ -2,52 +2,52 @@
 
 use serde::Serialize;
 
-/// What the host tier has done since its cache was made.
+/// Counters of the host tier since its cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TierStats {
-    /// Blocks that were copied to host memory, and that it did not have by then.
+    /// Blocks that were copied to host memory and entered there.
     pub stored_blocks: u64,
-    /// Checkpoints that were.
+    /// Checkpoints that were copied and entered.
     pub stored_checkpoints: u64,
     /// Bytes that were copied.
     pub bytes_to_host: u64,
-    /// Blocks that were brought back, and that the device did not have by then.
+    /// Blocks that were copied back to the device and entered there.
     pub restored_blocks: u64,
-    /// Checkpoints that were.
+    /// Checkpoints that were copied and entered.
     pub restored_checkpoints: u64,
     /// Bytes that were copied.
     pub bytes_from_host: u64,
-    /// Tokens that prompts can go on from because their checkpoint came back: those that the device had too, above it,
-    /// are not counted.
+    /// Tokens that became reusable on the device because a checkpoint came back. Tokens that were reusable there
+    /// before are not counted.
     pub restored_tokens: u64,
-    /// Blocks that host memory had no room for any more.
+    /// Blocks that were evicted from host memory.
     pub evicted_blocks: u64,
-    /// Checkpoints that it had no room for any more.
+    /// Checkpoints that were evicted from host memory.
     pub evicted_checkpoints: u64,
-    /// Checkpoints that a tier below did not look at before a thousand others had come.
+    /// Offered checkpoints that were dropped because a lower tier had 1,024 newer offers to take.
     pub lost_offers: u64,
-    /// Why nothing was moved, by [`TierMiss::index`].
+    /// Number of misses of each kind, by [`TierMiss::index`].
     pub misses: [u64; TierMiss::ALL.len()],
 }
 
-/// Why something was not moved.
+/// Why a prefix was not transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TierMiss {
-    /// Host memory has no checkpoint of the prompt behind those of the device.
+    /// Host memory has no checkpoint of the prompt that is deeper than those of the device.
     NotThere,
-    /// The device has no room that nobody uses.
+    /// The device has no free room, and too little that can be evicted.
     NoRoomOnDevice,
-    /// Host memory has no room that nobody uses.
+    /// Host memory has no free room, and too little that can be evicted.
     NoRoomOnHost,
-    /// Whoever asked for it does not want it any more.
+    /// All requests for it were cancelled.
     Cancelled,
     /// The device failed.
     Device,
 }
 
 impl TierMiss {
-    /// All of them, in the order of [`Self::index`].
+    /// All reasons, in the order of [`Self::index`].
     pub const ALL: [Self; 5] =
         [Self::NotThere, Self::NoRoomOnDevice, Self::NoRoomOnHost, Self::Cancelled, Self::Device];
 
@@ -58,7 +58,7 @@ impl TierMiss {
     }
 }
 
-/// Something that the host tier did.
+/// An event of the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum TierEvent {
@@ -66,21 +66,21 @@ pub enum TierEvent {
     Stored {
         /// Tokens down to the checkpoint.
         tokens: u32,
-        /// Blocks that were not there.
+        /// Blocks that were entered.
         blocks: u32,
         /// Bytes that were copied.
         bytes: u64,
     },
-    /// They have arrived on the device.
+    /// Blocks, and a checkpoint of `tokens` tokens, have arrived on the device.
     Restored {
         /// Tokens down to the checkpoint.
         tokens: u32,
-        /// Blocks that were not there.
+        /// Blocks that were entered.
         blocks: u32,
         /// Bytes that were copied.
         bytes: u64,
     },
-    /// Something was not moved.
+    /// A prefix was not transferred.
     Missed {
         /// Why.
         miss: TierMiss,

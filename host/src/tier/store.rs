@@ -14,8 +14,9 @@ use crate::ledger::{Ledger, StoreSource};
 use crate::manager::core::Core;
 
 impl<B: Backend> Tier<B> {
-    /// Takes the next checkpoint that is to be stored, unless a transfer is in flight. Whether there are copies to queue.
-    /// What host memory has already counts as used, and is skipped; what it has no room for is skipped too.
+    /// Begins the store of the next offered checkpoint, unless a store is in flight. Returns whether there are copies
+    /// to queue. A checkpoint that host memory already has is counted as used and skipped; one for which it has no room
+    /// is skipped too.
     pub fn begin_store(&mut self, ledger: &mut Ledger) -> bool {
         if self.storing.is_some() {
             return false;
@@ -44,7 +45,8 @@ impl<B: Backend> Tier<B> {
         true
     }
 
-    /// Queues the copies of what was begun, behind `stream`. On an error it is lost: [`Self::end_store`] gives it back.
+    /// Queues the copies of the store that was begun, after the work in `stream`. On an error the store is lost, and
+    /// [`Self::end_store`] releases what it holds.
     pub fn queue_store(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
         let Self { storing: Some(storing), to_host: streams, .. } = self else { return Ok(()) };
         let PendingStore { source, above, units, in_flight, .. } = storing;
@@ -61,7 +63,8 @@ impl<B: Backend> Tier<B> {
         Ok(())
     }
 
-    /// Enters what has arrived, or gives back what was lost. Waits for it if it is to be `waited` for, or is lost.
+    /// Ends the store under way if it is done: enters it, or releases what it holds if it was lost. Waits for it
+    /// with `waited`, or if it was lost.
     pub fn end_store(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
         let Some(storing) = self.storing.as_mut() else { return Ok(()) };
         let status = storing.in_flight.finish(waited)?;
@@ -78,7 +81,7 @@ impl<B: Backend> Tier<B> {
         Ok(())
     }
 
-    /// The host has it now.
+    /// Enters a finished store in the host's tree.
     fn enter_stored(
         &mut self,
         ledger: &mut Ledger,
@@ -102,7 +105,7 @@ impl<B: Backend> Tier<B> {
         self.give_up_store(ledger, source, above, false);
     }
 
-    /// Keeps nothing of it any more; it is offered again if it is to be `repeated`.
+    /// Releases the references of a store; with `repeated`, its checkpoint is offered again.
     fn give_up_store(
         &mut self,
         ledger: &mut Ledger,

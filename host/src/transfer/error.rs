@@ -6,22 +6,22 @@ use crate::device::DeviceError;
 use crate::error::KvError;
 use crate::ids::RequestId;
 
-/// Why a request does not move. No request has changed then, in either cache; prefixes that an import evicted to make room stay
-/// evicted.
+/// Why a request or prefix was not moved. No request has changed, in either cache; prefixes that an import evicted to
+/// make room stay evicted.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// The cache refused, or the device failed.
     #[error(transparent)]
     Cache(#[from] KvError),
-    /// Memory for parts of a request of another size than they have.
+    /// Memory whose size is not that of the parts.
     #[error("the parts have {needed} bytes, and there are {found}")]
     Length {
-        /// Bytes that they have.
+        /// Bytes of the parts.
         needed: u64,
-        /// Bytes that there are.
+        /// Bytes of the memory.
         found: u64,
     },
-    /// Blocks that no final token of the request has an entry in.
+    /// A block without an entry of a final token of the request.
     #[error("{request} has {blocks} blocks with final entries; block {block} is not one of them")]
     NoSuchBlock {
         /// The request.
@@ -50,28 +50,28 @@ pub enum MoveError {
     /// A cache whose prompts share nothing.
     #[error("prompts of this cache share nothing; give it checkpoints (`num_checkpoints`)")]
     NothingShared,
-    /// No prefix ends there, or it has other tokens.
+    /// Positions and tokens that do not describe a prefix.
     #[error(
         "{tokens} tokens at {at:?} are no prefix: it has as many as positions in the trunk, a multiple of 128, and none or as many in draft layers"
     )]
     NoPrefix {
-        /// Where it was to end.
+        /// Positions at its end.
         at: Positions,
         /// Tokens that were given.
         tokens: usize,
     },
-    /// Draft layers ahead of the trunk: with tokens that are not final.
+    /// Draft layers that are ahead of the trunk: their last tokens are not final.
     #[error(
         "the request is at {at:?}: draft layers cannot be ahead of the trunk; give as many tokens there, or fewer"
     )]
     DraftAhead {
-        /// How far it is.
+        /// Its positions.
         at: Positions,
     },
     /// A request longer than those of the cache.
     #[error("the request is at {at:?}; requests of this cache have up to {limit} tokens")]
     TooLong {
-        /// How far it is.
+        /// Its positions.
         at: Positions,
         /// Most tokens.
         limit: u32,

@@ -1,4 +1,4 @@
-//! Parts of requests to memory of the host, or of the device.
+//! Exports: copies of the parts of requests to host or device memory.
 
 use std::ops::Range;
 
@@ -11,7 +11,8 @@ use crate::ids::RequestId;
 use crate::manager::KvCacheManager;
 use crate::pool_kind::PoolUnit;
 
-/// A request whose parts are copied. It borrows the cache, so that the request is where it is until all are.
+/// A request whose parts are being copied. It borrows the cache, so that the request takes no step before
+/// all parts are copied.
 pub struct Export<'c, B: Backend> {
     cache: &'c mut KvCacheManager<B>,
     stream: &'c Stream<B>,
@@ -21,8 +22,8 @@ pub struct Export<'c, B: Backend> {
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Memory through which requests leave this cache and come to it. It is on the device: as much as a slot takes, or up to
-    /// 8 MiB for blocks.
+    /// Allocates staging memory on the device, for exports and imports of requests: as much as a slot takes, or up to 8
+    /// MiB for blocks.
     ///
     /// # Errors
     /// [`KvError::Device`](crate::KvError::Device).
@@ -31,19 +32,19 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(Port::new(self.core(), cache)?)
     }
 
-    /// How far a request is: what its parts follow from ([`super::PartLayout::parts`]).
+    /// Final tokens of a request in each layer group, which determine its parts ([`super::PartLayout::parts`]).
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`](crate::KvError::UnknownRequest),
-    /// [`KvError::ForeignRequest`](crate::KvError::ForeignRequest); [`KvError::Overwritten`](crate::KvError::Overwritten)
-    /// for one that cannot go on.
+    /// [`KvError::ForeignRequest`](crate::KvError::ForeignRequest);
+    /// [`KvError::Overwritten`](crate::KvError::Overwritten) for a request that cannot continue.
     pub fn positions(&mut self, id: RequestId) -> Result<Positions, MoveError> {
         self.reject_leaked_steps();
         Ok(self.core().ledger().positions(id)?)
     }
 
-    /// A request, to copy its parts: it takes no step meanwhile, so that all of them are of one position. Its copies are queued
-    /// behind the steps before; this call waits for nothing.
+    /// Begins the export of a request. The request takes no step meanwhile, so that all its parts are of one position.
+    /// Copies are queued after the earlier steps; this call waits for nothing.
     ///
     /// # Errors
     /// [`MoveError::ForeignPort`]; [`MoveError::Cache`] as of [`Self::positions`], and for a stream of another device.
@@ -72,32 +73,32 @@ impl<B: Backend> Export<'_, B> {
         self.cache.device()
     }
 
-    /// Which request.
+    /// Id of the request.
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// How far it is.
+    /// Final tokens of the request in each layer group.
     #[must_use]
     pub fn positions(&self) -> Positions {
         self.at
     }
 
-    /// Which parts the requests of its cache have.
+    /// The layout of the parts of requests of its cache.
     #[must_use]
     pub fn layout(&self) -> &PartLayout {
         &self.port.layout
     }
 
-    /// Copies blocks of the request, counted from its first, to `into`: each is a part of
-    /// [`PartLayout::block_bytes`] bytes. Those that are full ([`PartLayout::full_blocks`]) do not change any more, so that
-    /// those of a long prompt can go while the rest of it is computed. Of the last one that is not full, rows that no
-    /// final token has closed are zero.
+    /// Copies blocks of the request, counted from its first, to `into`: each is a part of [`PartLayout::block_bytes`]
+    /// bytes. Full blocks ([`PartLayout::full_blocks`]) do not change any more, so that those of a long prompt can be
+    /// copied while the rest of it is computed. In a last block that is not full, rows that no final token has closed
+    /// are zero.
     ///
     /// # Errors
-    /// [`MoveError::NoSuchBlock`], [`MoveError::Backward`], [`MoveError::Length`], [`MoveError::Cache`] if the device fails.
-    /// The request is as it was.
+    /// [`MoveError::NoSuchBlock`], [`MoveError::Backward`], [`MoveError::Length`], [`MoveError::Cache`] if the device
+    /// fails. The request is unchanged.
     pub fn blocks(&mut self, blocks: Range<u32>, into: &mut [u8]) -> Result<(), MoveError> {
         self.blocks_to(blocks, PartsMut::Host(into))
     }
@@ -137,8 +138,8 @@ impl<B: Backend> Export<'_, B> {
         into.settle(stream, copied.and_then(|()| Ok(running.end()?)))
     }
 
-    /// Copies what the slot of the request holds to `into`: the parts of [`PartLayout::state`], one behind the other. Rows
-    /// are in order of position, and there are only those that the request needs to go on.
+    /// Copies the contents of the request's slot to `into`: the parts of [`PartLayout::state`], one after the other.
+    /// Rows are in order of position, and only those that the request needs to continue are copied.
     ///
     /// # Errors
     /// As [`Self::blocks`].

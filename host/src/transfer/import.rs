@@ -1,4 +1,4 @@
-//! Requests from memory of the host, or of the device: all of one, or nothing.
+//! Imports of requests from host or device memory: a whole request, or nothing.
 
 use super::error::MoveError;
 use super::memory::{Parts, PartsMut, check_length, part};
@@ -12,7 +12,7 @@ use crate::poison::POISON;
 use crate::pool_kind::PoolUnit;
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Takes a slot and the blocks of a request that is so far, all or none. What nobody refers to is evicted for them.
+    /// Takes a slot and blocks for a request at `at`, all or none. Evicts unreferenced prefixes if needed.
     ///
     /// # Errors
     /// [`MoveError::Cache`]: [`KvError::NoFreeSlot`](crate::KvError::NoFreeSlot),
@@ -24,10 +24,10 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(Reserved(self.core().ledger().take_room_for(at)?))
     }
 
-    /// Gives room back, empty or loaded.
+    /// Returns room, empty or loaded.
     ///
     /// # Errors
-    /// The room, if it is another cache's.
+    /// The room, if it belongs to another cache.
     pub fn give_back(&mut self, room: impl Into<Reserved>) -> Result<(), Reserved> {
         let Reserved(room) = room.into();
         let mut ledger = self.core().ledger();
@@ -41,14 +41,14 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(())
     }
 
-    /// Writes the parts of a request, one behind the other in `payload` in the order of
+    /// Writes the parts of a request, one after the other in `payload` in the order of
     /// [`PartLayout::parts`](super::PartLayout::parts), to the room that was taken for it, and enters its blocks in the
-    /// device's block table. Rings of another size than the source's get the rows at the places of their positions. What
-    /// the bytes mean is the caller's duty: they are not looked at.
+    /// device's block table. Rows are written at the ring places of their positions, so rings may have another size
+    /// than those of the source. The bytes are not checked: the caller must make sure that they belong to the request.
     ///
     /// # Errors
-    /// [`MoveError::ForeignPort`], [`MoveError::ForeignRoom`], [`MoveError::Length`], [`MoveError::Cache`] if the device
-    /// fails. The room is given back; that of another cache is in the error.
+    /// [`MoveError::ForeignPort`], [`MoveError::ForeignRoom`], [`MoveError::Length`], [`MoveError::Cache`] if the
+    /// device fails. The room is returned to the cache; if it belongs to another cache, it is in the error.
     pub fn load(
         &mut self,
         stream: &Stream<B>,
@@ -77,8 +77,9 @@ impl<B: Backend> KvCacheManager<B> {
         match self.write_room(stream, port, &room.0, payload) {
             Ok(()) => Ok(Loaded(room.0)),
             Err(error) => {
-                // What was queued before the failure must not write room of somebody else. Where a device error prevents the wait nothing
-                // runs; where a capture does, whoever has the room next uses it in the order of the cache's steps, so behind these copies.
+                // Copies that were queued before the failure must not write the room after it has a new owner. If a
+                // device error prevents the wait, no copy runs. If a capture prevents it, the next owner uses the room
+                // in the order of the cache's steps, after these copies.
                 let _ = stream.synchronize();
                 self.give_back(room).map_err(MoveError::ForeignRoom)?;
                 Err(error)
@@ -86,28 +87,29 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// The request that was loaded goes on from here, as one that was computed here. It shares nothing.
+    /// Admits a loaded request, which continues as one that was computed in this cache. It does not use
+    /// the prefix tree.
     ///
     /// # Errors
-    /// The room with its request, if it is another cache's.
+    /// The room with its request, if it belongs to another cache.
     pub fn enter(&mut self, loaded: Loaded) -> Result<RequestId, Loaded> {
         let mut ledger = self.core().ledger();
         if ledger.has_room(&loaded.0) { Ok(ledger.enter_room(loaded.0)) } else { Err(loaded) }
     }
 
-    /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing. The positions must be those of the
-    /// export that made the payload ([`Export::positions`](super::Export::positions)): others with parts of equal sizes are not
-    /// noticed, and the request that comes has wrong rows.
+    /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing. The positions must be those
+    /// of the export that made the payload ([`Export::positions`](super::Export::positions)): other positions with
+    /// parts of equal sizes are not detected, and the request would have wrong rows.
     ///
     /// # Errors
-    /// As these. Nothing has changed then, but prefixes that were evicted for it.
+    /// As these. Then nothing has changed, except that prefixes may have been evicted.
     pub fn import(
         &mut self,
         stream: &Stream<B>,
         port: &mut Port<B>,
         (at, payload): (Positions, &[u8]),
     ) -> Result<RequestId, MoveError> {
-        // Before anything is evicted for it.
+        // Checked before anything is evicted.
         self.core().ledger().check_positions(at)?;
         self.check_load(stream, port, (at, payload.len() as u64))?;
         let room = self.reserve(at)?;
@@ -135,7 +137,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<(), MoveError> {
         self.check_load(stream, port, (room.at, payload.bytes()))?;
         let running = stream.running("moving a request or a prefix")?;
-        // Poison that is due is written before the rows.
+        // Pending poison must be written before the rows.
         self.follow_steps(stream)?;
         let blocks = room.block_ids();
         match payload {
@@ -145,11 +147,11 @@ impl<B: Backend> KvCacheManager<B> {
         let table = Some((room.slot, &blocks[..]));
         self.queue_copies(stream, &[], table).map_err(crate::KvError::from)?;
         running.end()?;
-        // What failed on the device is known before anyone is told that the request is here.
+        // Device errors are reported before the request counts as loaded.
         Ok(stream.synchronize()?)
     }
 
-    /// What rows are that nobody wrote.
+    /// The byte that fills rows which no kernel has written.
     fn unwritten(&self) -> u8 {
         if self.config().poison { POISON } else { 0 }
     }
@@ -181,7 +183,7 @@ impl<B: Backend> KvCacheManager<B> {
         port.store(core, stream, (PoolUnit::Slot, &[room.slot.0]), Parts::Host(&slot))
     }
 
-    /// The same, without a byte of it in host memory.
+    /// As `write_from_host`, without copying any byte through host memory.
     fn write_from_device(
         &self,
         stream: &Stream<B>,
@@ -213,7 +215,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 }
 
-/// The blocks of a room, and how many of them are full; at most one is not.
+/// The blocks of a room, and the number of full ones; at most one block is not full.
 fn units(room: &Room) -> (Vec<u32>, usize) {
     let units: Vec<_> = room.block_ids().iter().map(|block| block.0).collect();
     let full = (room.at.trunk / kv_layout::geometry::BLOCK_TOKENS) as usize;

@@ -1,32 +1,32 @@
-//! Memory outside of the cache in which the parts of a request lie.
+//! Memory outside the cache that holds the parts of a request.
 
 use std::ops::Range;
 
 use super::error::MoveError;
 use crate::device::{Backend, Buffer, Stream};
 
-/// Memory that parts are copied to: the host's, or the device's of the cache.
+/// Memory that parts are copied to: host memory, or memory of the cache's device.
 pub enum PartsMut<'p, B: Backend> {
     /// Host memory.
     Host(&'p mut [u8]),
-    /// Memory of the device, which nobody else touches meanwhile. Nothing of the parts goes through host memory.
+    /// Device memory, which nothing else may access meanwhile. No byte of the parts goes through host memory.
     Device(Buffer<B, u8>),
 }
 
-/// Memory that parts are copied from: the host's, or the device's of the cache.
+/// Memory that parts are copied from: host memory, or memory of the cache's device.
 pub enum Parts<'p, B: Backend> {
     /// Host memory.
     Host(&'p [u8]),
-    /// Memory of the device, which nobody else writes meanwhile, and which is not changed. Nothing of the parts goes through
-    /// host memory.
+    /// Device memory, which nothing else may write meanwhile and which is not changed. No byte of the parts goes
+    /// through host memory.
     Device(Buffer<B, u8>),
 }
 
 impl<B: Backend> PartsMut<'_, B> {
-    /// Some of its bytes.
+    /// The part at `bytes`.
     ///
     /// # Panics
-    /// If it does not have them.
+    /// If the memory does not have these bytes.
     #[must_use]
     pub fn part(&mut self, bytes: Range<usize>) -> PartsMut<'_, B> {
         match self {
@@ -35,7 +35,7 @@ impl<B: Backend> PartsMut<'_, B> {
         }
     }
 
-    /// How many bytes it has.
+    /// Length in bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Host(bytes) => bytes.len() as u64,
@@ -43,10 +43,10 @@ impl<B: Backend> PartsMut<'_, B> {
         }
     }
 
-    /// Waits until what was queued for memory of the device is there, also if not all of it could be queued: then nothing is on its
-    /// way to the caller's memory any more, unless a capture refuses the wait
-    /// ([`DeviceError::ForbiddenInCapture`](crate::device::DeviceError::ForbiddenInCapture)). What went to host
-    /// memory is there.
+    /// Waits until the copies to device memory are done, also if not all of them could be queued: afterwards no copy
+    /// writes the caller's memory, unless a capture refuses the wait
+    /// ([`DeviceError::ForbiddenInCapture`](crate::device::DeviceError::ForbiddenInCapture)). Copies to host memory
+    /// have already ended.
     pub(super) fn settle(
         &self,
         stream: &Stream<B>,
@@ -61,10 +61,10 @@ impl<B: Backend> PartsMut<'_, B> {
 }
 
 impl<B: Backend> Parts<'_, B> {
-    /// Some of its bytes.
+    /// The part at `bytes`.
     ///
     /// # Panics
-    /// If it does not have them.
+    /// If the memory does not have these bytes.
     #[must_use]
     pub fn part(&self, bytes: Range<usize>) -> Parts<'_, B> {
         match self {
@@ -73,7 +73,7 @@ impl<B: Backend> Parts<'_, B> {
         }
     }
 
-    /// How many bytes it has.
+    /// Length in bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Host(bytes) => bytes.len() as u64,
@@ -82,12 +82,12 @@ impl<B: Backend> Parts<'_, B> {
     }
 }
 
-/// Refuses memory of another size than parts of `needed` bytes have.
+/// Fails with [`MoveError::Length`] unless `found` bytes are the `needed` ones.
 pub(super) fn check_length(needed: u64, found: u64) -> Result<(), MoveError> {
     if needed == found { Ok(()) } else { Err(MoveError::Length { needed, found }) }
 }
 
-/// Some bytes of memory of the device, which has them.
+/// The part of a device buffer at `bytes`, which must lie inside it.
 pub(super) fn part<B: Backend>(of: &Buffer<B, u8>, bytes: Range<usize>) -> Buffer<B, u8> {
     of.slice(bytes.start as u64, bytes.len() as u64).expect("lengths were checked")
 }

@@ -1,25 +1,25 @@
-//! Requests that move from one cache to another, and prefixes that are copied: their parts leave to memory of
-//! the host or of the device, and come from there.
+//! Requests that move from one cache to another, and prefixes that are copied. A cache exports their parts to
+//! host or device memory, and imports them from there.
 //!
 //! A cache may differ from the other in `max_draft`, in the number of blocks and in which of them are free: blocks are
-//! numbered from the request's first, and rows of rings by position. What must be equal is [`PartLayout`], the weights
-//! and whoever may share the request; `dsv4-kv-transfer` checks that, and the bytes.
+//! numbered from the request's first, and rows of rings by position. [`PartLayout`], the weights, and salt and adapter
+//! must be equal; `dsv4-kv-transfer` checks these, and the bytes.
 //!
 //! Blocks and slots are packed and unpacked on the device by the kernel that copies slots, through the memory of a
-//! [`Port`], or straight into memory of the device that the caller has. Rings are put in order of position in host memory, or
+//! [`Port`], or directly to and from the caller's device memory. Rings are put in order of position in host memory, or
 //! by copies of runs of rows on the device, since no kernel copies between rings of different sizes.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `parts.rs` | which parts a request has |
 //! | `rows.rs` | rows between images of slots and parts |
-//! | `port.rs` | memory of the device through which parts go |
-//! | `room.rs` | room for a request that comes |
+//! | `port.rs` | device staging memory for parts |
+//! | `room.rs` | room for a request from another cache |
 //! | `memory.rs` | memory outside of the cache: the host's or the device's |
-//! | `export.rs` | to such memory |
-//! | `import.rs` | from such memory |
+//! | `export.rs` | requests to such memory |
+//! | `import.rs` | requests from such memory |
 //! | `prefix.rs` | prefixes, from tree to tree |
-//! | `error.rs` | why a request does not move |
+//! | `error.rs` | errors of exports and imports |
 
 mod error;
 mod export;

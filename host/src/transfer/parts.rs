@@ -1,7 +1,7 @@
-//! The parts of a request that moves: which there are, how many rows each has, and how many bytes.
+//! The parts of a request that moves between caches, with the rows and bytes of each.
 //!
-//! They follow from the model, the formats and the request's positions alone: not from `max_draft`, the number of blocks,
-//! or where anything lies, so that two caches that differ in those agree on them.
+//! They depend only on the model, the formats and the request's positions, not on `max_draft`, the number of blocks or
+//! addresses. So caches that differ in these agree on the parts.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use crate::memory::state_layout;
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{LayerCacheSchema, Pool, Schema};
 
-/// How far a request is in each layer group: tokens that are final.
+/// Final tokens of a request in each layer group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Positions {
-    /// In the layers of the model.
+    /// Final tokens in the trunk.
     pub trunk: u32,
-    /// In the draft (MTP) layers; 0 without any.
+    /// Final tokens in the draft (MTP) layers; 0 without draft layers.
     pub draft: u32,
 }
 
@@ -29,24 +29,24 @@ pub struct Positions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartKind {
-    /// A block: entries and indexer keys of up to 128 tokens in all layers, one pool behind the other, each at a multiple
-    /// of 16 bytes. Rows that no token of the request has closed are zero.
+    /// A block: entries and indexer keys of up to 128 tokens in all layers, one pool after the other, each at a
+    /// multiple of 16 bytes. Rows whose window the request has not closed are zero.
     Block,
     /// Data plane of a layer's window: `[rows, 576]`.
     WindowData,
     /// Scale plane of a layer's window.
     WindowScale,
-    /// Own halves of a CSA layer's main compressor, of the window that is open: `[rows, 1024]` f32.
+    /// Own halves of a CSA layer's main compressor, for the open window: `[rows, 1024]` f32.
     MainOwn,
-    /// Previous halves of it, of the window that is open and the one before.
+    /// Previous halves of the same compressor, for the open window and the one before.
     MainPrevious,
-    /// As [`Self::MainOwn`] of the indexer's compressor: `[rows, 256]` f32.
+    /// As [`Self::MainOwn`], for the indexer's compressor: `[rows, 256]` f32.
     IndexOwn,
-    /// As [`Self::MainPrevious`] of the indexer's compressor.
+    /// As [`Self::MainPrevious`], for the indexer's compressor.
     IndexPrevious,
-    /// Running sums of an HCA layer behind the last token: `[1, 1536]` f32; none where its window ends.
+    /// Running sums of an HCA layer after the last token: `[1, 1536]` f32; no rows at the end of a window.
     Sums,
-    /// Of a prefix: what a checkpoint has at its end, of all layers, or of those of the trunk: [`crate::checkpoints`].
+    /// The checkpoint at the end of a prefix, of all layers or only of the trunk; see [`crate::checkpoints`].
     Checkpoint,
 }
 
@@ -64,12 +64,13 @@ impl PartKind {
         Self::Checkpoint,
     ];
 
-    /// The rows that a request needs to go on at `position`.
+    /// Positions of the rows that a request needs to continue at `position`.
     fn rows(self, position: u32) -> Range<u32> {
         let open = position - position % CSA_RATIO;
         let first = match self {
             Self::Block => 0,
-            // The token at `position` writes the last row of its own window. The row before these may be a rejected draft's.
+            // 127 rows: the token at `position` writes the last row of its window itself. The row before these may be
+            // that of a rejected draft.
             Self::WindowData | Self::WindowScale => position.saturating_sub(WINDOW - 1),
             Self::MainOwn | Self::IndexOwn => open,
             Self::MainPrevious | Self::IndexPrevious => open.saturating_sub(CSA_RATIO),
@@ -83,13 +84,13 @@ impl PartKind {
 /// A part of a request, or of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// What it holds.
+    /// Kind of the part.
     pub kind: PartKind,
-    /// Its block, counted from the request's first, or its layer; 0 of a checkpoint.
+    /// For a block, its number, counted from the request's first block; else its layer; 0 for a checkpoint.
     pub unit: u32,
-    /// Position of its first row; of a block, its first token.
+    /// Position of its first row; for a block, of its first token.
     pub first: u32,
-    /// Rows; of a block, tokens.
+    /// Number of rows; for a block, of tokens.
     pub entries: u32,
     /// Bytes of all of it.
     pub bytes: u64,
@@ -99,17 +100,17 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ring {
     pub kind: PartKind,
-    /// Rows before it.
+    /// Rows of the slot before the ring.
     pub first: u32,
-    /// Its rows: a position has row `position mod rows`.
+    /// Rows of the ring: a position has row `position mod rows`.
     pub rows: u32,
 }
 
-/// The rings of a pool of slots. Part of what [`LAYOUT_VERSION`](crate::memory::state_layout::LAYOUT_VERSION) counts.
+/// The rings of a pool of slots. A change needs a new [`LAYOUT_VERSION`](crate::memory::state_layout::LAYOUT_VERSION).
 pub(super) fn rings(layer: LayerKind, pool: &Pool) -> Vec<Ring> {
     let whole = |kind| vec![Ring { kind, first: 0, rows: pool.rows }];
     let halves = |own_kind, previous_kind| {
-        // Both rings together, of which the second is four rows longer.
+        // `pool.rows` counts both rings; the second one is four rows longer.
         let own = (pool.rows - CSA_RATIO) / 2;
         let previous = Ring { kind: previous_kind, first: own, rows: csa_previous_rows(own) };
         vec![Ring { kind: own_kind, first: 0, rows: own }, previous]
@@ -131,12 +132,12 @@ pub struct PartLayout {
     /// Layers of the trunk.
     trunk: u32,
     block_bytes: u64,
-    /// Bytes of a checkpoint: of the trunk's layers, and of all.
+    /// Bytes of a checkpoint of the trunk's layers, and of one of all layers.
     checkpoint_bytes: [u64; 2],
 }
 
 impl PartLayout {
-    /// Of a cache that is configured so; only model and formats matter.
+    /// The layout for caches of this configuration; only model and formats matter.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
         let schema = Schema::new(config);
@@ -162,13 +163,13 @@ impl PartLayout {
         self.schema.layers.len() as u32 > self.trunk
     }
 
-    /// Blocks of a request of so many tokens that entries of its tokens lie in.
+    /// Number of blocks that hold entries of a request of `tokens` tokens.
     #[must_use]
     pub fn blocks(&self, tokens: u32) -> u32 {
         if self.block_bytes == 0 { 0 } else { crate::block::blocks_of(tokens) }
     }
 
-    /// Blocks that no token to come changes, of a request that is so far.
+    /// Number of blocks that later tokens of a request at `at` do not change.
     #[must_use]
     pub fn full_blocks(&self, at: Positions) -> u32 {
         let of_draft = &self.schema.layers[self.trunk as usize..];
@@ -178,7 +179,7 @@ impl PartLayout {
         self.blocks(end).min(end / BLOCK_TOKENS)
     }
 
-    /// A block of a request of `tokens` tokens.
+    /// The part for block number `block` of a request of `tokens` tokens.
     #[must_use]
     pub fn block(&self, block: u32, tokens: u32) -> Part {
         let first = block.saturating_mul(BLOCK_TOKENS);
@@ -186,7 +187,7 @@ impl PartLayout {
         Part { kind: PartKind::Block, unit: block, first, entries, bytes: self.block_bytes }
     }
 
-    /// The parts of a request's slot: of each layer those that have rows.
+    /// The parts of a request's slot: for each layer, those that have rows.
     pub fn state(&self, at: Positions) -> impl Iterator<Item = Part> {
         self.schema.layers.iter().flat_map(move |layer| self.layer_state(layer, at))
     }
@@ -218,8 +219,8 @@ impl PartLayout {
         blocks.chain(self.state(at)).collect()
     }
 
-    /// The parts of a prefix, in the order of an image: whole blocks, then the checkpoint at its end, which has the draft
-    /// layers' windows if the prefix is there in them too.
+    /// The parts of a prefix, in the order of an image: whole blocks, then the checkpoint at its end, which has the
+    /// windows of the draft layers if `at.draft` is not 0.
     #[must_use]
     pub fn prefix_parts(&self, at: Positions) -> Vec<Part> {
         let (kind, rows) = (PartKind::Checkpoint, PartKind::Checkpoint.rows(at.trunk));
@@ -250,8 +251,8 @@ mod tests {
         PartLayout::new(&CacheConfig { max_draft, ..CacheConfig::new(model) })
     }
 
-    /// Where a block ends the state is what a checkpoint holds, but the first row of each window, which no query to come needs;
-    /// elsewhere at most three own halves of each CSA layer and one row of sums of each HCA layer more.
+    /// At the end of a block the state is a checkpoint without the first row of each window, which no later query
+    /// needs. Elsewhere it also has at most three own halves of each CSA layer and one row of sums of each HCA layer.
     #[test]
     fn at_a_boundary_the_state_is_a_checkpoint() {
         for (model, bytes) in [("flash", 3_719_168), ("pro", 5_249_024)] {

@@ -1,4 +1,4 @@
-//! Memory of the device through which parts of requests leave and come.
+//! Device staging memory for the parts of requests that move.
 
 use super::error::MoveError;
 use super::memory::{Parts, PartsMut, part};
@@ -15,21 +15,21 @@ use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
 use std::fmt;
 
-/// Bytes of blocks that go at once, at most.
+/// Most bytes of blocks that are copied at a time.
 const STAGING: u64 = 8 << 20;
 
-/// Memory of a device through which the blocks and slots of one cache leave it and come to it, one transfer at a time.
+/// Device staging memory for exports from and imports to one cache, one transfer at a time.
 pub struct Port<B: Backend> {
     pub(super) cache: CacheId,
     pub(super) layout: PartLayout,
     pub(super) rows: Rows,
     /// Bytes of the image of a slot.
     slot_bytes: u64,
-    /// Blocks that go at once.
+    /// Blocks that are copied at a time.
     blocks: u32,
-    /// The images of so many blocks, or of a slot.
+    /// The images of `blocks` blocks, or of a slot.
     staging: Buffer<B, u8>,
-    /// `[blocks, 4]`: which unit goes to which place.
+    /// `[blocks, 4]`: the copies between units and their images.
     jobs: Staged<B, i32>,
 }
 
@@ -39,8 +39,9 @@ impl<B: Backend> fmt::Debug for Port<B> {
     }
 }
 
-/// Blocks that go at once, and bytes of memory for so many, or for a slot. Blocks are a quarter of the longest request's at most, so
-/// that a long request of a small cache takes several rounds, as one of a large cache does.
+/// Number of blocks that are copied at a time, and bytes of staging memory for them or for a slot. The number is at
+/// most a quarter of the longest request's blocks, so that a long request takes several rounds in a small cache too, as
+/// it does in a large one.
 fn staging(config: &CacheConfig, layout: &PartLayout, slot_bytes: u64) -> (u32, u64) {
     let most = STAGING.checked_div(layout.block_bytes()).unwrap_or(1);
     let quarter = config.max_blocks_per_request().div_ceil(4).max(1);
@@ -48,7 +49,7 @@ fn staging(config: &CacheConfig, layout: &PartLayout, slot_bytes: u64) -> (u32, 
     (blocks, slot_bytes.max(u64::from(blocks) * layout.block_bytes()))
 }
 
-/// Bytes of the device's memory that the port of a cache takes that is configured so.
+/// Bytes of device memory that the port of a cache with this configuration takes.
 #[must_use]
 pub fn port_bytes(config: &CacheConfig) -> u64 {
     let slot_bytes = unit_image_bytes(&Schema::new(config), PoolUnit::Slot);
@@ -73,7 +74,7 @@ impl<B: Backend> Port<B> {
         })
     }
 
-    /// Which parts the requests of its cache have.
+    /// The layout of the parts of requests of its cache.
     #[must_use]
     pub fn layout(&self) -> &PartLayout {
         &self.layout
@@ -84,12 +85,12 @@ impl<B: Backend> Port<B> {
         self.slot_bytes as usize
     }
 
-    /// Memory of the device for so many bytes: of a slot, or of blocks that go at once.
+    /// The first `bytes` bytes of the staging memory, for a slot or for blocks that are copied at a time.
     pub(super) fn staging(&self, bytes: usize) -> Buffer<B, u8> {
         part(&self.staging, 0..bytes)
     }
 
-    /// Copies the images of units to `into`. Waits for it if that is host memory.
+    /// Copies the images of units to `into`. Waits for the copy if `into` is host memory.
     pub(super) fn fetch(
         &mut self,
         core: &Core<B>,
@@ -115,7 +116,7 @@ impl<B: Backend> Port<B> {
         Ok(())
     }
 
-    /// Fills with a byte what the image of a block has besides the rows that the first `tokens` of its tokens closed.
+    /// Fills a block's image with `byte`, except for the rows that the first `tokens` tokens of the block have closed.
     pub(super) fn fill_holes(
         &self,
         stream: &Stream<B>,
@@ -132,7 +133,7 @@ impl<B: Backend> Port<B> {
         Ok(())
     }
 
-    /// Makes units what the images in `from` say. Waits until those were read if they are in host memory.
+    /// Copies the images in `from` to units. Waits until the images are read if they are in host memory.
     pub(super) fn store(
         &mut self,
         core: &Core<B>,
@@ -157,7 +158,7 @@ impl<B: Backend> Port<B> {
         Ok(())
     }
 
-    /// Units that go at once, and bytes of the image of one.
+    /// Number of units that are copied at a time, and bytes of the image of one.
     fn round(&self, unit: PoolUnit) -> (usize, usize) {
         match unit {
             PoolUnit::Slot => (1, self.slot_bytes()),
@@ -165,7 +166,7 @@ impl<B: Backend> Port<B> {
         }
     }
 
-    /// Queues the copy between units and the images in memory of the device, one behind the other, in one launch.
+    /// Queues one launch that copies between units and `images`, which lie one after the other in device memory.
     fn copy(
         &mut self,
         core: &Core<B>,

@@ -1,4 +1,5 @@
-//! Prefixes: whole blocks that requests share and the checkpoint behind them, from one cache's prefix tree to another's.
+//! Copies of prefixes, that is whole blocks and the checkpoint at their end, from the prefix tree of one cache to that
+//! of another.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 
@@ -14,7 +15,8 @@ use crate::ledger::{LoadTarget, Prompt};
 use crate::manager::KvCacheManager;
 use crate::pool_kind::PoolUnit;
 
-/// A prefix whose parts are copied. It borrows the cache, so that nothing of it is evicted before they are.
+/// A prefix to be copied to another cache. It borrows the cache, so that the prefix is not evicted before
+/// the copies are done.
 pub struct PrefixExport<'c, 'p, B: Backend> {
     cache: &'c mut KvCacheManager<B>,
     stream: &'c Stream<B>,
@@ -25,18 +27,19 @@ pub struct PrefixExport<'c, 'p, B: Backend> {
     checkpoint: CheckpointId,
 }
 
-/// What a cache has of a prefix that came.
+/// The parts of an imported prefix that were new to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixImport {
-    /// Blocks that are new here; what was here stays as it is.
+    /// Number of new blocks. Blocks that the cache already had stay as they are.
     pub blocks: u32,
-    /// Whether the checkpoint is new here.
+    /// Whether the checkpoint is new.
     pub checkpoint: bool,
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// What this cache has of a prompt down to the deepest checkpoint, to copy it; `None` without one. All whole blocks of
-    /// the prompt count, also where it ends with one. It stays here, and nothing is counted as used.
+    /// The part of a prompt that this cache has, down to the deepest checkpoint, to be copied; `None` without a
+    /// checkpoint. All whole blocks of the prompt count, also if the prompt ends with one. The prefix stays in this
+    /// cache, and the export does not count as a use.
     ///
     /// # Errors
     /// [`MoveError::ForeignPort`]; [`MoveError::Cache`] for a stream of another device.
@@ -58,17 +61,18 @@ impl<B: Backend> KvCacheManager<B> {
         }))
     }
 
-    /// Enters a prefix that was exported in the prefix tree: the parts of [`PartLayout::prefix_parts`], one behind the other
-    /// in `payload`. From then on prompts with the same salt, adapter and first tokens go on from it. Room is taken for what
-    /// is not here, all or nothing, for which what nobody refers to is evicted; `None` if all of it is here. What the bytes
-    /// mean is the caller's duty: they are not looked at.
+    /// Enters a prefix that was exported in the prefix tree: the parts of [`PartLayout::prefix_parts`], one after the
+    /// other in `payload`. Later prompts with the same salt, adapter and first tokens continue from it. Takes room for
+    /// the missing parts, all or nothing, and evicts unreferenced prefixes for it if needed. `None` if the cache has
+    /// the whole prefix. The bytes are not checked: the caller must make sure that they belong to these tokens.
     ///
     /// # Errors
-    /// [`MoveError::NothingShared`], [`MoveError::NoPrefix`] for tokens that are not as many as positions, or no whole
-    /// blocks, [`MoveError::TooLong`], [`MoveError::ForeignPort`], [`MoveError::Length`]; [`MoveError::Cache`]:
+    /// [`MoveError::NothingShared`], [`MoveError::NoPrefix`] if the number of tokens is not the trunk's position or not
+    /// a multiple of 128, or if the draft position is neither 0 nor the trunk's, [`MoveError::TooLong`],
+    /// [`MoveError::ForeignPort`], [`MoveError::Length`]; [`MoveError::Cache`]:
     /// [`KvError::OutOfBlocks`](crate::KvError::OutOfBlocks),
-    /// [`KvError::OutOfCheckpoints`](crate::KvError::OutOfCheckpoints), or if the device fails. The room is free again, and
-    /// but for a device that fails nothing was evicted.
+    /// [`KvError::OutOfCheckpoints`](crate::KvError::OutOfCheckpoints), or if the device fails. The room is free again.
+    /// Nothing was evicted, unless the device failed.
     pub fn import_prefix(
         &mut self,
         stream: &Stream<B>,
@@ -107,8 +111,9 @@ impl<B: Backend> KvCacheManager<B> {
             return Ok(None);
         };
         if let Err(error) = self.write_prefix(stream, port, &target, &payload) {
-            // What was queued before the failure must not write room of somebody else. Where a device error prevents the wait nothing
-            // runs; where a capture does, whoever has the room next uses it in the order of the cache's steps, so behind these copies.
+            // Copies that were queued before the failure must not write the room after it has a new owner. If a device
+            // error prevents the wait, no copy runs. If a capture prevents it, the next owner uses the room in the
+            // order of the cache's steps, after these copies.
             let _ = stream.synchronize();
             self.core().ledger().drop_load(target);
             return Err(error);
@@ -118,7 +123,7 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(Some(PrefixImport { blocks, checkpoint }))
     }
 
-    /// Writes the blocks that are not here, and the checkpoint.
+    /// Writes the missing blocks, and the checkpoint.
     fn write_prefix(
         &mut self,
         stream: &Stream<B>,
@@ -127,7 +132,7 @@ impl<B: Backend> KvCacheManager<B> {
         payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
         let running = stream.running("moving a request or a prefix")?;
-        // Poison that is due is written before the rows.
+        // Pending poison must be written before the rows.
         self.follow_steps(stream)?;
         let bytes = port.layout.block_bytes() as usize;
         let units: Vec<_> = target.blocks().iter().map(|block| block.0).collect();
@@ -135,7 +140,7 @@ impl<B: Backend> KvCacheManager<B> {
         let behind = here + units.len() * bytes;
         port.store(self.core(), stream, (PoolUnit::Block, &units), payload.part(here..behind))?;
         let end = payload.bytes() as usize;
-        // Windows of draft layers are its last bytes, which may not come.
+        // The windows of draft layers are the last bytes of a checkpoint. The payload may not have them.
         let checkpoint = self.core().memory.state.checkpoint(target.checkpoint());
         let checkpoint = part(&checkpoint, 0..end - behind);
         match payload.part(behind..end) {
@@ -143,20 +148,20 @@ impl<B: Backend> KvCacheManager<B> {
             Parts::Device(from) => stream.copy(&from.view(), &checkpoint)?,
         }
         running.end()?;
-        // What failed on the device is known before anyone goes on from it.
+        // Device errors are reported before any request continues from the prefix.
         Ok(stream.synchronize()?)
     }
 }
 
 impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
-    /// Where it ends: a multiple of 128 tokens in the trunk, and there too in draft layers if its checkpoint has their
+    /// Its end: in the trunk a multiple of 128 tokens. In the draft layers the same number if its checkpoint has their
     /// windows, else 0.
     #[must_use]
     pub fn positions(&self) -> Positions {
         self.at
     }
 
-    /// Its tokens, and with whom they may be shared.
+    /// Its tokens, salt and adapter.
     #[must_use]
     pub fn prompt(&self) -> Prompt<'p> {
         self.prompt
@@ -168,22 +173,22 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         self.cache.device()
     }
 
-    /// What the cache is configured for.
+    /// The configuration of its cache.
     #[must_use]
     pub fn config(&self) -> &crate::CacheConfig {
         self.cache.config()
     }
 
-    /// Which parts the prefixes of its cache have.
+    /// The layout of the parts of prefixes of its cache.
     #[must_use]
     pub fn layout(&self) -> &PartLayout {
         &self.port.layout
     }
 
-    /// Copies all of it to `into`: its blocks, then the checkpoint, as [`PartLayout::prefix_parts`] says.
+    /// Copies all of it to `into`: its blocks, then the checkpoint, in the order of [`PartLayout::prefix_parts`].
     ///
     /// # Errors
-    /// [`MoveError::Length`], [`MoveError::Cache`] if the device fails. The prefix is as it was.
+    /// [`MoveError::Length`], [`MoveError::Cache`] if the device fails. The prefix is unchanged.
     pub fn all(&mut self, into: &mut [u8]) -> Result<(), MoveError> {
         self.all_to(PartsMut::Host(into))
     }
@@ -201,7 +206,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
         let mut copied =
             port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes));
-        // What lies between the pools' rows is of whatever was moved before.
+        // The bytes between the rows of the pools may be left over from an earlier transfer.
         let image = port.layout.block_bytes() as usize;
         for start in (0..bytes).step_by(image.max(1)) {
             let image = into.part(start..start + image);

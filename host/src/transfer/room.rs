@@ -4,8 +4,8 @@ use super::parts::Positions;
 use crate::block::Block;
 use crate::ids::{BlockId, CacheId, SlotId};
 
-/// A slot and blocks for a request that comes from another cache. No id names the slot until the request is entered, so that
-/// nothing can be done to it before.
+/// A slot and blocks for a request that comes from another cache. No request id names the slot until the request is
+/// entered, so that no other call can use it before.
 #[derive(Debug)]
 pub(crate) struct Room {
     pub ledger: CacheId,
@@ -15,24 +15,25 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Which blocks, in order.
+    /// Numbers of the blocks, in the order of the tokens.
     pub fn block_ids(&self) -> Vec<BlockId> {
         self.blocks.iter().map(Block::id).collect()
     }
 }
 
-/// A slot and blocks for a request that is to come, before anything has. Nobody else gets them until they are given back.
+/// A slot and blocks reserved for a request from another cache, not yet written. They stay reserved until they are
+/// given back.
 #[derive(Debug)]
 #[must_use = "room that is dropped is lost to its cache; load a request into it, or give it back"]
 pub struct Reserved(pub(super) Room);
 
-/// A slot and blocks with every byte of a request that came, which takes part in nothing yet.
+/// A slot and blocks with every byte of a request from another cache, which is not admitted yet.
 #[derive(Debug)]
 #[must_use = "room that is dropped is lost to its cache; enter the request, or give it back"]
 pub struct Loaded(pub(super) Room);
 
 impl Reserved {
-    /// How far the request is that it is for.
+    /// Positions of the request that the room is for.
     #[must_use]
     pub fn positions(&self) -> Positions {
         self.0.at
@@ -40,7 +41,7 @@ impl Reserved {
 }
 
 impl Loaded {
-    /// How far the request is.
+    /// Positions of the request.
     #[must_use]
     pub fn positions(&self) -> Positions {
         self.0.at

@@ -1,4 +1,4 @@
-//! Rows between images, in host memory: rings of a slot to rows in order of position, and back.
+//! Conversion between the image of a slot, whose rows lie in rings, and parts, whose rows lie in order of position.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) struct Rows {
     blocks: Vec<UnitPlace>,
 }
 
-/// Tokens of a block that have closed a row of a pool.
+/// Bytes of the rows of a pool that the first `tokens` tokens of a block have closed.
 fn closed(pool: &Pool, tokens: u32) -> usize {
     (tokens * pool.rows / kv_layout::geometry::BLOCK_TOKENS) as usize * pool.row_bytes as usize
 }
@@ -84,7 +84,8 @@ impl Rows {
         }
     }
 
-    /// What of a block's image of `bytes` bytes no row has that the first `tokens` of its tokens closed.
+    /// The ranges of a block's image of `bytes` bytes outside the rows that the first `tokens` tokens of
+    /// the block have closed.
     pub fn holes(&self, tokens: u32, bytes: usize) -> Vec<Range<usize>> {
         let (mut end, mut holes) = (0, Vec::new());
         for UnitPlace { pool, image, .. } in &self.blocks {

@@ -7,9 +7,7 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
-use dsv4_kv::{
-    Accepted, Bucket, CacheConfig, CapturedStep, KvError, Launches, RequestId, StepRequest,
-};
+use dsv4_kv::{Accepted, Bucket, CacheConfig, CapturedStep, Launches, RequestId, StepRequest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +136,7 @@ impl<B: Backend> Setup<B> {
         let request = [StepRequest { id, start: past, tokens }];
         let mut step = cache.begin_step(stream, Launches::Bucket(bucket), &request)?;
         let time = timer.time(stream, || Ok(step.replay(graph)?))?;
-        step.commit(&[Accepted { id, accepted: tokens, tokens: &[] }]).map_err(KvError::from)?;
+        step.commit(&[Accepted { id, accepted: tokens, tokens: &[] }])?;
         cache.check_faults(stream)?;
         let saved = cache.take_saved().len();
         ensure!(saved == *checkpoints as usize, "{saved} of {checkpoints} checkpoints were saved");

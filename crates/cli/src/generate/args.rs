@@ -41,7 +41,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "TEXT", group = "input")]
     pub prompt: Option<String>,
 
-    /// The prompt as token ids, in a file: numbers with anything but digits between them.
+    /// The prompt as token ids, in a file: numbers with white space, commas or brackets between them.
     #[arg(long, value_name = "FILE", group = "input")]
     pub prompt_tokens: Option<PathBuf>,
 

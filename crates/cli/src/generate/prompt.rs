@@ -41,7 +41,8 @@ fn of_file(path: &Path) -> Result<Vec<u32>, InputError> {
             "it has more than {MOST_BYTES} bytes; so many are read at most"
         )));
     }
-    let numbers = content.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty());
+    let between = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
+    let numbers = content.split(between).filter(|number| !number.is_empty());
     let number = |number: &str| {
         number.parse::<u32>().map_err(|error| refused(format!("`{number}`: {error}")))
     };
@@ -51,6 +52,22 @@ fn of_file(path: &Path) -> Result<Vec<u32>, InputError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_token_is_refused() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let read = |content: &str| {
+            std::fs::write(file.path(), content).expect("it is written");
+            of_file(file.path())
+        };
+        for content in ["1 20\n300", "[1, 20, 300]", "1,20,\t300,"] {
+            assert_eq!(read(content).expect("three tokens"), [1, 20, 300], "{content}");
+        }
+        for content in ["1 -5", "1.5", "{\"tokens\": [1]}", "4294967296"] {
+            let refused = read(content).expect_err("no token");
+            assert!(matches!(refused, InputError::PromptTokens { .. }), "{content}: {refused}");
+        }
+    }
 
     /// What has no length before it ends is read no further than a file may be long.
     #[cfg(unix)]

@@ -111,7 +111,7 @@ impl<B: Backend> Full<B> {
         stream.record(end)?;
         let accepted = accept_all(requests, tokens);
         for step in steps {
-            step.commit(&accepted).map_err(KvError::from)?;
+            step.commit(&accepted)?;
         }
         cache.save_wanted(stream)?;
         cache.advance_tier(stream)?;

@@ -168,8 +168,7 @@ impl<B: Backend> Forward<'_, B> {
             Accepted { id, accepted, tokens: chunk.get(..accepted as usize).unwrap_or_default() }
         };
         let accepted: Vec<_> = self.chunks.iter().zip(accepted).map(told).collect();
-        self.step.commit(&accepted).map_err(KvError::from)?;
-        Ok(())
+        Ok(self.step.commit(&accepted)?)
     }
 }
 

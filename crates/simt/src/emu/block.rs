@@ -14,6 +14,7 @@ use super::fault::{FaultKind, Site, ThreadIndex};
 use super::global_memory::GlobalMemory;
 use super::launch::Launch;
 use super::matrix::Fragments;
+use super::operands::Operands;
 use super::past::{Learned, Observer, Past};
 use super::products::Products;
 use super::shared_memory::SharedMemory;
@@ -76,8 +77,8 @@ pub struct Thread {
     pub copies: RefCell<Copies>,
     /// Products of warpgroups that it has started.
     pub products: RefCell<Products>,
-    /// Whether what it reads of shared memory are operands of the last of them.
-    pub multiplies: Cell<bool>,
+    /// The product whose operands are all that it reads of shared memory now.
+    pub multiplies: Cell<Option<u32>>,
     /// Its fragments of a matrix product; the result replaces C.
     pub fragments: Cell<Fragments>,
 }
@@ -96,7 +97,7 @@ impl Thread {
             seen: RefCell::default(),
             copies: RefCell::default(),
             products: RefCell::default(),
-            multiplies: Cell::new(false),
+            multiplies: Cell::new(None),
             fragments: Cell::new(Fragments::default()),
         }
     }
@@ -160,6 +161,8 @@ pub struct Block {
     pub starting: Starting,
     /// Its threads.
     pub threads: Vec<Thread>,
+    /// What the products of each of its warps read.
+    pub operands: RefCell<Vec<Operands>>,
     /// Its named barriers.
     pub barriers: RefCell<NamedBarriers>,
     /// Its shared memory.
@@ -192,6 +195,7 @@ impl Block {
             running: Cell::new(ThreadIndex(0)),
             starting: Starting::none(),
             threads: Vec::new(),
+            operands: RefCell::default(),
             barriers: RefCell::new(NamedBarriers::new()),
             shared_memory: RefCell::new(SharedMemory::new()),
             global_memory: RefCell::default(),
@@ -229,8 +233,11 @@ impl Block {
             thread.seen.take();
             thread.copies.take();
             thread.products.take();
-            thread.multiplies.set(false);
+            thread.multiplies.set(None);
         }
+        let operands = self.operands.get_mut();
+        operands.clear();
+        operands.resize_with((launch.block / WARP_SIZE) as usize, Operands::default);
         self.barriers.replace(NamedBarriers::new());
         self.shared_memory.get_mut().reset(launch.shared_bytes);
         self.reads_peer.set(None);

@@ -26,7 +26,7 @@
 //! | `barriers` | the named barriers of a block |
 //! | `matrix` | matrix products of a warp |
 //! | `copies` | asynchronous copies that a thread has started |
-//! | `products` | products of warpgroups that a thread has started |
+//! | `products`, `operands` | products of warpgroups that a thread has started, and what a warp's products read |
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
 //! | `proxy` | stores to shared memory that products do not see, as a fence is missing |
 //! | `clock`, `time` | what the warps of a block know of each other: vector clocks |
@@ -56,6 +56,7 @@ mod matrix;
 pub(crate) mod mem;
 mod memory;
 pub(crate) mod mma;
+mod operands;
 mod order;
 mod panic;
 mod past;

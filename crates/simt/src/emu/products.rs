@@ -2,18 +2,10 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 use super::fault::Site;
 use super::shared_memory::InFlight;
-
-/// What a thread reads of the operands of a product.
-#[derive(Clone, Debug)]
-pub struct Product {
-    /// Byte offsets of the words in the block's shared memory.
-    pub words: Vec<u32>,
-    /// Who started the product, where and when.
-    pub in_flight: InFlight,
-}
 
 /// The products that a thread has started.
 #[derive(Debug, Default)]
@@ -22,23 +14,16 @@ pub struct Products {
     /// A hash of where it started products and waited for them, in this order.
     places: u64,
     /// Those that it has not waited for, the oldest first.
-    in_flight: VecDeque<Product>,
+    in_flight: VecDeque<InFlight>,
 }
 
 impl Products {
     /// Starts a product; its number.
-    pub fn start(&mut self, in_flight: InFlight) -> u32 {
-        self.pass(in_flight.location);
-        self.in_flight.push_back(Product { words: Vec::new(), in_flight });
+    pub fn start(&mut self, product: InFlight) -> u32 {
+        self.pass(product.location);
+        self.in_flight.push_back(product);
         self.started += 1;
         self.started - 1
-    }
-
-    /// Notes that the product which was started last reads a word; which it is.
-    pub fn read(&mut self, word: u32) -> InFlight {
-        let product = self.in_flight.back_mut().expect("one was started");
-        product.words.push(word);
-        product.in_flight
     }
 
     /// Starts a product at a place, or waits there for all but so many.
@@ -58,15 +43,17 @@ impl Products {
         self.started
     }
 
-    /// Waits for all products but the last `pending`, and takes them out.
-    pub fn wait_for_all_but(&mut self, pending: usize, location: Site) -> Vec<Product> {
+    /// Waits for all products but the last `pending`; the numbers of those that were in flight until now.
+    pub fn wait_for_all_but(&mut self, pending: usize, location: Site) -> Range<u32> {
         self.pass((location, pending));
+        let oldest = self.started - self.in_flight.len() as u32;
         let done = self.in_flight.len().saturating_sub(pending);
-        self.in_flight.drain(..done).collect()
+        self.in_flight.drain(..done);
+        oldest..oldest + done as u32
     }
 
     /// The oldest product that was not waited for.
-    pub fn oldest(&self) -> Option<&Product> {
-        self.in_flight.front()
+    pub fn oldest(&self) -> Option<InFlight> {
+        self.in_flight.front().copied()
     }
 }

@@ -9,10 +9,11 @@ use super::time::warp_of;
 /// The accesses of one kind since the last write that none of the others is ordered after, and some that others are, in their
 /// order. Of a warp the last one races with another warp if any does, and it or the last one of another lane with a lane of its own.
 #[derive(Clone, Debug, Default)]
-struct Concurrent(Vec<Event>);
+pub struct Concurrent(Vec<Event>);
 
 impl Concurrent {
-    fn add(&mut self, new: Event, clocks: &Clocks) {
+    /// Adds an access that is made now.
+    pub fn add(&mut self, new: Event, clocks: &Clocks) {
         let warp = warp_of(new.at.thread);
         let is_own = |old: &Event| warp_of(old.at.thread) == warp;
         let is_like = |old: &Event| old.at.time == new.at.time && is_own(old);
@@ -38,7 +39,7 @@ impl Concurrent {
     }
 
     /// An access that races with what a thread does now.
-    fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Event> {
+    pub fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Event> {
         self.0.iter().copied().find(|old| !clocks.orders(old.at, thread))
     }
 }

@@ -180,7 +180,7 @@ fn check_products(block: &Block) {
     if let Some(product) = products.oldest() {
         let (message, thread) =
             ("a product is in flight when its thread returns", block.running.get());
-        block.fail(misuse(message.to_owned(), thread.0, Some(product.in_flight.location)));
+        block.fail(misuse(message.to_owned(), thread.0, Some(product.location)));
     }
 }
 

@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use super::block::{Block, current};
 use super::fault::{AccessKind, FaultKind, Site};
+use super::time::warp_of;
 
 /// Checks that an array lies in the block's shared memory; its address.
 #[track_caller]
@@ -98,15 +99,23 @@ pub unsafe fn store_x4(address: u32, value: [u32; 4]) {
 /// The word at `address`, which [`element`] has checked.
 pub fn read(address: u32, kind: AccessKind, location: Site) -> u32 {
     current(|block| {
-        let (thread, running) = (block.thread(), block.running.get());
-        let result = if thread.multiplies.get() {
-            let product = thread.products.borrow_mut().read(address);
-            block.shared_memory.borrow().start_operand(address, product)
-        } else {
-            block.shared_memory.borrow_mut().read(address, kind, running, location)
+        let thread = block.running.get();
+        let result = match block.thread().multiplies.get() {
+            Some(product) => read_operand(block, product, address),
+            None => block.shared_memory.borrow_mut().read(address, kind, thread, location),
         };
         result.unwrap_or_else(|fault| block.fail(fault))
     })
+}
+
+/// The word at `address`, an operand of a product that the running thread has started.
+fn read_operand(block: &Block, product: u32, address: u32) -> Result<u32, FaultKind> {
+    let (thread, memory) = (block.running.get(), block.shared_memory.borrow());
+    let operands = &mut block.operands.borrow_mut()[warp_of(thread)];
+    if let Some(location) = operands.read(product, address) {
+        memory.start_operands(address, thread, location)?;
+    }
+    Ok(memory.value(address))
 }
 
 /// Sets the word at `address`, which [`element`] has checked.

@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use super::block::{current, wait};
 use super::collective::Operation;
+use super::time::warp_of;
 
 pub fn thread_idx_x() -> u32 {
     current(|block| block.running.get().0)
@@ -54,21 +55,24 @@ pub fn fence_shared() {
 pub fn start_product() -> u32 {
     let location = Location::caller();
     current(|block| {
-        let thread = block.thread();
-        thread.multiplies.set(true);
-        let product = block.shared_memory.borrow().start(block.running.get(), location);
-        thread.products.borrow_mut().start(product)
+        let (thread, running) = (block.thread(), block.running.get());
+        let memory = block.shared_memory.borrow();
+        let product = memory.start(running, location);
+        let number = thread.products.borrow_mut().start(product);
+        block.operands.borrow_mut()[warp_of(running)].start(number, product, memory.bytes());
+        thread.multiplies.set(Some(number));
+        number
     })
 }
 
 /// The operands of the product that was started last have been read once. A tensor core reads them until the product is
 /// waited for.
 pub fn end_operands() {
-    current(|block| block.thread().multiplies.set(false));
+    current(|block| block.thread().multiplies.set(None));
 }
 
-/// At most the last `pending` products of the running thread are in flight from here on: the others have read their operands
-/// until now. Checks that product `number` is one of these, if it is not the largest number.
+/// At most the last `pending` products of the running thread are in flight from here on: if it is the last lane of its warp, the
+/// others have read their operands until now. Checks that product `number` is one of these, if it is not the largest number.
 #[track_caller]
 pub fn check_product(number: u32, pending: u32) {
     let location = Location::caller();
@@ -80,11 +84,11 @@ pub fn check_product(number: u32, pending: u32) {
             "the product may be in flight: {} were started after it, the wait leaves {pending}",
             started - number - 1
         );
-        let mut memory = block.shared_memory.borrow_mut();
-        let ended = products.wait_for_all_but(pending as usize, location);
-        ended.iter().try_for_each(|product| {
-            let mut words = product.words.iter();
-            words.try_for_each(|&word| memory.end_operand(word, product.in_flight))
+        let mut waited = products.wait_for_all_but(pending as usize, location);
+        let (running, mut operands) = (block.running.get(), block.operands.borrow_mut());
+        waited.try_for_each(|number| {
+            let Some(ended) = operands[warp_of(running)].wait(number) else { return Ok(()) };
+            block.shared_memory.borrow_mut().end_operands(&ended, running)
         })
     });
     read.unwrap_or_else(|fault| current(|block| block.fail(fault)));

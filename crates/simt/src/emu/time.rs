@@ -26,7 +26,7 @@ pub fn warp_of(thread: ThreadIndex) -> usize {
 }
 
 /// When a thread did something: what the clock of its warp said.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The thread.
     pub thread: ThreadIndex,

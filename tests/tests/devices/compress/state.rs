@@ -92,14 +92,14 @@ pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
         let view = manager.state_view(&stream, LayerId(2), id, PoolKind::MainState).unwrap();
         assert_eq!(view, StateView::Hca(hca::running_sums(&history)[tokens as usize].clone()));
         let error = manager.state_view(&stream, LayerId(0), id, PoolKind::MainState).unwrap_err();
-        assert!(matches!(error, KvError::NoSuchPool { layer: 0, .. }), "{error}");
+        assert!(matches!(error, KvError::NoSuchPool { layer: LayerId(0), .. }), "{error}");
         let error = manager.state_view(&stream, LayerId(1), id, PoolKind::EntryData).unwrap_err();
-        assert!(matches!(error, KvError::NoSuchPool { layer: 1, .. }), "{error}");
+        assert!(matches!(error, KvError::NoSuchPool { layer: LayerId(1), .. }), "{error}");
         let layers = manager.schema().layers.len() as u32;
         let view = manager.state_view(&stream, LayerId(layers), id, PoolKind::MainState);
         let error = view.unwrap_err();
         assert!(
-            matches!(error, KvError::NoSuchLayer { layer, layers: of } if layer == layers && of == layers),
+            matches!(error, KvError::NoSuchLayer { layer, layers: of } if layer == LayerId(layers) && of == layers),
             "{error}"
         );
     }

@@ -75,15 +75,24 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     assert!(matches!(error, KvError::LayerRepeated { layer: LayerId(0), .. }), "{error}");
     let error = step.swa(LAYERS[0]).unwrap().update(&kv).err().unwrap();
     assert!(matches!(error, KvError::LayerRepeated { layer: LayerId(0), .. }), "{error}");
-    let refused = step.commit(&[Accepted::count(id, 2)]).unwrap_err();
+    let refused = step.try_commit(&[Accepted::count(id, 2)]).unwrap_err();
     let error = refused.error();
     assert!(matches!(error, KvError::LayerUnfinished { layer: LayerId(1), .. }), "{error}");
     let mut step = refused.into_step();
     step.replay(&second).unwrap();
     step.repeat(&first).unwrap();
     step.commit(&[Accepted::count(id, 2)]).unwrap();
-    let ring: Vec<u8> = download(&stream, &pool(&cache, LAYERS[0], PoolKind::SwaData));
-    assert!(ring.iter().any(|&byte| byte != 0));
+    // The rings are those of the same step without graphs.
+    let parts = [StepRequest { id: foreign, ..parts[0] }];
+    let mut step = other.begin_step(&stream, Launches::Eager, &parts).unwrap();
+    for layer in LAYERS {
+        step.swa(layer).unwrap().update(&kv).unwrap().append().unwrap();
+    }
+    step.commit(&[Accepted::count(foreign, 2)]).unwrap();
+    let rings = |cache: &KvCacheManager<B>| {
+        LAYERS.map(|layer| -> Vec<u8> { download(&stream, &pool(cache, layer, PoolKind::SwaData)) })
+    };
+    assert_eq!(rings(&cache), rings(&other));
 }
 
 /// A bucket out of the cache's range, and steps that exceed their bucket, by field and value.

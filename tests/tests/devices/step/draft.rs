@@ -1,9 +1,8 @@
 //! Draft (MTP) layers: positions of their own, ahead of a trunk step that is open.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::manager::Groups;
 use dsv4_kv::step_meta::{Section, StepLayout};
-use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, LayerId, StepRequest};
+use dsv4_kv::{Accepted, CacheConfig, Groups, KvError, Launches, LayerGroup, LayerId, StepRequest};
 use kv_layout::geometry::LayerKind::{Csa, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -88,7 +87,7 @@ pub fn groups_are_kept_apart<B: Backend>(device: &Device<B>) {
     let mut config = config(&[Swa, Csa], formats, 1);
     config.model.mtp_layers = 1;
     let error = dsv4_kv::KvCacheManager::new(device.clone(), config).err().unwrap();
-    assert!(matches!(error, KvError::DraftLayerKind { layer: 1, kind: Csa }), "{error}");
+    assert!(matches!(error, KvError::DraftLayerKind { layer: LayerId(1), kind: Csa }), "{error}");
 }
 
 /// A step of the draft layers is not told what kernels of the trunk's open step refused: that step is.

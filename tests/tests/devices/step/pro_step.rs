@@ -2,10 +2,9 @@
 
 use dsv4_kv::device::{Backend, Device, Stream, View};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::manager::Groups;
 use dsv4_kv::step::Group;
 use dsv4_kv::{
-    Accepted, Bucket, CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, Layers,
+    Accepted, Bucket, CacheConfig, CapturedStep, Groups, KvCacheManager, KvError, LayerId, Layers,
     RequestId, StepRequest,
 };
 use rand::rngs::StdRng;

@@ -59,7 +59,7 @@ fn refuse_wrong_layers<B: Backend>(layers: &mut Layers<'_, B>) {
             match refusal {
                 None => assert_eq!(kind, wanted),
                 Some(KvError::WrongLayerKind { layer, found, needed }) => {
-                    assert_eq!((layer, found, needed), (id.0, kind, wanted));
+                    assert_eq!((layer, found, needed), (id, kind, wanted));
                     assert_ne!(kind, wanted);
                 }
                 Some(other) => panic!("{other}"),

@@ -370,5 +370,6 @@ fn a_host_tier_that_is_too_small_is_named() {
         panic!("{error}")
     };
     made(with(1, least)).unwrap();
-    assert!(made(with(1, least - 1)).is_err());
+    let error = made(with(1, least - 1)).unwrap_err();
+    assert!(matches!(error, KvError::Config { setting: "host_bytes", .. }), "{error}");
 }

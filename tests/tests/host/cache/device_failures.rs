@@ -98,7 +98,7 @@ impl Cache {
             }
             // Nothing is final: the next attempt starts where this one did.
             let none = Accepted::count(id, 0);
-            steps.into_iter().try_for_each(|step| step.commit(&[none]).map_err(Into::into))
+            steps.into_iter().try_for_each(|step| step.commit(&[none]))
         };
         let result = run();
         let failed = backend.failed();

@@ -77,7 +77,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
             })?;
             launched[at] = launches(&device) - before;
         }
-        step.commit(&batch.accepted).map_err(KvError::from)?;
+        step.commit(&batch.accepted)?;
         batch.advance();
     }
     let rows = KINDS.into_iter().zip(launched).zip(&samples);

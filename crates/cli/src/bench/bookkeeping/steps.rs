@@ -151,7 +151,7 @@ fn measure_cache(case: Case) -> Result<[Row; 3]> {
         let launches = Launches::Bucket(&bucket);
         let mut step = begin.time(clock, || cache.begin_step(&stream, launches, &batch.parts))?;
         replay.time(clock, || step.replay(&graph))?;
-        commit.time(clock, || step.commit(&batch.accepted)).map_err(KvError::from)?;
+        commit.time(clock, || step.commit(&batch.accepted))?;
         batch.advance();
     }
     Ok([

@@ -125,7 +125,7 @@ impl<B: Backend> Filled<B> {
         let accepted =
             |part: &StepRequest| Accepted { id: part.id, accepted: part.tokens, tokens: told };
         let accepted: Vec<_> = requests.iter().map(accepted).collect();
-        Ok(step.commit(&accepted).map_err(KvError::from)?)
+        Ok(step.commit(&accepted)?)
     }
 }
 
