@@ -22,7 +22,7 @@ pub const fn blocks_of(tokens: u32) -> u32 {
 pub struct Block(BlockId);
 
 impl Block {
-    /// Which block it is.
+    /// Number of the block.
     pub const fn id(&self) -> BlockId {
         self.0
     }
@@ -48,7 +48,7 @@ impl Held {
         Self::Shared(SharedBlock(block.0))
     }
 
-    /// Which block it is.
+    /// Number of the block.
     pub const fn id(&self) -> BlockId {
         match self {
             Self::Own(Block(id)) | Self::Shared(SharedBlock(id)) => *id,

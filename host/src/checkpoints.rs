@@ -29,7 +29,7 @@ pub struct StateCheckpoint {
 }
 
 impl StateCheckpoint {
-    /// Which storage it is.
+    /// Number of the storage.
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
         self.id
@@ -60,7 +60,7 @@ pub struct SavedCheckpoint {
 }
 
 impl SavedCheckpoint {
-    /// Which storage it has.
+    /// Number of its storage.
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
         self.storage.id

@@ -10,7 +10,7 @@ pub enum Mistake {
     SaltIgnored,
     /// A match may cover the whole prompt, so that there is nothing left to compute.
     Boundary,
-    /// Of a block of tokens only the first half is compared.
+    /// Only the first half of a block's tokens is compared.
     HalfCompared,
     /// A match is reused to its end, even without a checkpoint there.
     NoCheckpoint,

@@ -122,7 +122,7 @@ mod tests {
         let (mut order, mut sorted) = (Order::new(0), BTreeSet::new());
         let mut random = SmallRng::seed_from_u64(1);
         for turn in 0..20_000 {
-            // It grows, and shrinks to nothing again.
+            // The heap grows, and shrinks to nothing again.
             let grows = random.random_range(0..10_000) > turn % 10_000;
             if grows {
                 let rank = random.random_range(0..100);

@@ -107,7 +107,7 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) next_serial: u64,
 }
 
-/// Where a walk along a prompt ended.
+/// Result of matching a prompt from a root.
 #[derive(Clone, Copy)]
 pub(crate) struct Walk {
     /// The last segment with a block of the prompt.

@@ -22,43 +22,43 @@ use crate::store::{Done, Store};
 #[cfg(test)]
 mod tests;
 
-/// Which prompt is wanted from the store: a number that is unique in the process.
+/// Identifies a prompt that is requested from the store; unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchId(u64);
 
-/// What a cold tier has done since it was opened.
+/// Counters of a cold tier since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ColdStats {
-    /// Checkpoints that were stored, each with the blocks above it that were not there.
+    /// Checkpoints that were stored, each with the blocks above it that the store did not have.
     pub stored: u64,
-    /// Bytes of them.
+    /// Bytes of the stored objects.
     pub bytes_written: u64,
     /// Prefixes that were brought to host memory.
     pub restored: u64,
-    /// Their tokens that host memory and device had no checkpoint behind.
+    /// Tokens of these prefixes after the deepest checkpoint that host memory and device had of them.
     pub restored_tokens: u64,
     /// Bytes of their blocks and checkpoints.
     pub bytes_read: u64,
     /// Prompts of which the store has no more.
     pub not_there: u64,
-    /// Objects that were damaged, or shorter or longer than they say.
+    /// Objects that were damaged, or shorter or longer than their header says.
     pub damaged: u64,
     /// Objects of another version, model, format, salt, adapter, or of other tokens.
     pub foreign: u64,
     /// Calls of the store that failed.
     pub failed: u64,
-    /// Prefixes for which host memory had no room, or that it had by then.
+    /// Prefixes for which host memory had no room, or that it already had when they were read.
     pub no_room: u64,
 }
 
-/// What to do with a store besides: nothing by default.
+/// Options of a cold tier; none by default.
 #[derive(Clone, Default)]
 pub struct ColdOptions {
     /// Options of a cloud store, by name: keys, regions, endpoints.
     pub store: Vec<(String, String)>,
 }
 
-/// Their names: values are secrets, perhaps.
+/// Prints only the names of the options: their values may be secrets.
 impl std::fmt::Debug for ColdOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<_> = self.store.iter().map(|(name, _)| name).collect();
@@ -66,12 +66,12 @@ impl std::fmt::Debug for ColdOptions {
     }
 }
 
-/// How the names of variables begin that say something of a cloud store.
+/// Prefixes of the environment variables for cloud stores.
 const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
 impl ColdOptions {
-    /// What the environment says of cloud stores: variables that begin with `AWS_`, `AZURE_` or `GOOGLE_`, by the names that the crate
-    /// `object_store` gives its options, such as `AWS_ACCESS_KEY_ID`, `AWS_REGION` or `AWS_ENDPOINT`.
+    /// Options from the environment: variables that begin with `AWS_`, `AZURE_` or `GOOGLE_`, with the option names of
+    /// the crate `object_store`, such as `AWS_ACCESS_KEY_ID`, `AWS_REGION` or `AWS_ENDPOINT`.
     #[must_use]
     pub fn from_env() -> Self {
         let variables = std::env::vars_os();
@@ -86,18 +86,18 @@ impl ColdOptions {
     }
 }
 
-/// Prefixes of a cache in a store: a local directory, or any store that a URL names.
+/// The cold tier of a cache: prefixes in a local directory, or in any store that a URL names.
 ///
-/// It belongs to one cache, whose host tier it is below: [`Self::advance`] is called between steps, as
-/// [`KvCacheManager::advance_tier`] is. Nothing waits for the store but its own thread.
+/// It belongs to one cache, and lies below its host tier. Call [`Self::advance`] between steps, as
+/// [`KvCacheManager::advance_tier`]. Only the store's own thread waits for the store.
 pub struct ColdTier<B: Backend> {
-    /// The cache that it is below.
+    /// The cache to which it belongs.
     cache: CacheId,
     store: Store,
     filled: (Sender<Filled<B>>, Receiver<Filled<B>>),
-    /// Prompts that were asked for.
+    /// Prompts that were requested.
     fetching: Vec<Fetching>,
-    /// Reads, stores and fills that are under way.
+    /// Number of reads, stores and fills that are under way.
     pending: usize,
     /// Whether the store's thread has ended.
     has_ended: bool,
@@ -105,10 +105,10 @@ pub struct ColdTier<B: Backend> {
     errors: Vec<ColdError>,
 }
 
-/// A prompt that is on its way.
+/// A prompt that is being fetched.
 struct Fetching {
     wanted: Wanted,
-    /// How often it was asked for, without the calls of [`ColdTier::cancel`].
+    /// Number of requests for it, less the calls of [`ColdTier::cancel`].
     asked: u32,
 }
 
@@ -120,16 +120,18 @@ struct Filled<B: Backend> {
     bytes: u64,
 }
 
-/// Reasons that are kept until they are asked for.
+/// Most errors that are kept for [`ColdTier::take_errors`].
 const ERRORS: usize = 256;
-/// Prompts that are on their way at most: each is a copy of its tokens, and is read wholly to memory.
+/// Most prompts that are being fetched. Each holds a copy of its tokens, and is read to memory as a whole.
 pub const MOST_FETCHES: usize = 64;
 
 impl<B: Backend> ColdTier<B> {
-    /// Opens the store of `url`, or a local directory, which is made if it is not there, below the host tier of `cache`.
+    /// Opens the store of `url`, or a local directory, which is created if it does not exist, below the host tier of
+    /// `cache`.
     ///
-    /// `identity` tells the bytes of this cache from those of others with the same configuration: a digest of the model's
-    /// weights, and of whatever else makes other bytes. A prefix is read only if it was stored with the same.
+    /// `identity` distinguishes the bytes of this cache from those of others with the same configuration: a digest of
+    /// the model's weights, and of anything else that changes the bytes. A prefix is read only if it was stored with
+    /// the same identity.
     ///
     /// # Errors
     /// [`ColdError::NoIdentity`]; [`ColdError::Url`], also for a cache without a host tier; [`ColdError::Store`] if it cannot
@@ -173,11 +175,11 @@ impl<B: Backend> ColdTier<B> {
         })
     }
 
-    /// Asks for what the store has of a prompt, behind what device and host memory have a checkpoint of; `None` if the
-    /// prompt closes no block behind that, or the store is not known to have more of it. Does not wait for the store. What the
-    /// store has is in host memory some calls of [`Self::advance`] later, for
-    /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one: each
-    /// call that returns it is one who waits, whom a call of [`Self::cancel`] takes back.
+    /// Requests the part of a prompt that the store has after the deepest checkpoint on the device and in host memory.
+    /// `None` if the prompt closes no block after that checkpoint, or if the store is not known to have more of it.
+    /// Does not wait for the store. Later calls of [`Self::advance`] bring that part to host memory, and
+    /// [`KvCacheManager::prefetch`] brings it to the device. A second request for the same prompt returns the same id;
+    /// call [`Self::cancel`] once for each request.
     ///
     /// # Errors
     /// [`ColdError::OtherCache`]; [`ColdError::TooManyFetches`]; [`ColdError::ThreadEnded`].
@@ -195,7 +197,7 @@ impl<B: Backend> ColdTier<B> {
         let Some(HostPrompt { root, tokens, reusable, in_host }) = cache.host_prompt(prompt) else {
             return Ok(None);
         };
-        // A token is left to compute. What host memory has no room for would be read in vain.
+        // At least one token is left to compute. A prefix that does not fit in host memory is not worth reading.
         let tokens = tokens[..tokens.len().saturating_sub(1)].as_chunks::<BLOCK>().0;
         let tokens = &tokens[..tokens.len().min(cache.host_prefix_blocks() as usize)];
         let [worth, there] = [reusable, in_host].map(|tokens| tokens / BLOCK as u32);
@@ -223,8 +225,8 @@ impl<B: Backend> ColdTier<B> {
         Ok(Some(FetchId(id)))
     }
 
-    /// One of those who asked for a prompt does not wait for it any more. Once nobody does, no further object of it is read. For one
-    /// that is not on its way it does nothing.
+    /// Withdraws one request for a prompt. After the last one is withdrawn, no further object of it is read. Does
+    /// nothing for a prompt that is not being fetched.
     pub fn cancel(&mut self, cache: &KvCacheManager<B>, id: FetchId) {
         if !self.is_below(cache) {
             return;
@@ -232,32 +234,33 @@ impl<B: Backend> ColdTier<B> {
         let Some(one) = self.fetching.iter_mut().find(|one| one.wanted.id == id.0) else { return };
         one.asked = one.asked.saturating_sub(1);
         if one.asked == 0 {
-            // One that has begun is pending until its thread says that it has ended.
+            // A read that has begun stays pending until the thread reports its end.
             self.pending -= usize::from(self.store.cancel(id.0));
             self.forget(id.0);
         }
     }
 
-    /// Whether a prompt is still on its way.
+    /// Whether a prompt is still being fetched.
     #[must_use]
     pub fn is_fetching(&self, id: FetchId) -> bool {
         self.fetching.iter().any(|one| one.wanted.id == id.0)
     }
 
-    /// Prefixes that the store is still to read or to write.
+    /// Number of prefixes that the store still has to read or to write.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// Prompts that are on their way.
+    /// Number of prompts that are being fetched.
     #[must_use]
     pub fn fetching(&self) -> usize {
         self.fetching.len()
     }
 
-    /// Hands to the store what has arrived in host memory, while it has room, and enters there what the store has brought.
-    /// To be called between steps; waits for nothing. With another cache it does nothing, and [`Self::take_errors`] says so.
+    /// Hands prefixes that have arrived in host memory to the store, while its queue has room, and enters prefixes that
+    /// the store has read in host memory. Call it between steps; it waits for nothing. With another cache it does
+    /// nothing, except that [`Self::take_errors`] reports it.
     pub fn advance(&mut self, cache: &mut KvCacheManager<B>) {
         if !self.is_below(cache) {
             return;
@@ -271,8 +274,8 @@ impl<B: Backend> ColdTier<B> {
         }
     }
 
-    /// As [`Self::advance`], once the store has done something of what is under way, for which the host waits, but no longer than
-    /// `most`.
+    /// As [`Self::advance`], after the store has finished one of the jobs under way. The host waits for that, but no
+    /// longer than `most`.
     pub fn wait(&mut self, cache: &mut KvCacheManager<B>, most: Duration) {
         if !self.is_below(cache) {
             return;
@@ -281,7 +284,7 @@ impl<B: Backend> ColdTier<B> {
         self.advance(cache);
     }
 
-    /// As [`Self::advance`], until nothing is left to do. The host waits for the store.
+    /// Repeats [`Self::advance`] until no job is left. The host waits for the store.
     pub fn settle(&mut self, cache: &mut KvCacheManager<B>) {
         if !self.is_below(cache) {
             return;
@@ -292,7 +295,7 @@ impl<B: Backend> ColdTier<B> {
         }
     }
 
-    /// Whether it is the tier below this cache; notes if not.
+    /// Whether the tier belongs to this cache; records an error if not.
     fn is_below(&mut self, cache: &KvCacheManager<B>) -> bool {
         let is_its = cache.id() == self.cache;
         if !is_its {
@@ -301,18 +304,18 @@ impl<B: Backend> ColdTier<B> {
         is_its
     }
 
-    /// What it has done.
+    /// Counters since it was opened.
     #[must_use]
     pub fn stats(&self) -> ColdStats {
         self.stats
     }
 
-    /// Why prefixes were not stored or read since the last call, the first 256 of it.
+    /// The errors since the last call, at most the first 256: why prefixes were not stored or read.
     pub fn take_errors(&mut self) -> Vec<ColdError> {
         std::mem::take(&mut self.errors)
     }
 
-    /// Takes note of what is done; waits for the first of it, but no longer than `most`.
+    /// Handles all results of the thread; waits for the first one, but no longer than `most`.
     fn take_done(&mut self, cache: &mut KvCacheManager<B>, mut most: Duration) {
         while !self.has_ended {
             match self.store.next(most) {
@@ -324,7 +327,7 @@ impl<B: Backend> ColdTier<B> {
         }
     }
 
-    /// The store's thread has ended: nothing comes any more.
+    /// Handles the end of the store's thread: drops all requests, and records the error.
     fn end(&mut self, error: ColdError) {
         self.has_ended = true;
         self.pending = 0;
@@ -352,16 +355,16 @@ impl<B: Backend> ColdTier<B> {
         }
     }
 
-    /// A prompt is not on its way any more.
+    /// Removes a prompt from those that are being fetched.
     fn forget(&mut self, id: u64) {
         self.fetching.retain(|one| one.wanted.id != id);
     }
 
-    /// Has the store's thread copy what it read to host memory.
+    /// Takes room in host memory for a prefix that was read, and lets the store's thread copy it there.
     fn fill(&mut self, cache: &mut KvCacheManager<B>, id: u64, found: Found) {
         let tokens = &found.wanted.tokens[..found.blocks as usize];
         let room = cache.reserve_host(&found.wanted.root, tokens);
-        // What is there by now may be less than what was when it was read.
+        // Host memory may now have fewer blocks of the prefix than when it was read.
         let Some(mut room) = room.filter(|room| room.above() >= found.first()) else {
             self.stats.no_room += 1;
             self.forget(id);
@@ -375,12 +378,12 @@ impl<B: Backend> ColdTier<B> {
             room.fill(found.images(first), &found.checkpoint, found.about);
             let tokens = u64::from(found.blocks - found.wanted.worth) * BLOCK as u64;
             let bytes = (blocks + found.checkpoint.len()) as u64;
-            // If nobody takes it, the cache's owner has dropped the tier.
+            // Fails only if the tier was dropped.
             let _ = send.send(Filled { id, room, tokens, bytes });
         });
     }
 
-    /// Enters what was filled.
+    /// Enters the prefixes that the thread has copied to host memory.
     fn enter(&mut self, cache: &mut KvCacheManager<B>) {
         while let Ok(Filled { id, room, tokens, bytes }) = self.filled.1.try_recv() {
             self.forget(id);
@@ -408,7 +411,7 @@ impl<B: Backend> ColdTier<B> {
     }
 }
 
-/// The store of a URL, and where in it; without a scheme it is a local directory.
+/// The store of a URL, and the path in it. A URL without a scheme is a local directory.
 fn open(
     url: &str,
     options: &[(String, String)],
@@ -416,7 +419,7 @@ fn open(
     let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
     let directory = match url.split_once("://") {
         None => Some(url.to_owned()),
-        // A host's name would be taken for a directory.
+        // A host name would be taken for a directory.
         Some(("file", path)) if !path.starts_with('/') => {
             return Err(refused(
                 "give an absolute path behind `file://`, or a path alone".to_owned(),
@@ -436,7 +439,7 @@ fn open(
     parse_url_opts(&parsed, options).map_err(|error| refused(error.to_string()))
 }
 
-/// An image of host memory that is to be stored.
+/// An image in host memory that will be stored.
 struct Stored<B: Backend> {
     image: HostImage<B>,
 }

@@ -5,10 +5,10 @@ use crate::image::ImageError;
 /// Why a prefix was not stored, or not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ColdError {
-    /// The store has nothing of the prompt behind what is there.
+    /// The store has no more of the prompt than host memory and the device.
     #[error("the store has no more of this prompt")]
     NotThere,
-    /// An object is not what it should be.
+    /// An object is damaged, or of another prefix.
     #[error("{name}: {error}")]
     Image {
         /// The object.
@@ -19,30 +19,30 @@ pub enum ColdError {
     /// The store failed.
     #[error("the store failed: {0}")]
     Store(#[from] object_store::Error),
-    /// The store did not take a prefix, also one that says that it is not there itself.
+    /// The store did not take a prefix, for instance because the store itself does not exist.
     #[error("the store did not take a prefix: {0}")]
     NotStored(#[source] object_store::Error),
     /// The store's URL cannot be used.
     #[error("{url}: {why}")]
     Url {
-        /// As it was given.
+        /// The URL.
         url: String,
         /// Why.
         why: String,
     },
-    /// The identity of the model is empty: bytes of any weights would be read.
+    /// The identity of the model is empty: it would accept bytes of any weights.
     #[error("the identity of the model is empty; give a digest of its weights")]
     NoIdentity,
-    /// As many prompts as may be on their way are.
+    /// Too many prompts are being read.
     #[error("{most} prompts are on their way from the store; ask again when one of them has come")]
     TooManyFetches {
-        /// Most of them.
+        /// Most prompts at a time.
         most: usize,
     },
-    /// The tier was called with another cache than the one that it was opened for, whose bytes are of another model perhaps.
+    /// The tier was called with another cache than the one for which it was opened. Its bytes may be of another model.
     #[error("this cold tier was opened for another cache; open one for this cache")]
     OtherCache,
-    /// The store's thread has ended by a panic: nothing is stored or read any more.
+    /// The store's thread has panicked: nothing is stored or read any more.
     #[error("the store's thread has ended; open the tier again")]
     ThreadEnded,
     /// The store's thread could not be started.
@@ -50,10 +50,10 @@ pub enum ColdError {
     Thread(#[from] std::io::Error),
 }
 
-/// What kind of reason a [`ColdError`] is: as [`crate::ColdStats`] counts them.
+/// The kind of a [`ColdError`], as [`crate::ColdStats`] counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColdErrorKind {
-    /// The store has no more of a prompt, or not any more.
+    /// The store has no more of a prompt, or has it no longer.
     NotThere,
     /// An object is damaged, or shorter or longer than it says.
     Damaged,
@@ -64,7 +64,7 @@ pub enum ColdErrorKind {
 }
 
 impl ColdErrorKind {
-    /// How many kinds there are.
+    /// Number of kinds.
     pub const COUNT: usize = 4;
 
     /// Its number, below [`Self::COUNT`].
@@ -75,7 +75,7 @@ impl ColdErrorKind {
 }
 
 impl ColdError {
-    /// What kind of reason it is.
+    /// The kind of the error.
     #[must_use]
     pub fn kind(&self) -> ColdErrorKind {
         match self {
@@ -93,7 +93,7 @@ impl ColdError {
         }
     }
 
-    /// Whether the object is not there, or not what it should be: asking again would not help.
+    /// Whether the object is missing, damaged or foreign: a retry would not help.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Self::Image { .. } | Self::Store(object_store::Error::NotFound { .. }))
     }

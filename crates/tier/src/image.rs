@@ -1,6 +1,6 @@
-//! An image: the bytes of a part of a prefix, as one object of a store.
+//! An image: the bytes of one object of a store, which holds a part of a prefix.
 //!
-//! Little-endian. A header of 208 bytes, then four sections, one behind the other:
+//! Little-endian. A header of 208 bytes, then four sections, one after the other:
 //!
 //! | bytes | |
 //! |---|---|
@@ -16,24 +16,24 @@
 //!
 //! | section | |
 //! |---|---|
-//! | owner | identity, then root: whose bytes these are |
+//! | owner | identity of the model, then root |
 //! | tokens | all tokens of the prefix, u32 |
 //! | blocks | images of the blocks |
 //! | checkpoint | the checkpoint at their end |
 //!
-//! Whoever reads one says what it must be of: identity, root and tokens are compared byte by byte, sections by their
-//! digests, the length of the object exactly.
+//! A reader passes the expected identity, root and tokens, which are compared byte by byte. Sections are compared by
+//! their digests, and the length of the object must be exact.
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use sha2::{Digest, Sha256};
 
-/// What an image begins with.
+/// First bytes of an image.
 const MAGIC: [u8; 8] = *b"DSV4COLD";
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
 /// Bytes of the header.
 pub const HEADER: usize = 208;
-/// Bytes of the header that its digest is of.
+/// Bytes of the header that its digest covers.
 const SIGNED: usize = 176;
 /// Tokens of a block.
 pub const BLOCK: usize = BLOCK_TOKENS as usize;
@@ -43,7 +43,7 @@ pub const BLOCK: usize = BLOCK_TOKENS as usize;
 pub enum Section {
     /// The header.
     Header,
-    /// Whose bytes they are.
+    /// Identity of the model, and root.
     Owner,
     /// Tokens of the prefix.
     Tokens,
@@ -53,10 +53,10 @@ pub enum Section {
     Checkpoint,
 }
 
-/// Why the bytes of an object are not those that were asked for.
+/// Why an object is not an image of the requested prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// It does not begin as an image.
+    /// It does not begin with the magic bytes of an image.
     #[error("this is no image of a prefix")]
     Magic,
     /// Another version wrote it.
@@ -65,7 +65,7 @@ pub enum ImageError {
         /// Its version.
         found: u32,
     },
-    /// It is shorter, or longer, than it says.
+    /// It is shorter or longer than its header says.
     #[error("the image has {found} bytes, and must have {needed}")]
     Length {
         /// Bytes that it must have.
@@ -73,15 +73,15 @@ pub enum ImageError {
         /// Bytes that it has.
         found: u64,
     },
-    /// It is longer than any image of the prefix that was asked for. It was not read.
+    /// It is longer than any image of the requested prefix. It was not read.
     #[error("the object has {found} bytes, and an image of this prefix has {most} at most")]
     TooLong {
-        /// Bytes that it has at most.
+        /// Most bytes of an image of the prefix.
         most: u64,
         /// Bytes that it has.
         found: u64,
     },
-    /// A section has not the bytes that were written.
+    /// The digest of a section does not match.
     #[error("the image's section {section:?} is damaged")]
     Damaged {
         /// The section.
@@ -97,7 +97,7 @@ pub enum ImageError {
     Sizes {
         /// Bytes of a block's image and of a checkpoint in this cache.
         needed: [u64; 2],
-        /// Those of the image.
+        /// The same sizes in the image.
         found: [u64; 2],
     },
     /// It is of other tokens.
@@ -105,10 +105,10 @@ pub enum ImageError {
     OtherTokens,
 }
 
-/// What an image is of: what must be equal when it is read.
+/// The prefix of an image: all of this must be equal when the image is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'s> {
-    /// Of the model's weights, and of whatever else makes other bytes.
+    /// Identity of the model's weights, and of anything else that changes the bytes.
     pub identity: &'s [u8],
     /// Salt, adapter, model and formats.
     pub root: &'s [u8],
@@ -121,7 +121,7 @@ pub struct Subject<'s> {
 }
 
 impl Subject<'_> {
-    /// Bytes of the longest image that can be of it: with all of its blocks.
+    /// Bytes of the longest image of this prefix: the one with all of its blocks.
     pub(crate) fn most_bytes(&self) -> u64 {
         let Self { identity, root, tokens, block_bytes, checkpoint_bytes } = *self;
         let block = (4 * BLOCK as u64).saturating_add(block_bytes);
@@ -134,12 +134,12 @@ impl Subject<'_> {
     }
 }
 
-/// What an image holds.
+/// Contents of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image<'i> {
-    /// Blocks of the prefix before those that it has.
+    /// Number of blocks of the prefix before its own.
     pub first: u32,
-    /// Images of blocks, one behind the other.
+    /// Images of its blocks, one after the other.
     pub blocks: &'i [u8],
     /// The checkpoint.
     pub checkpoint: &'i [u8],
@@ -149,7 +149,7 @@ pub struct Image<'i> {
     pub has_draft: bool,
 }
 
-/// The bytes of an image whose blocks and checkpoint `write` appends, in that order.
+/// The bytes of an image. `blocks` appends the images of its blocks, then `checkpoint` the checkpoint.
 pub fn encode(
     subject: &Subject<'_>,
     (first, origin, has_draft): (u32, u8, bool),
@@ -188,7 +188,7 @@ pub fn encode(
     bytes
 }
 
-/// Numbers of a header.
+/// Access to the numbers of a header, by byte offset.
 struct Numbers<'b>(&'b [u8]);
 
 impl Numbers<'_> {
@@ -203,7 +203,8 @@ impl Numbers<'_> {
     }
 }
 
-/// Blocks of the prefix before those of the image that has this header, and must end behind so many blocks.
+/// Number of blocks of the prefix before those of the image with this header. The image must end after
+/// `blocks` blocks of the prefix.
 ///
 /// # Errors
 /// [`ImageError`].
@@ -213,7 +214,7 @@ pub(crate) fn first(header: &[u8], blocks: usize) -> Result<usize, ImageError> {
     if end != blocks {
         return Err(ImageError::OtherTokens);
     }
-    // An image of no blocks would never end.
+    // An image without blocks would make the chain endless.
     let is_part = first < end;
     is_part.then_some(first).ok_or(ImageError::Damaged { section: Section::Header })
 }
@@ -259,7 +260,7 @@ pub fn decode<'b>(bytes: &'b [u8], subject: &Subject<'_>) -> Result<Image<'b>, I
     Ok(Image { first, blocks, checkpoint, origin, has_draft })
 }
 
-/// The header, which is whole and of this version, and what lies behind it.
+/// Splits an image into its header, which is verified, and the sections after it.
 fn split_header(bytes: &[u8]) -> Result<(&[u8], &[u8]), ImageError> {
     let Some((header, behind)) = bytes.split_at_checked(HEADER) else {
         return Err(ImageError::Length { needed: HEADER as u64, found: bytes.len() as u64 });
@@ -277,7 +278,7 @@ fn split_header(bytes: &[u8]) -> Result<(&[u8], &[u8]), ImageError> {
     Ok((header, behind))
 }
 
-/// The sections, which have the digests in the header. `sizes` add up to the length of `bytes`.
+/// Splits `bytes` into the sections, and checks their digests. `sizes` add up to the length of `bytes`.
 fn split_sections<'b>(
     header: &[u8],
     mut bytes: &'b [u8],

@@ -1,5 +1,5 @@
-//! What objects are called: by a digest of whose prefix it is and of all its tokens. What an object is of is compared when
-//! it is read, so that nothing rests on digests being different.
+//! Names of objects: a digest of identity, root and all tokens of a prefix. Identity, root and tokens are also compared
+//! when an object is read, so that a collision of digests causes no error.
 
 use sha2::{Digest, Sha256};
 
@@ -14,7 +14,7 @@ pub struct Key([u8; 32]);
 pub const FOLDER: &str = "v1";
 
 impl Key {
-    /// The keys of a prefix's whole blocks: of the first, of the first two, ...
+    /// The keys of a prefix of whole blocks: of its first block, of its first two blocks, and so on. `[blocks]` keys.
     pub fn all(identity: &[u8], root: &[u8], tokens: &[[u32; BLOCK]]) -> Vec<Self> {
         let mut digest = Sha256::new();
         let root = if made(Mistake::RootNotNamed) { &[] } else { root };
@@ -29,13 +29,13 @@ impl Key {
         tokens.iter().map(after).collect()
     }
 
-    /// Its object.
+    /// Name of its object.
     pub fn name(&self) -> String {
         let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{FOLDER}/{digits}")
     }
 
-    /// The key of an object; `None` for one that is called otherwise.
+    /// The key of an object by its name; `None` for a name of another form.
     pub fn of_name(name: &str) -> Option<Self> {
         let digits =
             name.rsplit('/').next().filter(|digits| digits.len() == 64 && digits.is_ascii())?;
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// Other tokens, owners and lengths have other names, and a name leads back to its key.
+    /// Other tokens, owners and lengths give other names, and a name gives back its key.
     #[test]
     fn a_key_is_of_all_that_it_is_of() {
         let tokens = [[1; BLOCK], [2; BLOCK]];
@@ -71,7 +71,8 @@ mod tests {
         assert_eq!([Key::of_name("v1/00"), Key::of_name("x")], [None, None]);
     }
 
-    /// So many pairs: the same tokens under two salts or adapters. A name is of one root and one prefix.
+    /// Checks `count` pairs: the same tokens under two salts or adapters. Each name must belong to one
+    /// root and one prefix.
     fn pairs(count: u64) -> Result<(), String> {
         let parts: [&[u8]; 6] = [b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0\0\0\0\x01a"];
         let roots: Vec<_> = parts
@@ -81,7 +82,7 @@ mod tests {
         let mut random = SmallRng::seed_from_u64(19);
         let (mut names, mut again) = (HashMap::new(), 0_u64);
         for _ in 0..count {
-            // Few prompts, of which many begin alike, so that the same comes again.
+            // Few prompts, many with the same beginning, so that prefixes repeat.
             let (first, second) = (random.random_range(0..64), random.random_range(0..1 << 12));
             let tokens = [[first; BLOCK], [second; BLOCK]];
             let one = random.random_range(0..roots.len());

@@ -1,15 +1,15 @@
-//! The cold tier of the KV cache: prefixes that were in host memory once are kept in an object store, a local directory
-//! by default, and any store by its URL. What is read is checked before a byte of it is used: version, sizes, model, salt,
-//! all tokens of the prefix, and a digest of each section. What is damaged or foreign is a miss, with a reason.
+//! The cold tier of the KV cache: prefixes that were in host memory are kept in an object store: a local directory by
+//! default, or any store by its URL. An object is checked before any of its bytes is used: version, sizes, model, salt,
+//! all tokens of the prefix, and a digest of each section. A damaged or foreign object is a miss, with a reason.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`cold`] | [`ColdTier`]: below the host tier of a cache |
 //! | [`mod@image`] | the bytes of an object |
-//! | `error` | why a prefix was not stored, or not read |
-//! | `key` | what objects are called |
-//! | `objects` | what that thread writes and reads |
-//! | `queue` | what waits for that thread, and what it has read |
+//! | `error` | errors of storing and reading prefixes |
+//! | `key` | names of objects |
+//! | `objects` | reading and writing of objects, on the store's thread |
+//! | `queue` | work that waits for that thread, and prefixes that it has read |
 //! | `store` | the thread that waits for the store |
 //!
 //! A prompt is computed once, in a cache that ends; the next one has it from files:

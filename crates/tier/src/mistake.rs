@@ -1,5 +1,5 @@
-//! Mistakes that tests make on purpose, to see that they are found. Only with the feature `mistakes`; without it nothing of
-//! them is left.
+//! Deliberate mistakes, which tests make to prove that such bugs are found. They exist only with the feature
+//! `mistakes`; without it they compile to nothing.
 
 /// A mistake in how prefixes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The objects of a store: which there are, and what is written and read of a prefix.
+//! The objects of a store: the list of known ones, and writing and reading prefixes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ use crate::image::{self, ImageError, Subject};
 use crate::key::{FOLDER, Key};
 use crate::queue::{Found, Owner, Parts, Shared, Source, Wanted};
 
-/// How long an object that was seen with all that it rests on is taken for whole: else each turn of a conversation would ask for all
-/// objects of the turns before. What expires meanwhile is noticed when it is read.
+/// How long a chain of objects that was seen whole counts as whole. Otherwise each turn of a conversation would check
+/// all objects of the turns before. An object that expires meanwhile is noticed when it is read.
 const WHOLE_TIME: Duration = Duration::from_secs(600);
-/// Most objects of which that is remembered.
+/// Most objects for which this is remembered.
 const MOST_WHOLE: usize = 1 << 16;
 
 /// The objects of a store.
@@ -36,17 +36,17 @@ pub(crate) struct Known(Mutex<HashSet<Key>>);
 
 impl Known {
     pub fn lock(&self) -> MutexGuard<'_, HashSet<Key>> {
-        // Every change is one call.
+        // Ignores lock poisoning: every change is a single call, so that no panic leaves the set half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Objects that were seen with all that they rest on, and when.
+/// Objects that were seen with their whole chain, and when.
 #[derive(Default)]
 struct Whole(HashMap<Key, Instant>);
 
 impl Whole {
-    /// When an object was seen with all that it rests on, if that is not long ago.
+    /// When an object was seen with its whole chain, if that is less than [`WHOLE_TIME`] ago.
     fn seen(&self, key: &Key) -> Option<Instant> {
         self.0.get(key).copied().filter(|seen| seen.elapsed() < WHOLE_TIME)
     }
@@ -76,7 +76,7 @@ impl Objects {
         key.name().split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    /// Takes note of what the store has.
+    /// Lists the objects of the store, and remembers them in `known`.
     pub async fn list(&self) -> Result<(), ColdError> {
         let folder = self.prefix.clone().join(FOLDER);
         let found = self.objects.list(Some(&folder)).try_for_each(|object| {
@@ -86,8 +86,8 @@ impl Objects {
         Ok(found.await?)
     }
 
-    /// Stores what the store does not have of a prefix: the blocks behind the deepest checkpoint that it has, and the
-    /// checkpoint.
+    /// Stores the missing part of a prefix: the blocks after the deepest earlier checkpoint of it that the store has,
+    /// and the checkpoint. Returns the number of bytes written; 0 if nothing was missing.
     pub async fn store(&mut self, source: &dyn Source) -> Result<u64, ColdError> {
         let (root, tokens) = (source.root().bytes(), source.tokens());
         let keys = Key::all(&self.owner.identity, root, tokens);
@@ -115,9 +115,9 @@ impl Objects {
         Ok(len)
     }
 
-    /// Blocks of a prefix down to the deepest of these objects that is there with all that it rests on, and when that was seen. What
-    /// is there no more, since the store's expiry has deleted it, is forgotten, with what was found to rest on it. Where the store
-    /// cannot tell, none: all blocks are stored then, in an object that rests on nothing.
+    /// Number of blocks of a prefix down to the deepest of these objects whose chain is whole, and when that was seen.
+    /// A missing object, for instance one that expired, is forgotten, together with the objects whose chains were found
+    /// to lead to it. If the store fails, 0 blocks: then all blocks are stored in one object without a chain.
     async fn intact(&mut self, keys: &[Key]) -> (usize, Instant) {
         for blocks in (1..=keys.len()).rev() {
             if !self.known.lock().contains(&keys[blocks - 1]) {
@@ -136,8 +136,8 @@ impl Objects {
         (0, Instant::now())
     }
 
-    /// Follows a chain of objects to its end, or to one that was seen whole lately: when it was whole. Its links are told, the
-    /// last one of them the one that is missing, if one is.
+    /// Follows a chain of objects to its end, or to one that was recently seen whole. Returns when the chain was whole.
+    /// Appends the keys of its links to `links`; if a link is missing, it is the last of them.
     async fn follow(&self, keys: &[Key], links: &mut Vec<Key>) -> Result<Instant, ColdError> {
         let (mut end, now) = (keys.len(), Instant::now());
         while end > 0 {
@@ -154,15 +154,17 @@ impl Objects {
         Ok(now)
     }
 
-    /// Forgets objects, so that they are stored anew. What rests on them is not whole any more, whatever it is.
+    /// Forgets objects, so that they are stored again. Forgets also which chains are whole, since any of them
+    /// may lead to these objects.
     fn forget(&mut self, keys: &[Key]) {
         let mut known = self.known.lock();
         keys.iter().for_each(|key| _ = known.remove(key));
         self.whole.0.clear();
     }
 
-    /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read. A store that fails is not
-    /// asked for shorter ones: each call has waited for all of its own retries.
+    /// Reads the deepest prefix of a prompt of which the store has the whole chain; also returns why deeper ones were
+    /// not read. If the store fails, shorter prefixes are not tried, because each call already waits for all its
+    /// retries.
     pub async fn read(
         &mut self,
         wanted: Wanted,
@@ -195,8 +197,9 @@ impl Objects {
         (None, errors)
     }
 
-    /// The images of a prefix, the last one first, back to what host memory has. An object that is not there, or not what it
-    /// should be, is not asked for again, nor are those that rest on it: they are stored anew. `None` once nobody wants it any more.
+    /// Reads the images of a prefix, the last one first, back to the blocks that host memory has. A missing, damaged or
+    /// foreign object is forgotten, together with the objects whose chains lead to it, so that they are stored again.
+    /// `None` if the read is cancelled.
     async fn read_parts(
         &mut self,
         wanted: &Wanted,
@@ -221,7 +224,7 @@ impl Objects {
                     return Err(error);
                 }
             };
-            // Copied, so that the rest of the object does not stay in memory.
+            // Copied, so that the rest of the object can be freed.
             let blocks = if last.is_some() { Bytes::copy_from_slice(&blocks) } else { blocks };
             last.get_or_insert(at_end);
             parts.push((first, blocks));
@@ -234,7 +237,8 @@ impl Objects {
         Ok(Some((parts, checkpoint, about)))
     }
 
-    /// One object: blocks before its own, their images, and the checkpoint at its end with what is known of that.
+    /// Reads one object: the number of blocks before its own, the images of its blocks, and the checkpoint at its
+    /// end with origin and whether it has draft windows.
     async fn read_one(
         &self,
         wanted: &Wanted,
@@ -248,7 +252,7 @@ impl Objects {
         let (root, tokens) = (wanted.root.bytes(), &wanted.tokens[..end]);
         let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
         let wrong = |error| ColdError::Image { name: path.to_string(), error };
-        // Whoever can write to the store could fill the memory otherwise.
+        // Otherwise a large object in the store could exhaust memory.
         let (found, most) = (object.meta.size, subject.most_bytes());
         if found > most {
             return Err(wrong(ImageError::TooLong { most, found }));
@@ -257,7 +261,7 @@ impl Objects {
         let image = image::decode(&bytes, &subject).map_err(wrong)?;
         let origin = Origin::ALL.get(image.origin as usize).copied();
         let header = || wrong(ImageError::Damaged { section: image::Section::Header });
-        // An image of no blocks would never end.
+        // An image without blocks would make the chain endless.
         let is_part = (image.first as usize) < end;
         let origin = origin.filter(|_| is_part).ok_or_else(header)?;
         let part = |part: &[u8]| bytes.slice_ref(part);

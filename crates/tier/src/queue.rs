@@ -1,4 +1,4 @@
-//! What waits for the store's thread, and what it has read.
+//! Work that waits for the store's thread, and prefixes that it has read.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use dsv4_kv::{Origin, RootKey};
 use crate::image::BLOCK;
 use crate::key::Key;
 
-/// Prefixes that were read and are not in host memory yet at most: each is held wholly in memory.
+/// Most prefixes that were read and are not in host memory yet. Each is held in memory as a whole.
 const FOUND: usize = 2;
 
-/// The sizes of a cache, and what tells its bytes from those of others.
+/// The sizes of a cache, and the identity that distinguishes its bytes from those of others.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub identity: Arc<[u8]>,
@@ -20,9 +20,9 @@ pub(crate) struct Owner {
     pub checkpoint_bytes: u64,
 }
 
-/// A prefix that is to be stored: its bytes are read on the store's thread.
+/// A prefix to be stored. Its bytes are read on the store's thread.
 pub(crate) trait Source: Send {
-    /// Whose it is.
+    /// Its root: salt, adapter, model and formats.
     fn root(&self) -> &RootKey;
     /// Its tokens.
     fn tokens(&self) -> &[[u32; BLOCK]];
@@ -34,35 +34,36 @@ pub(crate) trait Source: Send {
     fn checkpoint(&self, bytes: &mut Vec<u8>);
 }
 
-/// A prompt whose prefix is to be read.
+/// A prompt whose prefix was requested.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub id: u64,
     pub root: RootKey,
-    /// Whole blocks.
+    /// Tokens of its whole blocks.
     pub tokens: Arc<[[u32; BLOCK]]>,
-    /// Their keys, one a block.
+    /// Their keys, one per block.
     pub keys: Arc<[Key]>,
-    /// Blocks down to a checkpoint that is nearer: a prefix that is no longer is not worth reading.
+    /// Blocks down to the deepest checkpoint on the device or in host memory. Only a longer prefix is worth reading.
     pub worth: u32,
-    /// Blocks that host memory has: what is above their end is not read.
+    /// Number of leading blocks that host memory has, which are not read.
     pub there: u32,
 }
 
-/// Images of a prefix, the last one first, each with the blocks before it; its checkpoint, and what is said of that.
+/// Images of a prefix, the last one first, each with the number of blocks before it; the checkpoint; and its origin
+/// and whether it has draft windows.
 pub(crate) type Parts = (Vec<(u32, Bytes)>, Bytes, (Origin, bool));
 
-/// A prefix that was read and is what it should be.
+/// A prefix that was read and verified.
 pub(crate) struct Found {
     pub wanted: Wanted,
     /// Blocks down to its checkpoint.
     pub blocks: u32,
-    /// Parts of it, the last one first: blocks before it, and images.
+    /// Its parts, the last one first: number of blocks before the part, and images.
     parts: Vec<(u32, Bytes)>,
     pub checkpoint: Bytes,
     pub about: (Origin, bool),
     block_bytes: usize,
-    /// Held until it is dropped.
+    /// Counts against [`FOUND`] until it is dropped.
     _place: Place,
 }
 
@@ -94,7 +95,7 @@ impl Found {
         Self { wanted, blocks, parts, checkpoint, about, block_bytes, _place: Place::new(queue) }
     }
 
-    /// Blocks before the first that it has.
+    /// Number of blocks before its first one.
     pub fn first(&self) -> u32 {
         self.parts.last().map_or(self.blocks, |&(before, _)| before)
     }
@@ -109,23 +110,23 @@ impl Found {
     }
 }
 
-/// What the thread is to do.
+/// A job of the thread.
 pub(crate) enum Job {
     Store(Box<dyn Source>),
     Read(Wanted),
     Work(Box<dyn FnOnce() + Send>),
 }
 
-/// What waits for the thread. Works come first: what was read waits for them in memory. Then reads, for which somebody waits,
-/// then stores.
+/// Jobs that wait for the thread. Works come first, because prefixes that were read wait for them in memory. Then come
+/// reads, for which prompts wait, then stores.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub works: VecDeque<Box<dyn FnOnce() + Send>>,
     pub reads: VecDeque<Wanted>,
     pub stores: VecDeque<Box<dyn Source>>,
-    /// The read that is under way, as long as somebody wants it.
+    /// The read that is under way, until it is cancelled.
     pub reading: Option<u64>,
-    /// Prefixes that were read and are not in host memory yet: with [`FOUND`] of them no other is read.
+    /// Number of prefixes that were read and are not in host memory yet. With [`FOUND`] of them no other is read.
     pub found: usize,
     pub is_closed: bool,
 }
@@ -150,17 +151,17 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn queue(&self) -> MutexGuard<'_, Queue> {
-        // Every change of the queue is one call.
+        // Ignores lock poisoning: every change of the queue is a single call, so that no panic leaves it half changed.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody still wants the read that is under way.
+    /// Whether the read that is under way was not cancelled.
     pub fn is_wanted(&self, id: u64) -> bool {
         let queue = self.queue();
         !queue.is_closed && queue.reading == Some(id)
     }
 
-    /// The next job; `None` when nothing is left and nothing comes.
+    /// Waits for the next job; `None` if the queue is empty and closed.
     pub fn next(&self) -> Option<Job> {
         let mut queue = self.queue();
         loop {

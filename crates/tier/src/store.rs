@@ -1,4 +1,4 @@
-//! The store's own thread: what is asked of it waits for a disk or a network there, and nowhere else.
+//! The store's own thread: the only one that waits for a disk or a network.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,23 +16,24 @@ use crate::key::Key;
 use crate::objects::{Known, Objects};
 use crate::queue::{Found, Job, Owner, Shared, Source, Wanted};
 
-/// Prefixes that wait to be stored at most: each holds its part of host memory.
+/// Most prefixes that wait to be stored. Each keeps its part of host memory from eviction.
 const WAITING: usize = 64;
 
-/// What has become of something that was asked for.
+/// Result of a job.
 pub(crate) enum Done {
-    /// So many bytes were stored; none, if the store has it already.
+    /// Number of bytes stored; 0 if the store already had the prefix.
     Stored(Result<u64, ColdError>),
-    /// A prefix was read, with why others of the same prompt were not; or nothing was, with no reason if nobody wanted it any more.
+    /// Result of the read with this id: the prefix, or `None`; and why longer prefixes of the prompt were not read. A
+    /// cancelled read has neither a prefix nor an error.
     Read(u64, Option<Box<Found>>, Vec<ColdError>),
-    /// Work that was handed over is done.
+    /// A work is done.
     Worked,
 }
 
-/// A store and its thread. Dropping it stores what waits to be stored, and waits for that.
+/// A store and its thread. Dropping it stores all prefixes that wait to be stored, and waits for them.
 pub(crate) struct Store {
     shared: Arc<Shared>,
-    /// The objects that there are, as far as is known.
+    /// The objects that the store has, as far as is known.
     known: Arc<Known>,
     identity: Arc<[u8]>,
     done: Receiver<Done>,
@@ -51,7 +52,7 @@ impl Store {
         let objects = Objects::new(objects, prefix, owner, Arc::clone(&known));
         let (shared, (send, done)) = (Arc::<Shared>::default(), channel());
         let (queue, (tell, listed)) = (Arc::clone(&shared), channel());
-        // On the thread, as whoever calls this may be in a runtime of its own, in which one may not wait.
+        // On the thread, because the caller may be inside a tokio runtime, where blocking is not allowed.
         let work = move || match runtime.block_on(objects.list()) {
             Ok(()) => {
                 if tell.send(Ok(())).is_ok() {
@@ -70,14 +71,14 @@ impl Store {
         self.shared.queue().stores.len() < WAITING
     }
 
-    /// Stores a prefix when its turn comes.
+    /// Queues a prefix to be stored.
     pub fn store(&self, source: Box<dyn Source>) {
         self.shared.queue().stores.push_back(source);
         self.shared.changed.notify_one();
     }
 
-    /// The keys of a prompt's whole blocks; `None` if the store is not known to have a prefix of more than `worth` of them. Does not wait for
-    /// the store.
+    /// The keys of a prompt's whole blocks; `None` if the store is not known to have a prefix of more than `worth`
+    /// blocks. Does not wait for the store.
     pub fn keys(&self, root: &RootKey, tokens: &[[u32; BLOCK]], worth: u32) -> Option<Arc<[Key]>> {
         let keys = Key::all(&self.identity, root.bytes(), tokens);
         let known = self.known.lock();
@@ -85,19 +86,19 @@ impl Store {
         is_there.then(|| keys.into())
     }
 
-    /// Reads a prefix, before what waits to be stored.
+    /// Queues a prefix to be read, before those that wait to be stored.
     pub fn read(&self, wanted: Wanted) {
         self.shared.queue().reads.push_back(wanted);
         self.shared.changed.notify_one();
     }
 
-    /// Prefixes that were read and are not in host memory yet.
+    /// Number of prefixes that were read and are not in host memory yet.
     #[cfg(test)]
     pub fn found(&self) -> usize {
         self.shared.queue().found
     }
 
-    /// Takes a read back; whether it had not begun. One that has begun ends before its next object.
+    /// Cancels a read; returns whether it had not begun. A read that has begun ends before its next object.
     pub fn cancel(&self, id: u64) -> bool {
         let mut queue = self.shared.queue();
         queue.reading.take_if(|reading| *reading == id);
@@ -106,13 +107,13 @@ impl Store {
         queue.reads.len() < before
     }
 
-    /// Does some work on the thread, before what waits to be read or stored.
+    /// Queues work for the thread, before all reads and stores.
     pub fn work(&self, work: impl FnOnce() + Send + 'static) {
         self.shared.queue().works.push_back(Box::new(work));
         self.shared.changed.notify_one();
     }
 
-    /// What is done; waits until something is, but no longer than `most`.
+    /// The next result; waits for one, but no longer than `most`.
     ///
     /// # Errors
     /// [`ColdError::ThreadEnded`].
@@ -124,9 +125,9 @@ impl Store {
         }
     }
 
-    /// Forgets what waits, of which nothing is done any more.
+    /// Removes all waiting jobs, which are not done any more.
     pub fn clear(&self) {
-        // Works have places, which lock the queue when they are dropped.
+        // Works hold places, which lock the queue when they are dropped: so they are dropped after the guard.
         let _works = {
             let mut queue = self.shared.queue();
             queue.reads.clear();
@@ -138,17 +139,18 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Nobody asks for what is to be read any more.
+        // A closed queue hands out no more reads.
         self.shared.queue().is_closed = true;
         self.shared.changed.notify_one();
-        // A panic of the thread has nobody to go to.
+        // A panic of the thread cannot be reported here.
         self.thread.take().map(JoinHandle::join);
-        // What a panic of the thread has left holds the queue that it is in.
+        // After a panic of the thread the remaining works hold references to the queue that holds
+        // them. Clearing it breaks the cycle.
         self.clear();
     }
 }
 
-/// Does what is asked for until nothing is left and nothing comes.
+/// Runs jobs until the queue is empty and closed.
 fn serve(mut objects: Objects, runtime: &Runtime, queue: &Arc<Shared>, done: &Sender<Done>) {
     while let Some(job) = queue.next() {
         let result = match job {
@@ -163,7 +165,7 @@ fn serve(mut objects: Objects, runtime: &Runtime, queue: &Arc<Shared>, done: &Se
                 Done::Worked
             }
         };
-        // Nobody asks any more.
+        // Fails if the receiver was dropped; then the result is not needed.
         let _ = done.send(result);
     }
 }

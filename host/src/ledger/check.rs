@@ -1,4 +1,4 @@
-//! Which steps are refused. Checking changes nothing but scratch memory, and evicts what an accepted step needs.
+//! Checks of a step. A check changes only scratch memory, and evicts the blocks that an accepted step lacks.
 
 use super::Ledger;
 use super::open_step::{Growth, StepPlan, StepRequest};
@@ -58,13 +58,13 @@ impl Ledger {
         Ok(StepPlan { tokens, tokens_per_request, requests, context, new_blocks, saves })
     }
 
-    /// How many blocks requests need for a step of `group`. Draft layers store no entries.
+    /// The blocks that requests need for a step of `group`. Draft layers store no entries.
     fn block_needs(&self, group: LayerGroup) -> BlockNeeds {
         BlockNeeds { none: !self.has_entries || group == LayerGroup::Draft }
     }
 }
 
-/// How many blocks requests need.
+/// Computes the number of blocks that a request needs.
 #[derive(Clone, Copy)]
 struct BlockNeeds {
     none: bool,

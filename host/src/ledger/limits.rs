@@ -47,7 +47,7 @@ pub(crate) struct StepLimits {
 }
 
 impl StepLimits {
-    /// What `config` allows.
+    /// The limits of a cache.
     pub fn of_cache(config: &CacheConfig) -> Self {
         Self {
             tokens: config.max_step_tokens,
@@ -58,7 +58,7 @@ impl StepLimits {
         }
     }
 
-    /// What a bucket of the cache allows.
+    /// The limits of a bucket.
     pub fn of_bucket(bucket: &Bucket) -> Self {
         let Bucket { tokens, tokens_per_request, requests, context } = *bucket;
         Self { tokens, tokens_per_request, requests, context, by: LimitedBy::Bucket }

@@ -7,7 +7,7 @@ use crate::checkpoints::StateCheckpoint;
 use crate::ids::{RequestId, SlotId};
 use crate::step_meta::StepLayout;
 
-/// What one request does in a step.
+/// The part of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepRequest {
     /// The request.
@@ -19,12 +19,12 @@ pub struct StepRequest {
     pub tokens: u32,
 }
 
-/// What becomes of one request's tokens when its step is committed.
+/// The tokens of one request that become final when its step is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepted<'t> {
     /// The request.
     pub id: RequestId,
-    /// How many of its tokens in the step become final, counted from the first.
+    /// Number of its tokens in the step that become final, counted from the first.
     pub accepted: u32,
     /// Token ids of those, for later reuse of the prefix: `accepted` of them, or none if the caller
     /// does not pass them.

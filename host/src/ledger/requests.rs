@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::block::Held;
 use crate::ids::{CacheId, RequestId, SlotId};
 
-/// How far a request is in one layer group.
+/// Progress of a request in one layer group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Progress {
     /// Tokens that are final.

@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// A request that was suspended and goes on is the one that was saved; a fork of it is another.
+    /// A request that was suspended and resumed is still the request that was saved; a fork of it is another.
     #[test]
     fn a_resumed_request_goes_on_from_its_checkpoint() {
         let mut ledger = ledger();
@@ -249,7 +249,7 @@ mod tests {
         let later = ledger.take_checkpoints(&[(now, 128)]).unwrap().remove(0);
         ledger.check_restore(now, &later).unwrap();
         ledger.release(now).unwrap();
-        // Whoever has the slot next is another request.
+        // The next request in the slot is another one.
         let next = ledger.admit().unwrap();
         assert_eq!(next.slot(), now.slot());
         run(&mut ledger, next, 0, &[0; 128]);

@@ -1,4 +1,4 @@
-//! What the steps of both layer groups share: configuration, device memory, ledger.
+//! The core of a cache, which the steps of both layer groups share: configuration, device memory, ledger.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -13,7 +13,7 @@ use crate::memory::cache_memory::CacheMemory;
 use crate::poison;
 use crate::schema::Schema;
 
-/// What the steps of both layer groups share.
+/// The state that the steps of both layer groups share.
 pub(crate) struct Core<B: Backend> {
     pub device: Device<B>,
     pub config: CacheConfig,

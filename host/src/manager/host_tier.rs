@@ -21,7 +21,7 @@ use crate::tier::mistake::{Mistake, made};
 pub use crate::tier::{HostImage, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
 use crate::trace;
 
-/// What device and host memory have of a prompt.
+/// The part of a prompt that device and host memory have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPrompt<'p> {
     /// The root of its prefix tree: salt, adapter and model.
@@ -233,7 +233,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.tier_parts()?.1.next_image()
     }
 
-    /// What device and host memory have of a prompt; `None` without a host tier.
+    /// The part of a prompt that device and host memory have; `None` without a host tier.
     pub fn host_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<HostPrompt<'p>> {
         let tier = self.tier()?;
         let ledger = self.core().read_ledger();

@@ -35,9 +35,9 @@ use crate::trace;
 pub struct KvCacheManager<B: Backend> {
     core: Core<B>,
     trunk: StepMemory<B>,
-    /// Of a model with draft (MTP) layers.
+    /// Step memory of the draft (MTP) layers, if the model has any.
     draft: Option<StepMemory<B>>,
-    /// In host memory.
+    /// The host tier; `None` without one.
     tier: Option<Box<Tier<B>>>,
     /// Copies that [`Self::save_wanted`] queues. Scratch, so that it allocates nothing.
     save_jobs: Vec<(Copied, JobWords)>,

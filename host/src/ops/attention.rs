@@ -21,8 +21,8 @@ use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 
 /// The entries that queries attend to.
 pub enum Attended<'a, B: Backend> {
-    /// Those of a list, `[queries, rows]` i32 entry indices, -1 = none: entries first, as [`super::index_topk`] lists them.
-    /// Elements past the first `min(rows, entries that the query sees)` of a list are not read.
+    /// Those in a list, `[queries, rows]` i32 entry indices, -1 = none. The entries come first, as in lists of
+    /// [`super::index_topk`]. Elements past the first `min(rows, entries that the query sees)` of a list are not read.
     List(&'a View<B, i32>),
     /// All that a query sees.
     All,

@@ -1,4 +1,4 @@
-//! Which form of the kernel a launch of attention has, and how many blocks a work item: docs/architecture.md, D33.
+//! The form of the kernel for a launch of attention, and the number of blocks per work item: docs/architecture.md, D33.
 
 use kernels_gpu::attention::HEADS;
 use kernels_gpu::params::AttendParams;

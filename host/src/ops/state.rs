@@ -9,7 +9,7 @@ use crate::device::{Backend, DeviceError, Stream, View};
 use crate::ids::SlotId;
 use kernels_gpu::launch::{ResetState, RotateState};
 
-/// Where state rows come from.
+/// Source of state rows.
 pub enum StateSource<'a, B: Backend> {
     /// Another slot of the same ring.
     Slot(SlotId),

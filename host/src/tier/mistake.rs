@@ -6,11 +6,11 @@
 pub enum Mistake {
     /// None.
     Nothing,
-    /// The room of a prefetch that was cancelled is free before its copies are done.
+    /// The room of a cancelled prefetch is freed before its copies are done.
     FreedInFlight,
     /// A prefetch is entered before its copies are done.
     EnteredEarly,
-    /// The room of a prefetch that was cancelled never comes back.
+    /// The room of a cancelled prefetch is never freed.
     CancelLeaks,
     /// A prefetch that was cancelled is entered all the same.
     CancelIgnored,
@@ -20,7 +20,7 @@ pub enum Mistake {
     RefusalKeeps,
     /// Host memory may evict a prefix while it is copied to the device.
     SourceNotHeld,
-    /// Units that host memory evicts never come back.
+    /// Units that host memory evicts are never freed.
     EvictedUnitsLost,
     /// A checkpoint that came back is attached one block too high.
     CheckpointTooHigh,
@@ -30,7 +30,7 @@ pub enum Mistake {
     ArrivesUnordered,
     /// The room of a prefetch is poisoned by the next step, after it was written.
     PoisonedAfter,
-    /// Blocks come back in the wrong order.
+    /// Blocks are loaded in the wrong order.
     BlocksSwapped,
     /// Blocks are packed into staging memory from which other blocks are still copied.
     PackedTooEarly,

@@ -103,7 +103,7 @@ impl<B: Backend> Export<'_, B> {
         self.blocks_to(blocks, PartsMut::Host(into))
     }
 
-    /// As [`Self::blocks`], to memory of either kind. Waits until they are there.
+    /// As [`Self::blocks`], to memory of either kind. Waits until the copies are done.
     ///
     /// # Errors
     /// As [`Self::blocks`].
@@ -147,7 +147,7 @@ impl<B: Backend> Export<'_, B> {
         self.state_to(PartsMut::Host(into))
     }
 
-    /// As [`Self::state`], to memory of either kind. Waits until it is there.
+    /// As [`Self::state`], to memory of either kind. Waits until the copies are done.
     ///
     /// # Errors
     /// As [`Self::blocks`].

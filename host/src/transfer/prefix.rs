@@ -193,7 +193,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         self.all_to(PartsMut::Host(into))
     }
 
-    /// As [`Self::all`], to memory of either kind. Waits until it is there.
+    /// As [`Self::all`], to memory of either kind. Waits until the copies are done.
     ///
     /// # Errors
     /// As [`Self::all`].

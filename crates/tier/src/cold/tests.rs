@@ -1,4 +1,4 @@
-//! What cannot be seen from outside: a tier that is dropped, and a thread that ends, in the middle of something.
+//! Tests that need the private state of a tier: a tier is dropped, or its thread ends, while work is under way.
 
 use dsv4_kv::device::{Null, NullDevice};
 use dsv4_kv::{Accepted, CacheConfig, Launches, StepRequest};
@@ -26,7 +26,7 @@ fn tier(fed: &mut Fed<Null>, directory: &tempfile::TempDir) -> ColdTier<Null> {
     ColdTier::open(&mut fed.manager, url, b"weights", &ColdOptions::default()).unwrap()
 }
 
-/// Computes a prompt, which is in host memory then.
+/// Computes a prompt, and waits until it is in host memory.
 fn compute(fed: &mut Fed<Null>, prompt: &Prompt<'_>) {
     let id = fed.manager.admit_with(&fed.stream, prompt).unwrap().id;
     let step = [StepRequest { id, start: 0, tokens: TOKENS as u32 }];
@@ -46,7 +46,7 @@ fn store(tokens: &[u32], directory: &tempfile::TempDir) {
     assert_eq!(cold.stats().stored, 1);
 }
 
-/// A tier that is dropped while host memory is filled leaves nothing behind there.
+/// A tier that is dropped while host memory is being filled releases all of its room there.
 #[test]
 fn a_tier_that_is_dropped_gives_everything_back() {
     let directory = tempfile::tempdir().unwrap();
@@ -64,14 +64,14 @@ fn a_tier_that_is_dropped_gives_everything_back() {
     fed.manager.advance_tier(&fed.stream).unwrap();
     assert_eq!(fed.manager.host_units().0, all);
     fed.manager.audit_tier().unwrap();
-    // The next one reads it.
+    // The next tier reads the prefix.
     let mut cold = tier(&mut fed, &directory);
     cold.fetch(&fed.manager, &prompt).unwrap().expect("the store has it");
     cold.settle(&mut fed.manager);
     assert_eq!((cold.stats().restored, cold.stats().restored_tokens), (1, 256));
 }
 
-/// If the store's thread ends, nobody waits for it, and that is said, once.
+/// If the store's thread ends, no call waits for it, and the error is reported once.
 #[test]
 fn a_thread_that_ends_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
@@ -92,7 +92,8 @@ fn a_thread_that_ends_is_noticed() {
     assert!(matches!(refused, Err(ColdError::ThreadEnded)), "{refused:?}");
 }
 
-/// A prompt whose object another one found missing, while both were on their way, is not asked for: there is no more of it.
+/// While two prompts are being fetched, the first finds an object missing. The second one is then not read: the store
+/// has no more of it.
 #[test]
 fn what_another_prompt_found_missing_is_not_there() {
     let directory = tempfile::tempdir().unwrap();
@@ -117,7 +118,8 @@ fn what_another_prompt_found_missing_is_not_there() {
     assert_eq!((stats.failed, stats.not_there, cold.fetching()), (0, 2, 0));
 }
 
-/// A slow store holds no more of host memory than what waits for it; the rest waits as places, and is stored in its turn.
+/// With a slow store, only the prefixes that wait in its queue keep host memory from eviction. The others wait as
+/// places, and are stored in their turn.
 #[test]
 fn a_slow_store_loses_nothing() {
     const PROMPTS: usize = 70;
@@ -140,7 +142,7 @@ fn a_slow_store_loses_nothing() {
     fed.manager.audit_tier().unwrap();
 }
 
-/// Whoever waits for a prompt does not wait for what is to be stored, though that was there first.
+/// A read does not wait for stores that were queued before it.
 #[test]
 fn reads_come_before_writes() {
     let directory = tempfile::tempdir().unwrap();
@@ -175,7 +177,7 @@ fn reads_come_before_writes() {
     assert_eq!((cold.stats().restored, cold.stats().stored), (1, 3));
 }
 
-/// A store gets what the environment says of stores, and nothing else of it.
+/// A store gets the environment variables for stores, and no others.
 #[test]
 fn variables_of_stores_are_options() {
     let variables =
@@ -186,8 +188,8 @@ fn variables_of_stores_are_options() {
     assert_eq!(format!("{options:?}"), r#"ColdOptions { store: ["AWS_REGION", "AZURE_X"] }"#);
 }
 
-/// No more prompts are on their way than may be, and of those that were read no more than two are held in memory. Whoever waits for the store
-/// waits no longer than it wants to.
+/// No more than [`MOST_FETCHES`] prompts are being fetched, and of those that were read no more than two are held in
+/// memory. A call of `wait` waits no longer than its limit.
 #[test]
 fn a_slow_store_is_not_asked_for_everything() {
     const PROMPTS: u8 = 65;
@@ -220,14 +222,14 @@ fn a_slow_store_is_not_asked_for_everything() {
     cold.wait(&mut fed.manager, Duration::from_millis(30));
     assert!(begin.elapsed() >= Duration::from_millis(30) && cold.fetching() == 64);
     go.send(()).unwrap();
-    // Nobody takes what is read: with two of them the thread waits, though 62 others are wanted.
+    // No prefix that was read is taken: after two of them the thread waits, although 62 others are requested.
     while cold.store.found() < 2 {
         assert!(begin.elapsed() < Duration::from_secs(60), "two are read");
         std::thread::yield_now();
     }
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(cold.store.found(), 2);
-    // One that nobody waits for any more is not read; of two who asked for it, the first to leave leaves it to the other.
+    // A prompt whose requests are all cancelled is not read. Of two requests, cancelling one leaves the other.
     assert_eq!(cold.fetch(&fed.manager, &prompt(salts[63])).unwrap(), Some(ids[63]));
     cold.cancel(&fed.manager, ids[63]);
     assert!(cold.is_fetching(ids[63]));

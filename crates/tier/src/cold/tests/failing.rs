@@ -1,4 +1,4 @@
-//! Stores that fail, are slow, or count what they are asked.
+//! Stores that fail, are slow, or count their calls.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -25,7 +25,7 @@ enum Call {
 
 type Answer = Arc<dyn Fn(Call) -> Result<()> + Send + Sync>;
 
-/// A store in memory that asks before each call.
+/// A store in memory that calls a hook before each operation.
 #[derive(Clone)]
 struct Asking {
     objects: Arc<InMemory>,
@@ -144,7 +144,7 @@ fn over(
     (fed, cold)
 }
 
-/// A tier below a cache, over these objects: it knows their names, and nothing else of them.
+/// A tier below a cache, over these objects, of which it knows only the names.
 fn below(
     fed: &mut Fed<Null>,
     objects: &Arc<InMemory>,
@@ -164,7 +164,7 @@ fn prompt(tokens: &[u32]) -> Prompt<'_> {
     Prompt { tokens, salt: b"", adapter: b"" }
 }
 
-/// Runs a request until it has so many tokens, and stores what has come to host memory.
+/// Runs a request until it has the given number of tokens, and stores the prefixes that have arrived in host memory.
 fn turn(fed: &mut Fed<Null>, cold: &mut ColdTier<Null>, tokens: &[u32]) {
     let admission = fed.manager.admit_waiting(&fed.stream, &prompt(tokens)).unwrap();
     let id = admission.id;
@@ -199,7 +199,7 @@ fn fails() -> object_store::Error {
     object_store::Error::Generic { store: "the test's", source: "it is down".into() }
 }
 
-/// A store that is not there is no miss: what it was to keep is lost, and that is said.
+/// A store that does not exist is no miss: prefixes cannot be stored in it, and this is reported.
 #[test]
 fn what_is_not_stored_has_failed() {
     let not_found =
@@ -214,7 +214,7 @@ fn what_is_not_stored_has_failed() {
     assert_eq!(error.kind(), ColdErrorKind::Failed);
 }
 
-/// A store that is down is asked once for a prompt, and not for each shorter prefix of it.
+/// A store that is down is called once per prompt, and not for each shorter prefix of it.
 #[test]
 fn a_store_that_is_down_is_asked_once() {
     let gets = Arc::new(AtomicUsize::new(0));
@@ -228,7 +228,7 @@ fn a_store_that_is_down_is_asked_once() {
     assert_eq!((gets.load(Ordering::Relaxed), cold.stats().failed), (1, 1));
 }
 
-/// A read that nobody wants any more, and one of a tier that is dropped, ends with the object that is under way.
+/// A cancelled read, and a read of a dropped tier, ends with the object that is under way.
 #[test]
 fn a_read_that_nobody_wants_ends() {
     for is_dropped in [false, true] {
@@ -237,7 +237,7 @@ fn a_read_that_nobody_wants_ends() {
         let wait = std::sync::Mutex::new(wait);
         let (mut fed, mut cold) = over(&stored(), move |_| {
             count.fetch_add(1, Ordering::Relaxed);
-            // Until it is told to, or nobody is there to tell.
+            // Waits until a message comes, or until the sender is dropped.
             _ = wait.lock().unwrap().recv();
             Ok(())
         });
@@ -249,7 +249,7 @@ fn a_read_that_nobody_wants_ends() {
         }
         if is_dropped {
             let thread = std::thread::spawn(move || drop(cold));
-            // It is closed by then.
+            // Long enough for the drop to close the queue.
             std::thread::sleep(Duration::from_millis(200));
             drop(go);
             thread.join().unwrap();
@@ -265,7 +265,7 @@ fn a_read_that_nobody_wants_ends() {
     }
 }
 
-/// What a new object rests on is looked for once, and not in each turn of a conversation.
+/// The chain of a new object is checked once, and not in each turn of a conversation.
 #[test]
 fn a_chain_is_followed_once() {
     let gets = Arc::new(AtomicUsize::new(0));
@@ -291,7 +291,7 @@ fn a_chain_is_followed_once() {
     assert_eq!(cold.stats().restored_tokens, 512);
 }
 
-/// What cannot be looked for is not rested on: all blocks are stored.
+/// If the chain cannot be checked, it is not used: all blocks are stored.
 #[test]
 fn a_store_that_cannot_tell_gets_all() {
     let objects = Arc::<InMemory>::default();
