@@ -1,4 +1,4 @@
-//! A model's `config.json`.
+//! Fuzz target: a model's `config.json`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dsv4_kv_tests::fuzz::config(bytes));

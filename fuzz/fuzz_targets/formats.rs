@@ -1,4 +1,4 @@
-//! Number formats.
+//! Fuzz target: number formats.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dsv4_kv_tests::fuzz::formats(bytes));

@@ -96,7 +96,8 @@ impl CacheConfig {
     /// `num_checkpoints`, and call [`Self::with_memory`].
     ///
     /// # Errors
-    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Model`], [`KvError::Config`],
+    /// [`KvError::DraftLayerKind`].
     pub fn for_memory(model: ModelConfig, memory: u64, max_requests: u32) -> Result<Self, KvError> {
         Self { max_requests, ..Self::new(model) }.with_memory(memory)
     }
@@ -124,7 +125,8 @@ impl CacheConfig {
     /// ```
     ///
     /// # Errors
-    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Model`], [`KvError::Config`],
+    /// [`KvError::DraftLayerKind`].
     pub fn with_memory(mut self, memory: u64) -> Result<Self, KvError> {
         self.num_blocks = 1;
         self.num_blocks = self.compute_block_budget(memory)?;
@@ -136,7 +138,8 @@ impl CacheConfig {
     /// request needs any. A driver may round every allocation up: [`crate::Capacity::buffers`].
     ///
     /// # Errors
-    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Model`], [`KvError::Config`],
+    /// [`KvError::DraftLayerKind`].
     pub fn compute_block_budget(&self, memory: u64) -> Result<u32, KvError> {
         self.validate()?;
         let schema = Schema::new(self);

@@ -78,7 +78,8 @@ impl SavedCheckpoint {
         self.boundary
     }
 
-    /// Whether it has the windows of the draft layers. If not, they are zero in a request that continues from it.
+    /// Whether it has the windows of the draft layers. If not, they are zero in a request that continues from it; a checkpoint that
+    /// is saved of that request before it has run 128 draft tokens has these zeros, and `has_draft` is true.
     #[must_use]
     pub const fn has_draft(&self) -> bool {
         self.has_draft

@@ -1,4 +1,4 @@
-//! The device crate, and a GPU opened with the kernels of this one.
+//! The device crate, re-exported, and the opening of a GPU with the kernels of the table.
 
 use kernels_gpu::table::KERNELS;
 
@@ -6,7 +6,7 @@ pub use dsv4_kv_device::*;
 
 use crate::ptx;
 
-/// The kernels of the table, and the embedded PTX.
+/// The kernels of the kernel table, with the embedded PTX.
 #[must_use]
 pub fn kernels() -> Kernels {
     // SAFETY: `ptx::select` compares the hash of the table that the PTX was compiled with; `Operation`s of this crate, the router

@@ -1,4 +1,4 @@
-//! What the events of a ledger say is there is there, under a random load.
+//! Under a random load, an index made of a ledger's events names exactly the blocks that the ledger has.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 const GROUP: LayerGroup = LayerGroup::Trunk;
 const SALTS: [&[u8]; 2] = [b"", b"tenant"];
 
-/// What events say is there: all tokens down to the end of each block, behind the salt.
+/// The blocks in the cache according to its events: for each block the salt, and all tokens up to the block's end.
 #[derive(Debug, Default)]
 struct Index(BTreeMap<Serial, (Vec<u8>, Vec<u32>)>);
 
@@ -36,7 +36,7 @@ impl Index {
         }
     }
 
-    /// Of a snapshot of `ledger`.
+    /// The index of a snapshot of `ledger`.
     fn of(ledger: &mut Ledger) -> Self {
         let mut index = Self::default();
         index.apply(&ledger.snapshot_events());
@@ -47,7 +47,7 @@ impl Index {
 struct Live {
     id: RequestId,
     tokens: Vec<u32>,
-    /// Tokens of its prompt, and of its answer, before it ends.
+    /// Tokens, those of its answer included, after which the request ends.
     end: usize,
 }
 
@@ -96,7 +96,7 @@ impl Load {
         }
     }
 
-    /// A step of everyone: a chunk of a prompt, or drafts of which some are accepted.
+    /// A step of all requests: a chunk of the prompt, or drafts of which some are accepted.
     fn step(&mut self) {
         let Self { ledger, random, live, array, .. } = self;
         let (mut parts, mut are_drafts) = (Vec::new(), Vec::new());
@@ -172,7 +172,7 @@ fn events_tell_what_is_there() {
             load.ledger.audit().unwrap();
         }
     }
-    // The load meets all that there is to meet.
+    // The load has produced overflows, removals and enough live blocks.
     assert!(overflows > 5 && removed > 200 && most > 20, "{overflows}, {removed}, {most}");
 }
 

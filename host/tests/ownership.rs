@@ -1,7 +1,7 @@
-//! What the types forbid: the programs in `compile_fail/` do not compile, each for the reason that it names.
+//! Misuse that the types forbid: the programs in `compile_fail/` do not compile, each for the reason that it names.
 //!
-//! A line that must be refused ends with `//~ E0382`, the compiler's code for the reason. All errors
-//! of a program, and no others, have to be named like that.
+//! A line that must be refused ends with `//~ E0382`, the compiler's code for the reason. Every error of a program must
+//! be named in this way, and there may be no others.
 //!
 //! Programs are compiled by `rustc` against the library that this test was linked with, which takes a
 //! fraction of a second each. A cargo project of their own would build every dependency again.
@@ -30,7 +30,7 @@ fn what_must_not_compile_does_not() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// What a test of refusals is worth: a program that does nothing wrong is not refused.
+/// A control: a program without misuse compiles.
 #[test]
 fn what_may_compile_does() {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile_pass/blocks.rs");
@@ -38,7 +38,7 @@ fn what_may_compile_does() {
     assert!(refused.is_empty(), "{said}");
 }
 
-/// What is wrong with a program of `compile_fail/`, if anything is.
+/// Describes how a program of `compile_fail/` differs from what it should do, if it does.
 fn check(program: &Path) -> Option<String> {
     let named = named(&fs::read_to_string(program).expect("a readable program"));
     let (refused, said) = compile(program);
@@ -61,7 +61,7 @@ fn named(text: &str) -> BTreeSet<Refusal> {
         .collect()
 }
 
-/// Compiles a program; the errors, and what the compiler says of them.
+/// Compiles a program. Returns its errors, and the compiler's messages as text.
 fn compile(program: &Path) -> (BTreeSet<Refusal>, String) {
     let deps = std::env::current_exe().expect("this program").with_file_name("");
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
@@ -85,7 +85,7 @@ fn compile(program: &Path) -> (BTreeSet<Refusal>, String) {
     (refused, said)
 }
 
-/// The lines that an error message is of. The closing message has none.
+/// The primary lines of an error message, with its code. The closing message has no line.
 fn refusals(message: &Value) -> Vec<Refusal> {
     let code = message["code"]["code"].as_str().unwrap_or("no code");
     let spans = message["spans"].as_array().into_iter().flatten();
@@ -105,7 +105,7 @@ fn library(deps: &Path) -> PathBuf {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             name.starts_with("libdsv4_kv-") && name.ends_with(".rlib")
         })
-        // One that a build which was interrupted has left is empty.
+        // An interrupted build may have left an empty file.
         .filter(|path| fs::metadata(path).is_ok_and(|data| data.len() > 0))
         .max_by_key(|path| built(path).unwrap_or(SystemTime::UNIX_EPOCH))
         .expect("the library, which this test is linked with")

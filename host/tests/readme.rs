@@ -1,5 +1,5 @@
-//! The calls of the README, compiled: each block of its section "In your server" that is no program by itself. Nothing of it
-//! runs here; `src/` has doctests that run the same calls.
+//! The calls of the README, compiled: each Rust block of its section "In your server" that is not a program by itself.
+//! Nothing runs here; doctests in `src/` run the same calls.
 
 #![expect(dead_code, reason = "what is here is compiled, and that is the test")]
 
@@ -198,7 +198,7 @@ fn the_blocks_of_the_readme_are_compiled() {
     let here: Vec<&str> = include_str!("readme.rs").lines().map(code).collect();
     let section = readme.split("## In your server").nth(1).expect("the section is there");
     let section = section.split("\n## ").next().unwrap_or_default();
-    // The first is a program, which a doctest of the crate runs.
+    // The first block is a program, which a doctest of the crate runs.
     let found: Vec<_> = blocks(section).skip(1).map(|block| missing(&block, &here)).collect();
     assert!(found.len() >= 5, "{} blocks", found.len());
     assert_eq!(found.iter().flatten().next(), None, "README.md has it, and tests/readme.rs not");

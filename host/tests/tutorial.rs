@@ -1,4 +1,4 @@
-//! What `docs/tutorial.md` shows, by anchors, run on the CPU.
+//! The programs that `docs/tutorial.md` includes by their anchors, run on the CPU.
 
 use dsv4_kv::device::{Buffer, EmuDevice, EmuOptions, Emulator, Stream};
 use dsv4_kv::kv_layout::{config::ModelConfig, geometry::LayerKind};
@@ -122,14 +122,14 @@ fn draft_layers_run_ahead_and_go_back() -> Result<(), Box<dyn std::error::Error>
     step.commit(&[Accepted::count(id, 5)])?;
     draft_and_verify(&mut cache, &stream, &kv, id)?;
     assert_eq!(cache.ledger().committed_in(LayerGroup::Draft, id)?, 6);
-    // Seven tokens were written: it goes back to four, three behind the last of them.
+    // Seven tokens were written, and `max_draft` + 1 = 3 can be undone: the draft layers can go back to four tokens.
     assert!(matches!(cache.rewind_draft(id, 3), Err(KvError::CannotRewind { earliest: 4, .. })));
     cache.rewind_draft(id, 4)?;
     assert_eq!(cache.positions(id)?, Positions { trunk: 6, draft: 4 });
     Ok(())
 }
 
-/// Draft layers that are ahead leave as if they were where the trunk is; too far ahead, the request does not leave.
+/// A request moves with its draft layers cut off at the trunk's position; if they are too far ahead, it is refused.
 #[test]
 fn a_request_moves_with_its_drafts_cut_off() -> Result<(), Box<dyn std::error::Error>> {
     let device = EmuDevice::new(EmuOptions::default());

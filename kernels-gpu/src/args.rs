@@ -1,5 +1,5 @@
-//! What a kernel's body takes: one struct an operation, with its pointers and scalars by name.
-//! Expanded from the kernel table.
+//! The arguments of kernel bodies: one struct an operation, with its pointers and scalars by name. Expanded from the
+//! kernel table.
 
 use simt::mem::{Global, GlobalMut};
 

@@ -1,4 +1,4 @@
-//! The block table: where an entry of a request is.
+//! The block table: finds the plane row of an entry of a request, and enters new blocks.
 
 use crate::args::UpdateTable;
 use simt::mem::Global;
@@ -9,7 +9,7 @@ use simt::thread;
 pub struct TableRow {
     /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
     pub table: Global<i32>,
-    /// Where the request's row starts.
+    /// Element at which the request's row starts.
     pub start: u64,
     /// Blocks in a row.
     pub max_blocks: u32,
@@ -29,7 +29,7 @@ impl TableRow {
     pub unsafe fn plane_row(self, entry: u32, wanted: bool) -> Option<u64> {
         let logical = entry >> self.block_shift;
         let known = wanted && logical < self.max_blocks;
-        // Loaded in any case, from the row's start if need be: without a branch the loads of
+        // Loaded in any case, from the start of the row if the entry has no place in it: without a branch the loads of
         // several entries overlap.
         let at = self.start + u64::from(if known { logical } else { 0 });
         // SAFETY: an element of the request's row of the table.

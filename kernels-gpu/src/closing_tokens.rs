@@ -1,4 +1,4 @@
-//! The step's work lists: which tokens close a CSA window, and which end an HCA run. Decision D4;
+//! The step's work lists: the tokens that close a CSA window, and the tokens that end an HCA run. Decision D4;
 //! docs/specification.md, section 10.
 
 use crate::args::ListClosingTokens;
@@ -6,15 +6,16 @@ use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-/// Threads, and so tokens looked at together, of the one block that makes a list.
+/// Threads of the block that builds a list, and so the number of tokens that it looks at together.
 const THREADS: u32 = 1024;
 /// Warps of that block.
 const WARPS: usize = THREADS as usize / 32;
 /// Bytes of shared memory: a count for each warp.
 pub const SHARED_BYTES: u32 = Shared::<u32, WARPS>::BYTES;
 
-/// Lists tokens, in order: block 0 those that close a CSA window, block 1 those that close an HCA window or
-/// are their request's last in the step. The rest of each list is -1. No atomics: the order is the tokens' own.
+/// Lists tokens in order. Block 0 lists those that close a CSA window. Block 1 lists those that end an HCA run: they
+/// close an HCA window, or are their request's last in the step. The rest of each list is -1. There are no atomics, so
+/// that the order is that of the tokens.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of two blocks of 1024 threads

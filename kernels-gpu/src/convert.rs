@@ -1,6 +1,6 @@
-//! Number conversions of packed registers. Hardware on the GPU (for E2M1 only `sm_100a` has
-//! it), else the codecs of `kv-layout`; the two give equal bits for every input (tested over all
-//! codes and ties).
+//! Number conversions of packed registers. They use the hardware on the GPU (for E2M1 only `sm_100a` has an
+//! instruction), else the codecs of `kv-layout`. The two give equal bits for every input (tested over all codes and
+//! ties).
 
 use kv_layout::format::E2m1;
 use simt::math::{min, mul_bf16x2};
@@ -29,12 +29,12 @@ pub fn f32x2_from_bf16(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xFFFF_0000)]
 }
 
-/// log2 of what the bits of an E2M1 code must be multiplied by where they stand in a BF16: sign, lowest two
+/// log2 of the factor by which an E2M1 code must be multiplied after its bits are placed in a BF16: sign, lowest two
 /// exponent bits, highest mantissa bit.
 pub const E2M1_BITS_LOG2: u32 = 126;
 
-/// Eight E2M1 codes as BF16 pairs (0, 4), (1, 5), (2, 6), (3, 7): each 2^-126 times its value, times the BF16
-/// pair `scale`, rounded.
+/// Eight E2M1 codes as BF16 pairs (0, 4), (1, 5), (2, 6), (3, 7): each is 2^-126 times the value of the code,
+/// multiplied by the BF16 pair `scale` and rounded.
 #[inline(always)]
 #[must_use]
 pub fn bf16x8_from_e2m1(codes: u32, scale: u32) -> [u32; 4] {
@@ -56,12 +56,13 @@ pub fn bf16x8_from_e2m1(codes: u32, scale: u32) -> [u32; 4] {
 
 /// The value of the E2M1 code of `value`: nearest even, saturating, NaN -> +6.
 ///
-/// Added to 1.5 times 2^22 and more, a number is rounded to the distance of the E2M1 values around it.
+/// A sum with 1.5 times 2^22 times a power of two rounds the number to the distance of the E2M1 values around it.
 #[inline(always)]
 #[must_use]
 pub fn e2m1_rounded(value: f32) -> f32 {
     const EXPONENT: u32 = 0xFF << 23;
-    /// From the power of two below a value to what rounds it.
+    /// Added to the bits of the power of two below a value, this gives the bits of the number whose sum rounds the
+    /// value.
     const ROUND: u32 = 22 << 23 | 1 << 22;
     let magnitude = min(value.abs(), E2m1::MAX);
     let below = magnitude.to_bits().max(1.0_f32.to_bits()) & EXPONENT;
@@ -151,7 +152,7 @@ mod tests {
             }
         };
         (0..=f32::NAN.to_bits()).step_by(997).for_each(check);
-        // Ties, and what is next to them.
+        // Ties, and the values next to them.
         for eighth in 0..64 {
             let bits = (eighth as f32 / 8.0).to_bits();
             (bits.saturating_sub(2)..=bits + 2).for_each(check);

@@ -1,8 +1,9 @@
 //! Digests of sections of a payload: XXH3 with 128 bits, as the host computes it.
 //!
-//! A block of threads has one section. In blocks of 1,024 bytes all products are independent, and the scrambles
-//! behind them are a chain. So most warps sum the products of a tile of blocks, a thread for each word of a stripe,
-//! while the last warp takes the sums of the tile before through the chain, a lane for each accumulator.
+//! A block of threads has one section. In XXH3's blocks of 1,024 bytes all products are independent, while the
+//! scrambles after the blocks are a chain. So most warps sum the products of a tile of blocks, with a thread for each
+//! word of a stripe. Meanwhile the last warp runs the chain over the sums of the previous tile, with a lane for each
+//! accumulator.
 
 use crate::args::DigestSections;
 use crate::params::DigestParams;
@@ -16,7 +17,7 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Threads that sum products.
 const SUMMING: u32 = 256;
-/// Threads of a block: these, and the warp with the chain.
+/// Threads of a block: those that sum products, and the warp with the chain.
 pub const THREADS: u32 = SUMMING + 32;
 /// Blocks of XXH3 in a tile.
 const TILE: u32 = SUMMING / LANES;
@@ -26,7 +27,7 @@ const BLOCK_WORDS: u32 = STRIPES * LANES;
 const SUMS: u32 = TILE * LANES * 2;
 /// Bytes of shared memory: the sums of two tiles, and the section's start and length.
 pub const SHARED_BYTES: u32 = EXTENT + 8;
-/// The byte of shared memory at which start and length lie.
+/// Byte of shared memory at which the section's start and length are.
 const EXTENT: u32 = 2 * SUMS * 4;
 
 /// One accumulator's part of a section.
@@ -34,7 +35,7 @@ const EXTENT: u32 = 2 * SUMS * 4;
 struct Lane {
     payload: Global<u32>,
     secret: Global<u32>,
-    /// The section's first word of 8 bytes, and how many it has.
+    /// The section's first word of 8 bytes, and the number of its words.
     start: u64,
     words: u32,
     lane: u32,
@@ -50,7 +51,7 @@ fn split(word: u64) -> [u32; 2] {
     [word as u32, (word >> 32) as u32]
 }
 
-/// The product of a stripe's word under its secret.
+/// The product of the halves of a stripe's word, combined with its secret.
 #[inline(always)]
 fn product(word: u64, secret: u64) -> u64 {
     let [low, high] = split(word ^ secret);
@@ -78,7 +79,7 @@ impl Lane {
         join(unsafe { self.secret.load_u32x2(2 * u64::from(at)) })
     }
 
-    /// What the stripe from word `first` on adds to the accumulator under `secret`.
+    /// The value that the stripe from word `first` on adds to the accumulator, with secret word `secret`.
     ///
     /// # Safety
     /// The section has the stripe.
@@ -90,23 +91,25 @@ impl Lane {
         product(own, secret).wrapping_add(next)
     }
 
-    /// Blocks of the section behind which the accumulators are scrambled: all but the last, which may be shorter.
+    /// Number of blocks of the section after which the accumulators are scrambled: all but the last, which may be
+    /// shorter.
     #[inline(always)]
     fn blocks(self) -> u32 {
         (self.words - 1) / BLOCK_WORDS
     }
 }
 
-/// The accumulators of each section behind its last stripe, or the bytes of a short one.
+/// Computes the accumulators of each section after its last stripe; of a short section, copies the bytes.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(sections, 1)` with 288 threads a block call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(sections, 1)` with 288 threads a block
+/// call it.
 #[inline(always)]
 pub unsafe fn sections(args: DigestSections) {
     let (section, thread) = (thread::block_idx_x(), thread::thread_idx_x());
     let DigestParams { words: all, .. } = args.params;
-    // SAFETY: the grid has a block for each section; a section that the payload does not have is refused. Each thread passes
-    // the same barriers, since one thread has read how many tiles there are, whatever others write meanwhile.
+    // SAFETY: the grid has a block for each section; a section that the payload does not have is refused. Each thread
+    // passes the same barriers, since one thread has read how many tiles there are, whatever others write meanwhile.
     unsafe {
         let extent = Shared::<u32, 2>::at(EXTENT);
         if thread == 0 {
@@ -141,7 +144,7 @@ pub unsafe fn sections(args: DigestSections) {
     }
 }
 
-/// The accumulator of a lane of the last warp behind the last stripe; nothing in other threads.
+/// Returns the accumulator of a lane of the last warp after the last stripe; in other threads the result is not used.
 ///
 /// # Safety
 /// The section is one of the payload, of more than [`SHORT`] bytes; all threads of the block call it.
@@ -157,7 +160,7 @@ unsafe fn accumulate(lane: Lane, sums: [Shared<u32, { SUMS as usize }>; 2]) -> u
     });
     // SAFETY: a tile's sums are written before a barrier and read behind it, and written again behind the next one.
     unsafe {
-        // Of the stripes of a block, for this lane.
+        // The secret words of the stripes of a block, for this lane.
         let secrets: [u64; STRIPES as usize] =
             array_from_fn(|stripe| lane.secret(stripe as u32 + lane.lane));
         let mut tile = 0;
@@ -181,7 +184,7 @@ unsafe fn accumulate(lane: Lane, sums: [Shared<u32, { SUMS as usize }>; 2]) -> u
     accumulator
 }
 
-/// The accumulator behind the blocks of a tile.
+/// Returns the accumulator after the blocks of a tile.
 ///
 /// # Safety
 /// The tile's sums are there.
@@ -207,10 +210,10 @@ unsafe fn scramble(
     accumulator
 }
 
-/// Writes what each block of a tile adds to each accumulator.
+/// Writes the sums that each block of a tile adds to each accumulator.
 ///
 /// # Safety
-/// Called by whole warps, of threads that sum; nobody reads the sums.
+/// Called by whole warps, of threads that sum; no thread reads the sums.
 #[inline(always)]
 unsafe fn sum(
     lane: Lane,
@@ -239,7 +242,7 @@ unsafe fn sum(
     }
 }
 
-/// What the last block adds, and the last stripe.
+/// The sum that the last block and the last stripe add to the accumulator.
 ///
 /// # Safety
 /// The section is one of the payload, of more than [`SHORT`] bytes.
@@ -262,7 +265,7 @@ unsafe fn rest(lane: Lane) -> u64 {
     }
 }
 
-/// The secret as the kernel reads it: `[48]` u32.
+/// The secret in the layout that the kernel reads: `[48]` u32.
 #[must_use]
 pub fn secret_words() -> [u32; 2 * SECRET.len()] {
     core::array::from_fn(|i| split(SECRET[i / 2])[i % 2])

@@ -31,7 +31,7 @@ macro_rules! entries {
                     $( $pointer: *$mutability $element, )*
                     params: crate::params::$params,
                 ) {
-                    // Its launch may overlap the one before, and the next one this one.
+                    // This launch may overlap the previous one, and the next launch may overlap this one.
                     if !const { info(stringify!($name)).waits_in_body } {
                         simt::grid::wait_for_dependencies();
                         simt::grid::launch_dependents();

@@ -1,4 +1,4 @@
-//! The fault word: how a kernel says that it was handed something it refuses.
+//! The fault word: a kernel counts in it the inputs that it refuses.
 
 use simt::atomic::DeviceAtomicU32;
 use simt::mem::GlobalMut;

@@ -1,18 +1,18 @@
-//! Mistakes that tests make on purpose, to see that they are found. Only with the feature `mistakes`,
-//! which nothing but those tests turns on. The kernels and the host call a function for each mistake;
-//! without the feature it hands back what it was given and leaves no trace.
+//! Mistakes that tests make on purpose, to see that they are found. They need the feature `mistakes`, which only those
+//! tests turn on. The kernels and the host call a function for each mistake; without the feature it returns its
+//! argument and compiles to nothing.
 
-/// A mistake that other caches were shipped with.
+/// A mistake that other caches have been released with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mistake {
-    /// None.
+    /// No mistake.
     Nothing,
     /// A query sees one entry more than its position allows.
     Visibility,
     /// The window's reader takes positions modulo a ring that is one row shorter than the writer's.
     RingModulus,
-    /// The two halves of a row's rotary channels change places.
+    /// The two halves of a row's rotary channels are swapped.
     SwappedHalves,
     /// New blocks are not entered into the device's block table.
     StaleTable,
@@ -21,7 +21,7 @@ pub enum Mistake {
 #[cfg(feature = "mistakes")]
 static MADE: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
 
-/// From now on `mistake` is made, in this whole process.
+/// Makes `mistake` from now on, in the whole process.
 #[cfg(feature = "mistakes")]
 pub fn make(mistake: Mistake) {
     MADE.store(mistake as u32, core::sync::atomic::Ordering::SeqCst);
@@ -38,28 +38,28 @@ const fn made(_mistake: Mistake) -> bool {
     false
 }
 
-/// The entries that a query sees; see [`Mistake::Visibility`].
+/// The number of entries that a query sees; see [`Mistake::Visibility`].
 #[inline(always)]
 #[must_use]
 pub fn visible(entries: u32) -> u32 {
     entries + u32::from(made(Mistake::Visibility))
 }
 
-/// The rows of a ring, as its reader takes them; see [`Mistake::RingModulus`].
+/// The number of rows by which the reader of a ring takes positions; see [`Mistake::RingModulus`].
 #[inline(always)]
 #[must_use]
 pub fn ring_rows(rows: u32) -> u32 {
     rows - u32::from(made(Mistake::RingModulus))
 }
 
-/// Which eighth of a row's rotary channels lies where the `eighth` does; see [`Mistake::SwappedHalves`].
+/// The eighth of a row's rotary channels that is stored at place `eighth`; see [`Mistake::SwappedHalves`].
 #[inline(always)]
 #[must_use]
 pub fn rotary_eighth(eighth: u32) -> u32 {
     eighth ^ (4 * u32::from(made(Mistake::SwappedHalves)))
 }
 
-/// How many of a step's new blocks are entered into the block table; see [`Mistake::StaleTable`].
+/// The number of a step's new blocks that are entered into the block table; see [`Mistake::StaleTable`].
 #[inline(always)]
 #[must_use]
 pub fn entered_blocks(new_blocks: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Flush: CSA entries and indexer keys, in BF16, and pooled HCA windows become rows of the paged planes.
+//! Flush: stores CSA entries and indexer keys (from BF16), and pooled HCA windows, as rows of the paged planes.
 
 use crate::args::{FlushCsa, FlushHca};
 use crate::compress::{EntryMemory, Finish, load_quad};
@@ -19,7 +19,7 @@ pub const CSA_RECORDS: u32 = WARPS / 2;
 /// Bytes of shared memory of a block of [`hca`].
 pub const HCA_SHARED_BYTES: u32 = EntryMemory::BYTES;
 
-/// The work list, and what says where the entries of its tokens go.
+/// The work list, and the data that give the destinations of its tokens' entries.
 #[derive(Clone, Copy)]
 struct Records {
     closing: Global<i32>,
@@ -31,7 +31,7 @@ struct Records {
 }
 
 impl Records {
-    /// Where the entry of `record` goes.
+    /// The destination of the entry of `record`.
     ///
     /// # Safety
     /// The pointers have the shapes of the kernel table; `record < capacity`.
@@ -69,17 +69,17 @@ impl Records {
     }
 }
 
-/// What becomes of a record.
+/// The destination of a record.
 enum Destination {
     /// No record, or one that closes no window.
     Nothing,
-    /// Its token, slot or block does not exist.
+    /// The record's token, slot or block does not exist.
     Refused,
-    /// The plane row it goes to, and the number of the entry.
+    /// The plane row, and the index of the entry.
     Row { row: u64, entry: u32 },
 }
 
-/// CSA: the entry by one warp, the indexer key by the next; two records a block.
+/// CSA: one warp stores the entry, the next one the indexer key; two records a block.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -118,8 +118,8 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
     }
 }
 
-/// HCA: one block a record, which norms and rotates what a run pooled before it quantises. Runs that close
-/// no window are left alone.
+/// HCA: one block a record, which norms and rotates the pooled vector of a run before it quantises it. Leaves out runs
+/// that close no window.
 ///
 /// # Safety
 /// As [`csa`].

@@ -10,13 +10,13 @@
 use simt::mem::Global;
 use simt::mma::bf16_m16n8k16;
 
-/// Elements of the inner index that a lane's loads of a tile cover together.
+/// Elements of the inner index in a tile: the four lanes of a row load 8 each.
 pub const DEPTH: u32 = 32;
 
 /// A vector of 8 BF16 of a row.
 pub type Piece = [u32; 4];
 
-/// A lane's place in a tile.
+/// The row and the columns of a lane in a tile.
 #[derive(Clone, Copy)]
 pub struct Place {
     /// Row of the tile: 0..8.

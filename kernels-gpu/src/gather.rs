@@ -1,5 +1,5 @@
-//! Compressed entries for attention: gathers by list and of all, and how many a query sees.
-//! See docs/specification.md, section 11.
+//! Compressed entries for attention: gathers by list, gathers of all, and the number that a query sees. See
+//! docs/specification.md, section 11.
 
 use crate::args::{GatherAll, GatherKv, ValidLens};
 use crate::params::GatherEntriesParams;
@@ -37,8 +37,8 @@ pub unsafe fn selected<F: RowFormat>(args: GatherKv) {
     // SAFETY: `query < tokens`, and the list has `rows` indices, at least one.
     unsafe {
         let list = u64::from(query) * u64::from(params.rows);
-        // The last index again past the list's end, and the first request's table if there is no
-        // slot: without a branch all loads of a stage are on their way together.
+        // Past the list's end this loads the last index again, and without a slot the first request's row of the table:
+        // without a branch, all loads of a stage are in flight together.
         let index = |i: u32| args.selected.load(list + u64::from((first + i).min(params.rows - 1)));
         let indices = [index(0), index(1), index(2), index(3)];
         let query = Query::load(args.token_position, args.token_slot, args.table, query, params);
@@ -55,8 +55,8 @@ pub unsafe fn selected<F: RowFormat>(args: GatherKv) {
     }
 }
 
-/// Gathers all entries that each query sees, oldest first, dequantised to BF16, and their number.
-/// Rows past the number keep what they held.
+/// Gathers all entries that each query sees, oldest first, dequantised to BF16, and writes their number. Rows of the
+/// tile past that number are left as they were.
 ///
 /// # Safety
 /// As for [`selected`].
@@ -95,7 +95,7 @@ pub unsafe fn all<F: RowFormat>(args: GatherAll) {
     }
 }
 
-/// Writes how many entries each query sees.
+/// Writes the number of entries that each query sees.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; one thread a query.
@@ -116,9 +116,8 @@ pub unsafe fn valid_lens(args: ValidLens) {
     }
 }
 
-/// The query of this block, and the first row of its tile of `rows` rows that this warp gathers.
-/// Neighbouring blocks have neighbouring rows: what is under way at a time is few and long stretches of
-/// memory.
+/// The query of this block, and the first row of its tile of `rows` rows that this warp gathers. Adjacent blocks have
+/// adjacent rows, so that the accesses under way at a time are to few, long ranges of memory.
 #[inline(always)]
 fn query_and_row(rows: u32) -> (u32, u32) {
     let parts = rows.div_ceil(BLOCK_ROWS);
@@ -126,16 +125,16 @@ fn query_and_row(rows: u32) -> (u32, u32) {
     (query, (part * WARPS + thread::warp_id()) * ROWS_PER_WARP)
 }
 
-/// A query: where the entries of its request are, and which of them it sees.
+/// A query: the row of the block table of its request, and the entries that it sees.
 #[derive(Clone, Copy)]
 struct Query {
-    /// Whether it is one: no padding, and its slot exists.
+    /// Whether the query is valid: it is not padding, and its slot exists.
     live: bool,
     /// Whether its slot does not exist.
     refused: bool,
-    /// Entries it sees; none unless it is live.
+    /// Number of entries that the query sees; 0 unless it is live.
     visible: u32,
-    /// Its request's row of the block table, the first row if it is not live.
+    /// The row of the block table of the query's request; the first row if the query is not live.
     row: TableRow,
 }
 
@@ -167,7 +166,7 @@ impl Query {
     }
 }
 
-/// What both gathers read and write, and who of the warp does.
+/// The memory that both gathers read and write, and the calling lane.
 #[derive(Clone, Copy)]
 struct Reader {
     data: Global<u8>,
@@ -178,9 +177,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// Gathers the entries `indices` that `query` names into the tile from row `at` on, or as many of
-    /// them as `rows`. Index -1 gives a zero row, as does an entry that cannot be read, which is
-    /// counted.
+    /// Gathers the entries `indices` of `query` into the tile from row `at` on, or the first `rows` of them. Index -1
+    /// gives a zero row, as does an entry that cannot be read, which is counted.
     ///
     /// # Safety
     /// The pointers have the shapes of the kernel table, the tile has the rows, and all lanes of the
@@ -194,8 +192,8 @@ impl Reader {
         rows: u32,
     ) {
         let Self { data, scale, tile, faults, lane } = self;
-        // Spelt out: an array walked by a loop would live in local memory. Each stage is under way
-        // for all rows before the next one waits for the first.
+        // Unrolled by hand: an array that a loop indexes would be in local memory. Each stage starts its loads for all
+        // rows before the next stage waits for the first of them.
         let [a, b, c, d] = indices;
         // SAFETY: `plane_row` checks entry and block; the tile has the rows that are stored.
         unsafe {

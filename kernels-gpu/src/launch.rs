@@ -1,8 +1,8 @@
 //! Typed launch arguments, expanded from the kernel table.
 //!
-//! One struct an operation: typed device pointers, then its scalars. A format picks the kernel. What a
-//! struct holds is exactly what the PTX entry takes, in the same order; the emulator hands the same to the
-//! same body. Grid and lengths are the table's.
+//! There is one struct for each operation: typed device pointers, then its scalars. A format selects the kernel. A
+//! struct holds exactly the arguments of the PTX entry, in the same order; the emulator passes the same to the same
+//! body. Grid and lengths come from the table.
 
 use std::ffi::c_void;
 
@@ -14,7 +14,7 @@ use crate::table::shape::*;
 use crate::table::{KERNELS, kernel_index};
 use crate::*;
 
-/// The type of a pointer argument. Kernels take BF16 as its bits; every `u16` of the table is one.
+/// The type of a pointer argument. Kernels take BF16 as its bits: every `u16` of the table is a BF16.
 macro_rules! pointer {
     (const u16) => {
         DevicePtr<bf16>

@@ -3,34 +3,34 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
-//! | [`args`] | what a body takes, expanded from the kernel table |
+//! | [`args`] | the arguments of a kernel body, expanded from the kernel table |
 //! | `launch` | typed launch arguments for the host (feature `launch`), expanded from the kernel table |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //! | [`closing_tokens`] | the work lists of a step: which tokens close a window |
-//! | [`block_table`] | where an entry of a request is |
+//! | [`block_table`] | finds an entry of a request through the block table; enters new blocks |
 //! | [`swa`] | the sliding-window ring: append, gather |
-//! | [`compress`] | entries and indexer keys of the windows that close; the state rings |
-//! | [`flush`] | entries and indexer keys into their blocks |
-//! | [`state_copy`] | the state of requests: to a checkpoint, back, and to another slot |
+//! | [`compress`] | the compressors: entries and indexer keys of the windows that close; the state rings |
+//! | [`flush`] | stores entries and indexer keys in their blocks |
+//! | [`state_copy`] | copies the state of requests: to a checkpoint, back, and to another slot |
 //! | [`digest`] | digests of sections of a payload |
 //! | [`decode`] | all cache writes of a layer in a decode step, in one launch |
-//! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
-//! | [`attention`] | attention over the rows of the cache where they lie |
+//! | [`gather`] | compressed entries: gathers by list, gathers of all, and the number that a query sees |
+//! | [`attention`] | attention in place, over the stored rows of the cache |
 //! | [`indexer`] | queries (RoPE, Hadamard transform, quantisation), scores, and the largest of them |
 //! | [`router`] | the MoE router: activation, top-k, hash |
 //! | [`linear`] | products of activations with weights in NVFP4 or BF16 |
 //! | [`fragment`] | fragments of matrix products of a warp |
-//! | [`row`], [`index_row`] | a main row, and an indexer key, in a warp's registers: quantise, store, load, dequantise |
+//! | [`row`], [`index_row`] | main rows and indexer keys in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
-//! | [`rank`] | the order that selections keep |
-//! | [`fault`] | the fault word: what a kernel refused |
-//! | [`poison`], [`poison_keys`] | the search for rows, and for scores of keys, that were never written |
+//! | [`rank`] | the order of scores in all selections |
+//! | [`fault`] | the fault word, which counts the inputs that a kernel refused |
+//! | [`poison`], [`poison_keys`] | find rows, and scores of keys, that were never written |
 //! | [`unroll`] | short loops unrolled in the source |
-//! | [`fault_injection`] | mistakes that tests make on purpose |
+//! | [`fault_injection`] | mistakes that tests make on purpose, to see that they are found |
 //!
-//! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
-//! pointers stand in the kernel table (`crate::table`).
+//! Bodies are generic over the row format and know nothing of launches; the kernel table (`crate::table`) states the
+//! shapes and element types of their pointers.
 #![cfg_attr(not(feature = "launch"), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 

@@ -9,9 +9,9 @@ use simt::math::{max_or_nan, mul_add, sqrt};
 /// e^x for x <= 0, with a relative error below 2^-22; 0 below -104, where the result rounds to 0.
 /// NaN stays NaN.
 ///
-/// Reduced to |r| <= ln 2 / 2 by a two-part ln 2, then 1 + r + the r^2..r^6 that are off by less than
-/// 2^-28 of the result (minimax), scaled by 2^n in two steps so that subnormals round once. Additions and
-/// shifts throughout: a GPU converts between integers and floats at a sixteenth of their speed.
+/// The argument is reduced to |r| <= ln 2 / 2 with a two-part ln 2. The result is 1 + r + a minimax polynomial of the
+/// terms r^2..r^6, whose error is below 2^-28 of the result, scaled by 2^n in two steps so that subnormals round once.
+/// Conversions between integers and floats use additions and shifts: a GPU converts at a sixteenth of their speed.
 #[inline(always)]
 #[must_use]
 pub fn exp_nonpositive(x: f32) -> f32 {
@@ -34,15 +34,15 @@ pub fn exp_nonpositive(x: f32) -> f32 {
     p = mul_add(p, r, 0.499_999_94);
     p = mul_add(p, r, 1.0);
     p = mul_add(p, r, 1.0);
-    // Of the bits of `rounded` the shift leaves n alone.
+    // The shift leaves only n of the bits of `rounded`.
     p * f32::from_bits((rounded.to_bits() << 23).wrapping_add(UP_BITS)) * DOWN
 }
 
 /// (cos, sin) of an angle of magnitude up to 2^20, each within one unit in the last place of f32.
 ///
-/// In f64: reduced to |r| <= pi / 4 by a two-part pi / 2 whose head has 32 bits, so that its product
-/// with a multiple up to 2^20 is exact; then Taylor polynomials (remainders below 2^-53), rounded
-/// once.
+/// Computed in f64. The angle is reduced to |r| <= pi / 4 with a two-part pi / 2, whose head has 32 bits, so that its
+/// product with a multiple up to 2^20 is exact. Then follow Taylor polynomials (remainders below 2^-53), and one
+/// rounding.
 #[inline(always)]
 #[must_use]
 pub fn cos_sin(angle: f32) -> (f32, f32) {
@@ -63,8 +63,8 @@ pub fn cos_sin(angle: f32) -> (f32, f32) {
     (cosine, if quadrant & 2 == 0 { sine } else { -sine })
 }
 
-/// What an RMS norm multiplies a vector of `DIM` channels by, from the sum of their squares (`rms_norm_eps` of every
-/// released checkpoint).
+/// The factor by which an RMS norm multiplies a vector of `DIM` channels, from the sum of their squares. The epsilon is
+/// `rms_norm_eps` of every released checkpoint.
 #[inline(always)]
 #[must_use]
 pub fn rms_scale<const DIM: u32>(squares: f32) -> f32 {

@@ -1,8 +1,8 @@
-//! The search for rows that nobody wrote: what attention is about to read, looked at again.
+//! The search for rows that were never written: checks the rows that attention is about to read.
 //!
-//! Memory that a poisoned cache has not written since it was freed is 0xFF all over. Rotary channels
-//! are stored bit for bit, so a row from there has 64 NaN where a token's row has none; so does an
-//! entry that was pooled from such rows.
+//! In a poisoned cache, memory that has not been written since it was freed has all bytes 0xFF. Rotary channels are
+//! stored bit for bit, so all 64 of such a row are NaN, which a token's row does not have. The same holds for an entry
+//! that was pooled from such rows.
 
 use crate::args::FindPoison;
 use crate::params::FindPoisonParams;
@@ -11,12 +11,12 @@ use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
-/// Warps, and so rows at a time, of a block.
+/// Warps of a block; each checks one row at a time.
 pub const WARPS: u32 = 4;
-/// Most blocks for the rows of one query; each goes on to further rows.
+/// Most blocks for the rows of one query; each block continues with further rows.
 pub const MAX_ROW_BLOCKS: u32 = 256;
 
-/// Counts and records the rows in use of each query's tile whose rotary channels are all NaN.
+/// Counts and records, of the rows in use of each query's tile, those whose rotary channels are all NaN.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, any)` with 4
@@ -72,7 +72,7 @@ unsafe fn is_poison(tile: Global<u16>, at: u64, lane: u32) -> bool {
     }
 }
 
-/// Counts a row, and notes it while there is room.
+/// Counts a row, and records it while there is room.
 ///
 /// # Safety
 /// `found` has the count and `capacity` records, and is written by this function only.

@@ -1,10 +1,8 @@
-//! The search for scores of keys that nobody wrote: the indexer keys that a query sees, looked at
-//! again.
+//! The search for scores of keys that were never written: checks the indexer keys that a query sees.
 //!
-//! A score alone does not tell: a poisoned FP4 code is -6, and only its scale is NaN. The scales do:
-//! none that is stored has a byte (FP4 formats) or word (FP8) of nothing but ones. A key that was
-//! pooled from poison is NaN in all channels when it is quantised, and what each format makes of that
-//! is known too.
+//! A score alone does not show it: a poisoned FP4 code is -6, and only its scale is NaN. The scales do: no stored scale
+//! has a byte (FP4 formats) or word (FP8) whose bits are all ones. A key that was pooled from poison is NaN in all
+//! channels when it is quantised, and the bytes that each format gives such a key are known too.
 
 use crate::args::FindPoisonedKeys;
 use crate::params::FindPoisonedKeysParams;
@@ -16,16 +14,16 @@ use crate::index_row::IndexRowFormat;
 use crate::indexer::{keys_of, visible};
 use crate::poison::record;
 
-/// Threads of a block, each of which looks at one key at a time.
+/// Threads of a block; each checks one key at a time.
 pub const THREADS: u32 = 128;
-/// Four scales of a key of nothing but NaN, in both FP4 formats: the least that there is.
+/// Four scales of a key whose channels are all NaN, in both FP4 formats: the least scales that exist.
 const LEAST_SCALES: u32 = 0x0101_0101;
-/// Eight of its E2M1 codes.
+/// Eight E2M1 codes of such a key.
 const NAN_E2M1: u32 = 0x7777_7777;
-/// Four of its E4M3 codes.
+/// Four E4M3 codes of such a key.
 const NAN_E4M3: u32 = 0x7F7F_7F7F;
 
-/// Counts and records the keys that the score of a query took and that nobody wrote.
+/// Counts and records the keys that were scored for a query but were never written.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; called by a launch of grid `(tokens, any)` with 128
@@ -51,7 +49,7 @@ pub unsafe fn find<R: IndexRowFormat>(args: FindPoisonedKeys) {
         let seen = seen.min(params.columns);
         let mut entry = thread::block_idx_y() * THREADS + thread::thread_idx_x();
         while entry < seen {
-            // An entry without a block is the scores' own fault, and counted there.
+            // An entry without a block is counted as a fault by the kernel that scores.
             if let Some(row) = request.plane_row(entry, true)
                 && is_poison::<R>(args.index_code, args.index_scale, row)
             {
@@ -65,7 +63,7 @@ pub unsafe fn find<R: IndexRowFormat>(args: FindPoisonedKeys) {
     }
 }
 
-/// Whether the key in `row` was never written, or was pooled from what was never written.
+/// Whether the key in `row` was never written, or was pooled from rows that were never written.
 ///
 /// # Safety
 /// The planes hold the row.

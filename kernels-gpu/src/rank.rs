@@ -1,11 +1,11 @@
-//! The order that every selection keeps: larger first, a number before NaN, and among equals the lower
-//! index (which the caller sees to).
+//! The order of scores in every selection: larger first, a number before NaN, and among equals the lower index (which
+//! the caller ensures).
 
-/// What no score has: ranks below NaN.
+/// The key of no score: ranks below NaN.
 pub const ABSENT: u32 = 0;
 
-/// A key whose order as `u32` is that of the scores. Both zeros have one key, NaN one below that of
-/// every number, and none is [`ABSENT`].
+/// A key whose order as `u32` is that of the scores. Both zeros have the same key; the key of NaN is below that of
+/// every number, and above [`ABSENT`].
 #[inline(always)]
 #[must_use]
 pub fn key(score: f32) -> u32 {
@@ -13,7 +13,7 @@ pub fn key(score: f32) -> u32 {
     if score.is_nan() { 1 } else { ordered(score + 0.0) }
 }
 
-/// As [`key`], of a number alone; -0.0 is below +0.0.
+/// As [`key`], for numbers only; -0.0 is below +0.0.
 #[inline(always)]
 #[must_use]
 pub fn ordered(number: f32) -> u32 {

@@ -1,9 +1,8 @@
 //! A main row in a warp's registers.
 //!
-//! A warp holds one row of 512 channels as two chunks of 256: lane `l` has channels
-//! `256 c + 8 l .. + 8` of chunk `c`. So BF16 moves 16 bytes a lane, E4M3 moves 8, both contiguous
-//! over the warp; a UE8M0 group of 64 channels is 8 neighbouring lanes; and the 64 BF16 channels of
-//! the rotary part are exactly chunk 1 of lanes 24..32.
+//! A warp holds one row of 512 channels as two chunks of 256: lane `l` has channels `256 c + 8 l .. + 8` of chunk `c`.
+//! So a lane moves 16 bytes of BF16, or 8 of E4M3, both contiguous over the warp. A UE8M0 group of 64 channels is 8
+//! adjacent lanes, and the 64 BF16 channels of the rotary part are chunk 1 of lanes 24..32.
 
 use kv_layout::format::Ue8m0;
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
@@ -28,7 +27,7 @@ const ROPE_LANE: u32 = (NOPE_DIM - CHUNK) / LANE;
 #[derive(Clone, Copy)]
 pub struct Bf16Lane(pub [[u32; 4]; 2]);
 
-/// One lane's share of a stored row, before it is known what it is worth.
+/// One lane's share of a stored row, without scales.
 #[derive(Clone, Copy)]
 pub struct StoredLane {
     /// Chunk 0: eight E4M3 codes.
@@ -47,19 +46,19 @@ pub struct StoredRow {
     scales: StoredScales,
 }
 
-/// How a main row is scaled: the one thing in which the formats differ.
+/// How a main row is scaled: the only difference between the formats.
 pub trait RowFormat {
-    /// The layout this is the arithmetic of.
+    /// The layout of the format.
     const FORMAT: MainFormat;
 
-    /// What to divide by in chunk 0 and chunk 1 of this lane, from the largest magnitude among the
-    /// lane's own unrotated channels of each chunk.
+    /// The divisors for chunk 0 and chunk 1 of this lane, from the largest magnitude among the lane's own unrotated
+    /// channels of each chunk.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together.
     unsafe fn scales(amax: [f32; 2]) -> [f32; 2];
 
-    /// `value` over `scale`, ready to be rounded to E4M3.
+    /// `value` divided by `scale`, to be rounded to E4M3.
     fn divide(value: f32, scale: f32) -> f32;
 
     /// Writes the scales of `row`.
@@ -68,8 +67,8 @@ pub trait RowFormat {
     /// `plane` holds `row`; all lanes of the warp call it with the scales of the same row.
     unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]);
 
-    /// Loads the scales of `row` as they are stored; [`Self::decode_scales`] makes sense of them. Two
-    /// steps, so that nothing waits for the load before it must.
+    /// Loads the scales of `row` as they are stored; [`Self::decode_scales`] decodes them. Two steps, so that nothing
+    /// waits for the load earlier than necessary.
     ///
     /// # Safety
     /// `plane` holds `row`.
@@ -82,7 +81,7 @@ pub trait RowFormat {
 /// [`MainFormat::Ue8m0`]: a power of two for each 64 channels (docs/specification.md, section 3).
 pub struct Ue8m0Row;
 
-/// Least magnitude a UE8M0 scale is made for; smaller groups get the scale of this one.
+/// The least magnitude for which a UE8M0 scale is computed; groups with smaller values get the scale of this one.
 const UE8M0_AMAX_FLOOR: f32 = 1e-4;
 /// Lanes that share a UE8M0 scale.
 const UE8M0_LANES: u32 = kv_layout::main_row::UE8M0_GROUP / LANE;
@@ -181,7 +180,7 @@ impl Bf16Lane {
     /// Eight zeros twice.
     pub const ZERO: Self = Self([[0; 4]; 2]);
 
-    /// This lane's share of row `row` of a `[rows, 512]` BF16 tensor, on its way.
+    /// Starts the loads of this lane's share of row `row` of a `[rows, 512]` BF16 tensor.
     ///
     /// # Safety
     /// `tensor` holds `row` and is 16-byte aligned.
@@ -239,7 +238,7 @@ impl Bf16Lane {
         unsafe { self.store_quantised_twice::<F>(data, scale, row, None, lane) }
     }
 
-    /// As [`Self::store_quantised`], and the same row into a row of other planes, if there is one.
+    /// As [`Self::store_quantised`]; also stores the same row in a row of other planes, if there is one.
     ///
     /// # Safety
     /// As [`Self::store_quantised`], for both.
@@ -254,7 +253,7 @@ impl Bf16Lane {
     ) {
         // SAFETY: by this function's own contract.
         unsafe {
-            // First, so that the row's loads are not put off until it is known where they go.
+            // Quantise first, so that the loads of the row do not wait until its destination is known.
             let (stored, scales) = self.quantise::<F>(lane);
             if let Some(row) = row {
                 stored.store(data, row, lane);
@@ -286,7 +285,7 @@ impl Bf16Lane {
 }
 
 impl StoredLane {
-    /// This lane's share of `row` in a data plane.
+    /// Loads this lane's share of `row` in a data plane.
     ///
     /// # Safety
     /// `plane` holds `row` and is 16-byte aligned.
@@ -324,7 +323,7 @@ impl StoredLane {
         }
     }
 
-    /// Back to BF16: each code times its scale, rounded once; rotary channels as they are.
+    /// Dequantises to BF16: each code times its scale, rounded once; rotary channels as they are.
     #[inline(always)]
     #[must_use]
     pub fn dequantise(self, scales: [f32; 2], lane: u32) -> Bf16Lane {
@@ -338,7 +337,7 @@ impl StoredLane {
 }
 
 impl StoredRow {
-    /// This lane's share of `row`, and the row's scales. Nothing waits for the loads yet.
+    /// Starts the loads of this lane's share of `row`, and of the row's scales.
     ///
     /// # Safety
     /// Both planes hold `row`; `data` is 16-byte aligned, `scale` 8-byte.
@@ -357,7 +356,7 @@ impl StoredRow {
         }
     }
 
-    /// Back to BF16; see [`StoredLane::dequantise`].
+    /// Dequantises to BF16; see [`StoredLane::dequantise`].
     #[inline(always)]
     #[must_use]
     pub fn dequantise<F: RowFormat>(self, lane: u32) -> Bf16Lane {
@@ -381,8 +380,8 @@ fn values_of(words: [u32; 4]) -> [f32; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// The largest magnitude. A NaN does not count: it is kept as a NaN code, and must not spoil the
-/// scale of its neighbours.
+/// The largest magnitude. A NaN does not count: it is stored as a NaN code, and must not change the scale of its
+/// neighbours.
 #[inline(always)]
 fn amax(values: &[f32; 8]) -> f32 {
     values.iter().fold(0.0, |amax: f32, value| amax.max(value.abs()))

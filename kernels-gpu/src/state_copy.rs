@@ -1,8 +1,9 @@
-//! The state of a request, which lies in its slot's rows of many pools: copied to a checkpoint, back, or to another
-//! slot, of all layers and requests in one launch.
+//! Copies the state of requests to a checkpoint, back, or to another slot, for all layers and requests in one launch.
+//! The state of a request is its slot's rows in many pools.
 //!
-//! All pools of slots lie in one allocation, and a table says what of it each block copies. A **piece** is up to 512
-//! words of one pool, of 16 bytes each, or of 4 where rows are no multiple of 16. Its 8 numbers:
+//! All pools of slots are in one allocation, and a table says which part of it each block copies. A **piece** is up to
+//! 512 words of one pool. A word has 16 bytes, or 4 where the size of rows is not a multiple of 16. A piece is
+//! described by 8 numbers:
 //!
 //! | | |
 //! |---|---|
@@ -27,10 +28,10 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Threads of a block.
 const THREADS: u32 = 128;
-/// Words that a thread copies, all of them on their way before the first is stored.
+/// Number of words that a thread copies; all are loaded before the first is stored.
 const WORDS: usize = (CopyStateParams::BLOCK_WORDS / THREADS) as usize;
 
-/// What a block copies of a pool.
+/// The part of a pool that a block copies.
 #[derive(Clone, Copy)]
 struct Piece {
     base: u32,
@@ -48,9 +49,9 @@ struct Piece {
 struct Job {
     slot: u32,
     other: u32,
-    /// The position behind the last row of a checkpoint.
+    /// The position after the last row of a checkpoint.
     end: u32,
-    /// The position behind the last row that is copied.
+    /// The position after the last row that is copied.
     copied: u32,
 }
 
@@ -83,7 +84,7 @@ impl Job {
     }
 }
 
-/// A word as the copy moves it.
+/// A width of word that the copy moves.
 trait Word {
     type Value: Copy + Default;
     /// 32-bit elements of a word.
@@ -192,17 +193,18 @@ unsafe fn copy_words<W: Word>(args: CopyState, piece: Piece, job: Job) {
     }
 }
 
-/// A thread's way through the rows of a pool: it divides once, and then goes on by as many words as a block has threads.
+/// The words of a piece that a thread copies, in order. The first position needs a division; after that the thread
+/// advances by the number of threads of a block.
 #[derive(Clone, Copy)]
 struct Walk {
-    /// Of the rows.
+    /// Index of the word among the words of the rows.
     word: u32,
     /// Row of the pool that the checkpoint has.
     number: u32,
     within: u32,
     ring_row: u32,
     piece: Piece,
-    /// Rows of which a step is at least, and words that it is more.
+    /// A step as whole rows, and the words that remain.
     step: (u32, u32),
 }
 
@@ -222,8 +224,8 @@ impl Walk {
         }
     }
 
-    /// Goes on to the thread's next word. Round the ring it goes at most once: a step of more rows than that ends behind
-    /// the last row.
+    /// Advances to the thread's next word. Wraps around the ring at most once: a step of more rows than the ring ends
+    /// after the last row.
     #[inline(always)]
     fn advance(&mut self) {
         let Piece { row, ring, .. } = self.piece;
@@ -238,7 +240,7 @@ impl Walk {
     }
 }
 
-/// Where the rows of a piece are and go, in words, and where memory ends.
+/// The source and the destination of the rows of a piece, and the ends of their memory, in words.
 #[derive(Clone, Copy)]
 struct Between {
     mode: u32,
@@ -252,7 +254,7 @@ struct Between {
     piece: Piece,
 }
 
-/// A word's places.
+/// The source and the destination of a word.
 #[derive(Clone, Copy, Default)]
 struct Place {
     from: u64,
@@ -282,8 +284,8 @@ impl Between {
         }
     }
 
-    /// Where a word is, and goes. Instead of what is not copied the first word of the source is read, which nobody writes: so no
-    /// load stands in a branch.
+    /// The source and the destination of a word. For a word that is not copied, the source is the first word of the
+    /// source rows, which no job writes: so no load is in a branch.
     #[inline(always)]
     fn place(self, walk: Walk) -> Place {
         let Walk { word, number, within, ring_row, .. } = walk;

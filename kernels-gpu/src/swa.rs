@@ -10,16 +10,16 @@ use crate::fault;
 use crate::fault_injection;
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
-/// Warps, and so rows in flight, of a block of either kernel.
+/// Warps of a block of [`append`] and of [`gather`].
 pub const WARPS: u32 = 4;
 /// Blocks that share a window.
 pub const GATHER_BLOCKS: u32 = 8;
-/// Rows of a window that one warp of [`gather`] fetches, all at once: a block does an eighth.
+/// Rows of a window that one warp of [`gather`] fetches, all at once: a block fetches an eighth of the window.
 const ROWS_PER_WARP: u32 = WINDOW / GATHER_BLOCKS / WARPS;
 
 const _: () = assert!(ROWS_PER_WARP == 4, "`gather` spells its rows out");
 
-/// Quantises each token's row and stores it in its ring row, and in its row of a checkpoint; row -1 is none.
+/// Quantises each token's row, and stores it in its ring row and in its row of a checkpoint. Row -1 means none.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; no two tokens share a ring row; all threads of a
@@ -43,7 +43,7 @@ pub unsafe fn append<F: RowFormat>(args: AppendSwa) {
     }
 }
 
-/// The planes of the checkpoint in which a token has a row, and its row there; `None` for a token that has none.
+/// The planes of the checkpoint in which a token has a row, and its row there; `None` if it has none.
 ///
 /// # Safety
 /// As [`append`]; `token < tokens`.
@@ -59,7 +59,7 @@ unsafe fn checkpoint_row(args: AppendSwa, token: u32) -> Option<([GlobalMut<u8>;
     let (checkpoint, row) = (row / WINDOW, row % WINDOW);
     let first = u64::from(checkpoint) * u64::from(checkpoint_units);
     let plane = |units: u32| args.checkpoints.skip(256 * (first + u64::from(units)));
-    // A row of -1 is of a checkpoint larger than any number of them.
+    // A row of -1 gives a checkpoint index that is larger than any number of checkpoints.
     (checkpoint < checkpoints).then(|| ([plane(data_units), plane(scale_units)], u64::from(row)))
 }
 
@@ -92,7 +92,7 @@ pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
         let index = args.token_index.load(u64::from(token)) as u32;
         let refused = slot >= 0 && (slot as u32 >= params.slots || index > token);
         let live = slot >= 0 && !refused;
-        // Of a position that is none, -1, nothing.
+        // A position of -1 is no position: its window has no rows.
         let length = if live { position.wrapping_add(1).min(WINDOW) } else { 0 };
         if first == 0 {
             if lane == 0 {
@@ -121,8 +121,8 @@ pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
             let at = u64::from(query) * u64::from(WINDOW) + u64::from(first + i);
             row.into_bf16::<F>(lane).store(args.tile, at, lane);
         };
-        // Spelt out: an array walked by a loop would live in local memory. All rows are on their way
-        // before the first is used.
+        // Unrolled by hand: an array that a loop indexes would be in local memory. All loads are in flight before the
+        // first row is used.
         let (a, b, c, d) = (fetch(0), fetch(1), fetch(2), fetch(3));
         store(0, a);
         store(1, b);
@@ -136,19 +136,19 @@ pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
 struct Window {
     /// The query's row in the step.
     token: u32,
-    /// Rows the query sees, itself included.
+    /// Number of rows that the query sees, its own included.
     length: u32,
-    /// Leading rows that come from the ring; the others are the step's own.
+    /// Number of leading rows that come from the ring; the others are the step's own.
     in_ring: u32,
     /// The warp's first row.
     first: u32,
     slot: u32,
     ring: u32,
-    /// Where the warp's first row is in the ring, if it is there.
+    /// Ring row of the warp's first row, if that comes from the ring.
     first_in_ring: u32,
 }
 
-/// One lane's share of a row as it was loaded, and where from.
+/// One lane's share of a row as it was loaded, with its source.
 #[derive(Clone, Copy)]
 enum Fetched {
     /// From the ring.
@@ -160,7 +160,7 @@ enum Fetched {
 }
 
 impl Window {
-    /// Loads row `row` from wherever it is. The branches depend on the row, never on the lane.
+    /// Loads row `row` from its source. The branches depend on the row, never on the lane.
     ///
     /// # Safety
     /// `kv` and the planes hold the window.
@@ -196,7 +196,7 @@ impl Window {
 }
 
 impl Fetched {
-    /// The row as attention sees it: through the cache's quantisation, wherever it came from.
+    /// The row as attention sees it: quantised and dequantised in the cache's format, whatever its source.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together, for the same row.

@@ -1,4 +1,4 @@
-//! Short loops, unrolled in the source. An array that a loop indexes before LLVM unrolls it ends in
+//! Short loops, unrolled in the source. If a loop indexes an array before LLVM unrolls the loop, the array ends up in
 //! local memory; with constant indices it stays in registers.
 
 /// `[value(0), value(1), ..]`, as `core::array::from_fn`; `N` is at most 16.

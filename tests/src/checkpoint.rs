@@ -1,4 +1,4 @@
-//! Checkpoints made by a test, in a directory of their own.
+//! Checkpoint files that a test writes to a temporary directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,57 +11,57 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A tensor to be written.
+/// A tensor of a checkpoint file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
-    /// Its type.
+    /// Its element type.
     pub dtype: Dtype,
-    /// Its shape, as the file says it.
+    /// Its shape, as in the header of the file.
     pub shape: Vec<usize>,
     /// Its elements, little-endian.
     pub bytes: Vec<u8>,
 }
 
 impl Made {
-    /// A tensor of these bytes.
+    /// A tensor of the given type, shape and bytes.
     #[must_use]
     pub fn new(dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> Self {
         Self { dtype, shape: shape.to_vec(), bytes }
     }
 
-    /// A tensor of these values, as F32.
+    /// A tensor of `values` in F32.
     #[must_use]
     pub fn f32(shape: &[usize], values: &[f32]) -> Self {
         Self::new(Dtype::F32, shape, values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// A tensor of these values, as BF16, rounded.
+    /// A tensor of `values`, rounded to BF16.
     #[must_use]
     pub fn bf16(shape: &[usize], values: &[f32]) -> Self {
         let bytes = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes());
         Self::new(Dtype::BF16, shape, bytes.collect())
     }
 
-    /// A tensor of these values, as I64.
+    /// A tensor of `values` in I64.
     #[must_use]
     pub fn i64(shape: &[usize], values: &[i64]) -> Self {
         Self::new(Dtype::I64, shape, values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 }
 
-/// Tensors by the names they are written with.
+/// Tensors by their names in the file.
 pub type Tensors = BTreeMap<String, Made>;
 
-/// Tensors from pairs.
+/// Builds [`Tensors`] from pairs of name and tensor.
 #[must_use]
 pub fn tensors<const N: usize>(pairs: [(&str, Made); N]) -> Tensors {
     pairs.into_iter().map(|(name, made)| (name.to_owned(), made)).collect()
 }
 
-/// A file's bytes.
+/// The bytes of a safetensors file with these tensors.
 ///
 /// # Panics
-/// If a tensor's bytes are not those of its type and shape.
+/// If the bytes of a tensor do not have the length that its type and shape require.
 #[must_use]
 pub fn serialized(tensors: &Tensors) -> Vec<u8> {
     let views = tensors.iter().map(|(name, made)| {
@@ -80,10 +80,10 @@ pub fn config() -> Value {
     serde_json::from_str(include_str!("../configs/transformers.json")).expect("JSON")
 }
 
-/// A directory with this `config.json` and these files.
+/// Makes a temporary directory with this `config.json` and these files.
 ///
 /// # Panics
-/// If they cannot be written.
+/// If a file cannot be written.
 #[must_use]
 pub fn directory(config: &Value, files: &[(&str, &[u8])]) -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
@@ -94,20 +94,20 @@ pub fn directory(config: &Value, files: &[(&str, &[u8])]) -> TempDir {
     directory
 }
 
-/// A checkpoint of one file. Its files are gone when it has been opened: they stay mapped.
+/// Opens a checkpoint of one file. The directory is deleted on return; the file stays mapped in the open checkpoint.
 ///
 /// # Panics
-/// If it is refused.
+/// If the checkpoint is refused.
 #[must_use]
 pub fn one_file(config: &Value, tensors: &Tensors) -> Checkpoint {
     let directory = directory(config, &[("model.safetensors", &serialized(tensors))]);
     Checkpoint::open(directory.path()).expect("a checkpoint")
 }
 
-/// Shards with an index that says `map`.
+/// Makes a directory of shards, with an index file whose weight map is `map`.
 ///
 /// # Panics
-/// If they cannot be written.
+/// If a file cannot be written.
 #[must_use]
 pub fn sharded(shards: &[(&str, &Tensors)], map: &Value) -> TempDir {
     let mut files = vec![(
@@ -119,10 +119,10 @@ pub fn sharded(shards: &[(&str, &Tensors)], map: &Value) -> TempDir {
     directory(&config(), &files)
 }
 
-/// Why it is not opened.
+/// The error with which `Checkpoint::open` refuses `directory`.
 ///
 /// # Panics
-/// If it is.
+/// If the checkpoint opens.
 #[must_use]
 pub fn refusal(directory: &Path) -> CheckpointError {
     Checkpoint::open(directory).err().expect("it should be refused")

@@ -1,4 +1,4 @@
-//! A device that fails on demand: whatever its backend is asked for may go wrong.
+//! A device that fails on demand: any call of its backend can be made to fail.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,23 +13,25 @@ use crate::lazy::Lazy;
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// Nothing is done.
+    /// The call does nothing and returns an error.
     Instead,
-    /// The call is done and reports an error all the same, as a driver does with the error of earlier work.
+    /// The call does its work and returns an error all the same, as a driver does when it reports the error of earlier
+    /// work.
     After,
 }
 
-/// The calls to let fail in turn, each twice. An attempt behind one that failed may begin with one more wait, so that the
-/// failure meets the call before; the next attempt begins without, and meets the call itself.
+/// The numbers of the calls to fail, in turn, each twice. An attempt after a failed one may begin with one more wait,
+/// so that the failure hits the call before the intended one. The next attempt begins without that wait, and the
+/// failure hits the intended call.
 pub fn each_call() -> impl Iterator<Item = u64> {
     (0..).flat_map(|call| [call; 2])
 }
 
-/// A backend that counts the calls that can fail, and fails the one it was told to.
+/// A backend that counts the calls that can fail, and fails the call chosen by [`Self::fail`].
 ///
-/// Counted are allocations, streams, events, records, waits, launches, copies, fills, and the begin, end,
-/// instantiation and replay of captures; not questions ([`Backend::info`], [`Backend::free_memory`],
-/// [`Backend::elapsed_ms`]).
+/// Counted are allocations, streams, events, records, waits, queries of events, launches, copies, fills, and the begin,
+/// end, instantiation and replay of captures. Other queries are not counted ([`Backend::info`],
+/// [`Backend::free_memory`], [`Backend::elapsed_ms`]).
 pub struct Failing<B> {
     inner: B,
     /// Calls since the last [`Self::fail`].
@@ -40,19 +42,20 @@ pub struct Failing<B> {
     domain: Option<u64>,
 }
 
-/// A graph of a [`Failing`] device: it knows whether a thread replays it.
+/// A graph of a [`Failing`] device. Its lock shows whether a thread is replaying it.
 pub struct FailingGraph<G> {
     inner: G,
     replayed: Mutex<()>,
 }
 
-/// What another thread does meanwhile, and how many questions for the identity of a stream come before it.
+/// Work that [`Failing::meet`] runs inside a call of [`Backend::stream_id`], and the number of such calls to let pass
+/// before.
 struct Meeting {
     questions: u64,
     other: Box<dyn FnOnce() + Send>,
 }
 
-/// What is to fail, and what has failed.
+/// The call to fail next, and the call that failed last.
 #[derive(Clone, Copy, Default)]
 struct Plan {
     next: Option<(u64, Failure)>,
@@ -68,7 +71,7 @@ impl Failing<Emulator> {
 }
 
 impl Failing<Lazy<Emulator>> {
-    /// An emulated device that does nothing before it must, and fails on demand.
+    /// An emulated device that defers its work (see [`Lazy`]), and fails on demand.
     #[must_use]
     pub fn late(options: EmuOptions) -> Device<Self> {
         Device::from_backend(Self::new(Lazy::new(Emulator::new(options))))
@@ -76,7 +79,7 @@ impl Failing<Lazy<Emulator>> {
 }
 
 impl<B: Backend> Failing<B> {
-    /// A backend that never fails of itself.
+    /// A backend that fails only on demand.
     #[must_use]
     pub fn new(inner: B) -> Self {
         let domain = inner.capture_domain();
@@ -90,42 +93,42 @@ impl<B: Backend> Failing<B> {
         }
     }
 
-    /// The same in a [domain](Backend::capture_domain) with others, as two devices on one GPU are.
+    /// As [`Self::new`], in a capture [domain](Backend::capture_domain) with others, as two devices on one GPU are.
     #[must_use]
     pub fn in_domain(self, domain: u64) -> Self {
         Self { domain: Some(domain), ..self }
     }
 
-    /// Counts from 0 again, and lets call `call` of those to come fail, once.
+    /// Restarts the count at 0, and makes call `call` fail once.
     pub fn fail(&self, call: u64, how: Failure) {
         self.plan(|plan| *plan = Plan { next: Some((call, how)), failed: None });
         self.calls.store(0, Ordering::Relaxed);
     }
 
-    /// Counts from 0 again, and lets nothing fail.
+    /// Restarts the count at 0, and makes no call fail.
     pub fn fail_nothing(&self) {
         self.plan(|plan| *plan = Plan::default());
         self.calls.store(0, Ordering::Relaxed);
     }
 
-    /// Whether launches from now on succeed without running their kernel.
+    /// Sets whether launches from now on succeed without running their kernels.
     pub fn skip_launches(&self, skip: bool) {
         self.skips_launches.store(skip, Ordering::Relaxed);
     }
 
-    /// Lets `other` run within question `question` of those to come for the identity of a stream ([`Backend::stream_id`]), once. A
-    /// stream asks before each launch, where a capture may still begin, as it may not within the launch.
+    /// Runs `other` once, inside call `question`, counted from 0 from now on, of [`Backend::stream_id`]. A stream makes
+    /// that call before each launch. A capture may still begin there; inside the launch it may not.
     pub fn meet(&self, question: u64, other: impl FnOnce() + Send + 'static) {
         let meeting = Meeting { questions: question, other: Box::new(other) };
         *self.meeting.lock().unwrap_or_else(PoisonError::into_inner) = Some(meeting);
     }
 
-    /// Whether what the last [`Self::meet`] was given has run; from now on it does not.
+    /// Whether the work of the last [`Self::meet`] has run. If it has not, it is discarded.
     pub fn has_met(&self) -> bool {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take().is_none()
     }
 
-    /// Lets what [`Self::meet`] was given last run now, if it has not yet.
+    /// Runs the work of the last [`Self::meet`] now, if it has not run yet.
     pub fn end_meeting(&self) {
         let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Meeting { other, .. }) = meeting {
@@ -133,7 +136,7 @@ impl<B: Backend> Failing<B> {
         }
     }
 
-    /// Counts a question for the identity of a stream: who is to run within it.
+    /// Counts a call of [`Backend::stream_id`], and returns the work to run inside it.
     fn asked(&self) -> Option<Meeting> {
         let mut meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Meeting { questions, .. }) = &mut *meeting
@@ -151,7 +154,7 @@ impl<B: Backend> Failing<B> {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// The call that failed since then.
+    /// The name of the call that failed since then.
     #[must_use]
     pub fn failed(&self) -> Option<&'static str> {
         self.plan(|plan| plan.failed)
@@ -161,7 +164,7 @@ impl<B: Backend> Failing<B> {
         change(&mut self.plan.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Does `call`, unless it is the one to fail.
+    /// Runs `call`, unless it is the one to fail.
     fn count<R>(
         &self,
         name: &'static str,
@@ -320,14 +323,14 @@ unsafe impl<B: Backend> Backend for Failing<B> {
     fn begin_capture(&self, stream: &B::Stream) -> Result<(), DeviceError> {
         let begun = self.count("begin capture", || self.inner.begin_capture(stream));
         if begun.is_err() {
-            // After an error none is begun.
+            // A begin that reports an error must leave no capture open.
             drop(self.inner.end_capture(stream));
         }
         begun
     }
 
     fn end_capture(&self, stream: &B::Stream) -> Result<Self::Graph, DeviceError> {
-        // After an error too it has ended.
+        // The capture ends even if the call reports an error.
         let ended = self.inner.end_capture(stream);
         let ended = ended.map(|inner| FailingGraph { inner, replayed: Mutex::default() });
         self.count("end capture", || ended)

@@ -1,4 +1,4 @@
-//! A cache of all kinds of layers, fed with stories through its steps.
+//! A cache with layers of every kind, and steps that feed it with the tokens of stories.
 
 use std::ops::Range;
 
@@ -16,15 +16,15 @@ use crate::rings::{assert_ring, pool};
 use crate::stories::{STEP_TOKENS, Stored, Story, compressors};
 pub use crate::updated::{Updated, resume, update};
 
-/// What an element of a step's tensors is where there is no token: NaN in every format.
+/// Byte that fills the tensors of a step at padding tokens: NaN in every format.
 const PADDING: u8 = 0xFF;
 
-/// What one request does in a step: tokens `start..` of its story, then, if the step drafts, tokens
-/// of another story at the positions that follow.
+/// The tokens of one request in a step: a range of its own story; if the step drafts, tokens of another story follow,
+/// at the next positions.
 pub struct Part<'a> {
     /// The request.
     pub id: RequestId,
-    /// What its tokens are, in order: ranges of stories.
+    /// Its tokens, in order: ranges of stories.
     pub pieces: Vec<(&'a Story, Range<usize>)>,
 }
 
@@ -35,10 +35,10 @@ impl<'a> Part<'a> {
         Self { id, pieces: vec![(story, tokens)] }
     }
 
-    /// What the cache is told.
+    /// The request as [`KvCacheManager`] takes it.
     ///
     /// # Panics
-    /// If there are no pieces.
+    /// If `pieces` is empty.
     #[must_use]
     pub fn request(&self) -> StepRequest {
         let (start, end) = (self.pieces[0].1.start, self.pieces.last().unwrap().1.end);
@@ -73,19 +73,19 @@ impl<B: Backend> ProjectedInputs<B> {
     }
 }
 
-/// One layer's tensors of a step, at fixed addresses.
+/// The tensors of one layer in a step. Their addresses stay the same in all steps.
 struct LayerInputs<B: Backend> {
     kind: LayerKind,
     rows: Buffer<B, bf16>,
     compressors: Vec<ProjectedInputs<B>>,
 }
 
-/// The tensors of all layers' steps.
+/// The tensors of all layers.
 pub struct Inputs<B: Backend> {
     layers: Vec<LayerInputs<B>>,
 }
 
-/// What a test does in each layer between its update and its append.
+/// A callback that a test runs in each layer between its update and its append.
 pub type Between<'t, B> = &'t mut dyn FnMut(LayerId, &Updated<'_, B>) -> Result<(), KvError>;
 
 impl<B: Backend> Inputs<B> {
@@ -104,19 +104,19 @@ impl<B: Backend> Inputs<B> {
         Self { layers: layers.collect() }
     }
 
-    /// The step's sliding-window keys of a layer.
+    /// The sliding-window keys of the step in a layer.
     #[must_use]
     pub fn rows(&self, layer: LayerId) -> &Buffer<B, bf16> {
         &self.layers[layer.0 as usize].rows
     }
 
-    /// The tensors of a layer's compressors, the main one first.
+    /// The tensors of a layer's compressors: the main compressor first, then that of the indexer.
     #[must_use]
     pub fn compressors(&self, layer: LayerId) -> Vec<CompressorInputs<'_, B>> {
         self.layers[layer.0 as usize].compressors.iter().map(ProjectedInputs::inputs).collect()
     }
 
-    /// Memory of all tensors, for a graph to retain.
+    /// The memory of all tensors, for a graph to retain.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let of_layer = |layer: &LayerInputs<B>| {
@@ -129,7 +129,7 @@ impl<B: Backend> Inputs<B> {
         self.layers.iter().flat_map(of_layer).collect()
     }
 
-    /// Brings the tensors of a step in place, with padding up to `bucket` tokens.
+    /// Uploads the tensors of a step. Elements of padding tokens, up to `bucket` tokens, are NaN.
     pub fn load(&self, stream: &Stream<B>, parts: &[Part<'_>], bucket: u32) {
         let pieces = || parts.iter().flat_map(|part| part.pieces.iter().cloned());
         for (layer, inputs) in self.layers.iter().enumerate() {
@@ -160,7 +160,7 @@ impl<B: Backend> Inputs<B> {
     /// Queues a layer's update.
     ///
     /// # Errors
-    /// The cache's refusal.
+    /// If the cache refuses the update.
     pub fn update<'s>(
         &self,
         layers: &'s mut Layers<'_, B>,
@@ -169,10 +169,10 @@ impl<B: Backend> Inputs<B> {
         update(layers, layer, self.rows(layer), &self.compressors(layer))
     }
 
-    /// A layer that the step has updated already.
+    /// Takes a layer that the step has already updated.
     ///
     /// # Errors
-    /// The cache's refusal.
+    /// If the cache refuses.
     pub fn resume<'s>(
         &self,
         layers: &'s mut Layers<'_, B>,
@@ -182,10 +182,10 @@ impl<B: Backend> Inputs<B> {
         resume(layers, layer, *kind, rows)
     }
 
-    /// Queues every layer of a group, with `between` in each between update and append.
+    /// Queues the update and the append of every layer of a group, and calls `between` between the two.
     ///
     /// # Errors
-    /// The cache's refusal.
+    /// If the cache or `between` refuses.
     pub fn run(&self, layers: &mut Layers<'_, B>, between: Between<'_, B>) -> Result<(), KvError> {
         for (layer, _) in layers.ids() {
             let updated = self.update(layers, layer)?;
@@ -196,17 +196,17 @@ impl<B: Backend> Inputs<B> {
     }
 }
 
-/// How a step of [`Fed`] is launched.
+/// How many tokens the launches of a step of [`Fed`] cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
-    /// For exactly its tokens.
+    /// Exactly the tokens of the step.
     None,
-    /// For a bucket.
+    /// The tokens of a bucket.
     Bucket(Bucket),
 }
 
 impl Padding {
-    /// Tokens that launches of a step of `parts` cover.
+    /// Number of tokens that the launches of a step of `parts` cover.
     fn tokens(self, parts: &[Part<'_>]) -> u32 {
         match self {
             Self::None => parts.iter().map(|part| part.request().tokens).sum(),
@@ -233,7 +233,7 @@ pub struct Fed<B: Backend> {
 }
 
 impl<B: Backend> Fed<B> {
-    /// An empty cache whose pools are poison: what nobody wrote since cannot go unnoticed.
+    /// An empty cache whose pools are poisoned, so that a read of a row that no kernel wrote shows in the result.
     pub fn new(device: &Device<B>, config: CacheConfig) -> Self {
         let stream = device.stream().unwrap();
         let inputs = Inputs::new(&stream, &config);
@@ -243,7 +243,7 @@ impl<B: Backend> Fed<B> {
         fed
     }
 
-    /// Overwrites every pool, states with NaN.
+    /// Fills every pool with bytes 0xFF; compressor state is NaN then.
     pub fn poison(&self) {
         for (layer, schema) in self.layer_ids().zip(&self.manager.schema().layers) {
             for pool in &schema.pools {
@@ -253,7 +253,7 @@ impl<B: Backend> Fed<B> {
         }
     }
 
-    /// All layers.
+    /// The ids of all layers.
     pub fn layer_ids(&self) -> impl Iterator<Item = LayerId> + use<B> {
         (0..self.inputs.layers.len() as u32).map(LayerId)
     }
@@ -264,8 +264,8 @@ impl<B: Backend> Fed<B> {
         self.manager.config().model.layers[layer.0 as usize]
     }
 
-    /// A bucket of so many tokens, of which a request may have `tokens_per_request`; with 1 a layer's
-    /// update is one launch.
+    /// A bucket of `tokens` tokens and `tokens_per_request` tokens per request. With one token per request the update
+    /// of a layer is one launch.
     #[must_use]
     pub fn bucket(&self, tokens: u32, tokens_per_request: u32) -> Padding {
         let CacheConfig { max_requests: requests, max_context: context, .. } =
@@ -273,11 +273,11 @@ impl<B: Backend> Fed<B> {
         Padding::Bucket(Bucket { tokens, tokens_per_request, requests, context })
     }
 
-    /// Runs a step in all layers, the draft layers included, and commits what `accepted` says of each
-    /// part. The steps of both groups are open together.
+    /// Runs a step in all layers, draft layers included, and commits the first `accepted[i]` tokens of part `i`. The
+    /// steps of both layer groups are open at the same time.
     ///
     /// # Panics
-    /// If the cache refuses it.
+    /// If the cache refuses the step.
     pub fn run(
         &mut self,
         parts: &[Part<'_>],
@@ -296,7 +296,7 @@ impl<B: Backend> Fed<B> {
         }
     }
 
-    /// A step whose kernels do not run, and of which everything is accepted.
+    /// Runs a step without its kernels, and commits all of its tokens.
     ///
     /// # Panics
     /// As [`Self::run`].
@@ -309,7 +309,7 @@ impl<B: Backend> Fed<B> {
         }
     }
 
-    /// A step of which everything is accepted.
+    /// Runs a step and commits all of its tokens.
     ///
     /// # Panics
     /// As [`Self::run`].
@@ -318,11 +318,11 @@ impl<B: Backend> Fed<B> {
         self.run(parts, padding, &all, &mut |_, _| Ok(()));
     }
 
-    /// Captures every layer of each group for a bucket, with `between` in each between update and
-    /// append; the graphs keep `retained` alive too.
+    /// Captures every layer of each group for a bucket, with `between` called between update and append. The graphs
+    /// also keep `retained` alive.
     ///
     /// # Panics
-    /// If the cache refuses it.
+    /// If the cache refuses the capture.
     pub fn capture(
         &mut self,
         padding: Padding,
@@ -340,10 +340,10 @@ impl<B: Backend> Fed<B> {
         std::iter::once(trunk).chain(draft).map(&mut capture).collect()
     }
 
-    /// Runs a step by the graphs that [`Self::capture`] made, and commits what `accepted` says.
+    /// Runs a step by the graphs of [`Self::capture`], and commits the first `accepted[i]` tokens of part `i`.
     ///
     /// # Panics
-    /// If the cache refuses it.
+    /// If the cache refuses the step.
     pub fn replay(
         &mut self,
         parts: &[Part<'_>],
@@ -360,7 +360,7 @@ impl<B: Backend> Fed<B> {
         }
     }
 
-    /// Every pool of every layer.
+    /// All pools of all layers, with their names.
     pub fn pools(&self) -> Vec<(String, View<B, u8>)> {
         let of_layer = |layer| {
             let pools = self.manager.pools(layer).unwrap();
@@ -375,11 +375,11 @@ impl<B: Backend> Fed<B> {
         self.pools().iter().map(|(name, pool)| (name.clone(), bytes(pool))).collect()
     }
 
-    /// In every layer the request holds its first `tokens` tokens: the window, and each closed entry
-    /// and indexer key at the place that the block table names.
+    /// Asserts that in every layer the request holds its first `tokens` tokens: the window, and each closed entry and
+    /// indexer key at the place that the block table names.
     ///
     /// # Panics
-    /// If it does not.
+    /// If a byte differs.
     pub fn assert_holds(&self, id: RequestId, story: &Story, stored: &[Stored], tokens: usize) {
         for (layer, stored) in self.layer_ids().zip(stored) {
             let (kind, rows) = (self.kind(layer), &story.window_rows(layer)[..tokens]);
@@ -388,7 +388,7 @@ impl<B: Backend> Fed<B> {
         }
     }
 
-    /// The entries and keys of one layer; see [`Self::assert_holds`].
+    /// As [`Self::assert_holds`], for the entries and indexer keys of one layer.
     fn assert_entries(
         &self,
         id: RequestId,
@@ -421,16 +421,16 @@ impl<B: Backend> Fed<B> {
     }
 }
 
-/// What is committed of a step.
+/// The arguments of a commit that accepts the first `accepted[i]` tokens of part `i`.
 fn accepted_of(parts: &[Part<'_>], accepted: &[u32]) -> Vec<Accepted<'static>> {
     let parts = parts.iter().zip(accepted);
     parts.map(|(part, &accepted)| Accepted::count(part.id, accepted)).collect()
 }
 
-/// Begins a step in every layer group that the model has.
+/// Begins a step in every layer group of the model.
 ///
 /// # Errors
-/// The cache's refusal; no step is open then.
+/// If the cache refuses a step. Then no step is open.
 pub fn begin<'a, B: Backend>(
     manager: &'a mut KvCacheManager<B>,
     stream: &Stream<B>,
@@ -441,7 +441,7 @@ pub fn begin<'a, B: Backend>(
     begin_requests(manager, stream, &requests, &padding)
 }
 
-/// As [`begin`], of what the cache is told.
+/// As [`begin`], for requests instead of parts.
 ///
 /// # Errors
 /// As [`begin`].
@@ -455,10 +455,10 @@ pub fn begin_requests<'a, B: Backend>(
     groups.map(|group| group.into_step(stream, padding.launches(), requests)).collect()
 }
 
-/// Every pool holds the bytes that it should.
+/// Asserts that every pool holds the bytes `want`.
 ///
 /// # Panics
-/// If it does not.
+/// If a byte differs.
 pub fn assert_pools<B: Backend>(fed: &Fed<B>, want: &[(String, Vec<u8>)], what: &str) {
     for ((name, got), (_, want)) in fed.pool_bytes().iter().zip(want) {
         assert_same(got, want, &format!("{name}, {what}"));

@@ -1,6 +1,6 @@
-//! HCA entries and running sums in the f32 operations of the kernels, written down a second time: what their
-//! bits are, not only their values. Of the kernels' own code only exp, sine and cosine are used, which have
-//! tests of their own.
+//! HCA entries and running sums by the f32 operations of the kernels, written a second time, so that tests can compare
+//! bits and not only values. Of the code of the kernels only exp, sine and cosine are used; these have tests of their
+//! own.
 
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, ROPE_DIM};
 use dsv4_kv::state::RunningSums;
@@ -27,7 +27,7 @@ pub fn running_sums(history: &History) -> Vec<Option<RunningSums>> {
     std::iter::once(None).chain((0..history.tokens()).map(next)).collect()
 }
 
-/// What window `entry` of a history pools.
+/// The pooled vector of window `entry` of a history.
 #[must_use]
 pub fn pooled(history: &History, entry: usize) -> Vec<f32> {
     let tokens = entry * RATIO..(entry + 1) * RATIO;
@@ -36,7 +36,8 @@ pub fn pooled(history: &History, entry: usize) -> Vec<f32> {
     weighted.iter().zip(&sum).map(|(weighted, sum)| weighted / sum).collect()
 }
 
-/// One more token of a window: the heavier of it and those before keeps its weight.
+/// Adds one token of a window to the running sums. The larger of its score and the running maximum gets weight 1; the
+/// other side is scaled down.
 fn fold(sums: Option<RunningSums>, history: &History, token: usize) -> RunningSums {
     let mut sums = sums.unwrap_or_else(|| RunningSums {
         position: 0,
@@ -82,7 +83,8 @@ pub fn finish(pooled: &[f32], norm: &[f32], entry: usize) -> Vec<u16> {
     normed.into_iter().map(bf16_nearest).collect()
 }
 
-/// Four neighbouring channels in order, a tree over 32 of those, then four trees in order.
+/// Sums squares in the order of the kernel: four neighbouring channels in order, a binary tree over 32 such sums, then
+/// the four trees in order.
 fn sum_of_squares(values: &[f32]) -> f32 {
     let quads = values.chunks_exact(4);
     let quads = quads.map(|v| ((v[0] * v[0] + v[1] * v[1]) + v[2] * v[2]) + v[3] * v[3]);

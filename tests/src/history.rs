@@ -1,4 +1,4 @@
-//! What a compressor reads: a token history and weights.
+//! Input of a compressor: a token history and weights.
 
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use kv_layout::geometry::CompressorKind;
@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::golden;
 
-/// Its shape in the oracle.
+/// The shape of this compressor in the oracle.
 pub fn shape(stream: CompressorKind) -> Shape {
     match stream {
         CompressorKind::CsaMain => Shape::CSA,
@@ -16,10 +16,10 @@ pub fn shape(stream: CompressorKind) -> Shape {
     }
 }
 
-/// What a compressor reads: a token history from position 0, and weights.
+/// Input of a compressor: a token history from position 0, and weights.
 #[derive(Clone)]
 pub struct History {
-    /// Which compressor reads it.
+    /// The compressor that reads it.
     pub stream: CompressorKind,
     /// `[tokens, columns]`: keys.
     pub kv: Vec<f32>,
@@ -35,7 +35,7 @@ impl History {
     /// The history of the golden vectors.
     ///
     /// # Panics
-    /// If they cannot be read.
+    /// If a file cannot be read.
     #[must_use]
     pub fn golden(stream: CompressorKind) -> Self {
         let name = match stream {
@@ -65,13 +65,13 @@ impl History {
         }
     }
 
-    /// Tokens of the history.
+    /// Number of tokens in the history.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.kv.len() / shape(self.stream).columns()
     }
 
-    /// The same for the oracle.
+    /// The same input as the oracle takes it.
     #[must_use]
     pub fn oracle(&self) -> Compressor<'_> {
         let Self { stream, kv, gate, ape, norm } = self;

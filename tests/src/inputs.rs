@@ -1,4 +1,4 @@
-//! Inputs of the suite: BF16 rows, seeded, and what the oracle makes of them.
+//! Inputs of the suite: seeded BF16 rows, formats of the oracle, and copies to and from a device.
 
 use dsv4_kv::device::{Backend, Buffer, Stream, View};
 use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
@@ -12,7 +12,7 @@ pub fn oracle(format: MainFormat) -> RowFormat {
     RowFormat::from_name(format.name()).expect("the oracle knows every format")
 }
 
-/// `[count, 512]` BF16 bits: values like those of a model, of very different size from row to row.
+/// `[count, 512]` BF16 bits: values like those of a model, whose magnitudes differ strongly from row to row.
 pub fn rows(count: usize, seed: u64) -> Vec<Vec<u16>> {
     let mut random = StdRng::seed_from_u64(seed);
     let row = |_| {
@@ -23,8 +23,8 @@ pub fn rows(count: usize, seed: u64) -> Vec<Vec<u16>> {
     (0..count).map(row).collect()
 }
 
-/// Rows on which quantisers go wrong: zeros of both signs, subnormals, one large value among small
-/// ones, amax at and beside powers of two times 448, infinities, NaN, and any bit pattern at all.
+/// Rows that expose mistakes of quantisers: zeros of both signs, subnormals, one large value among small ones, an
+/// absolute maximum at and next to powers of two times 448, infinities, NaN, and arbitrary bit patterns.
 pub fn special_rows(seed: u64) -> Vec<Vec<u16>> {
     let mut random = StdRng::seed_from_u64(seed);
     let constant = |value: f32| vec![bf16::from_f32(value).to_bits(); CHANNELS];
@@ -74,14 +74,15 @@ pub fn download_bits<B: Backend>(stream: &Stream<B>, buffer: &View<B, bf16>) -> 
     bytemuck::cast_vec(download(stream, buffer))
 }
 
-/// What a byte holds that nobody should write, and a BF16 and an f32 of such bytes.
+/// Byte that fills memory before a launch, so that unwanted writes show. [`CANARY_BF16`] and [`CANARY_F32`] are the
+/// bits of a BF16 and of an f32 made of such bytes.
 pub const CANARY: u8 = 0xA5;
 /// See [`CANARY`].
 pub const CANARY_BF16: u16 = u16::from_ne_bytes([CANARY; 2]);
 /// See [`CANARY`].
 pub const CANARY_F32: u32 = u32::from_ne_bytes([CANARY; 4]);
 
-/// A buffer of canaries.
+/// A buffer of `elements` elements, filled with [`CANARY`].
 pub fn filled<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, elements: usize) -> Buffer<B, T> {
     let buffer = stream.device().allocate("output", elements as u64).unwrap();
     stream.fill(&buffer, CANARY).unwrap();
@@ -93,10 +94,10 @@ pub fn plane_row(plane: &[u8], row: usize, bytes: u64) -> &[u8] {
     &plane[row * bytes as usize..][..bytes as usize]
 }
 
-/// The first difference, for messages shorter than two tiles.
+/// Asserts equality. Names only the first difference, so that a message is not as long as two tiles.
 pub fn assert_same<T: PartialEq + std::fmt::Debug>(got: &[T], want: &[T], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
-    // Whole, since that is fast, before one by one.
+    // One comparison of the whole is fast; the search for the first difference is slow.
     if got == want {
         return;
     }

@@ -1,8 +1,8 @@
-//! A device that does nothing before it must: what is queued runs when somebody waits for it.
+//! A device that defers its work: what is queued runs when the host or another stream waits for it.
 //!
-//! The emulator runs work when it is queued, and so forgives whoever does not wait. This one shows it. A stream that waits for
-//! an event runs the other one as far as that event, when it gets there itself. With [`Order::OthersFirst`] the host's wait for
-//! one stream runs all others before it: what should have waited for that stream runs too early.
+//! The emulator runs work at once when it is queued, and so hides a missing wait. This device exposes it. When a stream
+//! reaches a wait for an event, it runs the other stream up to that event. With [`Order::OthersFirst`], a wait of the
+//! host for one stream first runs all other streams: work that should have waited for that stream runs too early.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,45 +13,45 @@ use dsv4_kv::device::{
     RawPinned,
 };
 
-/// A backend whose streams run their work when they are waited for, when memory is freed, or when an event
-/// that was recorded in them is waited for.
+/// A backend that runs the work of its streams late: when the host waits for the stream, when memory is freed, when an
+/// event that was recorded in the stream is waited for, or when the stream begins or ends a capture or replays a graph.
 pub struct Lazy<B: Backend> {
     inner: Arc<B>,
     streams: Streams<B>,
     order: Order,
 }
 
-/// What runs when the host waits for a stream.
+/// The streams that run when the host waits for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// That stream, and what it waits for.
+    /// That stream, and the streams for whose events it waits.
     Late,
-    /// All other streams, and then it.
+    /// All other streams first, then that stream.
     OthersFirst,
 }
 
-/// All streams of a device, in the order in which the next free runs them: that of the last one turned around, since nobody
-/// may rely on one.
+/// All streams of a device, in the order in which [`run_all`] last ran them. Each call reverses the order, so that no
+/// test can rely on one.
 type Streams<B> = Arc<Mutex<Vec<Weak<Queue<B>>>>>;
 
 /// One piece of work.
 type Work<B> = Box<dyn FnOnce(&B, &<B as Backend>::Stream) -> Result<(), DeviceError> + Send>;
 
-/// What a stream has still to do.
+/// The work that a stream has not run yet.
 pub struct Queue<B: Backend> {
     stream: B::Stream,
     backend: Arc<B>,
     pending: Mutex<Pending<B>>,
 }
 
-/// Work in order, and the number of the first of it.
+/// Work in order, and the number of its first piece. Pieces are numbered from 0 in the order in which they are queued.
 struct Pending<B: Backend> {
     work: VecDeque<Work<B>>,
     first: u64,
 }
 
 impl<B: Backend> Pending<B> {
-    /// The number of what is queued next.
+    /// The number of the next piece of work to be queued.
     fn end(&self) -> u64 {
         self.first + self.work.len() as u64
     }
@@ -66,7 +66,7 @@ pub struct LazyEvent<B: Backend> {
     recorded: Mutex<Option<(Arc<Queue<B>>, u64)>>,
 }
 
-/// Memory that all work is done with before it is freed.
+/// Memory that is freed only after all queued work has run.
 pub struct LazyMemory<B: Backend, M> {
     inner: M,
     streams: Streams<B>,
@@ -77,12 +77,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<B: Backend> Queue<B> {
-    /// Runs everything; the first error.
+    /// Runs all work; returns the first error.
     fn run(&self) -> Result<(), DeviceError> {
         self.run_until(u64::MAX)
     }
 
-    /// Runs all work before number `end`; the first error.
+    /// Runs all work before number `end`; returns the first error.
     fn run_until(&self, end: u64) -> Result<(), DeviceError> {
         let mut done = Ok(());
         while let Some(work) = self.next_before(end) {
@@ -118,7 +118,7 @@ impl<B: Backend, M> Drop for LazyMemory<B, M> {
     }
 }
 
-/// Runs all streams but one. An error of the work has nobody to go to.
+/// Runs all streams, except `but`. Errors of the work are dropped, since no caller has waited for it.
 fn run_all<B: Backend>(streams: &Streams<B>, but: Option<&Arc<Queue<B>>>) {
     let streams: Vec<_> = {
         let mut streams = lock(streams);
@@ -150,7 +150,7 @@ impl<B: Backend, M: RawPinned> RawPinned for LazyMemory<B, M> {
 }
 
 impl Lazy<Emulator> {
-    /// An emulated device that does nothing before it must.
+    /// An emulated device that defers its work.
     #[must_use]
     pub fn emulated(options: EmuOptions) -> Device<Self> {
         Device::from_backend(Self::new(Emulator::new(options)))
@@ -158,13 +158,13 @@ impl Lazy<Emulator> {
 }
 
 impl<B: Backend> Lazy<B> {
-    /// `inner`, put off.
+    /// A backend that defers the work of `inner`.
     #[must_use]
     pub fn new(inner: B) -> Self {
         Self { inner: Arc::new(inner), streams: Arc::default(), order: Order::Late }
     }
 
-    /// The same with another order.
+    /// The same backend with another order.
     #[must_use]
     pub fn with_order(self, order: Order) -> Self {
         Self { order, ..self }
@@ -175,7 +175,7 @@ impl<B: Backend> Lazy<B> {
     }
 }
 
-/// An address of host memory, on its way into work.
+/// An address of host memory that queued work captures.
 #[derive(Clone, Copy)]
 struct Host(*mut u8);
 

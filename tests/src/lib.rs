@@ -1,4 +1,4 @@
-//! What the tests of `dsv4-kv` share.
+//! Code that the tests of `dsv4-kv` share.
 //!
 //! [`golden`] reads vectors that other software made (`golden/README.md`). The slow reference code
 //! is a crate of its own, `dsv4-kv-oracle`, itself tested against the vectors.
@@ -7,15 +7,15 @@
 //! |---|---|
 //! | [`checkpoint`] | checkpoints made by a test |
 //! | [`failing`] | a device that fails on demand |
-//! | [`fuzz`] | what fuzzers do with bytes |
+//! | [`fuzz`] | the bodies of the fuzz targets |
 //! | [`golden`] | vectors that other software made |
-//! | [`history`] | what a compressor reads |
-//! | [`hca`] | HCA entries and running sums in the operations of the kernels |
-//! | [`inputs`] | rows of numbers, and copies to and from a device |
-//! | [`lazy`] | a device that does nothing before it must |
-//! | [`model`] | one compressor, fed with a history by single operations |
-//! | [`stories`] | token histories of all layers, and what is stored of them |
-//! | [`fed`] | a cache of all kinds of layers, fed with stories |
+//! | [`history`] | input of a compressor |
+//! | [`hca`] | HCA entries and running sums by the f32 operations of the kernels |
+//! | [`inputs`] | seeded rows, and copies to and from a device |
+//! | [`lazy`] | a device that defers its work |
+//! | [`model`] | one compressor on a device, fed with a history by single operations |
+//! | [`stories`] | stories: random tokens of a request in all layers, and what a cache must store for them |
+//! | [`fed`] | a cache with layers of every kind, fed with stories |
 //! | [`updated`] | a layer of any kind, after its update |
 //! | [`rings`] | sliding-window rings |
 #![deny(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A compressor on a device, fed with a token history by the single operations: no manager, no
+//! A compressor on a device, fed with a token history by single operations, without `KvCacheManager` and its layer
 //! handles.
 
 use dsv4_kv::SlotId;
@@ -15,20 +15,20 @@ use crate::hca;
 use crate::history::{History, shape};
 use crate::inputs::{download, download_bits, upload};
 
-/// A step on the device with its work lists.
+/// The arrays of a step on the device, with its work lists.
 pub struct Step<B: Backend> {
     sections: [Buffer<B, i32>; 4],
-    /// The work lists: tokens that close a CSA window, and ends of HCA runs.
+    /// The work lists: tokens that close a CSA window, and tokens that end an HCA run.
     pub plans: [Buffer<B, i32>; 2],
-    /// Tokens, padding included.
+    /// Number of tokens, padding included.
     pub count: u32,
 }
 
 impl<B: Backend> Step<B> {
-    /// The step of `chunks`, then `padding` rows of no request.
+    /// The step of `chunks`, followed by `padding` tokens of no request.
     ///
     /// # Panics
-    /// If the device refuses.
+    /// If the device refuses a call.
     pub fn new(stream: &Stream<B>, padding: u32, chunks: &[Chunk]) -> Self {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
@@ -52,14 +52,14 @@ impl<B: Backend> Step<B> {
         step
     }
 
-    /// What kernels know of its tokens.
+    /// The arrays as kernels take them.
     #[must_use]
     pub fn tokens(&self) -> StepTokens<'_, B> {
         let [position, slot, index, remaining] = &self.sections;
         StepTokens { position, slot, index, remaining, count: self.count }
     }
 
-    /// The work list of CSA (0) or HCA (1).
+    /// The work list of CSA (`list` = 0) or HCA (`list` = 1).
     #[must_use]
     pub fn plan(&self, list: usize) -> WorkList<'_, B> {
         let records = &self.plans[list];
@@ -81,10 +81,10 @@ pub struct OnDevice<B: Backend> {
 }
 
 impl<B: Backend> OnDevice<B> {
-    /// The compressor with the weights of `history`, and a state ring of NaN.
+    /// The compressor with the weights of `history`; its state ring is filled with NaN.
     ///
     /// # Panics
-    /// If the device refuses.
+    /// If the device refuses a call.
     pub fn new(device: &Device<B>, history: &History, slots: u32, ring: u32) -> Self {
         let stream = device.stream().unwrap();
         let frequencies = upload(&stream, &Table::Compress.frequencies());
@@ -94,7 +94,7 @@ impl<B: Backend> OnDevice<B> {
         };
         let elements = u64::from(slots * rows) * u64::from(history.stream.row_floats());
         let state = device.allocate("state", elements).unwrap();
-        // NaN wherever nobody wrote: a stale or absent row cannot go unnoticed.
+        // NaN marks every row that no kernel has written, so that a read of a stale or absent row shows in the result.
         stream.fill(&state, 0xFF).unwrap();
         Self {
             ape: upload(&stream, &history.ape),
@@ -108,7 +108,7 @@ impl<B: Backend> OnDevice<B> {
         }
     }
 
-    /// Brings the step's tokens into the state; the entries of the windows that it closes, in the order of
+    /// Feeds the step's tokens to the compressor. Returns the entries of the windows that they close, in the order of
     /// the tokens.
     pub fn run(&self, step: &Step<B>, kv: &[f32], gate: &[f32]) -> Vec<Vec<u16>> {
         let (kv, gate) = (upload(&self.stream, kv), upload(&self.stream, gate));
@@ -120,7 +120,7 @@ impl<B: Backend> OnDevice<B> {
         }
     }
 
-    /// Every state row, of all slots.
+    /// All state rows of all slots.
     #[must_use]
     pub fn state_rows(&self) -> Vec<Vec<f32>> {
         let rows = download(&self.stream, &self.state);
@@ -185,7 +185,7 @@ impl<B: Backend> OnDevice<B> {
         closing.collect()
     }
 
-    /// Feeds one request's whole history in chunks of the given sizes; the entries in order.
+    /// Feeds the whole history of one request in chunks of sizes `cuts`. Returns the entries in order.
     pub fn feed(&self, history: &History, cuts: impl IntoIterator<Item = usize>) -> Vec<Vec<u16>> {
         let mut entries = Vec::new();
         let mut start = 0;
@@ -205,7 +205,7 @@ impl<B: Backend> OnDevice<B> {
     }
 }
 
-/// `StateRing::ring` for steps of up to `step_tokens` tokens that may be rejected.
+/// Number of rows of a state ring (`StateRing::ring`) for steps of up to `step_tokens` tokens that may be rejected.
 #[must_use]
 pub fn ring(stream: CompressorKind, step_tokens: u32) -> u32 {
     match stream {
@@ -214,7 +214,7 @@ pub fn ring(stream: CompressorKind, step_tokens: u32) -> u32 {
     }
 }
 
-/// `got` is the rounding of some vector within `tolerance * max|want|` of `want`.
+/// Asserts that `got` is the BF16 rounding of some vector within `tolerance * max|want|` of `want`.
 pub fn assert_rounds(got: &[u16], want: &[f32], tolerance: f32, what: &str) {
     let slack = tolerance * want.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
     for (channel, (&got, &want)) in got.iter().zip(want).enumerate() {

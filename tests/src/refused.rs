@@ -1,11 +1,11 @@
-//! What a refusal names: a test that takes any refusal for the right one does not see when the right one is gone.
+//! Names in refusals. A test that accepts any refusal does not notice when the intended one is missing.
 
 use dsv4_kv::device::DeviceError;
 
-/// The number, length or buffer that was refused, by its name.
+/// The name of the number, length or buffer that was refused.
 ///
 /// # Panics
-/// If nothing was refused, or something without such a name.
+/// If nothing was refused, or if the error has no such name.
 pub fn named<R>(result: Result<R, DeviceError>) -> &'static str {
     match result.err().expect("it is refused") {
         DeviceError::Argument { what, .. }
@@ -16,10 +16,11 @@ pub fn named<R>(result: Result<R, DeviceError>) -> &'static str {
     }
 }
 
-/// The kernel of a launch, which names itself when `argument` is too short for it. None, if there was nothing to launch.
+/// The name of the kernel of a launch that was refused because `argument` is too short; empty if the launch succeeded,
+/// since there was nothing to launch.
 ///
 /// # Errors
-/// What else was refused.
+/// Any other refusal.
 pub fn kernel_without(
     argument: &str,
     result: Result<(), DeviceError>,

@@ -7,10 +7,10 @@ use kv_layout::main_row::DATA_BYTES;
 
 use crate::inputs::{assert_same, download, oracle};
 
-/// A pool of a layer, to be looked at.
+/// A pool of a layer, as a view that cannot be written.
 ///
 /// # Panics
-/// If the layer has none of that kind.
+/// If the layer has no pool of that kind.
 pub fn pool<B: Backend>(
     manager: &KvCacheManager<B>,
     layer: LayerId,
@@ -20,7 +20,7 @@ pub fn pool<B: Backend>(
     pools.find(|(found, _)| *found == kind).expect("the layer has the pool").1
 }
 
-/// The rows of the request's ring: (data, scale), by ring row.
+/// The rows of the request's ring in ring order: (data, scale).
 fn ring<B: Backend>(
     manager: &KvCacheManager<B>,
     stream: &Stream<B>,
@@ -39,10 +39,10 @@ fn ring<B: Backend>(
     part(PoolKind::SwaData, DATA_BYTES).into_iter().zip(scales).collect()
 }
 
-/// The layer's ring holds what the token history says, whatever was written on the way.
+/// Asserts that the layer's ring holds the last 128 tokens of `history`, whatever was written before.
 ///
 /// # Panics
-/// If it does not.
+/// If a byte differs.
 pub fn assert_ring<B: Backend>(
     manager: &KvCacheManager<B>,
     stream: &Stream<B>,
@@ -62,10 +62,10 @@ pub fn assert_ring<B: Backend>(
     }
 }
 
-/// The layer's ring is zero, as one is whose rows were not saved.
+/// Asserts that the layer's ring is zero. That is so after a restore from a checkpoint without these rows.
 ///
 /// # Panics
-/// If it is not.
+/// If a byte is not zero.
 pub fn assert_ring_is_zero<B: Backend>(
     manager: &KvCacheManager<B>,
     stream: &Stream<B>,

@@ -1,4 +1,4 @@
-//! Token histories of all layers of a model, and what a cache must hold of them.
+//! Stories: random tokens of one request as every layer of a model sees them, and what a cache must hold for them.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -15,16 +15,16 @@ use crate::history::{History, shape};
 use crate::inputs::{oracle, rows};
 use crate::model::{OnDevice, assert_rounds, ring};
 
-/// Most tokens of a step of [`config`].
+/// Maximum tokens of a step of a cache of [`config`].
 pub const STEP_TOKENS: u32 = 512;
 
-/// The layers of the preset `tiny`.
+/// The kinds of the layers of the preset `tiny`.
 #[must_use]
 pub fn tiny() -> Vec<LayerKind> {
     ModelConfig::preset("tiny").unwrap().layers
 }
 
-/// Formats of a cache.
+/// The formats of main rows and of indexer keys in a cache.
 pub type Formats = (MainFormat, IndexFormat);
 
 /// A small cache of a model with these kinds of layers.
@@ -55,15 +55,15 @@ pub fn compressors(kind: LayerKind) -> &'static [CompressorKind] {
     }
 }
 
-/// One request's tokens as one layer sees them.
+/// The tokens of one request as one layer sees them.
 struct Seen {
-    /// `[tokens]` of `[512]`: keys of the sliding window.
+    /// `[tokens]` of `[512]`: keys of the sliding window, BF16 bits.
     rows: Vec<Vec<u16>>,
-    /// One per compressor; the weights are those of every story.
+    /// One per compressor of the layer. The weights are the same in all stories.
     histories: Vec<History>,
 }
 
-/// What a request's blocks hold in one layer.
+/// The contents of a request's blocks in one layer.
 pub struct Stored {
     /// The compressed entries, oldest first.
     pub entries: Vec<EncodedRow>,
@@ -78,12 +78,13 @@ pub struct Story {
 }
 
 impl Story {
-    /// A story of random tokens; stories of different seeds share nothing but the weights.
+    /// A story of random tokens. Stories of different seeds share only the weights of the compressors.
     pub fn random(layers: &[LayerKind], tokens: usize, seed: u64) -> Self {
         Self::of_rows(layers, tokens, seed, &rows)
     }
 
-    /// The same with the window keys that `rows` makes: of so many tokens, by a seed of each layer's own.
+    /// As [`Self::random`], with window keys made by `rows`, which takes a number of tokens and a seed that differs per
+    /// layer.
     pub fn of_rows(
         layers: &[LayerKind],
         tokens: usize,
@@ -102,10 +103,11 @@ impl Story {
         Self { layers: layers.collect(), tokens }
     }
 
-    /// Tokens of stories, one behind the other: of each, up to a position, those that the ones before it leave.
+    /// One story made of several: story `i` gives the tokens from the end of the previous one up to its own end
+    /// position.
     ///
     /// # Panics
-    /// If there are no stories, or one of them is shorter.
+    /// If there are no stories, or a story has fewer tokens than its end position.
     #[must_use]
     pub fn spliced(stories: &[(&Self, usize)]) -> Self {
         let starts = || std::iter::once(0).chain(stories.iter().map(|&(_, end)| end));
@@ -130,7 +132,7 @@ impl Story {
         Self { layers, tokens: stories.last().map_or(0, |&(_, end)| end) }
     }
 
-    /// Tokens of the story.
+    /// Number of tokens of the story.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -142,14 +144,14 @@ impl Story {
         &self.layers[layer.0 as usize].rows
     }
 
-    /// What the compressors of a layer read.
+    /// The inputs of the compressors of a layer.
     #[must_use]
     pub fn histories(&self, layer: LayerId) -> &[History] {
         &self.layers[layer.0 as usize].histories
     }
 
-    /// What each layer stores of the story: its compressors run alone over all of it in one chunk,
-    /// their entries are explained by the oracle's, and the oracle encodes them.
+    /// The entries and indexer keys that each layer stores for the story. Each compressor runs alone over the whole
+    /// story in one chunk; its entries are checked against those of the oracle, and the oracle encodes them.
     pub fn stored<B: Backend>(&self, device: &Device<B>, formats: Formats) -> Vec<Stored> {
         let (main, index) = (oracle(formats.0), KeyFormat::from_name(formats.1.name()).unwrap());
         let of_layer = |seen: &Seen| {
@@ -168,7 +170,7 @@ impl Story {
     }
 }
 
-/// The entries of a history fed in one chunk to a compressor of its own.
+/// The entries of a history that a separate compressor computes in one chunk.
 pub fn entries_alone<B: Backend>(device: &Device<B>, history: &History) -> Vec<Vec<u16>> {
     let compressor = OnDevice::new(device, history, 1, ring(history.stream, 1));
     let entries = compressor.feed(history, [history.tokens()]);
@@ -180,8 +182,8 @@ pub fn entries_alone<B: Backend>(device: &Device<B>, history: &History) -> Vec<V
     entries
 }
 
-/// An indexer key after the Hadamard rotation: by f32 additions of neighbours at distance 1, 2, .. 64, as
-/// kernels do it, which is explained by the exact rotation but may round to the other of two values.
+/// An indexer key after the Hadamard transform, by f32 additions of neighbours at distances 1, 2, .. 64, as the kernels
+/// do it. It is checked against the exact transform, from which it may differ by the rounding of a value.
 pub fn rotated(key: &[u16]) -> Vec<u16> {
     const SCALE: f32 = 0.088_388_35; // 1 / sqrt(128)
     let exact: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();

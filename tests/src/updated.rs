@@ -16,11 +16,11 @@ use crate::inputs::{filled, upload};
 
 /// A layer between its update and its append.
 pub enum Updated<'s, B: Backend> {
-    /// With a window alone.
+    /// A layer with a window alone.
     Swa(UpdatedLayer<'s, B, Swa>),
-    /// With an indexer.
+    /// A layer with an indexer.
     Csa(UpdatedLayer<'s, B, Csa>),
-    /// With all entries.
+    /// A layer that reads all its entries.
     Hca(UpdatedLayer<'s, B, Hca>),
 }
 
@@ -28,7 +28,7 @@ impl<B: Backend> Updated<'_, B> {
     /// As [`UpdatedLayer::gather_window`].
     ///
     /// # Errors
-    /// As that.
+    /// As [`UpdatedLayer::gather_window`].
     pub fn gather_window(
         &self,
         queries: Range<u32>,
@@ -42,14 +42,15 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// Gathers the windows of the first token of a step of one request, of every 64th and of the last of `tokens`: together
-    /// they have each row that any of its tokens sees. Poison among these rows is found as by [`Self::gather_window`].
+    /// Gathers the windows of the first token, of every 64th and of the last of the `tokens` tokens of a step of one
+    /// request. Together these windows have every row that any token of the step sees. Poison in these rows is found as
+    /// by [`Self::gather_window`].
     ///
     /// # Errors
-    /// As that.
+    /// As [`Self::gather_window`].
     ///
     /// # Panics
-    /// If there are no tokens.
+    /// If `tokens` is 0.
     pub fn read_windows(&self, tokens: u32) -> Result<(), KvError> {
         let stream = self.stream();
         let (tile, lengths) = (filled(stream, 128 * 512), filled(stream, 1));
@@ -58,10 +59,10 @@ impl<B: Backend> Updated<'_, B> {
         queries.try_for_each(|query| self.gather_window(query..query + 1, &tile, &lengths))
     }
 
-    /// As [`UpdatedLayer::gather_entries`]; nothing in a layer without entries.
+    /// As [`UpdatedLayer::gather_entries`]; does nothing in a layer without entries.
     ///
     /// # Errors
-    /// As that.
+    /// As [`UpdatedLayer::gather_entries`].
     pub fn gather_entries(
         &self,
         queries: Range<u32>,
@@ -75,10 +76,10 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// As [`UpdatedLayer::gather_all`]; nothing in a layer without entries.
+    /// As [`UpdatedLayer::gather_all`]; does nothing in a layer without entries.
     ///
     /// # Errors
-    /// As that.
+    /// As [`UpdatedLayer::gather_all`].
     pub fn gather_all(
         &self,
         queries: Range<u32>,
@@ -93,10 +94,10 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// As `UpdatedLayer::attend`; `lists` are of a CSA layer.
+    /// As `UpdatedLayer::attend`. Only a CSA layer uses `lists`.
     ///
     /// # Errors
-    /// As that.
+    /// As `UpdatedLayer::attend`.
     pub fn attend(
         &self,
         queries: Range<u32>,
@@ -110,10 +111,10 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// As [`UpdatedLayer::entry_counts`]; nothing in a layer without entries.
+    /// As [`UpdatedLayer::entry_counts`]; does nothing in a layer without entries.
     ///
     /// # Errors
-    /// As that.
+    /// As [`UpdatedLayer::entry_counts`].
     pub fn entry_counts(
         &self,
         queries: Range<u32>,
@@ -146,8 +147,8 @@ impl<B: Backend> Updated<'_, B> {
         }
     }
 
-    /// Queues the scores of `queries` of the step, of some query or other, and their lists of `k`
-    /// entries; nothing in a layer without an indexer.
+    /// Queues scores and lists of `k` entries for the tokens `queries` of the step, with arbitrary query vectors; does
+    /// nothing in a layer without an indexer.
     ///
     /// # Errors
     /// As [`UpdatedLayer::select_projected`].
@@ -167,7 +168,7 @@ impl<B: Backend> Updated<'_, B> {
     /// As [`UpdatedLayer::append`].
     ///
     /// # Errors
-    /// As that.
+    /// As [`UpdatedLayer::append`].
     pub fn append(self) -> Result<(), KvError> {
         match self {
             Self::Swa(layer) => layer.append(),
@@ -177,7 +178,7 @@ impl<B: Backend> Updated<'_, B> {
     }
 }
 
-/// The memory of an indexer for `queries` queries at once, of requests as long as the cache allows.
+/// An indexer workspace for `queries` queries at a time, of requests up to the maximum context of the cache.
 fn workspace<B: Backend>(
     stream: &Stream<B>,
     config: &CacheConfig,
@@ -188,11 +189,11 @@ fn workspace<B: Backend>(
     IndexerWorkspace::new(stream.device(), model, limits)
 }
 
-/// Queues a layer's update: in a CSA layer with two compressors, the main one first, in an HCA layer
-/// with one, else with none.
+/// Queues a layer's update: in a CSA layer with two compressors, the main one first; in an HCA layer with one; in an
+/// SWA layer with none.
 ///
 /// # Errors
-/// The cache's refusal.
+/// If the cache refuses the update.
 pub fn update<'s, B: Backend>(
     layers: &'s mut Layers<'_, B>,
     layer: LayerId,
@@ -208,10 +209,10 @@ pub fn update<'s, B: Backend>(
     })
 }
 
-/// A layer that the step has updated already.
+/// Takes a layer that the step has already updated.
 ///
 /// # Errors
-/// The cache's refusal.
+/// If the cache refuses.
 pub fn resume<'s, B: Backend>(
     layers: &'s mut Layers<'_, B>,
     layer: LayerId,

@@ -1,6 +1,6 @@
-//! The public API of the libraries as text, committed in `docs/api`: what a version may not change without a word.
+//! The public API of the libraries as text, committed in `docs/api`, so that each change of the API shows in a diff.
 //!
-//! `cargo public-api` makes it from rustdoc's JSON, which stable compilers write with `RUSTC_BOOTSTRAP=1`.
+//! `cargo public-api` makes the text from rustdoc's JSON, which stable compilers write with `RUSTC_BOOTSTRAP=1`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process;
 use crate::workspace::{cargo, root, target_dir};
 
-/// The version whose text is committed: another one may write it otherwise.
+/// The version of cargo-public-api that made the committed text. Another version may format it differently.
 const VERSION: &str = "0.52.0";
 
-/// Libraries that programs depend on, and their features that are public.
+/// Libraries on which programs depend, and their public features.
 const LIBRARIES: [(&str, &str); 16] = [
     ("cuda-loader", ""),
     ("dsv4-kv", "metrics,tracing"),
@@ -34,10 +34,10 @@ const LIBRARIES: [(&str, &str); 16] = [
     ("simt", ""),
 ];
 
-/// Writes the texts, or with `check` says whether they are what the sources describe.
+/// Writes the texts, or with `check` compares them with the sources.
 ///
 /// # Errors
-/// The program is not there or of another version; a library does not compile; with `check`, a text differs.
+/// `cargo public-api` is missing or of another version; a library does not compile; with `check`, a text differs.
 pub fn run(check: bool) -> Result<()> {
     check_version()?;
     let mut stale = Vec::new();
@@ -74,7 +74,7 @@ fn path(library: &str) -> PathBuf {
     root().join("docs/api").join(format!("{library}.txt"))
 }
 
-/// One item a line, without automatic and derived implementations of traits.
+/// The API of a library, one item per line, without auto traits and derived implementations.
 fn text(library: &str, features: &str) -> Result<String> {
     let mut command: Command = cargo();
     command
@@ -99,7 +99,7 @@ fn text(library: &str, features: &str) -> Result<String> {
     String::from_utf8(output.stdout).context("its output is UTF-8")
 }
 
-/// The first line in which two texts differ, as a diff shows it.
+/// The first line in which two texts differ, in the form of a diff.
 fn difference(committed: &str, now: &str) -> Option<String> {
     let (mut before, mut after) = (committed.lines(), now.lines());
     loop {

@@ -1,5 +1,5 @@
-//! Puts the tests that run kernels and the CLI with a `run.sh` into `target/gpu-bundle/`, to be copied to a
-//! machine with a GPU and no Rust.
+//! Copies the tests that run kernels, the CLI and a `run.sh` into `target/gpu-bundle/`, to be copied to a machine with
+//! a GPU and without Rust.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,10 +12,10 @@ use comfy_table::presets::ASCII_MARKDOWN;
 
 use crate::{process, programs, workspace};
 
-/// The most the bundle may weigh.
+/// Largest size of the bundle.
 const LIMIT_MB: f64 = 80.0;
 
-/// The calls of cargo: a name, and what to build.
+/// The calls of cargo: a name, and the arguments that select the packages.
 const BUILDS: [(&str, &[&str]); 4] = [
     ("the tests that run kernels", &["--package", "dsv4-kv-tests", "--test", "devices"]),
     ("the end-to-end tests", &["--package", "dsv4-kv-tests", "--test", "end_to_end"]),
@@ -64,7 +64,7 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Prints what each folder of the bundle weighs.
+/// Prints the size of each folder of the bundle.
 fn report(bundle: &Path) -> Result<()> {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN).set_header(["folder", "files", "MB"]);
@@ -80,7 +80,7 @@ fn report(bundle: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Files in a folder, and their bytes.
+/// Number of files in a folder, and their bytes.
 fn weigh(folder: &Path) -> Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     for entry in fs::read_dir(folder)? {

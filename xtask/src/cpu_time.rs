@@ -1,4 +1,4 @@
-//! CPU time of this process and of the programs that it has waited for.
+//! CPU time of this process and of its child processes that have ended.
 
 use std::fs;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 /// Linux counts the times in `/proc/self/stat` in hundredths of a second.
 const TICK: Duration = Duration::from_millis(10);
 
-/// CPU time so far, user and system; nothing where `/proc` says nothing.
+/// CPU time so far, user and system; zero if `/proc` does not tell.
 pub fn so_far() -> Duration {
     fs::read_to_string("/proc/self/stat").ok().and_then(|text| parse(&text)).unwrap_or_default()
 }
 
-/// Reads proc_pid_stat(5): fields 14 to 17 are utime, stime, cutime and cstime. Field 2 is the
-/// program's name in parentheses, which may hold anything.
+/// Reads proc_pid_stat(5): fields 14 to 17 are utime, stime, cutime and cstime. Field 2 is the program's name in
+/// parentheses, and may contain any character.
 fn parse(text: &str) -> Option<Duration> {
     let (_, after_name) = text.rsplit_once(')')?;
     let times = after_name.split_whitespace().skip(11).take(4);

@@ -1,5 +1,5 @@
-//! Runs the fuzz targets under libFuzzer and AddressSanitizer, with the compiler in use: the sanitizer
-//! comes with it, and `RUSTC_BOOTSTRAP` lets it be asked for.
+//! Runs the fuzz targets under libFuzzer and AddressSanitizer, with the compiler in use. The sanitizer is part of the
+//! compiler; on a stable compiler, `RUSTC_BOOTSTRAP` enables the flag for it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,18 +13,18 @@ use anyhow::{Context, Result, ensure};
 use crate::steps::Steps;
 use crate::{process, workspace};
 
-/// Every target, as `dsv4_kv_tests::fuzz::TARGETS` has them.
+/// All targets, as in `dsv4_kv_tests::fuzz::TARGETS`.
 const TARGETS: [&str; 6] = ["config", "trace", "manifest", "arguments", "kernels", "formats"];
-/// What libFuzzer prints before the number of inputs that it ran.
+/// The text that libFuzzer prints before the number of inputs that it ran.
 const EXECUTED: &str = "stat::number_of_executed_units:";
-/// The cargo-fuzz that is fetched where none is installed.
+/// The version of cargo-fuzz that is installed if there is none.
 const CARGO_FUZZ: &str = "0.13.2";
 
-/// Runs each target, or the one named, for so many seconds: as many at a time as there are cores.
+/// Runs each target, or only the one named, for `seconds`. As many targets run at once as there are cores.
 ///
 /// # Errors
-/// There is no such target, cargo-fuzz cannot be had, a target does not build, or one found something: then it holds what
-/// libFuzzer printed, which says where it stored the input.
+/// There is no such target; cargo-fuzz cannot be installed; a target does not build; or a target found a fault. In the
+/// last case the error contains libFuzzer's output, which names the file of the input.
 pub fn run(seconds: u32, only: Option<&str>) -> Result<()> {
     if let Some(only) = only {
         let all = TARGETS.join(", ");
@@ -45,7 +45,7 @@ pub fn run(seconds: u32, only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Runs targets at the same time.
+/// Runs these targets in parallel.
 fn run_some(targets: &[&str], seconds: u32, path: &OsStr) -> Result<()> {
     thread::scope(|scope| {
         let runs: Vec<_> = targets
@@ -56,7 +56,7 @@ fn run_some(targets: &[&str], seconds: u32, path: &OsStr) -> Result<()> {
     })
 }
 
-/// `cargo fuzz` with this command.
+/// A `cargo fuzz` command, with `path` as the search path.
 fn cargo_fuzz(command: &str, path: &OsStr) -> Command {
     let mut cargo = workspace::cargo();
     cargo.args(["fuzz", command, "--fuzz-dir", "fuzz", "--target-dir"]);
@@ -64,9 +64,9 @@ fn cargo_fuzz(command: &str, path: &OsStr) -> Command {
     cargo
 }
 
-/// Runs a target, and prints how many inputs it ran.
+/// Runs a target, and prints the number of inputs that it ran.
 fn run_target(target: &str, seconds: u32, path: &OsStr) -> Result<()> {
-    // libFuzzer keeps what it finds new in the first folder; the second is only read.
+    // libFuzzer writes new inputs to the first folder, and only reads the second.
     let found = workspace::target_dir().join("fuzz/corpus").join(target);
     fs::create_dir_all(&found)?;
     let mut run = cargo_fuzz("run", path);
@@ -83,8 +83,7 @@ fn run_target(target: &str, seconds: u32, path: &OsStr) -> Result<()> {
     Ok(())
 }
 
-/// A search path on which cargo finds cargo-fuzz, which is installed into the target folder if it is
-/// nowhere else.
+/// A search path that includes cargo-fuzz. If cargo-fuzz is not installed, it is installed into the target folder.
 fn with_cargo_fuzz() -> Result<std::ffi::OsString> {
     let tools = workspace::target_dir().join("tools");
     let own = env::var_os("PATH").unwrap_or_default();

@@ -2,9 +2,9 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`workspace`] | where things are, and how a nested cargo is called |
+//! | [`workspace`] | paths of the workspace, and how a nested cargo is called |
 //! | [`process`] | runs a program with a progress line |
-//! | [`steps`] | the steps of a long task, and the time that is left |
+//! | [`steps`] | the steps of a long task, and an estimate of the time that is left |
 //! | [`programs`] | the programs that cargo built |
 //! | [`cpu_time`] | CPU time of this process and its children |
 //! | [`ptx`] | builds, checks and shows PTX |

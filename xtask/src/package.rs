@@ -1,5 +1,5 @@
-//! The packages of the libraries, as a registry would have them: built from what is inside them, small enough, with
-//! licences and descriptions. With `release`, also what only the one who publishes can decide.
+//! The packages of the libraries, as a registry would get them: each compiles from its own files, is small enough, and
+//! has licences and a description. With `release`, also checks the settings that only the publisher can decide.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +14,11 @@ use serde::Deserialize;
 use crate::process;
 use crate::workspace::{cargo, cargo_home, root, target_dir};
 
-/// What crates.io takes, compressed.
+/// Largest compressed package that crates.io accepts, in bytes.
 const MOST_BYTES: u64 = 10 << 20;
-/// What each package has inside besides its sources.
+/// Files that each package contains besides its sources.
 const FILES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
-/// What marks a library: what else there is says `publish = false` itself.
+/// The line in `Cargo.toml` that marks a library. All other packages have `publish = false`.
 const LIBRARY: &str = "publish.workspace = true";
 
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ struct Package {
     description: Option<String>,
     license: Option<String>,
     repository: Option<String>,
-    /// The registries that it may go to; none of them if it is empty.
+    /// The registries to which it may be published; an empty list means none, and `None` means any.
     publish: Option<Vec<String>>,
     dependencies: Vec<Dependency>,
 }
@@ -42,7 +42,7 @@ struct Package {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    /// `dev`, `build`, or nothing for what every build needs.
+    /// `dev` or `build`; `None` for a normal dependency.
     kind: Option<String>,
     path: Option<PathBuf>,
 }
@@ -58,10 +58,10 @@ pub struct Options {
     release: bool,
 }
 
-/// Packs every library, compiles each from its package alone, and checks what is in it.
+/// Packs every library, compiles each from its package alone, and checks the contents.
 ///
 /// # Errors
-/// A package does not compile, is too large, or lacks something; all that it lacks is named.
+/// A package does not compile, is too large, or lacks something. The error names everything that is missing.
 pub fn run(options: Options) -> Result<()> {
     let mut command = cargo();
     command.args(["metadata", "--locked", "--no-deps", "--format-version", "1"]);
@@ -100,7 +100,7 @@ fn libraries(packages: Vec<Package>) -> Result<BTreeMap<String, Package>> {
     Ok(found)
 }
 
-/// What a package lacks.
+/// Everything that a package lacks.
 fn missing(library: &Package, options: Options) -> Vec<String> {
     let Package { name, manifest_path, description, license, repository, publish, .. } = library;
     let folder = manifest_path.parent().unwrap_or_else(|| root());
@@ -124,7 +124,7 @@ fn has_text(path: &Path) -> bool {
     fs::read_to_string(path).is_ok_and(|text| !text.trim().is_empty())
 }
 
-/// Libraries that need a package of this workspace which is none: no registry has it.
+/// Libraries that depend on a package of this workspace that is not published, so that no registry has it.
 fn unpublished(libraries: &BTreeMap<String, Package>) -> Vec<String> {
     let mut found = Vec::new();
     for (name, library) in libraries {
@@ -142,10 +142,11 @@ fn too_large(name: &str, bytes: u64) -> Option<String> {
     (bytes > MOST_BYTES).then(|| format!("{name} has {bytes} bytes; crates.io takes {MOST_BYTES}"))
 }
 
-/// Packs the libraries together, so that each is compiled with the packages of the others; the folder of the packages.
+/// Packs the libraries together, so that each is compiled against the packages of the others. Returns the folder of the
+/// packages.
 ///
-/// A copy of the workspace is packed, in which they may be published: cargo gives a package only what a registry could
-/// have.
+/// It packs a copy of the workspace in which the libraries may be published, because cargo resolves the dependencies of
+/// a package only among packages that a registry could have.
 fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<PathBuf> {
     let (source, built) = (target_dir().join("package-source"), target_dir().join("package-build"));
     copy_workspace(&source)?;
@@ -157,7 +158,7 @@ fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<PathB
     let mut command = cargo();
     command.current_dir(&source).args(["package", "--locked", "--exclude-lockfile"]);
     command.arg("--target-dir").arg(&built).env_remove("CARGO_TARGET_DIR");
-    // What is compiled is thrown away.
+    // The compiled output is not used, so it needs no debug information.
     command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     for name in libraries.keys() {
         command.args(["--package", name]);
@@ -169,8 +170,9 @@ fn pack(libraries: &BTreeMap<String, Package>, options: Options) -> Result<PathB
     Ok(built.join("package"))
 }
 
-/// Removes what was built of earlier packages, and where cargo has unpacked them: it takes a package of a registry that it
-/// has seen by name and version, and looks at its files no more. Such a registry, of a folder, has no name before the `-`.
+/// Removes the build of earlier packages, and the copies that cargo unpacked. Cargo identifies a package of a registry
+/// by name and version, and does not read its files again. A registry that is a local folder has no name before the
+/// `-`.
 fn forget(libraries: &BTreeMap<String, Package>, built: &Path) -> Result<()> {
     let unpacked = cargo_home().join("registry/src");
     let mut folders = vec![built.to_owned()];
@@ -188,7 +190,7 @@ fn forget(libraries: &BTreeMap<String, Package>, built: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies what git knows, or would take, into an empty folder.
+/// Copies the tracked files, and the untracked ones that git does not ignore, into an empty folder.
 fn copy_workspace(to: &Path) -> Result<()> {
     if to.exists() {
         fs::remove_dir_all(to).with_context(|| to.display().to_string())?;
@@ -200,7 +202,7 @@ fn copy_workspace(to: &Path) -> Result<()> {
     let listed = String::from_utf8(listed.stdout).context("names of files are UTF-8")?;
     for file in listed.split('\0').filter(|file| !file.is_empty()) {
         let (from, to) = (root().join(file), to.join(file));
-        // One that is deleted and not committed is listed.
+        // git also lists files that were deleted but whose deletion is not committed.
         if from.is_file() {
             fs::create_dir_all(to.parent().unwrap_or(&to))?;
             fs::copy(&from, &to).with_context(|| from.display().to_string())?;

@@ -1,4 +1,4 @@
-//! Runs a program with a progress line: the last line it printed, and the time since it began.
+//! Runs a program with a progress line: the last line that it printed, and the time since it began.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-/// The progress lines of all programs that run at a time.
+/// The progress lines of all programs that run at the same time.
 static LINES: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// A progress line on standard error, below those that are there; nothing where that is no terminal.
+/// Adds a progress line on standard error, below the present ones. It is invisible if standard error is not a terminal.
 pub fn progress(what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg:.dim}")
         .expect("the template is valid");
@@ -21,10 +21,10 @@ pub fn progress(what: &str) -> ProgressBar {
     bar
 }
 
-/// Runs `command` under a progress line named `what` and returns all it printed.
+/// Runs `command` under a progress line named `what`, and returns its output.
 ///
 /// # Errors
-/// It could not be started, or it failed; then the error holds what it printed.
+/// It could not be started, or it failed; then the error contains its output.
 pub fn run(what: &str, command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command

@@ -7,14 +7,14 @@ use serde::Deserialize;
 
 use crate::{process, workspace};
 
-/// A program that cargo built: a line of its JSON messages. Other lines lack these fields.
+/// A program that cargo built, from a line of its JSON messages. Other lines lack these fields.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub struct Program {
     /// The file.
     pub executable: PathBuf,
-    /// What it was built from.
+    /// The cargo target from which it was built.
     pub target: Target,
-    /// How it was built.
+    /// The profile in which it was built.
     pub profile: Profile,
 }
 
@@ -23,14 +23,14 @@ pub struct Program {
 pub struct Target {
     /// Its name.
     pub name: String,
-    /// What it is: `bin`, `test`, `example`, or `lib`, of which unit tests are a program.
+    /// Kinds: `bin`, `test`, `example`, or `lib` (the unit tests of a library are a program of this kind).
     pub kind: Vec<String>,
 }
 
 /// A cargo profile.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 pub struct Profile {
-    /// Whether it is a program of tests.
+    /// Whether it is a test program.
     pub test: bool,
 }
 
@@ -41,7 +41,7 @@ impl Program {
     }
 }
 
-/// Calls cargo with `arguments`, under a progress line named `what`, and returns what it built.
+/// Calls cargo with `arguments`, under a progress line named `what`, and returns the programs that it built.
 ///
 /// # Errors
 /// The build failed, or made no program.

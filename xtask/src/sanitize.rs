@@ -1,27 +1,27 @@
-//! Runs tests under AddressSanitizer, with the compiler in use: the sanitizer comes with it, and
-//! `RUSTC_BOOTSTRAP` lets it be asked for.
+//! Runs tests under AddressSanitizer, with the compiler in use. The sanitizer is part of the compiler; on a stable
+//! compiler, `RUSTC_BOOTSTRAP` enables the flag for it.
 
 use anyhow::{Context, Result, ensure};
 
 use crate::steps::Steps;
 use crate::workspace;
 
-/// What is run: everything below the kernels whole, and of the kernels a sample of each kind. The
-/// emulator's fibers switch stacks, which AddressSanitizer bears.
+/// Packages, and filters of test names: all tests of the layers below the kernels, and a sample of the tests of
+/// kernels. AddressSanitizer works with the emulator's fibers, which switch stacks.
 const RUNS: [(&[&str], &[&str]); 4] = [
     (&["--package", "kv-layout", "--package", "simt", "--package", "cuda-loader"], &[]),
     (&["--package", "dsv4-kv", "--lib"], &[]),
     (&["--package", "dsv4-kv-tests", "--test", "host"], &[]),
     (&["--package", "dsv4-kv-stress", "--test", "stress"], &["engine::"]),
 ];
-/// Of the device suite, the tests whose name has one of these.
+/// From the device suite, tests are run whose name contains one of these.
 const DEVICE_TESTS: [&str; 4] =
     ["cpu::step::poison", "cpu::step::histories", "cpu::device::memory", "cpu::device::capture"];
 
 /// Runs the tests.
 ///
 /// # Errors
-/// A test failed, or AddressSanitizer found something: it is printed above.
+/// A test failed, or AddressSanitizer found a fault; the output above shows which.
 pub fn run() -> Result<()> {
     let mut steps = Steps::new("sanitize");
     for (run, filter) in RUNS {

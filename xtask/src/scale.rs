@@ -1,4 +1,5 @@
-//! The tests of what moves between processes, with NIXL from its wheel, and of events, with Dynamo's indexer from its own.
+//! The tests of transfers between processes, with NIXL from its wheel, and of events, with Dynamo's indexer from its
+//! wheel.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,17 +9,17 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace;
 
-/// The wheel: NIXL, its C interface and UCX. Its licence does not let it be shipped with anything.
+/// The wheel with NIXL, its C interface and UCX. Its licence does not allow shipping it with other software.
 const NIXL: &str = "nixl-cu12==1.5.1";
-/// The C interface in it.
+/// NIXL's C interface in the wheel.
 const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
-/// The wheel with Dynamo's indexer, 200 MB with what it needs.
+/// The wheel with Dynamo's indexer; 200 MB with its dependencies.
 const DYNAMO: &str = "ai-dynamo-runtime==1.6.1";
 
 /// The wheel with Dynamo's frontend.
 const FRONTEND: &str = "ai-dynamo==1.6.1";
-/// What the frontend imports. It is installed without what it asks for, of which `aisimulate` is not on PyPI itself;
-/// nothing that is used here imports that.
+/// The imports of the frontend. The frontend is installed without its declared dependencies: one of them needs
+/// `aisimulate`, which is not on PyPI. No code that runs here imports it.
 const FRONTEND_IMPORTS: [&str; 10] = [
     "aiohttp<4.0",
     "certifi",
@@ -32,13 +33,13 @@ const FRONTEND_IMPORTS: [&str; 10] = [
     "zstandard>=0.23.0,<1.0",
 ];
 
-/// Installs the wheels into target/ if they are not there, runs the tests, one at a time since they have deadlines,
-/// and measures how fast a payload comes. Where a wheel cannot be installed its tests are ignored, with the reason, or with `require`
-/// fail.
-/// The worker of Dynamo, which takes long to build, is tested instead if that is asked for.
+/// Installs the wheels into target/ if they are missing, and runs the tests, one at a time since they have deadlines.
+/// It also measures how fast a payload is transferred. If a wheel cannot be installed, its tests are ignored and the
+/// reason is printed; with `require` that is an error. With `dynamo_worker` the tests of the Dynamo worker run instead,
+/// which takes long to build.
 ///
 /// # Errors
-/// A test failed, or the measurement: it is printed above.
+/// A test or the measurement failed; the output above shows why.
 pub fn run(dynamo_worker: bool, require: bool) -> Result<()> {
     if dynamo_worker {
         return test_dynamo_worker();
@@ -87,10 +88,11 @@ fn test_events(python: &Path) -> Result<()> {
     wire.run()
 }
 
-/// Tests of the example, which is a workspace of its own: Dynamo's conformance kit, and workers behind Dynamo's frontend.
+/// Runs the tests of the example, which is a workspace of its own: Dynamo's conformance kit, and workers of Dynamo's
+/// frontend.
 fn test_dynamo_worker() -> Result<()> {
     let python = install_frontend(&workspace::target_dir().join("dynamo"))?;
-    // `ring` is built again, and all that needs it, where the outer cargo's variables are others.
+    // With the environment of the outer cargo, `ring` and all that depends on it would be built again.
     let status = workspace::clean_cargo()
         .current_dir(workspace::root().join("examples/dynamo-worker"))
         .args(["test", "--locked", "--", "--include-ignored", "--test-threads=1"])
@@ -101,7 +103,7 @@ fn test_dynamo_worker() -> Result<()> {
     Ok(())
 }
 
-/// What was installed; else the reason is printed, or with `require` an error.
+/// The installed path. If the installation failed, prints the reason, or returns it as an error with `require`.
 fn or_say(wheel: &str, installed: Result<PathBuf>, require: bool) -> Result<Option<PathBuf>> {
     match installed {
         Ok(path) => Ok(Some(path)),
@@ -120,7 +122,7 @@ struct Cargo<'a> {
     package: &'a str,
     features: &'a [&'a str],
     arguments: &'a [&'a str],
-    /// Of its environment.
+    /// An environment variable: name and value.
     variable: (&'a str, &'a OsStr),
 }
 
@@ -138,7 +140,7 @@ impl Cargo<'_> {
     }
 }
 
-/// Where NIXL's library is, once it is there.
+/// Installs NIXL if it is missing, and returns the path of its library.
 fn install_nixl(directory: &Path) -> Result<PathBuf> {
     let library = directory.join(LIBRARY);
     if !library.exists() {
@@ -150,18 +152,18 @@ fn install_nixl(directory: &Path) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// The Python of an environment that has Dynamo, once it is there.
+/// Creates a Python environment with Dynamo if it is missing, and returns its interpreter.
 fn install_dynamo(directory: &Path) -> Result<PathBuf> {
     let own = directory.join("bin/python");
     if !own.exists() {
         done(Command::new("python3").args(["-m", "venv"]).arg(directory))?;
     }
-    // Says nothing, and asks nobody, where it is there.
+    // If Dynamo is installed already, pip prints nothing and sends no request.
     done(Command::new(&own).args(["-m", "pip", "install", "--quiet", DYNAMO]))?;
     Ok(own)
 }
 
-/// The same with the frontend.
+/// As `install_dynamo`, with the frontend.
 fn install_frontend(directory: &Path) -> Result<PathBuf> {
     let own = install_dynamo(directory)?;
     let pip = ["-m", "pip", "install", "--quiet"];

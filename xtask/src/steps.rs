@@ -1,5 +1,5 @@
-//! The steps of a long task: each under its name, with what it took; on a terminal with the time that is left, by what
-//! the steps took when they last ran to the end.
+//! The steps of a long task, each with its name and its duration. On a terminal each step also shows the time that is
+//! left, estimated from the durations of the last complete run.
 
 use std::fs;
 use std::io::{IsTerminal, stdout};
@@ -14,16 +14,16 @@ use indicatif::HumanDuration;
 
 use crate::{cpu_time, workspace};
 
-/// What each step took.
+/// The steps that have run, with wall time and CPU time of each.
 pub struct Steps {
     took: Vec<(String, Duration, Duration)>,
-    /// Names and seconds of the last run; empty where there was none.
+    /// Names and seconds of the steps of the last complete run; empty if there was none.
     last: Vec<(String, f64)>,
     record: PathBuf,
 }
 
 impl Steps {
-    /// The steps of a task, whose name is that of a file too.
+    /// The steps of `task`, whose name is also that of the file with the last durations.
     pub fn new(task: &str) -> Self {
         let record = workspace::target_dir().join("xtask-times").join(format!("{task}.json"));
         let last = fs::read(&record).ok().and_then(|json| serde_json::from_slice(&json).ok());
@@ -33,7 +33,7 @@ impl Steps {
     /// Runs a step under its name.
     ///
     /// # Errors
-    /// It failed: which one.
+    /// The step failed; the error names it.
     pub fn run<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         match self.left().filter(|_| stdout().is_terminal()) {
             Some(left) => println!("== {name}; {:#} left by the last run", HumanDuration(left)),
@@ -48,11 +48,12 @@ impl Steps {
         done
     }
 
-    /// Runs a step in a thread of its own beside `others`, and waits for both. Its row is the time that it took longer than they did,
-    /// so that rows add up; the CPU time of what it did meanwhile is in theirs.
+    /// Runs a step in its own thread beside `others`, and waits for both. The row of the step is the time that it took
+    /// longer than `others`, so that rows add up. The CPU time that it used meanwhile is counted in the rows of
+    /// `others`.
     ///
     /// # Errors
-    /// That of `others`, or that the step failed; where both did, what the step failed by is printed.
+    /// The error of `others`, or that of the step. If both failed, the error of the step is printed.
     pub fn beside<T: Send>(
         &mut self,
         name: &str,
@@ -73,7 +74,7 @@ impl Steps {
         })
     }
 
-    /// What the steps took last that have not run yet.
+    /// Time that the remaining steps took in the last run; `None` without a last run.
     fn left(&self) -> Option<Duration> {
         let is_done = |name: &str| self.took.iter().any(|(done, ..)| done == name);
         let rest = self.last.iter().filter(|(name, _)| !is_done(name)).map(|(_, seconds)| seconds);
@@ -81,7 +82,7 @@ impl Steps {
         left.filter(|_| !self.last.is_empty())
     }
 
-    /// One row a step, and their sum.
+    /// One row per step, and their sum.
     pub fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(ASCII_MARKDOWN).set_header(["step", "s", "CPU s"]);
@@ -95,7 +96,7 @@ impl Steps {
         table
     }
 
-    /// Keeps what all steps took, for the next run. Where it cannot be written, that run shows no time.
+    /// Stores the durations of all steps for the next run. If they cannot be written, the next run shows no estimate.
     pub fn keep(&self) {
         let took: Vec<_> =
             self.took.iter().map(|(name, wall, _)| (name, wall.as_secs_f64())).collect();

@@ -1,4 +1,4 @@
-//! Runs the stress test, built for speed.
+//! Runs the stress test in an optimised build.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace;
 
-/// The program refused its options, and tested nothing. `cargo xtask` ends with 2 then, as the program does.
+/// The program refused its options, and tested nothing. `cargo xtask` then exits with code 2, as the program does.
 #[derive(Debug)]
 pub struct Refused;
 
@@ -18,10 +18,10 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Hands `arguments` to the program `stress` of the crate dsv4-kv-stress.
+/// Passes `arguments` to the program `stress` of the crate dsv4-kv-stress.
 ///
 /// # Errors
-/// [`Refused`]; it cannot be built, or it found a divergence.
+/// [`Refused`]; also if it cannot be built, or found a divergence.
 pub fn run(arguments: &[String]) -> Result<()> {
     let status = workspace::cargo()
         .args([

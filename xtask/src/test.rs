@@ -1,5 +1,4 @@
-//! The test command: sets up what is missing, then checks and tests everything, and stops at the
-//! first step that fails.
+//! The test command: installs missing tools, then checks and tests everything. It stops at the first step that fails.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -11,9 +10,9 @@ use crate::ptx::{fresh, lint, verify};
 use crate::steps::Steps;
 use crate::{module_cycles, process, workspace};
 
-/// All tests, in one build: with the feature of the tests that make mistakes on purpose, which
-/// changes nothing as long as none is made. A build without it would compile every kernel twice.
-/// And with all commands of the CLI.
+/// All tests, in one build: with all commands of the CLI, and with the feature by which tests make mistakes on purpose.
+/// That feature changes nothing unless a mistake is enabled. A build without it would compile every kernel a second
+/// time.
 const ALL: [&str; 5] = [
     "test",
     "--locked",
@@ -22,8 +21,8 @@ const ALL: [&str; 5] = [
     "dsv4-kv-stress/mistakes,dsv4-kv-tier/mistakes,dsv4-kv-cli/serve,dsv4-kv-transfer/nixl",
 ];
 
-/// The quick tests: of the libraries, without the stress test. With the same features, so that after
-/// all tests these need no build.
+/// The quick tests: those of the libraries, without the stress test. The features are those of `ALL`, so that a quick
+/// run after a full run builds nothing.
 const QUICK: [&str; 13] = [
     "test",
     "--locked",
@@ -40,7 +39,8 @@ const QUICK: [&str; 13] = [
     "dsv4-kv/mistakes,dsv4-kv-tier/mistakes,dsv4-kv-model/tokenizers",
 ];
 
-/// Of the quick tests, what takes seconds each: the largest cases of what others test too.
+/// Tests that the quick run leaves out. Each takes seconds, and they are the largest cases of things that other tests
+/// cover too.
 const NOT_QUICK: [&str; 17] = [
     "device_failures",
     "all_or_nothing",
@@ -61,17 +61,17 @@ const NOT_QUICK: [&str; 17] = [
     "sixty_four_requests",
 ];
 
-/// The longest program of tests. It runs beside all others, as each of them keeps few cores busy at its end.
+/// The longest test program. It runs beside all others, since each of the others keeps few cores busy at its end.
 const LONGEST: &str = "devices";
 
-/// The examples that are run.
+/// The examples that this command runs.
 const EXAMPLES: [&str; 2] = ["decode", "route"];
 
-/// Runs every step; `quick` leaves out what takes long: clippy, the PTX rebuild, ptxas, examples,
-/// the tests of the programs, the stress test, and the largest cases of the others.
+/// Runs every step. `quick` leaves out the long ones: clippy, the PTX rebuild, ptxas, examples, the tests of the
+/// programs, the stress test, and the largest cases of other tests.
 ///
 /// # Errors
-/// A step failed: which, and what to do.
+/// A step failed; the error names the step, and often what to do.
 pub fn run(quick: bool) -> Result<()> {
     let mut steps = Steps::new(if quick { "test-quick" } else { "test" });
     let done = run_steps(quick, &mut steps);
@@ -117,12 +117,13 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
     Ok(())
 }
 
-/// What needs the host's compiler, one after the other, as all write to the same folder; returns the programs of tests.
+/// Runs clippy, rustdoc and the build of the tests, one after the other since all write to the same folder. Returns the
+/// test programs.
 fn run_builds(steps: &mut Steps) -> Result<Vec<Program>> {
     let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
     let lints = [&clippy[..], &ALL[3..], &["--", "-D", "warnings"]].concat();
     steps.run("clippy", || cargo(&lints, "fix what clippy names"))?;
-    // The workspace's features are those of all its packages together: what users build has fewer.
+    // A build of the workspace enables the features of all packages together. A user's build of the library has fewer.
     let alone = ["clippy", "--locked", "--package", "dsv4-kv", "--lib", "--", "-D", "warnings"];
     steps.run("clippy of the library alone", || cargo(&alone, "fix what clippy names"))?;
     steps.run("rustdoc", documentation)?;
@@ -131,10 +132,10 @@ fn run_builds(steps: &mut Steps) -> Result<Vec<Program>> {
     })
 }
 
-/// Arguments of `cargo test` that name the longest program of tests, and all others.
+/// Arguments of `cargo test` that select the longest test program, and those that select all others.
 ///
 /// # Errors
-/// It was not built: without a name cargo would run all tests.
+/// The longest program was not built. Without a name, cargo would run all tests.
 fn divided(built: &[Program]) -> Result<(Vec<&str>, Vec<&str>)> {
     let mut longest = Vec::new();
     let mut others = vec!["--lib", "--bins"];
@@ -151,7 +152,7 @@ fn divided(built: &[Program]) -> Result<(Vec<&str>, Vec<&str>)> {
     Ok((longest, others))
 }
 
-/// The documentation of all libraries, without a warning.
+/// Builds the documentation of all libraries; a warning is an error.
 fn documentation() -> Result<()> {
     let mut cargo = workspace::cargo();
     cargo.args(["doc", "--locked", "--workspace", "--lib", "--no-deps"]).args(&ALL[3..]);
@@ -159,7 +160,7 @@ fn documentation() -> Result<()> {
     process::run("documenting", &mut cargo).map(drop)
 }
 
-/// Adds rustfmt and clippy to the toolchain in use where they are missing.
+/// Adds rustfmt and clippy to the toolchain in use if they are missing.
 fn components() -> Result<()> {
     for component in ["rustfmt", "clippy"] {
         let tool = component.strip_prefix("rust").unwrap_or(component);
@@ -179,7 +180,7 @@ fn cargo(args: &[&str], remedy: &str) -> Result<()> {
     process::run(args[0], workspace::cargo().args(args)).map(drop).context(remedy.to_owned())
 }
 
-/// Sums of the `test result:` lines.
+/// Sums over the `test result:` lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Totals {
     passed: u64,
@@ -188,7 +189,7 @@ struct Totals {
 }
 
 impl Totals {
-    /// Adds `test result: ok. 3 passed; 0 failed; 1 ignored; ..`; passes over other lines.
+    /// Adds a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; ..`; ignores other lines.
     fn add(&mut self, line: &str) {
         let Some(result) = line.strip_prefix("test result:") else { return };
         let words: Vec<&str> =
@@ -205,7 +206,7 @@ impl Totals {
     }
 }
 
-/// Runs tests, printing what they print, each line behind `name`, and then how many there were.
+/// Runs tests and prints their output, each line after the prefix `name | `, and then the totals.
 fn run_tests(arguments: &[&str], name: &str) -> Result<()> {
     let prefix = if name.is_empty() { String::new() } else { format!("{name} | ") };
     let mut child = workspace::cargo()

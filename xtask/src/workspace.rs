@@ -1,4 +1,4 @@
-//! Where things are, and how a nested cargo is called.
+//! Paths of the workspace, and how a nested cargo is called.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace root")
 }
 
-/// Cargo's target folder, where fetched and built things go.
+/// Cargo's target folder. Downloads and builds go there.
 pub fn target_dir() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => env::current_dir().expect("a current folder").join(dir),
@@ -23,7 +23,7 @@ pub fn ptx_dir() -> PathBuf {
     root().join("host/ptx")
 }
 
-/// Cargo's home folder, where registry sources lie.
+/// Cargo's home folder, which contains the sources from registries.
 pub fn cargo_home() -> PathBuf {
     match env::var_os("CARGO_HOME") {
         Some(home) => PathBuf::from(home),
@@ -38,8 +38,8 @@ pub fn cargo() -> Command {
     command
 }
 
-/// [`cargo`] without the settings it inherits from the outer cargo or from the user, so that what
-/// it builds depends on the command alone. Where it finds packages stays as the user has it.
+/// [`cargo`] without the settings that it inherits from the outer cargo or from the user, so that the build depends on
+/// the command alone. The settings that locate packages are kept.
 pub fn clean_cargo() -> Command {
     const KEPT: [&str; 6] = [
         "CARGO_HOME",

@@ -1,7 +1,7 @@
-//! `cargo kv COMMAND`: the program `dsv4-kv`, built with the features that the command needs. A command that
-//! needs no model is built without a tokenizer and without a web server. Where there is no GPU, commands that measure
-//! nothing are built in the profile `kv`, which takes a third of the time of a release, and without CUDA unless they look for a
-//! GPU.
+//! `cargo kv COMMAND` runs the program `dsv4-kv`, built with the features that the command needs. A command that needs
+//! no model is built without a tokenizer and without a web server. On a machine without a GPU, commands whose times say
+//! nothing of a server on a GPU are built in the profile `kv`, which takes a third of the time of a release build, and
+//! without CUDA unless their arguments ask for it.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -9,17 +9,17 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Commands, options of them or none, and features of `dsv4-kv-cli` that these need.
+/// Command, an option of it if only that option needs the feature, and the feature of `dsv4-kv-cli`.
 const FEATURES: [(&str, Option<&str>, &str); 3] =
     [("generate", None, "generate"), ("replay", Some("--peers"), "nixl"), ("serve", None, "serve")];
 
-/// Commands whose times say nothing of a server on a GPU, if there is none.
+/// Commands that use the profile `kv` on a machine without a GPU, since their times say nothing of a server on a GPU.
 const LOOKS: [&str; 6] = ["completions", "doctor", "inspect", "plan", "replay", "schema"];
 
-/// The profile of these.
+/// The profile of `LOOKS` on a machine without a GPU.
 const LOOKING: &str = "kv";
 
-/// One of them is there if NVIDIA's driver is; the second is WSL's.
+/// Paths of which one exists if an NVIDIA driver is installed; the second is that of WSL.
 const DRIVERS: [&str; 2] = ["/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1"];
 
 fn main() -> ExitCode {
@@ -43,15 +43,15 @@ fn main() -> ExitCode {
     run(program)
 }
 
-/// Whether the program has been built in this profile before: later builds are short, if there is anything to build. The
-/// first shows Cargo's progress.
+/// Whether the program was built in this profile before. Then Cargo is quiet, since later builds are short. The first
+/// build shows Cargo's progress.
 fn is_built(profile: &str) -> bool {
-    // This program lies in `target/debug`.
+    // The path of this program is `target/debug/cargo-kv`.
     let target = env::current_exe().ok().and_then(|own| Some(own.parent()?.parent()?.to_owned()));
     target.is_some_and(|target| target.join(profile).join("dsv4-kv").exists())
 }
 
-/// What the command needs with these arguments.
+/// The feature that the command needs with these arguments.
 fn features(command: &OsStr, arguments: &[OsString]) -> Option<&'static str> {
     let has = |option: &str| {
         let value = format!("{option}=");
@@ -63,20 +63,20 @@ fn features(command: &OsStr, arguments: &[OsString]) -> Option<&'static str> {
     needs.next().map(|&(_, _, features)| features)
 }
 
-/// Whether the command, or an option of it, asks for the driver, wherever that is.
+/// Whether an argument asks for the CUDA driver: the command `doctor`, or a value such as `--device cuda`.
 fn looks_for_gpus(arguments: &[OsString]) -> bool {
     let mut arguments = arguments.iter().filter_map(|argument| argument.to_str());
     arguments.any(|argument| argument == "doctor" || argument.ends_with("cuda"))
 }
 
-/// How the program is built for a command.
+/// The Cargo profile in which the program is built for a command.
 fn profile(command: &OsStr, has_gpu: bool) -> &'static str {
     let looks =
         LOOKS.iter().any(|name| command == *name) || command == "help" || command == "--help";
     if looks && !has_gpu { LOOKING } else { "release" }
 }
 
-/// Becomes the program: its signals and its exit code are those of this process.
+/// Replaces this process by the program, so that signals and the exit code are the program's.
 fn run(mut program: Command) -> ExitCode {
     let error = program.exec();
     eprintln!("error: cannot run {}: {error}", program.get_program().display());

@@ -1,4 +1,4 @@
-//! What tensors the weight files hold, under released names.
+//! The tensors of all weight files, under released names.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -14,12 +14,12 @@ use crate::files::Files;
 use crate::mapped::Mapped;
 use crate::names::{self, Merged};
 
-/// Bytes of the length of a header, before it.
+/// Bytes of the length field before a header.
 const LENGTH: usize = 8;
 /// Most bytes of a header (the format's own limit).
 const MOST_HEADER: u64 = 100_000_000;
 
-/// Where a tensor is, and what it holds. `bytes` is inside its file.
+/// Where a tensor lies, with its type and shape. `bytes` is a range of its file, within the file's length.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     file: usize,
@@ -31,16 +31,16 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// What it takes in its file.
+    /// Bytes of the tensor in its file.
     fn len(&self) -> u64 {
         self.bytes.len() as u64
     }
 }
 
-/// All weight files of a checkpoint, in memory, and what they hold.
+/// All weight files of a checkpoint, memory-mapped, and their tensors.
 pub(crate) struct Catalogue {
     files: Vec<(PathBuf, Mapped)>,
-    /// By released name.
+    /// The tensors by released name.
     tensors: HashMap<String, Tensor>,
     bytes: u64,
 }
@@ -65,7 +65,7 @@ impl Catalogue {
         self.tensors.get(name)
     }
 
-    /// All released names, in no order.
+    /// All released names, in no particular order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -85,7 +85,7 @@ impl Catalogue {
         let file = self.files.len();
         self.files.push((path.into(), mapped));
         for (written, info) in metadata.tensors() {
-            // Inside the file, because `header` has compared the last end with its length.
+            // Within the file's length, because `header` has compared the last end with it.
             let (first, end) = info.data_offsets;
             let tensor = Tensor {
                 file,
@@ -99,7 +99,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Enters a tensor under its released name, or the experts of a merged one each under theirs.
+    /// Enters a tensor under its released name. A tensor that merges all experts is entered as one tensor per expert.
     fn insert(&mut self, tensor: Tensor) -> Result<(), CheckpointError> {
         let name = names::released(&tensor.written);
         match names::merged(&name).and_then(|(start, merged)| experts(&tensor, start, merged)) {
@@ -125,8 +125,8 @@ impl Catalogue {
     }
 }
 
-/// The weights of each expert in a tensor that has those of all, which are as many rows of it.
-/// `None` unless it is `[experts, rows, columns]` of whole bytes.
+/// Splits a tensor that merges the weights of all experts into the weights of each expert, which are consecutive rows
+/// of it. `None` unless its shape is `[experts, rows, columns]`, with elements of whole bytes.
 fn experts(tensor: &Tensor, start: &str, merged: Merged) -> Option<Vec<(String, Tensor)>> {
     let [experts, rows, columns] = tensor.shape[..] else { return None };
     let weights: &[&str] = match merged {
@@ -152,7 +152,7 @@ fn experts(tensor: &Tensor, start: &str, merged: Merged) -> Option<Vec<(String, 
     Some(parts.enumerate().map(place).collect())
 }
 
-/// Where the data of a file starts, and what its header says of it, checked against its length.
+/// Reads the header of a file and checks it against the file's length. Returns the offset of the data, and the header.
 fn header(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata), CheckpointError> {
     let corrupt = |source| CheckpointError::Corrupt { path: path.into(), source };
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {

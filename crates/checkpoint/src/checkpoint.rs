@@ -14,29 +14,30 @@ use crate::dequantise::{
 use crate::error::CheckpointError;
 use crate::files::{self, Files};
 
-/// A matrix `[rows, columns]` in NVFP4: value `c` of a row is `code * scale of its group of 16 * scale`.
+/// A matrix `[rows, columns]` in NVFP4. Each value is `code * group scale * scale`; a group is 16 consecutive values of
+/// a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nvfp4Parts {
     /// `[rows, columns / 2]`: E2M1 codes, the even column in the low four bits.
     pub codes: Vec<u8>,
     /// `[rows, columns / 16]`, rounded up: E4M3 scales, none of them NaN.
     pub scales: Vec<u8>,
-    /// What every value is multiplied by, finite.
+    /// The scale of the whole matrix, by which every value is multiplied; finite.
     pub scale: f32,
 }
 
-/// A checkpoint's directory: its configuration, and its weight files in memory.
+/// A checkpoint's directory: its configuration, and its memory-mapped weight files.
 ///
-/// Files are mapped, so that opening costs their headers alone and a tensor is read when it is asked for.
-/// Nobody may change them meanwhile.
+/// Opening reads only the headers of the files; a tensor is read when it is requested. The files must not change while
+/// the checkpoint is open.
 ///
-/// Tensors have their released names (`layers.0.attn.wq_a.weight`), whatever the files call them. Weights
-/// of MTP layers are under `mtp.0.` and so on.
+/// Tensors have their released names (`layers.0.attn.wq_a.weight`), even if the files use other names. Weights of MTP
+/// layers have the prefixes `mtp.0.`, `mtp.1.` and so on.
 pub struct Checkpoint {
     config: Config,
     catalogue: Catalogue,
     progress: Box<dyn Fn(u64, u64) + Send + Sync>,
-    /// Bytes of the tensors that were asked for.
+    /// Bytes of the tensors that were read.
     read: AtomicU64,
 }
 
@@ -50,8 +51,8 @@ impl Checkpoint {
         Self::open_with(directory, |_, _| ())
     }
 
-    /// As [`Self::open`]. `progress` is called with the bytes read so far and those of all tensors,
-    /// whenever a tensor has been read.
+    /// As [`Self::open`]. Calls `progress` after each tensor that was read, with the bytes read so far and the bytes of
+    /// all tensors.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -67,10 +68,11 @@ impl Checkpoint {
         Ok(Self { config, catalogue, progress: Box::new(progress), read: AtomicU64::new(0) })
     }
 
-    /// Every file that [`Self::open`] reads of `directory`, in a fixed order: what they hold is all that the checkpoint is.
+    /// Every file of `directory` that [`Self::open`] reads, in a fixed order. The contents of these files define the
+    /// checkpoint completely.
     ///
     /// # Errors
-    /// [`CheckpointError`], as [`Self::open`], for weight files or an index that are not there or not what they should be.
+    /// [`CheckpointError`], as [`Self::open`], for weight files or an index that are missing or invalid.
     pub fn files(directory: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         let files = Files::find(directory)?.all();
         Ok(std::iter::once(directory.join("config.json")).chain(files).collect())
@@ -82,8 +84,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// How the names of a layer's tensors start: `layers.3`, or `mtp.0` of the first MTP layer. Layers are
-    /// counted through the trunk, then through the MTP layers.
+    /// The prefix of the names of a layer's tensors: `layers.3`, or `mtp.0` for the first MTP layer. Layers are counted
+    /// through the trunk, then through the MTP layers.
     #[must_use]
     pub fn layer_prefix(&self, layer: u32) -> String {
         let cache = &self.config.cache;
@@ -100,19 +102,20 @@ impl Checkpoint {
         self.catalogue.find(name).is_some()
     }
 
-    /// The released names of all tensors, in no order.
+    /// The released names of all tensors, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.catalogue.names()
     }
 
-    /// The shape of a tensor as it is in its file, where FP4 has two elements a byte; `None` where it is not.
+    /// The shape of a tensor as stored in its file, where a byte holds two FP4 elements; `None` if there is no such
+    /// tensor.
     #[must_use]
     pub fn shape(&self, name: &str) -> Option<Vec<u64>> {
         self.catalogue.find(name).map(|tensor| tensor.shape.clone())
     }
 
-    /// The tensor as f32: BF16, F32, E4M3 with UE8M0 scales, MXFP4 or NVFP4 in the file. Exact, except that
-    /// a product with NVFP4's f32 scale of the whole tensor is rounded to f32.
+    /// The tensor as f32. In the file it may be BF16, F32, E4M3 with UE8M0 scales, MXFP4 or NVFP4. The values are
+    /// exact, except that products with NVFP4's f32 scale of the whole tensor are rounded to f32.
     ///
     /// # Errors
     /// [`CheckpointError::Missing`], also for scales; [`CheckpointError::Shape`]; [`CheckpointError::Type`];
@@ -123,7 +126,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// As [`Self::f32`], of a tensor that a model computes with.
+    /// As [`Self::f32`], but refuses NaN and infinity, for tensors that a model computes with.
     ///
     /// # Errors
     /// As [`Self::f32`]; [`CheckpointError::NotFinite`].
@@ -133,7 +136,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// As [`Self::bf16`], of a tensor that a model computes with.
+    /// As [`Self::bf16`], but refuses NaN and infinity, for tensors that a model computes with.
     ///
     /// # Errors
     /// As [`Self::bf16`]; [`CheckpointError::NotFinite`].
@@ -143,20 +146,21 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// As [`Self::f32`], as BF16, which holds every product of an E4M3 value and a power of two in its range.
+    /// As [`Self::f32`], but as BF16, which can represent every product of an E4M3 value and a power of two in its
+    /// range.
     ///
     /// # Errors
-    /// As [`Self::f32`]; [`CheckpointError::WouldRound`] for a value that BF16 cannot hold.
+    /// As [`Self::f32`]; [`CheckpointError::WouldRound`] for a value that BF16 cannot represent.
     pub fn bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, CheckpointError> {
         let values = self.weight(name, shape)?.to_bf16(name)?;
         self.has_read(name);
         Ok(values)
     }
 
-    /// The parts of a matrix that is NVFP4 in the file, as they are; `None` of one of another type.
+    /// The parts of a matrix that is stored as NVFP4, unchanged; `None` for a matrix of another type.
     ///
     /// # Errors
-    /// As [`Self::f32`], but that every product is taken.
+    /// As [`Self::f32`], except that no product is computed, and so none is out of range.
     pub fn nvfp4(
         &self,
         name: &str,
@@ -202,14 +206,14 @@ impl Checkpoint {
         let bytes = self.catalogue.bytes_of(tensor);
         match tensor.dtype {
             Dtype::BF16 | Dtype::F32 | Dtype::F8_E4M3 => check_shape(name, &tensor.shape, shape)?,
-            // A row ends with a byte.
+            // A row ends at a byte boundary.
             Dtype::F4 => {
                 check_shape(name, &tensor.shape, shape)?;
                 if shape.last().is_none_or(|columns| !columns.is_multiple_of(2)) {
                     return Err(wrong_shape(name, tensor, shape));
                 }
             }
-            // Two codes a byte: half as many columns.
+            // Two codes per byte: half as many columns.
             Dtype::I8 | Dtype::U8 => {
                 let &[rows, columns] = shape else { return Err(wrong_shape(name, tensor, shape)) };
                 if tensor.shape != [rows, columns / 2] || !columns.is_multiple_of(2) {
@@ -232,7 +236,7 @@ impl Checkpoint {
         }
     }
 
-    /// E4M3 with a UE8M0 scale for each block of 128 x 128.
+    /// An E4M3 weight with a UE8M0 scale for each block of 128 x 128.
     fn block_scaled<'a>(
         &self,
         name: &str,
@@ -254,7 +258,7 @@ impl Checkpoint {
         })
     }
 
-    /// MXFP4, or NVFP4 where there is a `.weight_scale`.
+    /// An MXFP4 weight, or an NVFP4 weight if there is a tensor `.weight_scale`.
     fn fp4<'a>(
         &self,
         name: &str,
@@ -283,7 +287,7 @@ impl Checkpoint {
         Ok(of(NVFP4_GROUP, scales, true))
     }
 
-    /// E4M3 scales of an NVFP4 weight, and the factor of the whole weight.
+    /// The E4M3 scales of an NVFP4 weight, and the factor of the whole weight.
     fn nvfp4_scales(
         &self,
         name: &str,
@@ -293,7 +297,7 @@ impl Checkpoint {
         let groups = [rows, columns.div_ceil(NVFP4_GROUP)];
         let scale = scale_name(name, "weight_scale");
         let bytes = self.scales(&scale, &groups, Dtype::F8_E4M3, "F8_E4M3")?;
-        // What ModelOpt multiplies by, and what compressed-tensors divides by.
+        // ModelOpt stores a factor, compressed-tensors a divisor.
         let [factor, divisor] =
             ["weight_scale_2", "weight_global_scale"].map(|end| scale_name(name, end));
         let is_divisor = !self.contains(&factor) && self.contains(&divisor);
@@ -307,7 +311,7 @@ impl Checkpoint {
         Ok((bytes, factor))
     }
 
-    /// Rows and columns: scales are of matrices only.
+    /// The rows and columns of a scaled weight, which must be a matrix.
     fn matrix(&self, name: &str, shape: &[u64]) -> Result<(u64, u64), CheckpointError> {
         match *shape {
             [rows, columns] => Ok((rows, columns)),
@@ -330,7 +334,7 @@ impl Checkpoint {
         Ok(self.catalogue.bytes_of(tensor))
     }
 
-    /// Tells how far it is: the bytes of the tensor and of its scales.
+    /// Adds the bytes of a tensor and of its scales to the progress, and reports it.
     fn has_read(&self, name: &str) {
         let ends = ["scale", "weight_scale", "weight_scale_2", "weight_global_scale"];
         let scales = ends.map(|end| scale_name(name, end));
@@ -343,7 +347,7 @@ impl Checkpoint {
     }
 }
 
-/// The name of a weight's scales: with another end than `weight`.
+/// The name of a weight's scales: `.weight` is replaced by `end`.
 fn scale_name(weight: &str, end: &str) -> String {
     format!("{}.{end}", weight.strip_suffix(".weight").unwrap_or(weight))
 }
@@ -365,7 +369,8 @@ fn wrong_type(name: &str, found: Dtype, expected: &'static str) -> CheckpointErr
     CheckpointError::Type { name: name.to_owned(), found, expected }
 }
 
-/// Refuses NaN and infinity. One of them would end every step with a token that reaches it, whoever sent it.
+/// Refuses NaN and infinity: either would make every step fail that has a token which uses it, with all requests in the
+/// step.
 fn check_finite(
     name: &str,
     mut values: impl Iterator<Item = f32> + Clone,

@@ -1,4 +1,4 @@
-//! `Config`: all of a `config.json` that a forward pass of the model needs.
+//! `Config`: the fields of a `config.json` that a forward pass needs.
 
 use kv_layout::config::{ConfigError, Fields, ModelConfig, RopeConstants};
 use kv_layout::geometry::NORM_EPSILON;
@@ -7,32 +7,33 @@ use serde_json::{Value, json};
 
 pub use kv_layout::config::CompressRope;
 
-/// All of a DeepSeek-V4 `config.json`, released or as transformers' `save_pretrained` writes it.
+/// The fields of a DeepSeek-V4 `config.json` that a forward pass needs, as released or as transformers'
+/// `save_pretrained` writes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What the cache needs: kinds of layers, MTP layers, indexer, longest context.
+    /// The part for the cache: kinds of layers, MTP layers, indexer, longest context.
     pub cache: ModelConfig,
-    /// Token ids there are.
+    /// Size of the vocabulary.
     pub vocab_size: u32,
     /// Width of a residual stream.
     pub hidden_size: u32,
     /// Query heads, of 512 channels each.
     pub heads: u32,
-    /// Rank of the query projection, whose normed latent the indexer reads too.
+    /// Rank of the query projection. The indexer reads its normalised latent too.
     pub q_lora_rank: u32,
     /// Groups of heads in the output projection.
     pub o_groups: u32,
     /// Rank of each group's output projection.
     pub o_lora_rank: u32,
-    /// Added to the mean square by every RMS norm.
+    /// Epsilon, which every RMS norm adds to the mean square.
     pub norm_eps: f32,
     /// Base of the rotary embedding of sliding-window layers.
     pub rope_theta: f64,
     /// Rotary embedding of layers with compressed entries.
     pub compress_rope: CompressRope,
-    /// Residual streams.
+    /// The hyper-connections between residual streams.
     pub hyper: HyperConnections,
-    /// Mixture of experts.
+    /// The mixture of experts.
     pub experts: Experts,
     /// The token that begins a text.
     pub bos: Option<u32>,
@@ -43,7 +44,7 @@ pub struct Config {
 /// Manifold-constrained hyper-connections.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HyperConnections {
-    /// Residual streams (`hc_mult`).
+    /// Number of residual streams (`hc_mult`).
     pub streams: u32,
     /// Iterations of Sinkhorn's normalisation (`hc_sinkhorn_iters`).
     pub sinkhorn_iterations: u32,
@@ -58,15 +59,15 @@ pub struct Experts {
     pub routed: u32,
     /// Routed experts of a token, 1 to 8.
     pub per_token: u32,
-    /// Experts that every token goes to; they are one of so many times the width.
+    /// Number of shared experts, which every token uses. They are stored as one expert, this many times as wide.
     pub shared: u32,
-    /// Channels inside an expert.
+    /// Intermediate channels of an expert.
     pub intermediate_size: u32,
-    /// What the weights of a token's routed experts add up to (`routed_scaling_factor`).
+    /// The sum of the weights of a token's routed experts (`routed_scaling_factor`).
     pub scaling: f32,
-    /// Limit of gate (above) and value (both sides) inside a routed expert.
+    /// In a routed expert, the upper bound of the gate, and the bound of the absolute value of the other factor.
     pub swiglu_limit: f32,
-    /// How each layer chooses, one for each of `Config::cache.layers`: MTP layers choose by score.
+    /// How each layer chooses experts, one item for each of `Config::cache.layers`. MTP layers choose by score.
     pub routing: Vec<Routing>,
 }
 
@@ -80,7 +81,7 @@ pub enum Routing {
 }
 
 impl Config {
-    /// Reads a `config.json`. Fields are used, or refused by name and value; none is guessed.
+    /// Reads a `config.json`. Each field is either used, or refused by name and value; no missing value is guessed.
     ///
     /// # Errors
     /// [`ConfigError`] names the field, its value and what it must be.
@@ -133,7 +134,8 @@ impl Experts {
     }
 }
 
-/// How each layer chooses: released files say how many layers do by table, transformers names each layer.
+/// How each layer chooses experts. Released files give the number of layers that choose by table; transformers lists
+/// each layer.
 fn routing(fields: &Fields, cache: &ModelConfig) -> Result<Vec<Routing>, ConfigError> {
     let layers = cache.layers.len() as u32;
     let trunk = layers - cache.mtp_layers;
@@ -173,7 +175,7 @@ fn named_routing(fields: &Fields, trunk: u32) -> Result<Option<Vec<Routing>>, Co
     types.into_iter().enumerate().map(of).collect::<Result<_, _>>().map(Some)
 }
 
-/// No token, one, or a list.
+/// Reads `eos_token_id`: absent, one token, or a list.
 fn end_tokens(fields: &Fields) -> Result<Vec<u32>, ConfigError> {
     let name = "eos_token_id";
     match fields.find::<Value>(name)? {
@@ -183,7 +185,8 @@ fn end_tokens(fields: &Fields) -> Result<Vec<u32>, ConfigError> {
     }
 }
 
-/// Variants of the architecture that no released checkpoint has: where the field is there, it must say so.
+/// Refuses variants of the architecture that no released checkpoint uses. Each field may be absent, but must have the
+/// supported value if it is present.
 fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     for (name, supported) in [
         ("attention_bias", json!(false)),
@@ -199,8 +202,8 @@ fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// How weights are quantised. Types and scales are in the weight files themselves; what is checked is the
-/// block that an E4M3 scale is for, and that it is no other format.
+/// Checks how weights are quantised. Types and scales are stated in the weight files themselves. This only checks the
+/// size of the block that shares an E4M3 scale, and that the format is supported.
 fn check_quantisation(fields: &Fields) -> Result<(), ConfigError> {
     fields
         .one_of("expert_dtype", &[json!("fp4"), json!("fp8"), json!("bf16"), json!("bfloat16")])?;

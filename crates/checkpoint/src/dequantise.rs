@@ -1,10 +1,10 @@
-//! Weights as numbers, from whatever a file holds them as.
+//! Decodes weights of all stored formats to numbers.
 //!
 //! | type in the file | scales | value |
 //! |---|---|---|
 //! | BF16, F32 | none | the element |
 //! | E4M3 `[r, c]` | UE8M0 `[r / 128, c / 128]` (rounded up), `.scale` | code * scale |
-//! | E2M1 `[r, c / 2]`, two codes a byte (MXFP4) | UE8M0 `[r, c / 32]`, `.scale` | code * scale |
+//! | E2M1 `[r, c / 2]`, two codes per byte (MXFP4) | UE8M0 `[r, c / 32]`, `.scale` | code * scale |
 //! | the same (NVFP4) | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_scale_2` | code * scale * scale |
 //! | the same | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_global_scale` | code * scale * (1 / scale in F32) |
 
@@ -13,24 +13,24 @@ use kv_layout::format::{E2m1, E4m3, Ue8m0};
 
 use crate::error::CheckpointError;
 
-/// Rows and columns of a block of E4M3 weights with one scale.
+/// Rows and columns of a block of E4M3 weights that share a scale.
 pub(crate) const E4M3_BLOCK: u64 = 128;
-/// Columns of MXFP4 weights with one scale.
+/// Consecutive columns of MXFP4 weights that share a scale.
 pub(crate) const MXFP4_GROUP: u64 = 32;
-/// Columns of NVFP4 weights with one scale.
+/// Consecutive columns of NVFP4 weights that share a scale.
 pub(crate) const NVFP4_GROUP: u64 = 16;
 
-/// The bytes of a weight and of its scales, of the right lengths.
+/// The bytes of a weight and of its scales; their lengths were checked.
 pub(crate) enum Weight<'a> {
     /// Little-endian BF16.
     Bf16(&'a [u8]),
     /// Little-endian f32.
     F32(&'a [u8]),
-    /// Codes in rows, and a factor for each column of a row.
+    /// Codes with scales.
     Scaled(Scaled<'a>),
 }
 
-/// Codes with scales.
+/// A matrix of codes with scales.
 pub(crate) struct Scaled<'a> {
     pub(crate) codes: Codes<'a>,
     /// Columns of a row, in elements.
@@ -41,21 +41,21 @@ pub(crate) struct Scaled<'a> {
     pub(crate) group_columns: usize,
     /// `[rows / group_rows, columns / group_columns]`, rounded up; finite, exact.
     pub(crate) scales: Vec<f64>,
-    /// Whether a value may need more bits than f32 has: with a factor for the whole tensor.
+    /// Whether a value may need more bits than f32 has, because a factor for the whole tensor is included.
     pub(crate) rounds: bool,
 }
 
-/// Codes of a row's columns, one after the other.
+/// Codes, row by row.
 #[derive(Clone, Copy)]
 pub(crate) enum Codes<'a> {
-    /// One a byte.
+    /// One code per byte.
     E4m3(&'a [u8]),
-    /// Two a byte, the even column in the low bits.
+    /// Two codes per byte, the even column in the low bits.
     E2m1(&'a [u8]),
 }
 
 impl Weight<'_> {
-    /// All values as f32. Only a factor for the whole tensor (NVFP4) can make a value round.
+    /// All values as f32. Only with a factor for the whole tensor (NVFP4) may values be rounded.
     pub(crate) fn to_f32(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
         match self {
             Self::Bf16(bytes) => Ok(elements(bytes, |b| bf16::from_le_bytes(b).to_f32())),
@@ -71,7 +71,7 @@ impl Weight<'_> {
         }
     }
 
-    /// All values as BF16, or the first that BF16 cannot hold.
+    /// All values as BF16; an error for the first value that BF16 cannot represent.
     pub(crate) fn to_bf16(&self, name: &str) -> Result<Vec<bf16>, CheckpointError> {
         let exact = |index, value: f64| {
             let found = bf16::from_f32(value as f32);
@@ -92,7 +92,7 @@ impl Weight<'_> {
 }
 
 impl Scaled<'_> {
-    /// Calls `to` with the place and the exact value of each element, row by row.
+    /// Calls `to` with the index and the exact value of each element, row by row.
     fn map<T>(
         &self,
         to: impl Fn(usize, f64) -> Result<T, CheckpointError>,

@@ -1,4 +1,4 @@
-//! What a checkpoint answers where it cannot give what it was asked for.
+//! Errors of reading a checkpoint.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub enum CheckpointError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// `config.json` is refused.
@@ -24,7 +24,7 @@ pub enum CheckpointError {
         /// Why.
         source: ConfigError,
     },
-    /// A text file that is larger than any of its kind.
+    /// A text file that is implausibly large.
     #[error("{} has more than {most} bytes", path.display())]
     TooLarge {
         /// The file.
@@ -42,7 +42,7 @@ pub enum CheckpointError {
         /// The directory.
         path: PathBuf,
     },
-    /// The index is not what it should be.
+    /// The index is invalid.
     #[error("{}: {reason}", path.display())]
     Index {
         /// The index.
@@ -55,10 +55,10 @@ pub enum CheckpointError {
     OutsideDirectory {
         /// The index.
         path: PathBuf,
-        /// What it names.
+        /// The name that the index gives.
         shard: String,
     },
-    /// The index names a file that is not there.
+    /// The index names a file that does not exist.
     #[error("{} names {shard:?}, which is not there: the download is not complete", path.display())]
     NoShard {
         /// The index.
@@ -66,7 +66,7 @@ pub enum CheckpointError {
         /// The file.
         shard: String,
     },
-    /// The index says that a shard has a tensor, and the shard has not.
+    /// The index says that a shard has a tensor, but the shard does not have it.
     #[error("{} has no tensor {tensor:?}, although the index says so", path.display())]
     NotInShard {
         /// The shard.
@@ -79,7 +79,7 @@ pub enum CheckpointError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What the reader says.
+        /// The error of the reader.
         source: SafeTensorError,
     },
     /// A file is shorter or longer than its header says.
@@ -92,14 +92,14 @@ pub enum CheckpointError {
         /// The length that its header says.
         expected: u128,
     },
-    /// A tensor is in the checkpoint twice.
+    /// The checkpoint has a tensor twice.
     #[error("{name} is there twice: as {first:?} and as {second:?}")]
     Duplicate {
         /// The released name of both.
         name: String,
-        /// One, with its file.
+        /// The first one's name in its file, and the file.
         first: String,
-        /// The other, with its file.
+        /// The second one's name in its file, and the file.
         second: String,
     },
     /// No tensor has this name.
@@ -108,17 +108,17 @@ pub enum CheckpointError {
         /// The released name.
         name: String,
     },
-    /// A tensor of another shape.
+    /// A tensor has another shape than expected.
     #[error("{name} has the shape {found:?}; it should have {expected:?}")]
     Shape {
         /// The tensor.
         name: String,
         /// Its shape.
         found: Vec<u64>,
-        /// The shape asked for, or the one that its weight needs.
+        /// The requested shape, or for scales the one that their weight needs.
         expected: Vec<u64>,
     },
-    /// A tensor of another type.
+    /// A tensor has another type than expected.
     #[error("{name} holds {found:?}; it should hold {expected}")]
     Type {
         /// The tensor.
@@ -128,7 +128,7 @@ pub enum CheckpointError {
         /// Types that it may have.
         expected: &'static str,
     },
-    /// A weight that is NaN or infinite.
+    /// A weight is NaN or infinite.
     #[error(
         "{name}[{index}] is {value}: no model can be computed with it; the file is damaged, or was written so"
     )]
@@ -140,7 +140,7 @@ pub enum CheckpointError {
         /// Its value.
         value: f32,
     },
-    /// A value cannot be given without a rounding.
+    /// A value cannot be represented in the requested type without rounding.
     #[error("{name}[{index}] is {value:e}, which {to} cannot hold; ask for it as f32")]
     WouldRound {
         /// The tensor.
@@ -149,10 +149,10 @@ pub enum CheckpointError {
         index: usize,
         /// Its value.
         value: f64,
-        /// The type asked for.
+        /// The requested type.
         to: &'static str,
     },
-    /// A scale that is no number, or has no finite inverse where it is divided by.
+    /// A scale is not finite, or is a divisor without a finite inverse.
     #[error("{name}[{index}] is no finite number, or 0 where it is divided by")]
     BadScale {
         /// The tensor of scales.

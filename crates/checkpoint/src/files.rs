@@ -1,4 +1,4 @@
-//! Which files a checkpoint has: one, or shards that an index lists.
+//! Finds the weight files of a checkpoint: one file, or the shards that an index lists.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,14 +11,14 @@ use crate::error::CheckpointError;
 
 /// Most bytes of a `config.json`.
 const CONFIG_BYTES: u64 = 1 << 20;
-/// Most bytes of an index: 200 for each of a million tensors. That of V4-Pro has 145,000.
+/// Most bytes of an index: 200 for each of a million tensors. The index of V4-Pro has 145,000 tensors.
 const INDEX_BYTES: u64 = 200 << 20;
 
 /// The weight files of a checkpoint.
 pub(crate) struct Files {
-    /// The index that lists them.
+    /// The index that lists the shards, if there is one.
     index: Option<PathBuf>,
-    /// Each once, in order of name, with the tensors that the index says it has.
+    /// Each shard once, in order of name, with the tensors that the index assigns to it.
     pub(crate) shards: BTreeMap<PathBuf, Vec<String>>,
 }
 
@@ -53,13 +53,13 @@ impl Files {
         Ok(Self { index: Some(index), shards })
     }
 
-    /// All of them: the index, if there is one, and the shards in the order of their names.
+    /// All files: the index, if there is one, then the shards in the order of their names.
     pub(crate) fn all(self) -> impl Iterator<Item = PathBuf> {
         self.index.into_iter().chain(self.shards.into_keys())
     }
 }
 
-/// The path of the shard, a file in the index's own directory.
+/// The path of a shard, which must be a file in the index's own directory.
 fn beside(index: &Path, shard: &str) -> Result<PathBuf, CheckpointError> {
     let name = Path::new(shard);
     let mut parts = name.components();

@@ -1,9 +1,9 @@
-//! A DeepSeek-V4 checkpoint: its configuration and its weights, as released or as transformers writes it.
+//! Reads a DeepSeek-V4 checkpoint: its configuration and its weights, as released or as transformers writes it.
 //!
-//! Host code only, without a device: `dsv4-kv`, `dsv4-kv-router` and a model take their weights from a
-//! [`Checkpoint`].
+//! This crate is host code only and needs no device: `dsv4-kv`, `dsv4-kv-router` and the model take their weights from
+//! a [`Checkpoint`].
 //!
-//! The configuration alone, of a model of four layers:
+//! Reading only the configuration, of a model of four layers:
 //!
 //! ```
 //! use dsv4_kv_checkpoint::{Config, Routing};
@@ -30,8 +30,8 @@
 //! # Ok::<(), dsv4_kv_checkpoint::ConfigError>(())
 //! ```
 //!
-//! And weights, which stay in their files, mapped, until they are asked for. A tensor is asked for by its released name, with
-//! the shape that it must have, and comes as the numbers that it stands for, whatever it is stored as:
+//! Reading weights: files are memory-mapped, and a tensor is read when it is requested. The request gives the released
+//! name and the expected shape. The result has the numbers that the tensor represents, whatever format it is stored in:
 //!
 //! ```no_run
 //! use dsv4_kv_checkpoint::Checkpoint;
@@ -48,10 +48,10 @@
 //! | `config` | [`Config`]: all of a `config.json` that a forward pass needs |
 //! | `checkpoint` | [`Checkpoint`]: tensors by released name, shape and type |
 //! | `files` | which files a checkpoint has |
-//! | `mapped` | a file in memory; the only `unsafe` |
-//! | `catalogue` | what tensors the files hold, under released names |
-//! | `names` | from transformers' names to released names |
-//! | `dequantise` | E4M3, MXFP4 and NVFP4 weights |
+//! | `mapped` | a memory-mapped file; the only `unsafe` code |
+//! | `catalogue` | the tensors of all files, under released names |
+//! | `names` | maps transformers' names to released names |
+//! | `dequantise` | decodes E4M3, MXFP4 and NVFP4 weights |
 //! | `error` | [`CheckpointError`] |
 
 mod catalogue;

@@ -1,4 +1,4 @@
-//! A file in memory.
+//! A memory-mapped file.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,12 +7,12 @@ use memmap2::Mmap;
 
 use crate::error::CheckpointError;
 
-/// A file whose bytes are read from disk when they are touched.
+/// A file whose bytes are read from disk when they are accessed.
 pub(crate) struct Mapped(Mmap);
 
 impl Mapped {
-    /// Maps the file. Nobody may change or cut it while it is mapped: the contract of every program that
-    /// maps weights, which no program can check.
+    /// Maps the file. The file must not be changed or truncated while it is mapped. No program can check this; every
+    /// program that maps weights relies on it.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let failed = |source| CheckpointError::File { path: path.into(), source };
         let file = File::open(path).map_err(failed)?;
@@ -23,7 +23,7 @@ impl Mapped {
         Ok(Self(map))
     }
 
-    /// All of it.
+    /// All bytes of the file.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -1,9 +1,9 @@
-//! From the names in a file to released names: the only place that knows transformers' names.
+//! Maps the names in a file to released names. Only this module knows transformers' names.
 //!
-//! transformers writes released names with `model.` before all but the head, some of them changed
-//! ([`WHOLE`], [`ENDS`]). Names of its modules ([`PARTS`]) are taken too: converters write those.
+//! transformers writes released names with the prefix `model.` (except for the head), and changes some of them
+//! ([`WHOLE`], [`ENDS`]). Names of transformers' modules ([`PARTS`]) are accepted too, since converters write those.
 
-/// Whole names without `model.`, and what they are released as.
+/// Whole names without `model.`, and their released names.
 const WHOLE: [(&str, &str); 5] = [
     ("embed_tokens.weight", "embed.weight"),
     ("lm_head.weight", "head.weight"),
@@ -12,15 +12,15 @@ const WHOLE: [(&str, &str); 5] = [
     ("hc_head.hc_scale", "hc_head_scale"),
 ];
 
-/// How tensors end, and what those ends are released as. The first that fits is taken.
+/// Suffixes of names, and their released forms. The first that matches is replaced.
 const ENDS: [(&str, &str); 3] = [
     (".attn.norm.weight", ".attn.kv_norm.weight"),
     (".compressor.kv_norm.weight", ".compressor.norm.weight"),
-    // Two codes a byte, as compressed-tensors names them.
+    // The name that compressed-tensors gives to codes, two per byte.
     (".weight_packed", ".weight"),
 ];
 
-/// Parts of the names of transformers' modules, between dots, in the order in which they are replaced.
+/// Parts of transformers' module names, between dots, and their replacements, applied in this order.
 const PARTS: [(&str, &str); 27] = [
     ("self_attn", "attn"),
     ("mlp", "ffn"),
@@ -57,7 +57,7 @@ pub(crate) fn released(name: &str) -> String {
     if let Some((_, released)) = WHOLE.iter().find(|(whole, _)| *whole == name) {
         return (*released).to_owned();
     }
-    // Dots at both ends let every part be found between two.
+    // With dots at both ends every part lies between two dots.
     let mut dotted = format!(".{name}.");
     for (part, replacement) in PARTS {
         dotted = dotted.replace(&format!(".{part}."), &format!(".{replacement}."));
@@ -69,7 +69,7 @@ pub(crate) fn released(name: &str) -> String {
     }
 }
 
-/// A tensor in which transformers keeps one weight of all experts of a layer.
+/// A tensor in which transformers merges one or two weights of all experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Merged {
     /// `[experts, 2 * intermediate, hidden]`: rows of `w1`, then of `w3`.
@@ -78,7 +78,8 @@ pub(crate) enum Merged {
     Down,
 }
 
-/// The name before `.experts.`, with it, and what is merged, if a released name is one of those.
+/// If a released name is that of a merged tensor: the name up to and including `.experts.`, and which weights are
+/// merged.
 pub(crate) fn merged(released: &str) -> Option<(&str, Merged)> {
     let experts = |end, merged| Some((released.strip_suffix(end)?, merged));
     experts("gate_up_proj", Merged::GateUp)

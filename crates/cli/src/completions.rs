@@ -1,4 +1,4 @@
-//! `dsv4-kv completions`: what a shell completes.
+//! `dsv4-kv completions`: shell completions.
 
 use anyhow::Result;
 use clap::{Args, Command};
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use crate::outcome::{Outcome, PRINTS, after_help};
 use crate::output;
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
     ("what bash reads", "cargo kv completions bash"),
     ("what fish reads", "cargo kv completions fish"),
@@ -23,7 +23,7 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Runs the command; `program` is the whole program's.
+/// Runs the command; `program` is the definition of the whole command line.
 pub fn run(args: &CompletionsArgs, program: &mut Command) -> Result<Outcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, program, "dsv4-kv", &mut script);

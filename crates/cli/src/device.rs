@@ -1,4 +1,4 @@
-//! The choice of a device, and what its memory holds.
+//! The choice of a device, and the memory that is set aside on it.
 
 use clap::ValueEnum;
 use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError};
@@ -8,11 +8,11 @@ use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceLimits, WorkspaceSize};
 use crate::error::InputError;
 use crate::output;
 
-/// What CUDA rounds an allocation up to.
+/// CUDA rounds each allocation up to a multiple of this.
 const ALLOCATION: u64 = 2 << 20;
 
-/// The workspace of the indexer of a model that has one: for up to `queries` queries at once, as far
-/// as at most `bytes` bytes hold them.
+/// The size of the indexer's workspace, if the model has an indexer: for up to `queries` queries at once, but at most
+/// `bytes` bytes.
 pub fn indexer(
     config: &CacheConfig,
     queries: u32,
@@ -23,14 +23,13 @@ pub fn indexer(
     (config.model.count(LayerKind::Csa) > 0).then(size).transpose()
 }
 
-/// Bytes to set aside for the rounding up of the allocations of a cache and of its indexer's
-/// workspace on a GPU.
+/// Bytes to set aside on a GPU because CUDA rounds up the allocations of a cache and of its indexer's workspace.
 pub fn rounding(config: &CacheConfig, indexer: Option<&WorkspaceSize>) -> u64 {
     let indexer = indexer.map_or(0, |indexer| indexer.buffers);
     u64::from(Capacity::new(config).buffers + indexer) * ALLOCATION
 }
 
-/// Says why there is no GPU.
+/// Prints why no GPU is used.
 fn note(error: &DeviceError) {
     match error {
         DeviceError::NoCuda => output::note(
@@ -55,8 +54,8 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// The GPU that the driver gives this number, or `None` for the CPU. With [`Self::Auto`] a note on the error
-    /// stream says why there is no GPU.
+    /// Opens the GPU with this ordinal of the driver; `None` for the CPU. With [`Self::Auto`] and no GPU, a note on
+    /// standard error says why.
     pub fn gpu(self, ordinal: u32) -> Result<Option<CudaDevice>, InputError> {
         let open = || dsv4_kv::open_cuda(CudaOptions { ordinal, ..CudaOptions::default() });
         match self {

@@ -1,4 +1,5 @@
-//! What `generate` prints: a table, and JSON. Built without the command too, for its schema.
+//! The result of `generate`: a table, and JSON. It is compiled even without the command, since the command's schema
+//! needs it.
 #![cfg_attr(
     not(feature = "generate"),
     expect(dead_code, reason = "only its schema is asked for where the command is not built")

@@ -1,5 +1,5 @@
-//! SIGINT (Ctrl-C), and SIGTERM where a command is ended by it: the first asks a command to end and print what it
-//! has; the second ends it at once.
+//! SIGINT (Ctrl-C), and also SIGTERM for commands that handle it. The first signal asks a command to end and print its
+//! result so far; the second ends it at once.
 
 use std::ffi::c_int;
 use std::io;
@@ -11,12 +11,12 @@ use signal_hook::flag;
 
 use crate::outcome::SIGNALLED;
 
-/// Whether a signal has come.
+/// Whether a signal has arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes over SIGINT, for the rest of the program.
+    /// Handles SIGINT for the rest of the program.
     ///
     /// # Errors
     /// If the system refuses the handler.
@@ -24,7 +24,7 @@ impl Interrupt {
         Self::listen_to(&[SIGINT])
     }
 
-    /// Takes over SIGINT and SIGTERM, by which service managers end a program.
+    /// Handles SIGINT and SIGTERM. Service managers send SIGTERM to end a program.
     ///
     /// # Errors
     /// If the system refuses a handler.
@@ -36,7 +36,7 @@ impl Interrupt {
     fn listen_to(signals: &[c_int]) -> io::Result<Self> {
         let interrupt = Self::default();
         for &signal in signals {
-            // Handlers run in this order: the first signal finds the flag unset, the second ends the program.
+            // Handlers run in this order: at the first signal the flag is not set yet, the second ends the program.
             flag::register_conditional_shutdown(signal, SIGNALLED + signal, interrupt.0.clone())?;
             flag::register(signal, interrupt.0.clone())?;
         }

@@ -1,7 +1,7 @@
 //! The program `dsv4-kv`: commands around the KV cache library.
 //!
-//! It is a library, of which `main.rs` is a line, for the time of a build: Cargo compiles a library beside those that
-//! it uses, but a program after them.
+//! It is a library, and `main.rs` only calls it, so that builds are faster: Cargo compiles a library in parallel with
+//! its dependencies, but a program after them.
 #![cfg_attr(
     not(feature = "peers"),
     allow(dead_code, reason = "much of a replay is for several processes only")
@@ -40,14 +40,14 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::InputError;
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 3] = [
     ("what this machine has", "cargo kv doctor"),
     ("a load through the cache, compared with the reference", "cargo kv replay"),
     ("how many requests fit", "cargo kv plan --model flash --gpu-mem 64GiB --context 32768"),
 ];
 
-/// How commands end; each has its own in its `--help`.
+/// Exit codes of the commands; each command has its own list in its `--help`.
 const EXITS: [outcome::Exit; 4] = [
     (0, "done, and nothing was wrong"),
     (1, "something was wrong or has failed"),
@@ -96,8 +96,8 @@ struct Unread {
     _options: Vec<std::ffi::OsString>,
 }
 
-/// The command line. A negative number is refused as the value of its option, and not as an option that is not known.
-/// Help is wrapped at words on a terminal, and elsewhere not at all.
+/// The definition of the command line. A negative number counts as the value of an option, and is refused as such,
+/// rather than as an unknown option. On a terminal, help is wrapped at words; elsewhere it is not wrapped.
 fn command_line() -> clap::Command {
     let negative = |argument: clap::Arg| {
         let takes_values = argument.get_action().takes_values();
@@ -111,7 +111,7 @@ fn command_line() -> clap::Command {
     }
 }
 
-/// What the program does with the command line of its process.
+/// Runs the program with the command line of its process.
 pub fn main() -> ExitCode {
     let parsed =
         command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
@@ -146,10 +146,10 @@ pub fn main() -> ExitCode {
     outcome.map_or_else(fail, ExitCode::from)
 }
 
-/// Says what went wrong: exit code 2 if the input was refused, else 1.
+/// Prints an error. The exit code is 2 if the input was refused, else 1.
 fn fail(error: impl Into<anyhow::Error>) -> ExitCode {
     let error = error.into();
-    // Without the chain of sources: every error here names its cause in its own message.
+    // The chain of sources is not printed: the message of every error here includes its cause.
     output::error(&error);
     if error.is::<InputError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
@@ -158,9 +158,9 @@ fn fail(error: impl Into<anyhow::Error>) -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The text of every `--help`, the program's own first.
+    /// The text of every `--help`; the first is that of the program.
     fn helps() -> Vec<(String, String)> {
-        // Lines as long as they are: a terminal's width is not known here.
+        // Lines are not wrapped, since the width of a terminal is not known here.
         let mut root = command_line().term_width(0);
         root.build();
         let own = (String::new(), root.render_long_help().to_string());
@@ -187,7 +187,7 @@ mod tests {
                 assert!(example.starts_with(&command), "{command}: {example}");
                 let needs_model =
                     ["generate", "serve"].iter().any(|name| example.starts_with(name));
-                // Without its feature a command takes whatever it is given.
+                // Without its feature, a command accepts any options.
                 if cfg!(feature = "serve") || !needs_model {
                     let words = std::iter::once("dsv4-kv").chain(example.split_whitespace());
                     Cli::try_parse_from(words).map(drop).unwrap_or_else(|error| panic!("{error}"));
@@ -202,7 +202,7 @@ mod tests {
         listed.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
     }
 
-    /// Only a command that takes signals over ends with their codes, and only a server takes SIGTERM over.
+    /// Only a command that handles signals ends with their exit codes, and only a server handles SIGTERM.
     #[test]
     fn every_help_has_the_exit_codes_of_its_command() {
         for (command, help) in helps() {
@@ -217,7 +217,8 @@ mod tests {
         }
     }
 
-    /// `docs/reference/cli.md` has every help; `DSV4_BLESS=1` writes it, with all commands built in.
+    /// `docs/reference/cli.md` contains every help text. `DSV4_BLESS=1` writes the file; that needs a build with all
+    /// commands.
     #[test]
     fn the_page_of_the_command_line_is_what_help_prints() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md");

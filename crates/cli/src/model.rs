@@ -1,4 +1,4 @@
-//! Models by name or by file.
+//! Models, by name or by file.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,10 +10,10 @@ use crate::error::InputError;
 
 /// Most bytes of a `config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Most heads that attention in place takes.
+/// Most query heads that attention in place accepts.
 const MOST_HEADS: u32 = 128;
 
-/// The model called `name`, or described by the `config.json` of that path.
+/// The model called `name`, or the one described by a `config.json` at the path `name`.
 pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
     if let Some(model) = ModelConfig::preset(name) {
         return Ok(model);
@@ -22,7 +22,7 @@ pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
     ModelConfig::from_json(&read(name)?).map_err(of_file)
 }
 
-/// Heads of a query of that model, of which its cache knows nothing.
+/// Number of query heads of a model. The cache's configuration does not include it.
 pub fn heads(name: &str) -> Result<u32, InputError> {
     match name {
         "flash" => Ok(64),
@@ -36,10 +36,10 @@ pub fn heads(name: &str) -> Result<u32, InputError> {
     }
 }
 
-/// The `config.json` of that path.
+/// Reads the `config.json` at this path.
 fn read(name: &str) -> Result<String, InputError> {
     let path = Path::new(name);
-    // The folder of a checkpoint is refused as a file that cannot be read.
+    // A checkpoint's folder is refused as a file that cannot be read, not as an unknown model.
     if !path.is_file() && !path.is_dir() && path.extension().is_none() {
         return Err(InputError::UnknownModel { name: name.into() });
     }

@@ -1,4 +1,4 @@
-//! How a command ended, and the exit code that says so.
+//! How a command ended, and its exit code.
 
 use std::process::ExitCode;
 
@@ -9,8 +9,7 @@ pub type Exit = (u8, &'static str);
 pub const PRINTS: [Exit; 3] =
     [(0, "printed"), (1, "the result could not be written"), (2, "an option was refused")];
 
-/// What follows a command's options in its `--help`: examples, each with what it is for, and the exit codes that it can
-/// end with.
+/// The text after the options in the `--help` of a command: examples with their purposes, and the command's exit codes.
 #[must_use]
 pub fn after_help(examples: &[(&str, &str)], exits: &[Exit]) -> String {
     let lines = examples.iter().map(|(what, command)| format!("  {command}\n      {what}\n"));
@@ -18,19 +17,19 @@ pub fn after_help(examples: &[(&str, &str)], exits: &[Exit]) -> String {
     format!("Examples:\n{}\nExit codes:\n{}", lines.collect::<String>(), exits.join("\n"))
 }
 
-/// Exit code of a command that a signal ended, less the signal's number.
+/// Exit code of a command that a signal ended, minus the number of the signal.
 pub const SIGNALLED: i32 = 128;
 /// Exit code of a command that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
-/// How a command ended that was not refused and did not fail.
+/// How a command ended that was neither refused nor failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing wrong.
+    /// Everything was correct.
     Passed,
-    /// The cache did not hold what it should, or something on this machine is broken.
+    /// The cache did not hold the expected contents, or something on this machine is broken.
     Mismatch,
-    /// SIGINT ended it early, and nothing was wrong until then.
+    /// SIGINT ended it early. Everything was correct until then.
     Interrupted,
 }
 

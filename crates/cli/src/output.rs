@@ -1,8 +1,8 @@
-//! Where results go: standard output, the error stream, and the file of `--report`.
+//! Writes results to standard output, to standard error, and to the file of `--report`.
 //!
-//! A reader that closes standard output early, such as `head`, has what it wants: writing stops without
-//! a message, and the exit code is that of the result. Any other failure, such as a full disk, is an
-//! [`OutputError`]. The error stream is for people: what cannot be written there is dropped.
+//! A reader that closes standard output early, such as `head`, is not an error: writing stops without a message, and
+//! the exit code is that of the result. Any other failure, such as a full disk, is an [`OutputError`]. Standard error
+//! is for messages to people; a message that cannot be written there is dropped.
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -17,36 +17,36 @@ use crate::error::InputError;
 #[derive(Debug, thiserror::Error)]
 #[error("{to}: {source}")]
 pub struct OutputError {
-    /// Where it was to go.
+    /// Name of the destination.
     to: String,
-    /// Why it did not.
+    /// The error of the system.
     source: io::Error,
 }
 
-/// Writes `text` and a line end to standard output; its colours only where that is a terminal, or `CLICOLOR_FORCE` is
+/// Writes `text` and a line end to standard output. Colours are written only to a terminal, or if `CLICOLOR_FORCE` is
 /// set and `NO_COLOR` is not.
 ///
 /// # Errors
-/// [`OutputError`] if it cannot be written, but not if its reader has closed it.
+/// [`OutputError`] if it cannot be written, unless the reader has closed the pipe.
 pub fn print(text: impl Display) -> Result<(), OutputError> {
     let mut stdout = anstream::stdout().lock();
     check(writeln!(stdout, "{text}").and_then(|()| stdout.flush()))
 }
 
-/// Writes `text` to standard output, without a line end, and shows it at once.
+/// Writes `text` to standard output without a line end, and flushes.
 ///
 /// # Errors
-/// As of [`print()`].
+/// As [`print()`].
 #[cfg(feature = "generate")]
 pub fn print_part(text: &str) -> Result<(), OutputError> {
     let mut stdout = io::stdout().lock();
     check(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
-/// What a failure to write to standard output means.
+/// Converts the result of a write to standard output.
 ///
 /// # Errors
-/// As of [`print()`].
+/// As [`print()`].
 pub fn check(written: io::Result<()>) -> Result<(), OutputError> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -56,31 +56,31 @@ pub fn check(written: io::Result<()>) -> Result<(), OutputError> {
     }
 }
 
-/// Writes a line to the error stream, if it can be written.
+/// Writes a line to standard error, if possible.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Writes a message to the error stream that says why the program ends, if it can be written.
+/// Writes an error message to standard error, if possible.
 pub fn error(message: impl Display) {
     let style = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
     let _ = writeln!(anstream::stderr(), "{style}error:{style:#} {message}");
 }
 
-/// The file of `--report`: opened before any work is done, written at the end.
+/// The file of `--report`. It is opened before any work is done, and written at the end.
 ///
-/// An older report stays as it is until then. Dropped without having been written, a file that was
-/// made for it is removed.
+/// Until then, an older report stays unchanged. If the value is dropped before it is written, a file that was created
+/// for it is removed.
 #[derive(Debug)]
 pub struct ReportFile {
     path: PathBuf,
     file: File,
-    /// Whether it is removed when dropped.
+    /// Whether the file is removed when this value is dropped.
     unfinished: bool,
 }
 
 impl ReportFile {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
     /// [`InputError::Report`] if it cannot be written to.
@@ -96,13 +96,13 @@ impl ReportFile {
         Ok(Self { path: path.into(), file, unfinished })
     }
 
-    /// Writes the report in place of what the file held.
+    /// Replaces the contents of the file by the report.
     ///
     /// # Errors
     /// [`OutputError`] if it cannot be written, as on a full disk.
     pub fn write(mut self, page: &str) -> Result<(), OutputError> {
         let mut replace = || {
-            // Not of a pipe or a device.
+            // A pipe or a device cannot be truncated.
             if self.file.metadata()?.is_file() {
                 self.file.set_len(0)?;
             }

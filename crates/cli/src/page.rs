@@ -1,8 +1,8 @@
-//! The HTML page of `--report`: one file that loads nothing, light and dark, as wide as its window.
+//! The HTML page of `--report`: a single file that loads nothing else, for light and dark mode, as wide as its window.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// Plots are drawn for a light page; on a dark one they are inverted, with their hues kept.
+/// Plots are drawn for a light page. On a dark page they are inverted, and keep their hues.
 const STYLE: &str = "\
 :root{color-scheme:light dark}\
 body{font-family:system-ui,sans-serif;line-height:1.4;max-width:60em;margin:0 auto;padding:1em}\
@@ -24,7 +24,7 @@ svg{display:block;width:100%;min-width:36em;height:auto}\
 @media (max-width:40em){td,th{padding-right:.5em;font-size:.85em}\
 .bars tr{display:flex;flex-wrap:wrap}.bars .bar{flex:0 0 100%;padding:0 0 .4em}}";
 
-/// A page with that title and body.
+/// A page with this title and body.
 pub fn page(title: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)

@@ -1,16 +1,17 @@
-//! How far long work is, and how much time is left: a bar on the terminal's error stream, and nothing where that is no
+//! The progress of long work, and an estimate of the time left: a bar on standard error, or nothing if that is not a
 //! terminal.
 
 use std::fmt::Write;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
-/// A bar for work of so much. `template`: as of indicatif, with `{left}` for the time that is left by the mean so far.
+/// A bar of this length. `template` is one of indicatif, plus `{left}` for the time left, estimated from the mean so
+/// far.
 pub fn bar(length: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left);
     let bar = ProgressBar::new(length).with_style(style);
-    // Of unknown work a bar would look full.
+    // A bar of length 0 (unknown) would look full.
     if length > 0 {
         bar.tick();
     }
@@ -22,7 +23,7 @@ pub fn tokens(length: u64) -> ProgressBar {
     bar(length, "{bar:40} {percent:>3} % of {len} tokens, {left}")
 }
 
-/// Before anything is done nobody knows how long it takes.
+/// Formats the time left. There is no estimate before the first unit of work is done.
 fn left(state: &ProgressState, to: &mut dyn Write) {
     let _ = match state.pos() {
         0 => write!(to, "time left unknown"),
@@ -39,7 +40,7 @@ mod tests {
 
     use super::*;
 
-    /// A terminal that keeps all that was written.
+    /// A terminal that records everything that is written.
     #[derive(Clone, Debug, Default)]
     struct Written(Arc<Mutex<String>>);
 
@@ -74,7 +75,7 @@ mod tests {
         }
     }
 
-    /// What a terminal shows of a bar of ten, at that position.
+    /// What a terminal shows for a bar of length ten at this position.
     fn shown(position: u64) -> String {
         let terminal = Written::default();
         let bar = tokens(10);

@@ -1,4 +1,4 @@
-//! `dsv4-kv schema`: JSON schemas of what `--json` prints. They are committed in `docs/schema`.
+//! `dsv4-kv schema`: JSON schemas of the output of `--json`. They are committed in `docs/schema`.
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -7,7 +7,7 @@ use schemars::{Schema, schema_for};
 use crate::outcome::{Outcome, PRINTS, after_help};
 use crate::{bench, doctor, generated, inspect, output, plan, replay, reuse, soak};
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 1] =
     [("the schema of what `replay --json` prints", "cargo kv schema replay")];
 

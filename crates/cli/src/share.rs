@@ -1,13 +1,13 @@
-//! The share of a cache's memory that is for checkpoints where nobody says how many.
+//! The default number of checkpoints.
 
 use dsv4_kv::{CacheConfig, Capacity};
 
-/// One part in so many of what slots leave of the memory is for checkpoints: near the best hit ratio of V4-Flash on
-/// both Mooncake traces, with 16, 64 and 140 GiB.
+/// Checkpoints get 1 / `PARTS` of the memory that the slots leave. This is near the best hit ratio of V4-Flash on both
+/// Mooncake traces, with 16, 64 and 140 GiB.
 const PARTS: u64 = 3;
 
-/// Checkpoints that take the place of a part of the blocks of a cache without any, though not of those of the longest
-/// request.
+/// The number of checkpoints, given a cache without any. They replace a part of its blocks, but leave the blocks of the
+/// longest request.
 pub fn checkpoints(without: &CacheConfig) -> u32 {
     let Capacity { block_bytes, checkpoint_bytes, blocks, .. } = Capacity::new(without);
     let blocks = u64::from(blocks);

@@ -1,28 +1,31 @@
-//! Token ids of a load's requests: of prompts from the hash ids of a trace, of answers from the request's number.
+//! Token ids of a load's requests: those of prompts follow from the hash ids of a trace, those of answers from the
+//! number of the request.
 
 use dsv4_kv_trace::{HASH_TOKENS, Prompt};
 
-/// Token ids that there are.
+/// Number of different token ids.
 const VOCABULARY: u128 = 129_280;
-/// Odd numbers whose multiples spread over all 64 bits: 2^64 over the golden ratio, and SplitMix64's first.
+/// Odd numbers whose multiples spread over all 64 bits: 2^64 over the golden ratio, and the first multiplier of
+/// SplitMix64.
 const SPREAD: [u64; 2] = [0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9];
 
-/// Makes token ids. The same ids at the same places of two prompts give the same tokens; tokens of answers, and of
-/// prompts without ids, are nobody else's.
+/// Generates token ids. Equal hash ids at equal indices of two prompts give equal tokens. Tokens of answers, and of
+/// prompts without hash ids, are different for every request.
 #[derive(Clone, Copy, Debug)]
 pub struct Texts {
-    /// Tokens that a hash id stands for.
+    /// Tokens per hash id.
     tokens_per_id: f64,
 }
 
 impl Texts {
-    /// Texts of a load whose lengths are divided by `shrink`, so that a hash id stands for 512 / `shrink` tokens.
+    /// Token ids of a load whose lengths are divided by `shrink`. A hash id then stands for 512 / `shrink` tokens.
     #[must_use]
     pub fn new(shrink: f64) -> Self {
         Self { tokens_per_id: f64::from(HASH_TOKENS) / shrink }
     }
 
-    /// Adds the first `count` tokens of a prompt; those of the last id again if there are too few ids.
+    /// Adds the first `count` tokens of a prompt. If there are too few hash ids, the remaining tokens follow from the
+    /// last one.
     pub fn push_prompt(self, tokens: &mut Vec<u32>, prompt: &Prompt, count: u32) {
         let end = tokens.len() + count as usize;
         let mut done = 0;
@@ -39,7 +42,7 @@ impl Texts {
         tokens.extend((0..).take(end - tokens.len()).map(|at| token(base, at)));
     }
 
-    /// The first `count` tokens of a request: its prompt's, then its own.
+    /// The first `count` tokens of a request: those of its prompt, then its own.
     #[must_use]
     pub fn prompt(self, text: u64, prompt: Option<&Prompt>, count: u32) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(count as usize);
@@ -51,22 +54,22 @@ impl Texts {
         tokens
     }
 
-    /// The token at `position` of a text that begins like no other.
+    /// The token at `position` of a text that shares no prefix with any other text.
     #[must_use]
     pub fn own_token(self, text: u64, position: u32) -> u32 {
         token(mixed(mixed(text) ^ SPREAD[1]), position)
     }
 }
 
-/// The token at a place behind `base`: looks like any other.
+/// The token at index `at` of the sequence of `base`. Tokens look random.
 fn token(base: u64, at: u32) -> u32 {
     let bits = base.wrapping_add(u64::from(at).wrapping_mul(SPREAD[0]));
     let bits = (bits ^ (bits >> 32)).wrapping_mul(SPREAD[1]);
-    // The high bits of the product are as many ids, equally often.
+    // The high bits of the product are an id below `VOCABULARY`, all about equally often.
     ((u128::from(bits) * VOCABULARY) >> u64::BITS) as u32
 }
 
-/// A number that has nothing in common with that of the next id: the finaliser of SplitMix64.
+/// A hash of a number, unrelated to the hash of the next number: the finaliser of SplitMix64.
 pub fn mixed(number: u64) -> u64 {
     let mut bits = number.wrapping_add(SPREAD[0]);
     bits = (bits ^ (bits >> 30)).wrapping_mul(SPREAD[1]);
@@ -74,7 +77,7 @@ pub fn mixed(number: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// A number for the text `before` with one token more: equal only for equal texts, as far as numbers can be.
+/// A hash of the text with hash `before` and one more token. Different texts have different hashes, up to collisions.
 pub fn then(before: u64, token: u32) -> u64 {
     mixed(before ^ (u64::from(token) + 1))
 }
@@ -102,7 +105,7 @@ mod tests {
             assert_eq!(equal, 2 * per_id as usize);
             assert!(one.iter().all(|&token| u128::from(token) < VOCABULARY));
         }
-        // An id that does not divide evenly begins at the same token in every prompt.
+        // If the tokens per id are not a whole number, an id still begins at the same token in every prompt.
         let (short, long) = (tokens(100.0, 8, &[1, 2]), tokens(100.0, 20, &[1, 2, 3, 4]));
         assert_eq!(short, long[..8]);
     }

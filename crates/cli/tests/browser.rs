@@ -1,4 +1,5 @@
-//! The pages of `--report` in a browser: headless Chromium shows them, light and dark, as wide as a phone and as a desk.
+//! The pages of `--report` in a browser: headless Chromium shows them in light and dark mode, at the widths of a phone
+//! and of a desktop screen.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -6,9 +7,9 @@ use std::process::{Command, Output};
 use assert_cmd::cargo::cargo_bin;
 use tempfile::TempDir;
 
-/// Where Debian and Ubuntu put it.
+/// Names of the program in common distributions.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
-/// A window as wide as a desk, and as wide as a phone.
+/// Widths of the window: of a desktop screen, and of a phone.
 const WIDE: u32 = 1200;
 const PHONE: u32 = 500;
 
@@ -35,7 +36,7 @@ fn show(page: &Path, options: &[&str]) -> Output {
     output
 }
 
-/// A page that the program has written, and where its screenshots go: to `DSV4_SCREENSHOTS`, if that is set.
+/// A page that the program has written, and the folder for its screenshots: `DSV4_SCREENSHOTS` if that is set.
 struct Page {
     _folder: TempDir,
     file: PathBuf,
@@ -55,13 +56,13 @@ impl Page {
         Self { _folder: folder, file, screenshots }
     }
 
-    /// What the browser has made of it, without an error on its console.
+    /// The page as the browser has parsed it. Errors on the browser's console fail the test.
     fn dom(&self) -> String {
         let dom = show(&self.file, &["--dump-dom"]).stdout;
         String::from_utf8(dom).expect("UTF-8")
     }
 
-    /// Takes its pictures, and keeps them as `report-NAME-wide.png` and so on.
+    /// Takes the screenshots, and stores them as `report-NAME-wide.png` and so on.
     fn screenshots(&self, name: &str) {
         let mut pictures = Vec::new();
         for (kind, width, dark) in
@@ -93,14 +94,14 @@ fn the_report_of_a_replay_is_shown_light_and_dark_wide_and_narrow() {
     page.screenshots("replay");
 }
 
-/// Of a result that is made up: measuring one takes a GPU, its page does not.
+/// Uses a made-up result: a measurement would need a GPU, but its page does not.
 #[test]
 #[ignore = "needs chromium: apt-get install chromium, then cargo test -p dsv4-kv-cli --test browser -- --ignored"]
 fn the_report_of_a_bench_is_shown_light_and_dark_wide_and_narrow() {
     let result = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/result.json");
     let page = Page::of(&["bench", "--from", result.to_str().expect("UTF-8")]);
     let dom = page.dom();
-    // Of every suite, of a step in both phases by kind.
+    // Rows of every suite; a step has rows for both phases, by kind.
     let rows = 5 + 2 + 2 + 1 + 2 + 2 * 9;
     assert_eq!(dom.matches(r#"<div class="scale">"#).count(), rows);
     assert_eq!(dom.matches(r#"<div class="roof""#).count(), rows);

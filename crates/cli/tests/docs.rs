@@ -1,4 +1,5 @@
-//! The documents: links lead somewhere, the book has all of them, and the example of the README is the one that is run.
+//! The documents: every link has a target, the book includes all documents, and the example in the README is the one
+//! that is run.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -10,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
 }
 
-/// All Markdown files of a folder and those in it.
+/// All Markdown files of a folder and its subfolders.
 fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("it can be listed").path();
@@ -22,7 +23,7 @@ fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The documents that are checked.
+/// The documents to check.
 fn documents() -> Vec<PathBuf> {
     let root = root();
     let mut found = Vec::new();
@@ -64,7 +65,7 @@ fn slug(heading: &str) -> String {
     heading.to_lowercase().chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Why a link of `document` leads nowhere.
+/// Why a link of `document` is broken, if it is.
 fn broken(document: &Path, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -133,14 +134,14 @@ fn the_book_has_every_document_once() {
     assert_eq!(listed, there, "docs/SUMMARY.md lists every file of docs/");
 }
 
-/// The first code block of a text that begins with this line.
+/// The first code block of a text that begins with the line `first`.
 fn block<'t>(text: &'t str, first: &str) -> &'t str {
     let start = text.find(first).expect("the block is there");
     let end = text[start..].find("```").expect("it ends");
     &text[start..start + end]
 }
 
-/// The one of the library's README is compiled and run as a doctest.
+/// The example of the library's README is compiled and run as a doctest.
 #[test]
 fn the_example_of_the_readme_is_the_one_that_is_run() {
     let first = "use dsv4_kv::device::{EmuDevice, EmuOptions};";
@@ -150,8 +151,9 @@ fn the_example_of_the_readme_is_the_one_that_is_run() {
     assert!(block(&there, first).lines().count() <= 40);
 }
 
-/// What the paragraphs "Where" of a text name and the tree does not have, and how many they name. A path begins at the
-/// workspace, in `crates`, or at what was named before it; what follows the word "test" are names of tests.
+/// The places named in the paragraphs "Where" of a text that do not exist in the tree, and the number of all places. A
+/// path is relative to the workspace, to `crates`, or to the previous place. Names after the word "test" are names of
+/// tests.
 fn missing_places(text: &str) -> (Vec<String>, usize) {
     let (mut missing, mut count) = (Vec::new(), 0);
     for place in text.split("- **Where.**").skip(1) {

@@ -1,4 +1,4 @@
-//! `replay --peers` from outside: prompts in one process, answers in others.
+//! The command `replay --peers`: prompts in one process, answers in others.
 
 #[cfg(target_os = "linux")]
 mod processes;
@@ -30,7 +30,7 @@ fn trace(lines: &[&str]) -> NamedTempFile {
     file
 }
 
-/// Requests of which the last shares a prefix with the first, and the second has no answer to move for.
+/// Three requests: the last shares a prefix with the first, and the second has no answer, so that it does not move.
 const LINES: [&str; 3] = [
     r#"{"timestamp": 0, "input_length": 300, "output_length": 6, "hash_ids": [1]}"#,
     r#"{"timestamp": 0, "input_length": 40, "output_length": 1}"#,
@@ -47,7 +47,7 @@ fn answers_elsewhere_have_the_bytes_of_the_reference() {
         assert_eq!(result[number], alone[number], "{number}");
     }
     assert_eq!((&result["mismatches"], &result["verified_requests"]), (&0.into(), &3.into()));
-    // Here too, what came is compared before it goes on.
+    // The decode process also compares a request that has arrived before it continues.
     let compared = |result: &Value| result["verified_entries"].as_u64().expect("a number");
     assert!(compared(&result) > compared(&alone), "{result}");
     let moves = &result["moves"];
@@ -57,7 +57,7 @@ fn answers_elsewhere_have_the_bytes_of_the_reference() {
         if std::path::Path::new("/dev/shm").is_dir() { "files in memory" } else { "files" }
     );
     let [bytes, early] = ["bytes", "early_bytes"].map(|of| moves[of].as_u64().expect("a number"));
-    // Two full blocks of each prompt at most; those of the second were there when it was admitted.
+    // At most two full blocks of each prompt; those of the reused prompt existed when it was admitted.
     assert!(early > 0 && early < bytes, "{moves}");
     for wait in
         [&moves["move_ms"], &moves["next_token_ms"], &result["service"]["time_to_first_token"]]
@@ -84,13 +84,13 @@ fn payloads_lie_on_the_device() {
     assert!(String::from_utf8_lossy(&error).contains("in bookkeeping no bytes move"));
 }
 
-/// Requests wait for room for their bytes; one that will never have it is an error that names both numbers.
+/// Requests wait for memory for their bytes. A request that can never have it is an error that names both numbers.
 #[test]
 fn a_request_larger_than_the_memory_for_those_that_come_is_refused() {
     let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
     let moves = json(&mut replay(options))["moves"].clone();
     let bytes = moves["bytes"].as_u64().expect("a number");
-    // Less than all of them have together, and no less than the longest.
+    // Less than all of them need together, and at least as much as the longest needs.
     let most = format!("--arrival-memory {}B", bytes * 3 / 4);
     let result = json(replay(options).args(most.split(' ')));
     assert_eq!((&result["moves"]["bytes"], &result["mismatches"]), (&bytes.into(), &0.into()));
@@ -149,7 +149,7 @@ fn who_is_nobodys_peer_says_so() {
     replay("--peers 1").assert().code(2);
 }
 
-/// The process that this one started.
+/// The child process of a process.
 fn child_of(process: u32) -> Option<u32> {
     let of = |entry: std::io::Result<std::fs::DirEntry>| {
         let name: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
@@ -160,7 +160,7 @@ fn child_of(process: u32) -> Option<u32> {
     std::fs::read_dir("/proc").ok()?.find_map(of)
 }
 
-/// The decode process of a replay, once it has run for a while.
+/// The decode process of a replay, after it has run for a while.
 fn decode_process(replay: u32) -> u32 {
     let deadline = Instant::now() + Duration::from_secs(60);
     let child = loop {
@@ -170,13 +170,13 @@ fn decode_process(replay: u32) -> u32 {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    // What interrupts the group before that ends the process by the signal.
+    // An interrupt before its handler is installed would end the process by the signal.
     processes::wait_for_handler(child);
     processes::wait_for_work(replay);
     child
 }
 
-/// An interrupt from a terminal, which all processes of a group get, leaves the table of the steps so far.
+/// An interrupt from a terminal, which all processes of a group get, leaves a table of the steps so far.
 #[test]
 #[cfg(target_os = "linux")]
 fn an_interrupt_of_the_group_leaves_the_result() {
@@ -195,7 +195,7 @@ fn an_interrupt_of_the_group_leaves_the_result() {
     assert!(table.contains(" interrupted "), "{table}{said}");
 }
 
-/// A decode process that is killed ends the replay with an error that names it.
+/// If a decode process is killed, the replay ends with an error that names it.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_decode_process_that_is_killed_is_named() {

@@ -1,4 +1,5 @@
-//! What helps people and their programs: `doctor`, `completions`, `schema`, colours, and the exit codes in the docs.
+//! Things that help people and their programs: `doctor`, `completions`, `schema`, colours, and the exit codes in the
+//! docs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,7 +8,8 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// `dsv4-kv` with the given options, separated by blanks, and no variable that asks for colours or names a library.
+/// `dsv4-kv` with these options, separated by blanks, and without environment variables that set colours or name a
+/// library.
 fn kv(options: &str) -> Command {
     let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
     command.args(options.split_whitespace());
@@ -17,7 +19,7 @@ fn kv(options: &str) -> Command {
     command
 }
 
-/// What a command prints that ends well.
+/// The output of a command that must succeed.
 fn printed(options: &str) -> String {
     let output = kv(options).assert().success().get_output().stdout.clone();
     String::from_utf8(output).expect("results are UTF-8")
@@ -83,7 +85,7 @@ fn what_json_prints_is_as_its_schema_says() {
             serde_json::from_str(&printed(&format!("{options} --json"))).expect("one JSON value");
         let errors: Vec<_> = schema.iter_errors(&result).map(|error| error.to_string()).collect();
         assert!(errors.is_empty(), "{options}: {errors:?}");
-        // A field that is missing, and one of another kind, are found.
+        // A missing field, and a field of another type, are found.
         let fields = result.as_object_mut().expect("an object");
         let first = fields.keys().next().expect("a field").clone();
         let value = fields.insert(first.clone(), Value::Array(vec![Value::Null]));
@@ -93,7 +95,7 @@ fn what_json_prints_is_as_its_schema_says() {
     }
 }
 
-/// Of every suite that measures on a GPU, from a file: here is none.
+/// A result of every suite that measures on a GPU, read from a file, since there is no GPU here.
 #[test]
 fn the_result_of_a_bench_is_as_its_schema_says_and_is_printed_as_it_was_read() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench/result.json");
@@ -125,7 +127,7 @@ fn doctor_says_what_to_do_about_what_is_missing_and_fails_only_for_what_is_broke
     }
     for finding in findings {
         assert_eq!(finding["state"] == "ok", finding["advice"].is_null(), "{finding}");
-        // Where no driver is, it says so of both places where one could be, once of each.
+        // If there is no driver, it names both places where it could be, each once.
         let found = finding["found"].as_str().expect("words");
         if found.starts_with("no CUDA driver") {
             assert_eq!(found.matches("libcuda.so.1: ").count(), 2, "{found}");
@@ -156,7 +158,7 @@ fn colours_are_for_terminals() {
     }
 }
 
-/// A line that is filled up to the longest one wraps on a terminal that is not as wide.
+/// A line that is padded to the longest one would wrap on a narrower terminal.
 #[test]
 fn no_line_of_a_result_ends_with_blanks() {
     for options in ["replay --execute bookkeeping --requests 3", "plan --model tiny --gpu-mem 1GiB"]
@@ -179,7 +181,7 @@ fn every_shell_completes_commands_and_options() {
     kv("completions tcsh").assert().code(2);
 }
 
-/// Bash itself, with the script: what follows `dsv4-kv rep`.
+/// Bash with the script completes `dsv4-kv rep`.
 #[test]
 fn bash_completes_a_command() {
     let script = format!(
@@ -191,7 +193,7 @@ fn bash_completes_a_command() {
     assert_eq!(String::from_utf8_lossy(&output).trim(), "replay");
 }
 
-/// A request that shares a block with another: both are in its map, and its rows have the error of E4M3.
+/// A request that shares a block with another: the map shows both, and the rows have the error of E4M3.
 #[test]
 fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
     let trace = tempfile::NamedTempFile::new().expect("a temporary file");

@@ -1,4 +1,4 @@
-//! The `plan` command from outside: numbers, exit codes and messages.
+//! The command `plan`: numbers, exit codes and messages.
 
 use std::io::Write;
 
@@ -8,14 +8,14 @@ use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{IndexerWorkspace, WorkspaceLimits};
 use serde_json::Value;
 
-/// `dsv4-kv plan` with the given options, separated by blanks.
+/// `dsv4-kv plan` with these options, separated by blanks.
 fn plan(options: &str) -> Command {
     let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
     command.arg("plan").args(options.split_whitespace());
     command
 }
 
-/// What a plan that is made prints.
+/// The output of a plan that must succeed.
 fn output(options: &str) -> String {
     let output = plan(options).assert().success().get_output().stdout.clone();
     String::from_utf8(output).expect("the result is UTF-8")
@@ -25,7 +25,7 @@ fn json(options: &str) -> Value {
     serde_json::from_str(&output(&format!("{options} --json"))).expect("one JSON value")
 }
 
-/// What a plan that is refused says; it must end with exit code 2 and print no result.
+/// The message of a refused plan. It must end with exit code 2 and print no result.
 fn refusal(options: &str) -> String {
     let output = plan(options).assert().code(2).get_output().clone();
     assert!(output.stdout.is_empty(), "{options}: a refused plan has no result");
@@ -47,11 +47,11 @@ fn the_most_requests_of_the_context_fit() {
     let slot = 62 * 132 * 584 + 30 * (8 + 12) * 2 * 640 * 4 + 31 * 6 * 1536 * 4;
     assert_eq!(slot, 8_994_240);
     let block = 30 * 32 * (584 + 68) + 31 * 584;
-    // One for all pools, fourteen more buffers, three for parts of attention, and six of the indexer.
+    // One allocation for all pools, fourteen more buffers, three for parts of attention, and six of the indexer.
     let buffers = 1 + 14 + 3 + 6;
     assert_eq!(number("/rounding"), buffers << 21);
-    // 64 queries of 64 heads of 128 channels, in f32 and in BF16, two f32 weights a head, a score for
-    // each of 32,768 entries and the largest of each 8.
+    // 64 queries of 64 heads of 128 channels, in f32 and in BF16; two f32 weights per head; one score for each of
+    // 32,768 entries, and the largest of each 8.
     let indexer = 64 * (64 * (128 * 6 + 8) + (32_768 + 4096) * 4);
     assert_eq!((number("/indexer/bytes"), number("/indexer/queries")), (indexer, 64));
     let memory = (180 << 30) - (buffers << 21) - indexer - number("/capacity/working_bytes");
@@ -69,7 +69,7 @@ fn the_most_requests_of_the_context_fit() {
     for length in lengths {
         assert_eq!(length["requests"], requests, "as many slots as the longest can use");
     }
-    // More requests have a longer block table.
+    // With more requests, the block table is longer.
     let short = lengths[0]["requests_at_best"].as_u64().expect("a count");
     assert!((memory / (slot + 8 * block)).abs_diff(short) < 20, "{short}");
     assert_eq!(lengths[7]["requests_at_best"], requests);
@@ -81,7 +81,7 @@ fn given_slots_are_kept_and_blocks_fill_the_rest() {
     let plan = json(&format!("--model tiny --gpu-mem 128MiB {options}"));
     let slots = 3 * (5 * 128 * 584 + 2 * (4 + 8) * 2 * 640 * 4 + 2 * 1536 * 4);
     let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
-    // Three more for parts of attention: contexts are longer than 122,880 tokens.
+    // Three more buffers for parts of attention, since contexts are longer than 122,880 tokens.
     let rounding = (1 + 14 + 3 + 6) << 21;
     let indexer = plan["indexer"]["bytes"].as_u64().expect("bytes");
     let blocks = ((128 << 20) - rounding - indexer - working - slots) / (2 * 32 * 652 + 584);
@@ -95,8 +95,7 @@ fn given_slots_are_kept_and_blocks_fill_the_rest() {
     assert_eq!(long["requests_at_best"], 0);
 }
 
-/// A device that has the planned bytes and not one more holds the workspace, and one query less fits
-/// into a byte less.
+/// A device with exactly the planned bytes holds the workspace. With one byte less, one query less fits.
 #[test]
 fn the_indexer_takes_the_planned_bytes() {
     let model = ModelConfig::preset("flash").expect("a preset");
@@ -202,8 +201,8 @@ fn options_that_make_no_sense_are_refused() {
     }
 }
 
-/// By default checkpoints have a third of what slots leave, and the plan says how many requests that costs; where the
-/// longest request needs all blocks there are none.
+/// By default checkpoints have a third of the memory that the slots leave, and the plan shows how many requests that
+/// costs. If the longest request needs all blocks, there are none.
 #[test]
 fn checkpoints_have_their_share() {
     let (with, without) = (json(PRO), json(&format!("{PRO} --checkpoints 0")));
@@ -219,7 +218,8 @@ fn checkpoints_have_their_share() {
     let table = output(PRO);
     let cost = format!("{fit} requests of 131072 tokens, not {slots}");
     assert!(table.contains(&cost), "{table}");
-    // Nine blocks and a checkpoint are more than a byte too few.
+    // With 1 GiB there are checkpoints, and still the 1,024 blocks of the longest request. With 500 MiB that request
+    // leaves no room for checkpoints.
     let one = json("--model flash --gpu-mem 1GiB --context 131072 --max-requests 1");
     let blocks = number(&one, "/capacity/blocks");
     assert!(number(&one, "/capacity/checkpoints") > 0 && blocks >= 1024, "{one}");
@@ -231,18 +231,18 @@ fn checkpoints_have_their_share() {
     assert_eq!(tight("")["capacity"], tight("--checkpoints 0")["capacity"]);
 }
 
-/// A host cache costs what it says in pinned memory, and its way there in the device's; without checkpoints, or smaller
-/// than a block and a checkpoint, it is refused.
+/// A host cache takes the given pinned memory, and device memory for its staging buffers. Without checkpoints, or if it
+/// is smaller than a block and a checkpoint, it is refused.
 #[test]
 fn a_host_cache_is_planned() {
     let options = "--model flash --gpu-mem 64GiB --context 8192 --max-requests 8 --checkpoints 64";
     let (without, with) = (json(options), json(&format!("{options} --host-cache 16GiB")));
     let number =
         |plan: &Value, pointer: &str| plan.pointer(pointer).and_then(Value::as_u64).unwrap();
-    // A block's rows of all pools, each a multiple of 16 bytes, all a multiple of 256.
+    // The rows of a block in all pools, each a multiple of 16 bytes, and all together a multiple of 256.
     let unit = (number(&with, "/capacity/block_bytes") + 20 * 8).next_multiple_of(256);
     assert_eq!(number(&with, "/capacity/host_bytes"), (16 << 30) / unit * unit);
-    // Twice 16 MiB of them in each direction, and a job of 16 bytes for each block of a request.
+    // Two buffers of up to 16 MiB in each direction, and a job of 16 bytes for each block of a request.
     let staging = 4 * ((16 << 20) / unit).min(16) * unit + 2 * 64 * 16;
     assert_eq!(number(&with, "/capacity/staging_bytes"), staging);
     let more =

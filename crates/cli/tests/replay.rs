@@ -1,4 +1,4 @@
-//! The `replay` command from outside: exit codes, messages, JSON and the report.
+//! The command `replay`: exit codes, messages, JSON and the report.
 
 use std::io::Write;
 
@@ -6,20 +6,20 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-/// `dsv4-kv replay` with the given options, separated by blanks.
+/// `dsv4-kv replay` with these options, separated by blanks.
 fn replay(options: &str) -> Command {
     let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
     command.arg("replay").args(options.split_whitespace());
     command
 }
 
-/// The JSON of a replay that ends well.
+/// The JSON of a replay that must succeed.
 fn json(command: &mut Command) -> Value {
     let output = command.arg("--json").assert().success().get_output().stdout.clone();
     serde_json::from_slice(&output).expect("standard output is one JSON value")
 }
 
-/// What a replay that is refused says; it must end with exit code 2 and print no result.
+/// The message of a refused replay. It must end with exit code 2 and print no result.
 fn refusal(command: &mut Command) -> String {
     let output = command.assert().code(2).get_output().clone();
     assert!(output.stdout.is_empty(), "a refused replay has no result");
@@ -35,7 +35,7 @@ fn trace(lines: &[&str]) -> NamedTempFile {
 const LINE: &str =
     r#"{"timestamp": 0, "input_length": 600, "output_length": 40, "hash_ids": [1, 2]}"#;
 
-/// The smallest replay with kernels that reaches past one window and into decode.
+/// The smallest replay with kernels that goes beyond one window and decodes.
 const SMALL: &str = "--device cpu --gpu-mem 300MiB --max-requests 8";
 
 #[test]
@@ -45,7 +45,7 @@ fn a_replay_on_the_cpu_matches_the_reference() {
         r#"{"timestamp": 0, "input_length": 9, "output_length": 3}"#,
     ];
     let trace = trace(&lines);
-    // The indexer takes chunks of 16 queries in parts of 3.
+    // The indexer processes chunks of 16 queries in parts of 3.
     let options = "--token-budget 100 --verify 2 --indexer-memory 160KB";
     let mut command = replay(&format!("{SMALL} {options}"));
     let result = json(command.arg("--trace").arg(trace.path()));
@@ -57,15 +57,15 @@ fn a_replay_on_the_cpu_matches_the_reference() {
     assert_eq!(result["tokens"], 140 + 5 + 9 + 2);
     assert_eq!(result["prefill_tokens"], 149);
     assert_eq!(result["steps"], 2 + 5);
-    // Five layers. Of a window 128 rows are compared; of the ring those that are written:
-    // request 0 after 100 tokens, then six times 128; request 1 after 9, 10 and 11.
+    // Five layers. 128 rows of each window are compared, and the written rows of each ring: of request 0 after 100
+    // tokens, then six times 128; of request 1 after 9, 10 and 11.
     let swa = 5 * (7 * 128 + 100 + 6 * 128 + 3 * 128 + 9 + 10 + 11);
-    // Lists of 16 entries in two CSA layers, seven of request 0, which sees more, and three of
-    // request 1, which sees fewer. Of an HCA layer one entry, after step 0.
+    // Lists of 16 entries in two CSA layers: seven of request 0, which sees more entries, and three of request 1, which
+    // sees fewer. In the HCA layer one entry, after step 0.
     let gathered = 2 * 16 * (7 + 3) + 6;
     assert_eq!((&result["verified_lists"], &result["scored_lists"]), (&(7 + 3).into(), &7.into()));
     assert_eq!(result["near_lists"], 0);
-    // In the end every entry of two CSA layers, with its key, and of an HCA layer.
+    // At the end every entry of two CSA layers, with its key, and of an HCA layer.
     let entries = 2 * 2 * (36 + 2) + 1;
     assert_eq!(result["verified_rows"], swa + gathered + entries);
     assert_eq!(result["verified_entries"], entries);
@@ -85,7 +85,7 @@ fn the_same_seed_gives_the_same_replay_and_another_another() {
     assert_ne!(steps(1), steps(2));
 }
 
-/// 20 times the same prompt of 600 tokens, three at once: the first three are computed, the others reuse four blocks.
+/// The same prompt of 600 tokens 20 times, three at once: the first three are computed, the others reuse four blocks.
 #[test]
 fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     let trace = trace(&[LINE; 20]);
@@ -112,11 +112,11 @@ fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     let reuse = &result["reuse"];
     assert_eq!(reuse["hit_ratio"], f64::from(17 * 512) / f64::from(20 * 600));
     assert_eq!((&reuse["hits"], &reuse["hits_at_prompt"]), (&17.into(), &17.into()));
-    // Of the last 88 tokens of each prompt, and the first three prompts.
+    // The last 88 tokens of each prompt, and the first three prompts.
     assert_eq!((&reuse["partial"], &reuse["diverged"]), (&(20 * 88).into(), &(3 * 512).into()));
 }
 
-/// Waves of three requests, of 40 steps each: the wave at which a request runs says how long it waits.
+/// Waves of three requests, of 40 steps each. The wave of a request determines its waiting time.
 #[test]
 fn waits_are_told_in_steps_with_what_limits_them() {
     let trace = trace(&[LINE; 20]);
@@ -126,7 +126,7 @@ fn waits_are_told_in_steps_with_what_limits_them() {
     assert_eq!((&service["unit"], &service["elapsed"]), (&"steps".into(), &280.0.into()));
     assert_eq!(service["tokens_per_unit"], 20.0 * 639.0 / 280.0);
     assert_eq!(service["generated_per_unit"], 20.0 * 39.0 / 280.0);
-    // Waits of 0, 40 .. 240 steps: the tenth and the twentieth of twenty.
+    // Waiting times of 0, 40 .. 240 steps: the tenth and the twentieth of twenty.
     for (wait, p50, p99) in [
         ("queueing", 120.0, 240.0),
         ("time_to_first_token", 121.0, 241.0),
@@ -147,14 +147,14 @@ fn waits_are_told_in_steps_with_what_limits_them() {
         "{advice}"
     );
     assert!(advice.contains("set --max-requests 20"), "{advice}");
-    // Left to itself, the cache has a slot for each of them, and nobody waits.
+    // By default the cache has a slot for each of them, and no request waits.
     let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse --token-budget 20000";
     let result = json(replay(options).arg("--trace").arg(trace.path()));
     assert_eq!((&result["slots"], &result["refused_admissions"]), (&20.into(), &0.into()));
     assert_eq!(result["service"]["queueing"]["p99"], 0.0);
 }
 
-/// With kernels times are in milliseconds.
+/// With kernels, times are in milliseconds.
 #[test]
 fn waits_on_a_device_are_times() {
     let trace = trace(&[r#"{"timestamp": 0, "input_length": 9, "output_length": 3}"#]);
@@ -171,8 +171,8 @@ fn waits_on_a_device_are_times() {
     assert!(number(&result["kernel_ms"]) <= all, "{result}");
 }
 
-/// Prompts that part after an id: the second one computes what is behind the last checkpoint, the third one goes on
-/// from where they part.
+/// Prompts that differ after an id: the second one computes what follows the last checkpoint, the third one continues
+/// from the point where they differ.
 #[test]
 fn a_junction_is_reused_by_the_third_prompt() {
     let line = |at: u32, last: u32| {
@@ -189,7 +189,7 @@ fn a_junction_is_reused_by_the_third_prompt() {
     assert_eq!((&reuse["no_checkpoint"], &reuse["hits_at_junction"]), (&1024.into(), &1.into()));
 }
 
-/// Each of three prompts in turn wants two checkpoints: with six they stay, with two they are evicted.
+/// Each of three prompts in turn needs two checkpoints: with six they stay, with two they are evicted.
 #[test]
 fn what_finds_no_room_is_evicted() {
     let line = |at: u32| {
@@ -209,11 +209,11 @@ fn what_finds_no_room_is_evicted() {
     };
     let (small, large) = (result(2), result(6));
     assert_eq!((&small["hits"], &large["hits"]), (&0.into(), &6.into()));
-    // Each prompt evicts the two checkpoints of the one before, and the blocks with them.
+    // Each prompt evicts the two checkpoints of the previous one, and the blocks with them.
     assert_eq!(small["evicted_checkpoints"], 2 * 8);
     assert_eq!(small["evicted_blocks"], 8 * 31);
-    // What is remembered of them lies in places that others take, by hashes that differ from run to run: what is
-    // forgotten counts as new.
+    // Evicted blocks are remembered in places that others may overwrite, by hashes that differ from run to run.
+    // Forgotten ones count as new.
     let number = |name: &str| small[name].as_u64().expect("a count");
     assert!((1..=6 * 31 * 128).contains(&number("evicted")), "{small}");
     assert_eq!(number("evicted") + number("diverged"), 9 * 31 * 128);
@@ -238,7 +238,7 @@ fn what_is_reused_is_verified_with_kernels() {
     assert_eq!(result["verified_requests"], 2);
 }
 
-/// With room for two checkpoints the third prompt evicts what the first one left: it comes back from host memory.
+/// With room for two checkpoints, the third prompt evicts the first one, which then comes back from host memory.
 #[test]
 fn what_was_evicted_comes_back_from_host_memory() {
     let line = |(at, id): (u32, u32)| {
@@ -354,7 +354,7 @@ fn the_report_has_its_plots_inside_and_loads_nothing() {
     for title in waits {
         assert!(page.contains(&format!("{title} (requests)")), "{title}");
     }
-    // A mark of each in every histogram, that of the host's time included.
+    // A mark of each in every histogram, including that of the host's time.
     for mark in ["p50 ", "p99 "] {
         let marks = page.lines().filter(|line| line.trim_start().starts_with(mark)).count();
         assert_eq!(marks, waits.len() + 1, "{mark}");

@@ -13,20 +13,20 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-/// A command that takes longer hangs; a refusal takes milliseconds.
+/// A command that takes longer is considered to hang; a refusal takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The smallest replay, without a device.
 const SMALL: &str = "replay --execute bookkeeping --requests 4";
 
-/// `dsv4-kv` with the given options, separated by blanks.
+/// `dsv4-kv` with these options, separated by blanks.
 fn kv(options: &str) -> Command {
     let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
     command.args(options.split_whitespace()).timeout(TIMEOUT);
     command
 }
 
-/// The same, to be run beside the test.
+/// As `kv`, as a process that runs beside the test.
 fn process(options: &str) -> std::process::Command {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("dsv4-kv"));
     command.args(options.split_whitespace()).stdin(Stdio::null());
@@ -37,7 +37,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("messages are UTF-8")
 }
 
-/// What a refused command says: exit code 2, no result, and one line of error without a backtrace.
+/// The message of a refused command: exit code 2, no result, and one line of error without a backtrace.
 fn refusal(command: &mut Command) -> String {
     let output = command.assert().code(2).get_output().clone();
     assert!(output.stdout.is_empty(), "a refused command has no result");
@@ -179,7 +179,7 @@ fn a_request_that_shrinking_makes_too_long_is_named() {
     let expected = "--shrink: request 2 of the load: input_length 4000000000 and output_length 9, \
         divided by 0.5, pass 4294967295";
     assert!(message.contains(expected), "{message}");
-    // Without it the request is only too long for the model.
+    // Without `--shrink` the request is only too long for the model, and is rejected.
     let mut command = kv("replay --execute bookkeeping --json --trace");
     let output = command.arg(trace.path()).assert().success().get_output().stdout.clone();
     let result: Value = serde_json::from_slice(&output).expect("one JSON value");
@@ -218,7 +218,7 @@ fn a_trace_of_too_many_requests_is_refused_and_its_first_can_be_replayed() {
     kv("replay --execute bookkeeping --requests 5 --trace").arg(path).assert().success();
 }
 
-/// What a process says that ends by itself.
+/// The output of a process that ends by itself.
 fn end(child: Child) -> Output {
     child.wait_with_output().expect("it was started")
 }
@@ -236,7 +236,7 @@ fn a_reader_that_leaves_early_ends_nothing_with_an_error() {
         let mut command = process(&options);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        // Gone before anything was written.
+        // The reader is gone before anything was written.
         drop(child.stdout.take());
         let output = end(child);
         assert_eq!(output.status.code(), Some(0), "{options}");
@@ -258,7 +258,7 @@ fn a_full_disk_is_an_error_that_is_told() {
         let message = text(&output.stderr);
         assert_eq!(message, "error: standard output: No space left on device (os error 28)\n");
     }
-    // Where not even the message can be written, the exit code is what is left.
+    // If not even the message can be written, only the exit code is left.
     let mut command = process(SMALL);
     let output = command.stdout(full()).stderr(full()).output().expect("it starts");
     assert_eq!(output.status.code(), Some(1));
@@ -275,7 +275,7 @@ fn a_report_that_cannot_be_written_does_not_cost_the_result() {
     assert_eq!(message, "error: /dev/full: No space left on device (os error 28)\n");
     let result: Value = serde_json::from_slice(&output.stdout).expect("the result was printed");
     assert_eq!(result["finished"], 4);
-    // And the other way round.
+    // And the reverse.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let report = folder.path().join("out.html");
     let full = File::options().write(true).open("/dev/full").expect("Linux has it");
@@ -292,7 +292,7 @@ fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
         let mut command = kv(&format!("{SMALL} {more} --report"));
         refusal(command.arg(report))
     };
-    // The trace, which does not exist either, is not looked at.
+    // The trace, which does not exist either, is not opened.
     let message = replay("--trace no/such/trace", &folder.path().join("no/such/folder/out.html"));
     assert!(message.contains("no/such/folder/out.html: No such file"), "{message}");
     let message = replay("--trace no/such/trace", folder.path());
@@ -307,7 +307,7 @@ fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
     assert_eq!(fs::read_to_string(&old).expect("it is there"), "an older report");
 }
 
-/// Starts a replay, and waits until it has begun and done some of its steps.
+/// Starts a replay, and waits until it has run some of its steps.
 fn begun(options: &str) -> Child {
     let mut command = process(options);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -361,10 +361,10 @@ fn an_interrupted_soak_says_so_in_its_last_round_too() {
 
 #[test]
 fn a_second_interrupt_ends_at_once() {
-    // A step takes seconds: the signals meet the same one.
+    // A step takes seconds, so both signals arrive in the same one.
     let options = "--shrink 1 --model tiny --requests 2 --token-budget 65536";
     let mut child = begun(&format!("replay --device cpu {options}"));
-    // Two that come before the process is scheduled are one to it.
+    // Two signals that arrive before the process is scheduled count as one.
     let ended = loop {
         interrupt(&child);
         sleep(Duration::from_millis(5));
@@ -379,7 +379,7 @@ fn a_second_interrupt_ends_at_once() {
     assert_eq!(printed, "", "there was no time for a table");
 }
 
-/// A command's own, and no other's: a plan is not interrupted, and only a server takes SIGTERM over.
+/// The codes of a command, and no others: a plan is not interrupted, and only a server handles SIGTERM.
 #[test]
 fn help_lists_the_exit_codes_of_its_command() {
     for (options, codes) in [

@@ -1,4 +1,4 @@
-//! The `serve` command from outside: where it listens, signals and exit codes. In builds with the feature `serve`.
+//! The command `serve`: its address, signals and exit codes. Only in builds with the feature `serve`.
 #![cfg(feature = "serve")]
 
 mod serving;
@@ -13,14 +13,14 @@ fn start(options: &str) -> Serving {
     Serving::start(&checkpoint(), options)
 }
 
-/// Sends a completion of so many tokens, as a stream.
+/// Requests a streamed completion of `tokens` tokens.
 fn stream(serving: &Serving, tokens: u32) -> TcpStream {
     let body =
         format!(r#"{{"model": "hash", "prompt": "a", "max_tokens": {tokens}, "stream": true}}"#);
     serving.complete(&body)
 }
 
-/// Tokens of a completion that a signal is to come into: their computation takes seconds.
+/// Tokens of a completion during which a signal is sent: they take seconds.
 const TOKENS: u32 = 40;
 
 #[test]
@@ -52,14 +52,14 @@ fn what_takes_too_long_is_cut_and_a_second_signal_ends_at_once() {
         let serving = start("--shutdown-timeout 1000");
         let _connection = stream(&serving, 1000);
         serving.signal("TERM");
-        // The two must not become one.
+        // The two signals must not be merged into one.
         wait_for_shutdown(&serving);
         serving.signal(signal);
         assert_eq!(serving.exit_code(), Some(code));
     }
 }
 
-/// What has come over a connection, without waiting for more.
+/// The bytes that have arrived on a connection, without waiting for more.
 fn arrived(connection: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     connection.set_nonblocking(true).expect("a mode");
@@ -69,12 +69,12 @@ fn arrived(connection: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Whether a stream has come to its end as it should.
+/// Whether a stream has ended as it should.
 fn is_done(answer: &[u8]) -> bool {
     String::from_utf8_lossy(answer).contains("data: [DONE]")
 }
 
-/// Waits until a server has taken a signal and tells new requests so.
+/// Waits until a server has handled a signal, and refuses new requests.
 fn wait_for_shutdown(serving: &Serving) {
     let begin = Instant::now();
     while !get(serving, "/health").starts_with("HTTP/1.1 503") {
@@ -83,7 +83,7 @@ fn wait_for_shutdown(serving: &Serving) {
     }
 }
 
-/// What a path answers.
+/// The answer to a GET of a path.
 fn get(serving: &Serving, path: &str) -> String {
     let (mut connection, mut answer) = (serving.connect(), String::new());
     write!(connection, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
@@ -92,7 +92,7 @@ fn get(serving: &Serving, path: &str) -> String {
     answer
 }
 
-/// A server goes on from what one before it has computed, and answers the same.
+/// A server reuses what an earlier server has computed, and gives the same answers.
 #[test]
 fn prefixes_outlive_a_server() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -115,10 +115,10 @@ fn prefixes_outlive_a_server() {
     assert_eq!(answers[0], answers[1]);
 }
 
-/// Graphs are of no longer steps than there are.
+/// Graphs are not longer than the longest step.
 #[test]
 fn graphs_fit_the_steps() {
-    // Two completions of eight tokens would be 16.
+    // Two completions of eight tokens each would have 16.
     let serving = start("--graphs --draft 7 --step-tokens 8");
     let mut answer = String::new();
     let body = r#"{"model": "hash", "prompt": "abab", "max_tokens": 4, "temperature": 0}"#;

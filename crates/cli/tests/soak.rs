@@ -1,4 +1,4 @@
-//! The `soak` command from outside.
+//! The command `soak`.
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -9,8 +9,8 @@ fn soak(options: &str) -> Command {
     command
 }
 
-/// Few requests of which much happens to each, in a pool of little more than the longest: nothing is lost, and as
-/// much is reused as in the model. The long one is run by hand.
+/// Few requests with many events each, in a pool that is little larger than the longest request: nothing is lost, and
+/// as much is reused as in the model. The long run is started by hand.
 #[test]
 fn nothing_is_lost_and_the_model_agrees() {
     let options =

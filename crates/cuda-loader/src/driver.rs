@@ -1,4 +1,4 @@
-//! Opening the driver's library, once for the process.
+//! Opens the driver's library, once per process.
 
 use std::error::Error;
 use std::ffi::{CStr, c_void};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use cust_raw::CUresult;
 use libloading::Library;
 
-/// Where the driver may be, in the order tried. The second is where WSL keeps it.
+/// Places of the driver, in the order tried. The second is that of WSL.
 const CANDIDATES: &[&str] = &["libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"];
 
 /// Why there is no CUDA driver.
@@ -17,7 +17,7 @@ pub enum DriverError {
     /// None of the libraries could be opened: usually no NVIDIA driver is installed.
     #[error("no CUDA driver: {}", tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoDriver {
-        /// What was tried, in order.
+        /// The libraries that were tried, in order.
         tried: Vec<Tried>,
     },
     /// A library of that name was opened, but it has no `cuInit`.
@@ -34,12 +34,12 @@ pub enum DriverError {
 pub struct Tried {
     /// Its name.
     pub name: String,
-    /// What the system said about it, without the name.
+    /// The system's error message, without the name.
     pub reason: String,
 }
 
 impl Tried {
-    /// The dynamic linker mostly begins with the name of the library.
+    /// Messages of the dynamic linker mostly begin with the name of the library; it is removed.
     fn new(name: &str, said: &str) -> Self {
         let reason = said.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
         Self { name: name.to_owned(), reason: reason.unwrap_or(said).to_owned() }
@@ -120,11 +120,11 @@ fn opened() -> &'static Result<Driver, DriverError> {
     DRIVER.get_or_init(|| Driver::open(CANDIDATES))
 }
 
-/// The CUDA driver of this machine, opened on the first call. It says nothing about devices:
-/// a driver may be installed where no GPU is.
+/// The CUDA driver of this machine, opened on the first call. This says nothing about devices: a driver may be
+/// installed on a machine without a GPU.
 ///
 /// # Errors
-/// [`DriverError`] if there is none; the answer does not change while the process runs.
+/// [`DriverError`] if there is none; the result does not change while the process runs.
 pub fn driver() -> Result<&'static Driver, DriverError> {
     opened().as_ref().map_err(Clone::clone)
 }

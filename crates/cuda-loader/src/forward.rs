@@ -1,6 +1,6 @@
 //! The driver's functions: each forwards to the function of the same name in `libcuda.so.1`.
 //!
-//! The table holds what `cust` calls and what this project calls through `cust::sys`. A function
+//! The table has the functions that `cust` calls, and those that this project calls through `cust::sys`. A function
 //! that is missing here is an undefined symbol when a program that calls it is linked: add its line.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -28,7 +28,7 @@ macro_rules! forward {
         /// That of the driver's function of this name.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $kind),*) -> CUresult {
-            // The code comes back as a number: the driver may be newer than `CUresult`.
+            // The status is read as a number: the driver may be newer than `CUresult`.
             type Function = unsafe extern "C" fn($($kind),*) -> c_int;
             static FUNCTION: OnceLock<Result<Function, CUresult>> = OnceLock::new();
             const NAME: &std::ffi::CStr = status::c_str(concat!(stringify!($name), "\0"));
@@ -244,7 +244,7 @@ const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust_r
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult =
     cust_raw::cuGetErrorString;
 
-/// The name of a status. Works without a driver, or printing "there is no driver" would fail.
+/// The name of a status. It works without a driver, so that the error "there is no driver" can be printed.
 ///
 /// # Safety
 /// `name` is valid for a write.
@@ -256,7 +256,7 @@ unsafe extern "C" fn cuGetErrorName(error: CUresult, name: *mut *const c_char) -
     unsafe { describe(function, error, name, status::name(error)) }
 }
 
-/// What a status means. Works without a driver, as [`cuGetErrorName`] does.
+/// The description of a status. It works without a driver, as [`cuGetErrorName`] does.
 ///
 /// # Safety
 /// `text` is valid for a write.
@@ -268,7 +268,7 @@ unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char)
     unsafe { describe(function, error, text, status::text(error)) }
 }
 
-/// Asks the driver for a text, and takes `fallback` where there is none to ask.
+/// Asks the driver for a text, or returns `fallback` if `function` was not found.
 ///
 /// # Safety
 /// `text` is valid for a write, and `function` is of the driver.

@@ -1,5 +1,5 @@
-//! `cuLaunchKernelEx`, which `cust_raw` does not declare: a launch that may overlap the end of the one
-//! before it in its stream. Source: CUDA driver API, `CUlaunchConfig` and `CUlaunchAttribute`.
+//! `cuLaunchKernelEx`, which `cust_raw` does not declare: with it, a launch may overlap the end of the previous one in
+//! its stream. Source: CUDA driver API, `CUlaunchConfig` and `CUlaunchAttribute`.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -10,12 +10,12 @@ use cust_raw::{CUfunction, CUresult, CUstream};
 use crate::driver::resolve;
 use crate::status;
 
-/// Where and how a kernel is launched.
+/// The configuration of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     /// The kernel.
     pub function: CUfunction,
-    /// Blocks, as (x, y).
+    /// Blocks of the grid, as (x, y).
     pub grid: (u32, u32),
     /// Threads of a block.
     pub block: u32,
@@ -23,17 +23,17 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// The stream.
     pub stream: CUstream,
-    /// Whether its blocks may start before the kernel before it in the stream has ended (programmatic
-    /// dependent launch): as soon as all blocks of that one have ended or said
-    /// `griddepcontrol.launch_dependents`. The kernel waits for its data by `griddepcontrol.wait`.
+    /// Whether its blocks may start before the previous kernel in the stream has ended (programmatic dependent launch):
+    /// as soon as each block of that kernel has ended or executed `griddepcontrol.launch_dependents`. The kernel waits
+    /// for its data by `griddepcontrol.wait`.
     pub overlap: bool,
 }
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
-/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, here an integer. The value is a union with pointers, so that it
-/// is aligned to 8 bytes.
+/// `CUlaunchAttribute`: an identifier, and a value of 64 bytes, here an integer. In C the value is a union that
+/// contains pointers, so it is aligned to 8 bytes.
 #[repr(C, align(8))]
 struct Attribute {
     id: c_uint,
@@ -59,7 +59,7 @@ const _: () = assert!(size_of::<Config>() == 56 && align_of::<Config>() == 8);
 type Function =
     unsafe extern "C" fn(*const Config, CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;
 
-/// Queues a launch with these arguments, one pointer each (`cuLaunchKernelEx`, a driver for CUDA 11.8).
+/// Queues a launch. `arguments`: a pointer to each argument. `cuLaunchKernelEx` needs a driver for CUDA 11.8 or newer.
 ///
 /// # Safety
 /// The function and the stream are live and of the current context; `arguments` are the kernel's, and

@@ -1,13 +1,13 @@
 //! The CUDA driver, found at run time.
 //!
-//! `cust_raw` declares the driver's functions and links `-lcuda`; a program built that way neither
-//! links nor starts where no driver is installed. This crate *defines* those functions and forwards
-//! each call to `libcuda.so.1`, opened on the first one.
+//! `cust_raw` declares the driver's functions and links `-lcuda`; without a driver, a program built that way neither
+//! links nor starts. This crate *defines* those functions and forwards each call to `libcuda.so.1`, which the first
+//! call opens.
 //!
-//! Building takes two things besides. `cust_raw` looks for a folder of CUDA, in `CUDA_LIBRARY_PATH` too, and stops the
-//! build where there is none; any folder with a folder `lib64` in it will do. And the linker wants a library for
-//! `-lcuda`: where no other is, the build script of this crate makes an empty archive, which adds nothing. In this
-//! workspace `.cargo/config.toml` points at `link/`, which is both.
+//! A build needs two more things. `cust_raw` looks for a folder of CUDA, in `CUDA_LIBRARY_PATH` too, and stops the
+//! build if it finds none; any folder that contains a folder `lib64` will do. And the linker needs a library for
+//! `-lcuda`: if there is no other, the build script of this crate makes an empty archive, which adds nothing. In this
+//! workspace `.cargo/config.toml` points at `link/`, which serves as both.
 //!
 //! | situation | a driver function returns |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | no driver | `CUDA_ERROR_NO_DEVICE` |
 //! | driver too old for the function | `CUDA_ERROR_NOT_FOUND` |
 //!
-//! [`driver`] says why there is no driver, which the status code cannot.
+//! [`driver`] returns why there is no driver, which the status code cannot tell.
 //!
 //! # Linking
 //! A program gets these definitions only if some crate in it names this one. A call of [`driver`]

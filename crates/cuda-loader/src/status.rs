@@ -1,4 +1,4 @@
-//! Status codes: which ones `cust_raw` knows, and their text when there is no driver to ask.
+//! Status codes: those that `cust_raw` knows, and their texts without a driver.
 
 use std::ffi::{CStr, c_int};
 
@@ -7,9 +7,9 @@ use cust_raw::CUresult;
 /// Expands to the lookups over every status of `cust_raw`, so that the list is written once.
 macro_rules! statuses {
     ($($name:ident)*) => {
-        /// The status with this code; `CUDA_ERROR_UNKNOWN` for a code `cust_raw` has no name for.
+        /// The status with this code; `CUDA_ERROR_UNKNOWN` if `cust_raw` does not know the code.
         ///
-        /// `CUresult` is a Rust enum: a driver newer than it must not put any other number there.
+        /// `CUresult` is a Rust enum: another number in it, from a newer driver, would be undefined behaviour.
         pub(crate) fn from_code(code: c_int) -> CUresult {
             match code {
                 $(x if x == CUresult::$name as c_int => CUresult::$name,)*
@@ -126,7 +126,7 @@ statuses! {
     CUDA_ERROR_UNKNOWN
 }
 
-/// What a status means, for people: a sentence for those this crate returns itself, else the name.
+/// The description of a status for people: a sentence for those that this crate returns itself, else the name.
 pub(crate) fn text(status: CUresult) -> &'static CStr {
     match status {
         CUresult::CUDA_SUCCESS => c"no error",

@@ -1,4 +1,4 @@
-//! A compiler that can make PTX: a rustc of 1.96 or later with the source of `core`.
+//! A compiler that can make PTX: a rustc of 1.96 or later, with the source of `core`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,11 +6,11 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 
-/// The oldest rustc whose PTX can be trusted, (major, minor). 1.95 does not mark functions
-/// `convergent`, so LLVM may copy a barrier or a shuffle into both sides of a branch.
+/// The oldest rustc that makes correct PTX, as (major, minor). 1.95 does not mark functions `convergent`, so LLVM may
+/// copy a barrier or a shuffle into both sides of a branch.
 const OLDEST: (u32, u32) = (1, 96);
 
-/// A rustc and the LLVM in it, as recorded in the manifest.
+/// A rustc and its LLVM, as recorded in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// First line of `rustc -vV`.
@@ -26,7 +26,7 @@ pub struct Compiler {
     pub rustc: PathBuf,
     /// Its sysroot; the source of `core` lies in `lib/rustlib/src`.
     pub sysroot: PathBuf,
-    /// Folders of shared libraries it needs that the system does not have.
+    /// Folders of shared libraries that it needs and that the system does not have.
     pub libraries: Vec<PathBuf>,
     /// Its version.
     pub version: Version,
@@ -41,7 +41,7 @@ impl Compiler {
         let ask = |args: &[&str]| -> Result<String> {
             let mut command = Command::new(rustc);
             set_library_path(&mut command, &libraries)?;
-            // A proxy of rustup must answer as it will when the clean cargo calls it.
+            // rustup's proxy must choose the same toolchain here as when the cargo with a cleared environment calls it.
             let output = command
                 .args(args)
                 .env_remove("RUSTUP_TOOLCHAIN")
@@ -60,10 +60,11 @@ impl Compiler {
         Ok(Self { rustc: rustc.to_owned(), sysroot, libraries, version })
     }
 
-    /// The rustc on the `PATH`, asked in `folder`: the one behind rustup's proxy, which is what cargo uses there.
+    /// The rustc on the `PATH`, as it answers in `folder`. If it is rustup's proxy, this is the toolchain that cargo
+    /// uses in that folder.
     ///
     /// # Errors
-    /// As [`Self::probe`]; there is no rustc.
+    /// As [`Self::probe`]; also if there is no rustc.
     pub fn in_use(folder: &Path) -> Result<Self> {
         let output = Command::new("rustc")
             .args(["--print", "sysroot"])
@@ -74,7 +75,7 @@ impl Compiler {
         Self::probe(&Path::new(sysroot.trim()).join("bin/rustc"), Vec::new())
     }
 
-    /// Debian's `rustc-web`, where it is installed.
+    /// Debian's `rustc-web`, if it is installed.
     ///
     /// # Errors
     /// As [`Self::probe`].
@@ -85,7 +86,7 @@ impl Compiler {
     /// Makes `command`, a cargo, use this compiler.
     ///
     /// # Errors
-    /// A library folder cannot stand in a search path.
+    /// A library folder cannot be part of a search path.
     pub fn apply(&self, command: &mut Command) -> Result<()> {
         command.env("RUSTC", &self.rustc).env("RUSTC_WRAPPER", "");
         set_library_path(command, &self.libraries)

@@ -7,11 +7,11 @@ use crate::buffer::Buffer;
 use crate::device::Device;
 use crate::error::DeviceError;
 
-/// What each buffer's offset is a multiple of, in bytes: what a driver aligns an allocation to.
+/// The alignment of each buffer's offset, in bytes: that of a driver's allocations.
 pub const ARENA_ALIGN: u64 = 256;
 
-/// Bytes that [`Device::allocate_arena`] takes for `buffers` buffers of `bytes` bytes together: `bytes`, as much as
-/// aligning them may cost, and 256 that are in no buffer. Saturates.
+/// Bytes that [`Device::allocate_arena`] takes for `buffers` buffers of `bytes` bytes together: `bytes`, the most that
+/// their alignment may cost, and 256 bytes that are in no buffer. Saturates.
 #[must_use]
 pub const fn arena_bytes(buffers: u64, bytes: u64) -> u64 {
     bytes.saturating_add(buffers.saturating_add(1).saturating_mul(ARENA_ALIGN))
@@ -21,17 +21,17 @@ pub const fn arena_bytes(buffers: u64, bytes: u64) -> u64 {
 /// a table of offsets.
 ///
 /// A device that checks a kernel's accesses checks those through a buffer's pointer against that buffer, as if it had
-/// an allocation of its own. The allocation begins with 256 bytes that are in no buffer, so that a pointer to all of it
-/// is told from one to the first buffer.
+/// an allocation of its own. The allocation begins with 256 bytes that are in no buffer, so that a pointer to the whole
+/// allocation differs from one to the first buffer.
 pub struct Arena<B: Backend> {
-    /// All of it.
+    /// The whole allocation.
     pub whole: Buffer<B, u8>,
     /// The buffers, in order.
     pub buffers: Vec<Buffer<B, u8>>,
 }
 
 impl<B: Backend> Arena<B> {
-    /// First byte of one of [`Self::buffers`] in [`Self::whole`].
+    /// Offset of one of [`Self::buffers`] in [`Self::whole`], in bytes.
     ///
     /// # Panics
     /// In a build that checks for overflow, if a buffer of another allocation lies before this one.
@@ -41,7 +41,7 @@ impl<B: Backend> Arena<B> {
     }
 }
 
-/// Where buffers of the sizes `bytes` lie.
+/// The ranges of buffers of the sizes `bytes` in the allocation.
 fn places(bytes: &[u64]) -> Vec<Range<u64>> {
     let mut next = ARENA_ALIGN;
     let place = |&bytes: &u64| {
@@ -53,8 +53,8 @@ fn places(bytes: &[u64]) -> Vec<Range<u64>> {
 }
 
 impl<B: Backend> Device<B> {
-    /// Zeroed buffers of the sizes `bytes`, in one allocation of [`arena_bytes`], each at a multiple of 256 bytes: a
-    /// driver rounds an allocation up, CUDA to 2 MiB. `label` names it in errors.
+    /// Zeroed buffers of the sizes `bytes`, in one allocation of [`arena_bytes`], each at a multiple of 256 bytes. One
+    /// allocation wastes less, since a driver rounds each up, CUDA to 2 MiB. `label` names it in errors.
     ///
     /// # Errors
     /// As [`Device::allocate`].
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use crate::null::NullDevice;
 
-    /// In one allocation: aligned, apart, and no more than was announced.
+    /// Buffers lie in one allocation, aligned and disjoint. Its size is `arena_bytes`.
     #[test]
     fn buffers_share_an_allocation_and_no_byte() {
         let device = NullDevice::null(1 << 20);

@@ -1,4 +1,4 @@
-//! The raw calls of a device, without rules: those are [`Device`](crate::Device)'s.
+//! The raw calls of a device. They check no rules: [`Device`](crate::Device) does.
 
 use std::ops::Range;
 
@@ -22,12 +22,12 @@ pub trait RawPinned: Send + Sync + 'static {
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// Which streams' kernels begin first.
+/// The priority of a stream's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Before those of all other streams.
+    /// Kernels begin before those of streams of lower priority.
     Highest,
-    /// Behind those of all other streams; what CUDA gives a stream of which nothing is said.
+    /// Kernels begin after those of streams of higher priority. This is CUDA's default for a stream.
     Lowest,
 }
 
@@ -59,28 +59,29 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// A captured sequence of work, ready to be replayed once it was [instantiated](Self::instantiate).
     type Graph: Send + Sync + 'static;
 
-    /// What this device is.
+    /// Name, compute capability and memory size of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// The capture domain: devices of one domain share captures, and what a capture forbids in every thread. It is the context
-    /// of a CUDA device. `None` for a device that shares with no other.
+    /// The capture domain. Devices of one domain have one capture at a time, and a call that it forbids in every thread
+    /// is forbidden on all of them. The domain of a CUDA device is its context. `None` for a device that shares with no
+    /// other.
     fn capture_domain(&self) -> Option<u64> {
         None
     }
 
-    /// Whether every launch shall be waited for, so that a fault names the one kernel that caused it.
+    /// Whether to wait after every launch, so that a fault names the one kernel that caused it.
     fn waits_for_launches(&self) -> bool {
         false
     }
 
-    /// Takes note that ranges of the bytes of `memory` are buffers of their own, which do not overlap: a device that
-    /// checks the accesses of kernels checks those through a pointer into such a range against it, and those through
-    /// a pointer that lies in none against all of `memory`.
+    /// Declares ranges of the bytes of `memory`, which do not overlap, as buffers of their own. A device that checks
+    /// the accesses of kernels checks those through a pointer into such a range against that range, and those through
+    /// any other pointer against all of `memory`.
     fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
         let _ = (memory, parts);
     }
 
-    /// What tells the streams of a domain apart.
+    /// A number that no other stream of the domain has.
     fn stream_id(&self, stream: &Self::Stream) -> u64;
 
     /// Bytes that an allocation could take now.
@@ -114,7 +115,7 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// [`DeviceError::Cuda`].
     fn event(&self) -> Result<Self::Event, DeviceError>;
 
-    /// Notes the present end of `stream` in `event`.
+    /// Records `event` at the present end of `stream`.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`].
@@ -126,13 +127,13 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// [`DeviceError::KernelFault`].
     fn wait(&self, event: &Self::Event) -> Result<(), DeviceError>;
 
-    /// Whether `event` has passed, without waiting; so it has if it was never recorded.
+    /// Whether `event` has passed, without waiting; true if it was never recorded.
     ///
     /// # Errors
     /// [`DeviceError::KernelFault`].
     fn has_passed(&self, event: &Self::Event) -> Result<bool, DeviceError>;
 
-    /// Lets work that is queued in `stream` from now on wait, on the device, until `event` has passed.
+    /// Makes work that is queued in `stream` from now on wait, on the device, until `event` has passed.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`].
@@ -233,7 +234,7 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// [`DeviceError::Cuda`]; then no capture was begun.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<(), DeviceError>;
 
-    /// Ends the capture of `stream`. On an error too it has ended.
+    /// Ends the capture of `stream`, also if it returns an error.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`].

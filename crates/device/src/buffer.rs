@@ -16,7 +16,7 @@ use crate::owned::Owned;
 use crate::pointer::{DevicePtr, DevicePtrMut};
 use crate::span::Span;
 
-/// One allocation of a device, for a graph to keep alive. The last clone frees it.
+/// One allocation of a device, for a graph to keep alive. Dropping the last clone frees it.
 pub struct Memory<B: Backend> {
     shared: Arc<Allocation<B>>,
 }
@@ -44,7 +44,7 @@ impl<B: Backend> Memory<B> {
         Self { shared: Arc::new(Allocation { raw, device: device.clone() }) }
     }
 
-    /// All of it.
+    /// Its whole range.
     #[must_use]
     pub fn span(&self) -> Span {
         let raw = &*self.shared.raw;
@@ -55,10 +55,10 @@ impl<B: Backend> Memory<B> {
 /// Device memory of `len` elements of `T` that is only read: downloaded, sliced, and passed to `const`
 /// arguments of kernels. Cloning shares it; the last clone frees it.
 ///
-/// Made by [`Buffer::view`]. What it shows may change, through the buffer that it is a view of.
+/// Made by [`Buffer::view`]. Its elements may change, through the buffer that it is a view of.
 pub struct View<B: Backend, T> {
     memory: Memory<B>,
-    /// First byte of `memory` that belongs to it.
+    /// Offset of its first byte in `memory`.
     offset: u64,
     len: u64,
     element: PhantomData<fn() -> T>,
@@ -80,7 +80,7 @@ impl<B: Backend, T> Clone for View<B, T> {
 }
 
 impl<B: Backend, T: Pod> View<B, T> {
-    /// `len` of its elements from `start` on, sharing the memory; `None` if it has not that many.
+    /// `len` of its elements from `start` on, sharing the memory; `None` if not all of them exist.
     #[must_use]
     pub fn slice(&self, start: u64, len: u64) -> Option<Self> {
         let end = start.checked_add(len)?;
@@ -105,7 +105,7 @@ impl<B: Backend, T: Pod> View<B, T> {
         Ok(View { memory, offset, len: bytes / size, element: PhantomData })
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
@@ -129,7 +129,7 @@ impl<B: Backend, T: Pod> View<B, T> {
         DevicePtr::new(self.span())
     }
 
-    /// The range of the device's memory that it is.
+    /// Its range of the device's memory.
     #[must_use]
     pub fn span(&self) -> Span {
         let memory = self.memory.span();
@@ -142,7 +142,7 @@ impl<B: Backend, T: Pod> View<B, T> {
         self.memory.clone()
     }
 
-    /// The same elements, writable: for tests that spoil memory to see that it is noticed.
+    /// The same elements, writable: for tests that corrupt memory and check that this is detected.
     ///
     /// # Safety
     /// The owner of the memory allows writes at these places at this time. Nothing may rest on what it
@@ -256,7 +256,7 @@ impl<B: Backend> Device<B> {
     /// Zeroed device memory of `len` elements. `label` names it in errors.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Element`] for a type that no buffer holds;
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Element`] for a type that no buffer can hold;
     /// [`DeviceError::ForbiddenInCapture`] while capturing; [`DeviceError::Cuda`].
     pub fn allocate<T: Pod>(
         &self,

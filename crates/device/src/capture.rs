@@ -1,13 +1,13 @@
 //! The state of stream captures: calls that an active capture forbids, and frees that are deferred until it ends.
 //!
-//! A capture forbids its device to allocate, to free and to wait, in every thread, and its thread to do so on any device. Other
-//! threads may use other devices: a capture is begun in mode `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+//! An active capture forbids allocating, freeing and waiting: on its device in every thread, and in its thread on any
+//! device. Other threads may use other devices: a capture is begun in mode `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 
-// Under `--cfg loom` the model checker's own, for the tests at the end.
+// Under `--cfg loom` these are the model checker's own types, for the tests at the end.
 #[cfg(loom)]
 use loom::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
@@ -32,18 +32,18 @@ loom::thread_local! {
     static CAPTURING: RefCell<Option<Arc<Captures>>> = RefCell::new(None);
 }
 
-/// The one capture that devices of a domain can have at a time.
+/// The state of captures in one domain, whose devices have at most one capture at a time.
 #[derive(Default)]
 pub(crate) struct Captures {
     /// Whether `current` is occupied; read without the lock on every launch.
     active: AtomicBool,
-    /// Held for reading by calls that a capture forbids or records, as long as they last; for writing while one begins. So a capture
-    /// begins behind a wait for a stream, and launches of other threads behind it.
+    /// Locked for reading during calls that a capture forbids or records, for writing while a capture begins. So a
+    /// capture begins after such calls in flight have ended, and later calls wait until it has begun.
     gate: RwLock<()>,
     current: Mutex<Option<Capture>>,
-    /// Captures that have begun.
+    /// Number of captures that have begun.
     begun: AtomicU64,
-    /// For each stream that was captured the number of its last capture.
+    /// For each stream that was captured, the number of its last capture.
     last: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -54,17 +54,17 @@ struct Capture {
     retained: Vec<Span>,
     /// Launches, copies and fills that were queued.
     nodes: u64,
-    /// The first rule that was broken: the capture cannot end well, even if the caller went on.
+    /// The first rule that was broken. The capture then ends with this error, even if the caller ignored it.
     violation: Option<DeviceError>,
-    /// What is to be done when the capture has ended: frees, and waits.
+    /// Work to do when the capture has ended: frees, and waits.
     deferred: Vec<Deferred>,
 }
 
-/// What a capture defers.
+/// Work that a capture defers.
 type Deferred = Box<dyn FnOnce() + Send>;
 
 impl Captures {
-    /// Begins a capture of `stream` in this thread, after every call in flight that a capture forbids or records.
+    /// Begins a capture of `stream` in this thread, after all calls in flight that a capture forbids or records.
     pub fn begin(self: &Arc<Self>, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
         if self.elsewhere().is_some() {
             return Err(DeviceError::NestedCapture);
@@ -78,27 +78,32 @@ impl Captures {
         *current = Some(Capture { stream, retained, nodes: 0, violation: None, deferred });
         let number = self.begun.load(Ordering::Acquire) + 1;
         self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, number);
-        // Who reads the new number sees that the capture is active.
+        // In this order: a thread that reads the new number also sees that the capture is active.
         self.active.store(true, Ordering::Release);
         self.begun.store(number, Ordering::Release);
         CAPTURING.with(|capturing| capturing.replace(Some(Arc::clone(self))));
         Ok(())
     }
 
-    /// Ends the capture, in the thread that began it, and does what was deferred: how much was queued, or the first rule broken in it.
+    /// Ends the capture, in the thread that began it, and does the deferred work. Returns the number of nodes that were
+    /// queued.
+    ///
+    /// # Errors
+    /// The first rule that was broken during the capture.
     pub fn end(&self) -> Result<u64, DeviceError> {
         CAPTURING.with(RefCell::take);
         self.active.store(false, Ordering::Release);
         let Some(Capture { nodes, violation, deferred, .. }) = self.lock().take() else {
             return Ok(0);
         };
-        // Another capture may begin meanwhile, which then defers what is left.
+        // Another capture may begin meanwhile; it then defers the remaining work.
         deferred.into_iter().for_each(|deferred| deferred());
         violation.map_or(Ok(nodes), Err)
     }
 
-    /// Queues something into `stream` by `queue`: while it is captured, every range must be retained, and it counts as a node. No capture
-    /// begins between the check and the end of `queue`, which must not call anything here, nor drop an `Owned`.
+    /// Calls `queue`, which queues work into `stream`. While the stream is captured, every range must be retained, and
+    /// the work counts as a node. No capture begins between the check and the end of `queue`, which must not call
+    /// anything here, nor drop an `Owned`.
     pub fn queue<'a>(
         &self,
         stream: u64,
@@ -118,7 +123,8 @@ impl Captures {
         Ok(())
     }
 
-    /// Replays a graph into `stream` by `replay`, unless it is being captured. No capture begins meanwhile.
+    /// Calls `replay`, which replays a graph into `stream`, unless the stream is being captured. No capture begins
+    /// meanwhile.
     pub fn replay(
         &self,
         stream: u64,
@@ -131,14 +137,14 @@ impl Captures {
         replay()
     }
 
-    /// How many captures have begun.
+    /// The number of captures that have begun.
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Acquire)
     }
 
     /// Whether a capture of `stream` has begun since [`Self::begun`] was `before`.
     pub fn has_begun(&self, stream: u64, before: u64) -> bool {
-        // Of no stream, mostly.
+        // Usually no capture has begun.
         self.begun() != before && {
             let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             last.get(&stream).is_some_and(|&number| number > before)
@@ -151,8 +157,9 @@ impl Captures {
             && self.lock().as_ref().is_some_and(|capture| capture.stream == stream)
     }
 
-    /// Does what a capture forbids, or refuses it while anything is being captured here, or by this thread elsewhere. No capture
-    /// begins here until it is done. It must not call anything here, nor drop an `Owned`.
+    /// Calls `forbidden`, which does something that a capture forbids. Refuses it while a stream of this domain is
+    /// being captured, or while this thread captures one of another domain. No capture of this domain begins until the
+    /// call is done. It must not call anything here, nor drop an `Owned`.
     pub fn outside<R>(
         &self,
         operation: &'static str,
@@ -169,12 +176,13 @@ impl Captures {
         })
     }
 
-    /// As [`Self::outside`], but while anything is being captured leaves it out, and breaks no rule: `None` then.
+    /// As [`Self::outside`], but where that refuses, this calls nothing, breaks no rule and returns `None`.
     pub fn try_outside<R>(&self, forbidden: impl FnOnce() -> R) -> Option<R> {
         self.with_forbidding(|captures| (!captures.active.load(Ordering::Acquire)).then(forbidden))
     }
 
-    /// Calls `then` with `value` when the capture ends that is active here, or by this thread elsewhere.
+    /// Calls `then` with `value` when the capture ends that is active in this domain, or that this thread has begun in
+    /// another.
     ///
     /// # Errors
     /// `value`, if none is active.
@@ -188,7 +196,8 @@ impl Captures {
         })
     }
 
-    /// Drops `raw`: now, or when the capture ends that is active here, or by this thread elsewhere.
+    /// Drops `raw`: now, or when the capture ends that is active in this domain, or that this thread has begun in
+    /// another.
     pub fn free<T: Send + 'static>(self: &Arc<Self>, raw: T) {
         self.with_forbidding(|captures| {
             if captures.active.load(Ordering::Acquire)
@@ -202,11 +211,11 @@ impl Captures {
         });
     }
 
-    /// Calls `then` with the domain whose capture, if one is active, forbids this thread to use this one: that in which the thread
-    /// captures itself, else this one, in which no capture begins meanwhile.
+    /// Calls `then` with the domain whose capture, if one is active, forbids calls of this thread: the other domain in
+    /// which the thread itself captures, or else this one. In this one no capture begins during the call.
     fn with_forbidding<R>(&self, then: impl FnOnce(&Self) -> R) -> R {
         match self.elsewhere() {
-            // Without this domain's gate: whoever holds it may wait for that capture.
+            // Without this domain's gate: a thread that holds it may wait for that capture.
             Some(captures) => then(&captures),
             None => {
                 let _gate = self.enter();
@@ -215,14 +224,14 @@ impl Captures {
         }
     }
 
-    /// The other domain in which this thread captures a stream, if it does.
+    /// The other domain in which this thread captures a stream, if there is one.
     fn elsewhere(&self) -> Option<Arc<Self>> {
-        // While a thread ends its locals are gone, and it captures nothing.
+        // While a thread ends, its thread-local variables are gone, and it captures nothing.
         let capturing = CAPTURING.try_with(|capturing| capturing.borrow().clone()).ok().flatten();
         capturing.filter(|captures| !std::ptr::eq(Arc::as_ptr(captures), self))
     }
 
-    /// Checks what is queued into `stream`: while it is captured, every range must be retained.
+    /// Checks work that is queued into `stream`: while the stream is captured, every range must be retained.
     pub fn check_retained<'a>(
         &self,
         stream: u64,
@@ -265,13 +274,13 @@ impl Capture {
     }
 }
 
-/// Refuses what a capture forbids its thread, if this thread captures a stream, of whichever device.
+/// Refuses an operation that a capture forbids, if this thread captures a stream of any device.
 pub(crate) fn check_thread(operation: &'static str) -> Result<(), DeviceError> {
     let capturing = CAPTURING.with(|capturing| capturing.borrow().clone());
     capturing.map_or(Ok(()), |captures| captures.outside(operation, || Ok(())))
 }
 
-/// The captures that all devices of one domain share.
+/// The state of captures that all devices of one domain share.
 pub(crate) fn domain(key: u64) -> Arc<Captures> {
     static DOMAINS: std::sync::Mutex<Vec<(u64, Weak<Captures>)>> =
         std::sync::Mutex::new(Vec::new());
@@ -292,7 +301,8 @@ mod tests {
 
     use super::*;
 
-    /// A wait for one device holds up no capture of another: a rank may wait for what another does behind its capture.
+    /// A wait for one device holds up no capture of another: a rank may wait for work that another rank does after its
+    /// capture.
     #[test]
     fn a_wait_elsewhere_holds_up_no_capture() {
         let [here, elsewhere] = [(); 2].map(|()| Arc::<Captures>::default());
@@ -313,7 +323,7 @@ mod tests {
         });
     }
 
-    /// A thread that captures waits for no gate of another device: what holds it may wait for that capture.
+    /// A thread that captures waits for no gate of another device: the thread that holds it may wait for that capture.
     #[test]
     fn a_capturing_thread_waits_for_no_gate_elsewhere() {
         let [here, elsewhere] = [(); 2].map(|()| Arc::<Captures>::default());
@@ -328,8 +338,7 @@ mod tests {
     }
 }
 
-/// `RUSTFLAGS="--cfg loom" cargo test --release -p dsv4-kv-device --lib -- loom`: every order in which two
-/// threads can meet here.
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p dsv4-kv-device --lib -- loom`: every interleaving of two threads.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::atomic::AtomicUsize;
@@ -351,7 +360,7 @@ mod loom_tests {
         });
     }
 
-    /// Of two captures at a time one is refused, and the other ends well.
+    /// If two captures are begun at the same time, one is refused, and the other ends well.
     #[test]
     fn one_of_two_captures_is_refused() {
         loom::model(|| {
@@ -368,7 +377,8 @@ mod loom_tests {
         });
     }
 
-    /// What is queued while a stream is captured was checked for it: nothing that is not retained is recorded, and no replay.
+    /// Recorded work was checked for the capture: no launch with memory that is not retained is recorded, and no
+    /// replay.
     #[test]
     fn what_is_recorded_was_checked() {
         loom::model(|| {
@@ -394,7 +404,7 @@ mod loom_tests {
         });
     }
 
-    /// What was queued ran, if its stream was not captured before and no capture has begun since.
+    /// Queued work ran, if its stream was not captured before and no capture has begun since.
     #[test]
     fn what_is_recorded_shows_in_the_count() {
         loom::model(|| {
@@ -424,7 +434,7 @@ mod loom_tests {
         });
     }
 
-    /// What a capture forbids never runs between its begin and its end, and neither does a free.
+    /// Forbidden calls and frees never run between the begin and the end of a capture.
     #[test]
     fn forbidden_calls_and_frees_stay_outside() {
         /// Counts itself when it is dropped, and must not be while anything is captured.

@@ -1,4 +1,4 @@
-//! What is refused before a backend is asked.
+//! Checks that are made before a backend is called.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::error::DeviceError;
 use crate::identity::DeviceId;
 use crate::span::Span;
 
-/// Refuses a grid that no GPU takes.
+/// Refuses a grid that no GPU supports.
 pub(crate) fn check_grid(kernel: &'static str, (x, y): (u32, u32)) -> Result<(), DeviceError> {
     if x == 0 || y == 0 || x > i32::MAX as u32 || y > u32::from(u16::MAX) {
         return Err(DeviceError::BadGrid { kernel, x, y });
@@ -17,16 +17,16 @@ pub(crate) fn check_grid(kernel: &'static str, (x, y): (u32, u32)) -> Result<(),
     Ok(())
 }
 
-/// Refuses pointers of another device, misaligned ones, those with fewer bytes than the launch may touch
-/// (`extents`), and those of a kernel's outputs that overlap any other.
+/// Refuses pointers of another device, misaligned ones, those with fewer bytes than the launch may touch (`extents`),
+/// and outputs of the kernel that overlap any other pointer.
 pub(crate) fn check_pointers(
     kernel: &'static KernelInfo,
     spans: &[Span],
     extents: &[u64],
     device: DeviceId,
 ) -> Result<(), DeviceError> {
-    // Every launch comes through here: first whether anything is wrong, without a branch; then what. Alignments
-    // are powers of two.
+    // Every launch takes this path. So a loop without branches first finds out whether anything is wrong; only then is
+    // the error determined. Alignments are powers of two.
     let (mut wrong, mut first, mut end) = (false, u64::MAX, 0);
     for (info, (span, needed)) in kernel.pointers.iter().zip(spans.iter().zip(extents)) {
         wrong |= (span.device != device)
@@ -47,15 +47,15 @@ const LANES: usize = 32;
 
 /// Whether an output may overlap another pointer: `false` if none does, `true` if one does or is close to one.
 ///
-/// It compares places in units of which there are fewer than 2^30 in `all`, where all pointers are: 32-bit numbers,
-/// which vector instructions compare four at a time.
+/// Addresses are compared in units so large that `all`, the range of all pointers, has fewer than 2^30 of them. These
+/// are 32-bit numbers, of which vector instructions compare four at a time.
 fn outputs_may_overlap(kernel: &'static KernelInfo, spans: &[Span], all: Range<u64>) -> bool {
     if spans.len() > LANES {
         return true;
     }
     let base = all.start;
     let unit = (u64::BITS - all.end.saturating_sub(base).leading_zeros()).saturating_sub(30);
-    // The first and the last unit of each; of an empty one none.
+    // The first and the last unit of each pointer; an empty one has none.
     let (mut first, mut last) = ([i32::MAX; LANES], [-1; LANES]);
     for (span, (first, last)) in spans.iter().zip(first.iter_mut().zip(&mut last)) {
         if span.bytes > 0 {
@@ -68,7 +68,7 @@ fn outputs_may_overlap(kernel: &'static KernelInfo, spans: &[Span], all: Range<u
         if info.mutable {
             let (from, to) = (first[at], last[at]);
             let meets = |(first, last): (&i32, &i32)| i32::from((*first <= to) & (from <= *last));
-            // It meets itself, unless it is empty.
+            // An output meets itself, unless it is empty.
             let met: i32 = first.iter().zip(&last).map(meets).sum();
             shared |= met - i32::from(to >= 0);
         }
@@ -76,7 +76,7 @@ fn outputs_may_overlap(kernel: &'static KernelInfo, spans: &[Span], all: Range<u
     shared != 0
 }
 
-/// Says which pointer is of another device, misaligned or too short.
+/// Returns the error for a pointer of another device, a misaligned one or one that is too short.
 #[cold]
 fn refuse_argument(
     kernel: &'static KernelInfo,
@@ -99,7 +99,7 @@ fn refuse_argument(
     Ok(())
 }
 
-/// Says which output overlaps what.
+/// Returns the error for an output that overlaps another pointer.
 #[cold]
 fn refuse_overlap(kernel: &'static KernelInfo, spans: &[Span]) -> Result<(), DeviceError> {
     let arguments = || kernel.pointers.iter().zip(spans);
@@ -138,7 +138,8 @@ pub(crate) fn check_shared_memory(
     }
 }
 
-/// Refuses a type of elements that no memory holds: of no bytes, or aligned more than pinned memory is.
+/// Refuses an element type that no memory can hold: one of zero bytes, or with a larger alignment than pinned memory
+/// has.
 pub(crate) fn check_element<T: Pod>() -> Result<(), DeviceError> {
     let (bytes, align) = (size_of::<T>(), align_of::<T>());
     if bytes == 0 || align > align_of::<u128>() {
@@ -153,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Pointers of which the first two are outputs.
+    /// Four pointers, of which the first two are outputs.
     static KERNEL: KernelInfo = {
         const fn pointer(name: &'static str, mutable: bool) -> PointerInfo {
             PointerInfo { name, element: "u8", extent: "1", align: 1, mutable }

@@ -1,4 +1,4 @@
-//! A device: what all that belongs to it shares.
+//! [`Device`]: the state that all objects of a device share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,19 +40,19 @@ impl<B: Backend> Device<B> {
         Self { shared: Arc::new(Shared { backend, id: DeviceId::new(), captures }) }
     }
 
-    /// The raw calls beneath.
+    /// The backend with the raw calls.
     #[must_use]
     pub fn backend(&self) -> &B {
         &self.shared.backend
     }
 
-    /// What tells this device from every other.
+    /// The identity of this device, unique in the process.
     #[must_use]
     pub fn id(&self) -> DeviceId {
         self.shared.id
     }
 
-    /// What this device is.
+    /// Name, compute capability and memory size.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.backend().info()
@@ -70,7 +70,7 @@ impl<B: Backend> Device<B> {
         &self.shared.captures
     }
 
-    /// What gives `raw` back when it is dropped, or after the capture that is active then.
+    /// Wraps `raw`, which is released when the wrapper is dropped, or after a capture that is active then.
     pub(crate) fn own<T: Send + 'static>(&self, raw: T) -> Owned<T> {
         Owned::new(raw, &self.shared.captures)
     }

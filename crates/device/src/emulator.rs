@@ -16,11 +16,10 @@ use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
 
-/// How the emulated device is set up.
+/// The options of the emulated device.
 #[derive(Clone, Copy, Debug)]
 pub struct EmuOptions {
-    /// Bytes of device memory; allocations beyond it fail as on a GPU. Only what is touched costs
-    /// host memory.
+    /// Bytes of device memory; allocations beyond it fail as on a GPU. Only memory that is touched costs host memory.
     pub memory: u64,
     /// Seed of the order in which the threads of a block run.
     pub seed: u64,
@@ -42,7 +41,7 @@ impl EmuDevice {
         Self::from_backend(Emulator::new(options))
     }
 
-    /// The same, where kernels may race on global memory: for contents that break a kernel's contract on purpose.
+    /// As [`Self::new`], but kernels may race on global memory: for contents that break a kernel's contract on purpose.
     #[must_use]
     pub fn allowing_races(options: EmuOptions) -> Self {
         let memory = Memory::new().allowing_races();
@@ -60,19 +59,19 @@ struct Shared {
     seed: u64,
     used: AtomicU64,
     memory: Memory,
-    /// Held by whatever reads or writes device memory: streams of several threads take turns. A thread that waits for a launch runs
-    /// nothing else, which could ask for it again.
+    /// Held by all work that reads or writes device memory: streams of several threads take turns. A thread that waits
+    /// for a launch runs no other work meanwhile, which could take the lock again.
     execution: Mutex<()>,
 }
 
-/// A stream of the emulated device: an identity, since work runs when it is queued.
+/// A stream of the emulated device: only an identity, since work runs when it is queued.
 pub struct EmuStream {
     id: u64,
-    /// What was queued since a capture of the stream began.
+    /// The work that was queued since a capture of the stream began.
     recording: Mutex<Option<Vec<Node>>>,
 }
 
-/// A point in a stream: when it was last recorded.
+/// An event: the time when it was last recorded.
 #[derive(Default)]
 pub struct EmuEvent(Mutex<Option<Instant>>);
 
@@ -82,7 +81,7 @@ pub struct EmuGraph(Vec<Node>);
 /// One captured piece of work.
 type Node = Box<dyn Fn() -> Result<(), DeviceError> + Send + Sync>;
 
-/// Zeroed host memory that plays device memory.
+/// Zeroed host memory that serves as device memory.
 pub struct EmuMemory {
     // Dropped first: kernels must not find a block that is being freed.
     known: Allocation,
@@ -123,10 +122,10 @@ impl HostBlock {
     /// Alignment of the first byte, as `cuMemAlloc` gives it.
     const ALIGNMENT: usize = 256;
 
-    /// `None` when the host has no such memory.
+    /// A block of `bytes` bytes; `None` if the host lacks the memory.
     ///
-    /// The layout's own alignment is small and the room for ours is added: for a larger alignment
-    /// the system's allocator writes every zero itself, and so touches every page.
+    /// The layout has a small alignment, and room to align the first byte is added. For a larger alignment the system's
+    /// allocator would write every zero itself, and so touch every page.
     fn zeroed(bytes: u64) -> Option<Self> {
         let size = usize::try_from(bytes).ok()?.checked_add(Self::ALIGNMENT)?;
         let layout = Layout::from_size_align(size, align_of::<u128>()).ok()?;
@@ -145,7 +144,7 @@ impl HostBlock {
         host(self.address())
     }
 
-    /// The bytes that were asked for.
+    /// The number of bytes that were asked for.
     fn bytes(&self) -> usize {
         self.layout.size() - Self::ALIGNMENT
     }
@@ -275,7 +274,7 @@ unsafe impl Backend for Emulator {
     }
 
     fn stream(&self, _: Priority) -> Result<EmuStream, DeviceError> {
-        // Of all emulated devices: a wrapper may put several into one domain.
+        // Unique among all emulated devices: a wrapper may put several into one domain.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(EmuStream { id, recording: Mutex::default() })
@@ -299,7 +298,7 @@ unsafe impl Backend for Emulator {
     }
 
     fn wait_in_stream(&self, _stream: &EmuStream, _event: &EmuEvent) -> Result<(), DeviceError> {
-        // What was queued before the event was recorded has run.
+        // All work queued before the event was recorded has run already.
         Ok(())
     }
 
@@ -405,7 +404,7 @@ unsafe impl Backend for Emulator {
     }
 }
 
-/// Where an address of the emulated device is in host memory.
+/// The host pointer to an address of the emulated device.
 fn host(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }

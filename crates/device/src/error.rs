@@ -8,13 +8,13 @@ use simt::emu::Fault;
 
 use crate::identity::DeviceId;
 
-/// What the CUDA driver answered, other than success.
+/// A status of the CUDA driver other than success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA error {code}: {text}")]
 pub struct CudaStatus {
     /// The `CUresult`.
     pub code: u32,
-    /// What it means.
+    /// Its description.
     pub text: String,
 }
 
@@ -41,7 +41,7 @@ impl From<CUresult> for CudaStatus {
     }
 }
 
-/// Why a device refused or failed.
+/// The reason why a device refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The program has no code for GPUs.
@@ -51,7 +51,7 @@ pub enum DeviceError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     NoDriver(#[from] cuda_loader::DriverError),
-    /// The driver is there and has no such device.
+    /// The driver has no such device.
     #[error("CUDA device {ordinal} does not exist; the driver knows {count}")]
     NoDevice {
         /// The device asked for.
@@ -120,9 +120,9 @@ pub enum DeviceError {
     /// A driver call failed.
     #[error("{operation} failed: {status}")]
     Cuda {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// The driver's answer.
+        /// The driver's status.
         status: CudaStatus,
     },
     /// Device or pinned memory is exhausted. Nothing was allocated.
@@ -135,7 +135,7 @@ pub enum DeviceError {
         /// Bytes that were free.
         free: u64,
     },
-    /// A type of elements that no memory holds.
+    /// An element type that no memory can hold.
     #[error(
         "elements of {bytes} bytes, aligned to {align}, cannot be in device memory: they must have at \
          least one byte, and be aligned to at most 16"
@@ -146,17 +146,17 @@ pub enum DeviceError {
         /// Its alignment.
         align: usize,
     },
-    /// Memory, or a count, is too small for what was asked.
+    /// Memory, or a count, is too small for an operation.
     #[error("{what}: {needed} needed, {found} given")]
     Length {
-        /// What was asked.
+        /// The operation, tensor or count.
         what: &'static str,
-        /// How much was given: of a buffer its elements.
+        /// The size given; of a buffer, its number of elements.
         found: u64,
-        /// How much is needed.
+        /// The size needed.
         needed: u64,
     },
-    /// A launch may touch more of an argument than there is.
+    /// A launch may touch more bytes of an argument than it has.
     #[error("{kernel}: {argument} has {found} bytes, of which the launch may touch {needed}")]
     TooShort {
         /// The kernel.
@@ -180,7 +180,7 @@ pub enum DeviceError {
         bytes: u64,
         /// Bytes of an element asked for.
         size: u64,
-        /// What an element must be aligned to.
+        /// The alignment of such an element.
         align: u64,
     },
     /// Something of one device was used with another.
@@ -203,7 +203,7 @@ pub enum DeviceError {
         address: u64,
         /// Elements.
         len: u64,
-        /// What the address must be a multiple of.
+        /// The alignment that the address must have, in bytes.
         align: u64,
     },
     /// A launch takes a pointer that is not aligned as the kernel needs it.
@@ -215,10 +215,10 @@ pub enum DeviceError {
         argument: &'static str,
         /// The argument's address.
         address: u64,
-        /// What it must be a multiple of.
+        /// The alignment that it must have, in bytes.
         align: u32,
     },
-    /// What a launch writes overlaps something else that it takes.
+    /// Memory that a launch writes overlaps another of its arguments.
     #[error(
         "{kernel}: `{argument}`, which is written, overlaps `{other}`; give it memory of its own"
     )]
@@ -230,14 +230,14 @@ pub enum DeviceError {
         /// The argument that it overlaps.
         other: &'static str,
     },
-    /// A number that a kernel does not take.
+    /// A number that a kernel does not support.
     #[error("{what} is {value}; it must be {}", Allowed { multiple: *multiple, most: *most })]
     Argument {
-        /// What was given.
+        /// The name of the number.
         what: &'static str,
         /// Its value.
         value: u64,
-        /// What it must be a multiple of, and the least value allowed.
+        /// The number must be a multiple of this, which is also the least value allowed.
         multiple: u64,
         /// Greatest value allowed.
         most: u64,
@@ -245,11 +245,11 @@ pub enum DeviceError {
     /// A number that must divide another.
     #[error("{what} is {value}; it must divide {of}")]
     NotADivisor {
-        /// What was given.
+        /// The name of the number.
         what: &'static str,
         /// Its value.
         value: u64,
-        /// What it must divide.
+        /// The number that it must divide.
         of: u64,
     },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
@@ -262,10 +262,10 @@ pub enum DeviceError {
         /// Blocks in y.
         y: u32,
     },
-    /// Allocation or waiting inside a capture.
+    /// An operation that a capture forbids, such as an allocation or a wait.
     #[error("{operation} is not possible while a graph is being captured; do it before")]
     ForbiddenInCapture {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
     },
     /// A second capture was begun inside one.
@@ -298,12 +298,12 @@ pub enum DeviceError {
     KernelFault {
         /// Names of the kernels launched on each stream since its last successful wait.
         kernels: String,
-        /// The driver's answer.
+        /// The driver's status.
         status: CudaStatus,
     },
 }
 
-/// The values that an argument may have, in words.
+/// The values that an argument may have, as text.
 struct Allowed {
     multiple: u64,
     most: u64,

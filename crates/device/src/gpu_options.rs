@@ -1,4 +1,4 @@
-//! Which GPU, how it is used, and what a machine has: with and without the feature `cuda`.
+//! The options of a GPU, the list of kernels, and the survey of a machine: with and without the feature `cuda`.
 
 use std::path::PathBuf;
 
@@ -16,10 +16,11 @@ pub struct CudaOptions {
     pub check_every_launch: bool,
 }
 
-/// The PTX that has all kernels, for a GPU and a driver: its version is as `cuDriverGetVersion` says it, 12080 for CUDA 12.8.
+/// Returns the PTX of all kernels for a GPU and a driver. `driver`: its version as `cuDriverGetVersion` returns it,
+/// 12080 for CUDA 12.8.
 pub type PtxOf = fn(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError>;
 
-/// Kernels, and where their PTX is.
+/// The list of kernels, and the function that returns their PTX.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA loads kernels"))]
@@ -29,12 +30,12 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels `infos`, of which [`Operation::kernel`](crate::Operation::kernel) is an index, and their PTX.
+    /// The kernels `infos`, into which [`Operation::kernel`](crate::Operation::kernel) is an index, and their PTX.
     ///
     /// # Safety
-    /// The PTX has a kernel of each name in `infos`, with the parameters, the threads a block and the shared memory that `infos` says; and
-    /// `infos` are those that the [`Operation`](crate::Operation)s of the program index. Launches pass arguments as `infos` says, and a kernel
-    /// uses them as addresses.
+    /// The PTX has a kernel of each name in `infos`, with the parameters, the threads a block and the shared memory
+    /// that `infos` says; and `infos` are those that the [`Operation`](crate::Operation)s of the program index.
+    /// Launches pass arguments as `infos` says, and a kernel uses them as addresses.
     #[must_use]
     pub const unsafe fn new(infos: &'static [KernelInfo], ptx: PtxOf) -> Self {
         Self { infos, ptx }
@@ -46,7 +47,7 @@ impl Kernels {
 pub struct CudaSurvey {
     /// The file that the driver was loaded from.
     pub driver: PathBuf,
-    /// Its version as `cuDriverGetVersion` says it: 12080 is CUDA 12.8.
+    /// Its version as `cuDriverGetVersion` returns it: 12080 is CUDA 12.8.
     pub version: i32,
     /// The GPUs, by the driver's number.
     pub gpus: Vec<DeviceInfo>,

@@ -1,4 +1,4 @@
-//! Graphs: captured, kept together with what they touch, replayed one at a time.
+//! Graphs: capture and replay. A graph keeps the memory that it touches alive.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -17,22 +17,22 @@ pub struct Graph<B: Backend> {
     raw: Owned<B::Graph>,
     nodes: u64,
     device: Device<B>,
-    /// Held while it is being replayed: a driver takes one thread at a time.
+    /// Held while the graph is being replayed: a driver allows one thread at a time.
     turn: Mutex<()>,
     /// Held, not read: the memory of every pointer in `raw`.
     _retained: Vec<Memory<B>>,
 }
 
-/// Ends the capture that a panic of `record` leaves.
+/// Ends the capture if `record` panics.
 struct EndOnPanic<'a, B: Backend> {
     stream: &'a Stream<B>,
 }
 
 impl<B: Backend> Drop for EndOnPanic<'_, B> {
     fn drop(&mut self) {
-        // The graph is dropped before the capture ends for this crate: nothing else is captured yet.
+        // The graph is dropped while the capture still counts as active here, so that no other capture has begun.
         drop(self.stream.backend().end_capture(self.stream.raw()));
-        // What the record broke matters to nobody any more.
+        // The panic goes on: a rule that `record` broke need not be reported.
         let _ = self.stream.device().captures().end();
     }
 }
@@ -47,7 +47,7 @@ impl<B: Backend> fmt::Debug for Graph<B> {
 }
 
 impl<B: Backend> Graph<B> {
-    /// Launches, copies and fills of which it consists.
+    /// Number of launches, copies and fills in the graph.
     #[must_use]
     pub fn nodes(&self) -> u64 {
         self.nodes
@@ -59,11 +59,11 @@ impl<B: Backend> Stream<B> {
     /// ends.
     ///
     /// The graph keeps `retained` alive, and every pointer of every captured launch must lie in it.
-    /// `record` may fail with any error that is made of a [`DeviceError`].
+    /// `record` may fail with any error type that a [`DeviceError`] converts into.
     ///
     /// # Errors
-    /// What `record` returned; [`DeviceError::ForbiddenInCapture`] if it, or another thread, tried to allocate
-    /// or to wait, even if that error was swallowed; [`DeviceError::NotRetained`];
+    /// The error of `record`; [`DeviceError::ForbiddenInCapture`] if it, or another thread, tried to allocate or to
+    /// wait, even if that error was ignored; [`DeviceError::NotRetained`];
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`]; [`DeviceError::Cuda`].
     pub fn capture<E: From<DeviceError>>(
         &self,
@@ -75,7 +75,7 @@ impl<B: Backend> Stream<B> {
         spans.iter().try_for_each(|span| check_device("memory", span.device, device.id()))?;
         device.captures().begin(self.id(), spans)?;
         if let Err(error) = backend.begin_capture(self.raw()) {
-            // Nothing was recorded that could have broken a rule, but by other threads.
+            // `record` has not run: only other threads can have broken a rule.
             let _ = device.captures().end();
             return Err(error.into());
         }

@@ -13,7 +13,7 @@ use crate::error::DeviceError;
 use crate::pinned::Pinned;
 use crate::stream::{Event, Stream};
 
-/// Pinned host memory in units of one size. Cloning gives another handle of the same one.
+/// Pinned host memory in units of one size. Cloning gives another handle of the same pool.
 pub struct HostPool<B: Backend> {
     shared: Arc<Shared<B>>,
 }
@@ -23,7 +23,7 @@ struct Shared<B: Backend> {
     first: NonNull<u8>,
     unit_bytes: usize,
     units: u32,
-    /// Units that nobody has.
+    /// Numbers of the free units.
     free: Mutex<BTreeSet<u32>>,
     memory: Pinned<B, u8>,
 }
@@ -35,7 +35,7 @@ unsafe impl<B: Backend> Sync for Shared<B> {}
 
 impl<B: Backend> Shared<B> {
     fn free(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        // Every change of the set is one call.
+        // Every change of the set is one call, so that a panic leaves it valid.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -51,7 +51,7 @@ impl<B: Backend> Clone for HostPool<B> {
     }
 }
 
-/// A unit of a [`HostPool`]: its bytes are its owner's alone. It goes back to its pool when it is dropped.
+/// A unit of a [`HostPool`]. Only its owner can reach its bytes. It goes back to its pool when it is dropped.
 pub struct HostUnit<B: Backend> {
     index: u32,
     shared: Arc<Shared<B>>,
@@ -61,8 +61,8 @@ impl<B: Backend> HostUnit<B> {
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes are the unit's, zeroed when they were allocated. Who writes them has the unit by `&mut`,
-        // or by value: a copy from the device holds it until it is done.
+        // SAFETY: so many bytes are the unit's, zeroed when they were allocated. Who writes them has the unit by
+        // `&mut`, or by value: a copy from the device holds it until it is done.
         unsafe {
             slice::from_raw_parts(self.shared.address(self.index).as_ptr(), self.shared.unit_bytes)
         }
@@ -96,7 +96,7 @@ impl<B: Backend> HostPool<B> {
         Ok(Self { shared: Arc::new(Shared { first, unit_bytes, units, free, memory }) })
     }
 
-    /// So many units, those of the lowest numbers, or `None` if there are fewer.
+    /// Takes `units` units, those with the lowest numbers; `None` if fewer are free.
     #[must_use]
     pub fn take(&self, units: usize) -> Option<Vec<HostUnit<B>>> {
         let mut free = self.shared.free();
@@ -107,13 +107,13 @@ impl<B: Backend> HostPool<B> {
         Some(std::iter::from_fn(|| free.pop_first()).take(units).map(unit).collect())
     }
 
-    /// Units that nobody has.
+    /// Number of free units.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.shared.free().len() as u32
     }
 
-    /// Units there are.
+    /// Number of units.
     #[must_use]
     pub fn units(&self) -> u32 {
         self.shared.units
@@ -127,21 +127,21 @@ impl<B: Backend> HostPool<B> {
 }
 
 /// Copies between a device's memory and units of a [`HostPool`], in one stream. It holds the units until the copies are
-/// done, so that nobody writes, reads or gives back what is being moved. Dropping it waits for the stream, or, while anything is
-/// being captured, has that done when the capture ends; if the wait fails, the units are lost to their pool.
+/// done: until then no unit can be written, read by others or given back. Dropping it waits for the stream; during a
+/// capture the wait is deferred until the capture ends. If the wait fails, the units never return to their pool.
 pub struct HostCopies<B: Backend> {
     stream: Stream<B>,
     ended: Event<B>,
     written: Vec<HostUnit<B>>,
     read: Vec<Arc<HostUnit<B>>>,
-    /// Bytes of all copies.
+    /// Bytes of all copies that were queued.
     bytes: u64,
     /// Whether nothing is in flight.
     is_settled: bool,
 }
 
 impl<B: Backend> HostCopies<B> {
-    /// No copies yet, of a stream.
+    /// Copies in `stream`; none is queued yet.
     ///
     /// # Errors
     /// As [`Device::event`].
@@ -151,13 +151,13 @@ impl<B: Backend> HostCopies<B> {
         Ok(Self { stream, ended, written, read, bytes: 0, is_settled: true })
     }
 
-    /// Queues copies of `from`, cut into parts as long as a unit, to the units in order. The last part may be shorter than its
-    /// unit. Units that follow each other in their pool are one copy.
+    /// Queues copies of `from` to `units`, in order, cut into parts as long as a unit. The last part may be shorter
+    /// than its unit. Units that are adjacent in their pool take one copy.
     ///
     /// # Errors
-    /// [`DeviceError::Length`] unless `from` fills all units but the last; [`DeviceError::ForeignDevice`];
-    /// [`DeviceError::ForbiddenInCapture`]; [`DeviceError::Cuda`], and then copies may have been queued. The units stay
-    /// here.
+    /// [`DeviceError::Length`] unless `from` fills all units but the last, and fits into all;
+    /// [`DeviceError::ForeignDevice`]; [`DeviceError::ForbiddenInCapture`]; [`DeviceError::Cuda`]. After the last two,
+    /// copies may have been queued, and `self` keeps the units; after the others the units are dropped.
     pub fn store(
         &mut self,
         from: &View<B, u8>,
@@ -186,8 +186,8 @@ impl<B: Backend> HostCopies<B> {
         copies
     }
 
-    /// Queues copies of the units, in order, to `to`, cut into parts as long as a unit. The last part may be shorter than its
-    /// unit. Units that follow each other in their pool are one copy.
+    /// Queues copies of `units` to `to`, in order, cut into parts as long as a unit. The last part may be shorter than
+    /// its unit. Units that are adjacent in their pool take one copy.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -219,7 +219,7 @@ impl<B: Backend> HostCopies<B> {
         copies
     }
 
-    /// Nothing follows: notes the end of the stream's work, copies and what else was queued there.
+    /// Records the end of the work in the stream: of the copies, and of other work that was queued there.
     ///
     /// # Errors
     /// As [`Stream::record`].
@@ -228,7 +228,7 @@ impl<B: Backend> HostCopies<B> {
         self.stream.record(&self.ended)
     }
 
-    /// Bytes of all copies.
+    /// Bytes of all copies that were queued.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -242,10 +242,10 @@ impl<B: Backend> HostCopies<B> {
         self.ended.has_passed()
     }
 
-    /// Waits for all work of the stream; the units that were written.
+    /// Waits for all work of the stream, and returns the units that were written.
     ///
     /// # Errors
-    /// [`Unsettled`], which holds all of it, if the stream's work cannot be waited for.
+    /// [`Unsettled`], which holds the copies with their units, if the wait fails.
     pub fn settle(mut self) -> Result<Vec<HostUnit<B>>, Box<Unsettled<B>>> {
         if let Err(error) = self.stream.synchronize() {
             return Err(Box::new(Unsettled { copies: self, error }));
@@ -290,7 +290,7 @@ struct InFlight<B: Backend> {
 }
 
 impl<B: Backend> InFlight<B> {
-    /// Waits for the stream and gives the units back: when the capture has ended, while anything is being captured.
+    /// Waits for the stream and gives the units back; during a capture, when that has ended.
     fn release(mut self) {
         let device = self.stream.device().clone();
         let waited = loop {
@@ -312,24 +312,24 @@ impl<B: Backend> InFlight<B> {
     }
 }
 
-/// Copies of which nobody knows whether they are done.
+/// Copies that could not be waited for: they may still be in flight.
 pub struct Unsettled<B: Backend> {
     /// The copies.
     pub copies: HostCopies<B>,
-    /// Why.
+    /// The error of the wait.
     pub error: DeviceError,
 }
 
-/// Units that follow each other in one pool.
+/// Units that are adjacent in one pool.
 struct Run {
-    /// The first of them, among those that are copied.
+    /// Index of the first, among the units that are copied.
     unit: usize,
-    /// First byte on the device, from the range's start on.
+    /// Offset of the first byte in the range on the device.
     start: u64,
     bytes: usize,
 }
 
-/// The runs of units that `bytes` bytes fill, all but the last wholly.
+/// Divides `bytes` bytes among the units, filling all but the last, and joins adjacent units into runs.
 fn runs<'u, B: Backend>(
     bytes: u64,
     units: impl Iterator<Item = &'u HostUnit<B>>,

@@ -1,9 +1,9 @@
-//! Which device something belongs to, and what a device is.
+//! The identity of a device, and its properties.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a device is, for people and reports.
+/// Properties of a device, for people and reports.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceInfo {
     /// Its name, as the driver gives it.
@@ -14,7 +14,7 @@ pub struct DeviceInfo {
     pub total_memory: u64,
 }
 
-/// Which [`Device`](crate::Device) something belongs to. No two devices of a process have the same.
+/// The identity of a [`Device`](crate::Device). No two devices of a process have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceId(u64);
 

@@ -1,18 +1,18 @@
-//! What stands for a GPU without the feature `cuda`: none is found, and none can be opened.
+//! Stands for a GPU in builds without the feature `cuda`: none is found, and none can be opened.
 
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::gpu_options::{CudaOptions, CudaSurvey, Kernels};
 use crate::null::Null;
 
-/// No device has this backend for a GPU: nothing opens one without the feature `cuda`.
+/// Stands for the backend of a GPU. Without the feature `cuda` no GPU can be opened.
 pub type Cuda = Null;
 
-/// A GPU, which nothing opens.
+/// Stands for a GPU: `open` always fails.
 pub type CudaDevice = Device<Cuda>;
 
 impl CudaDevice {
-    /// Opens no GPU.
+    /// Always fails.
     ///
     /// # Errors
     /// [`DeviceError::NoCuda`].
@@ -22,7 +22,7 @@ impl CudaDevice {
 }
 
 impl CudaSurvey {
-    /// Asks no driver.
+    /// Always fails, without asking a driver.
     ///
     /// # Errors
     /// [`DeviceError::NoCuda`].

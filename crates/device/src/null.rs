@@ -1,4 +1,4 @@
-//! A device that does nothing: it takes every call, counts it, and has no memory.
+//! A device that does nothing: it accepts every call, counts some of them, and has no memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,22 +8,22 @@ use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
 
-/// A device that does nothing. Every rule of [`Device`] holds on it: what is left of a call is the work of the
-/// host, for whoever measures that, or counts what a device is asked for.
+/// A device that does nothing. Every rule of [`Device`] holds on it. A call costs only the work of the host: for
+/// measuring that work, or for counting the calls of a device.
 pub type NullDevice = Device<Null>;
 
 impl NullDevice {
-    /// A device that does nothing, with `memory` bytes of which no byte exists.
+    /// A device that does nothing, with `memory` bytes of address space and no storage.
     #[must_use]
     pub fn null(memory: u64) -> Self {
         Self::from_backend(Null::new(memory))
     }
 }
 
-/// The raw calls of a device that does nothing. Memory is a range of addresses; whoever reads it gets zeros.
+/// The raw calls of a device that does nothing. Its memory is only a range of addresses; downloads return zeros.
 pub struct Null {
     info: DeviceInfo,
-    /// Where the next allocation is, on the way through the memory from [`FIRST`] on.
+    /// Address of the next allocation; the first is at [`FIRST`].
     next: AtomicU64,
     streams: AtomicU64,
     launches: AtomicU64,
@@ -31,7 +31,7 @@ pub struct Null {
     uploaded: AtomicU64,
 }
 
-/// What a device was asked for since it was made.
+/// Counts of calls since the device was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NullCalls {
     /// Kernels that were launched or captured.
@@ -89,7 +89,7 @@ impl Null {
         Self { info, next: AtomicU64::new(FIRST), streams, launches, replays, uploaded }
     }
 
-    /// What it was asked for since it was made.
+    /// Counts of calls since it was made.
     #[must_use]
     pub fn calls(&self) -> NullCalls {
         let Self { launches, replays, uploaded, .. } = self;
@@ -99,8 +99,8 @@ impl Null {
     }
 }
 
-/// Adds to a count, without a locked instruction: what the one thread that is measured does shall not wait for it.
-/// Counts of several threads at once may be too small.
+/// Adds to a count without a locked instruction, which would delay the thread that is measured. If several threads
+/// count at once, the count may be too small.
 fn count(calls: &AtomicU64, by: u64) {
     calls.store(calls.load(Ordering::Relaxed) + by, Ordering::Relaxed);
 }
@@ -187,7 +187,7 @@ unsafe impl Backend for Null {
         variant: O::Variant,
         operation: &O,
     ) -> Result<(), DeviceError> {
-        // What a driver is handed is part of the host's work.
+        // Preparing the arguments for a driver is part of the host's work.
         let grid = operation.grid(variant);
         operation.with_arguments(|arguments| {
             std::hint::black_box((O::kernel(variant), grid, arguments));

@@ -7,18 +7,18 @@ use simt::kernel::KernelInfo;
 
 use crate::span::Span;
 
-/// The launch arguments of one operation, which exists for every `Variant`.
+/// The launch arguments of one operation, which has a kernel for every `Variant`.
 ///
-/// Whoever launches one answers for it ([`Stream::launch`](crate::Stream::launch)): that [`Self::kernel`] indexes the list that the device
-/// was opened with, and that [`Self::info`], [`Self::extents`] and the arguments are those of that kernel.
+/// The caller of [`Stream::launch`](crate::Stream::launch) promises that [`Self::kernel`] indexes the list that the
+/// device was opened with, and that [`Self::info`], [`Self::extents`] and the arguments are those of that kernel.
 pub trait Operation: Copy + Send + Sync + 'static {
     /// The format or formats that choose among the operation's kernels.
     type Variant: Copy + Send + Sync + 'static;
 
-    /// The kernel for `variant`: its index in the list that [`Kernels`](crate::Kernels) has.
+    /// The index of the kernel for `variant` in the list of [`Kernels`](crate::Kernels).
     fn kernel(variant: Self::Variant) -> usize;
 
-    /// The kernel for `variant`.
+    /// The description of the kernel for `variant`.
     fn info(variant: Self::Variant) -> &'static KernelInfo;
 
     /// Blocks of the launch, as (x, y).
@@ -30,7 +30,7 @@ pub trait Operation: Copy + Send + Sync + 'static {
     /// The pointer arguments, in the order of [`KernelInfo::pointers`].
     fn pointers(&self) -> impl AsRef<[Span]>;
 
-    /// Hands the argument list of `cuLaunchKernel` to `launch`: a pointer to each argument.
+    /// Calls `launch` with the argument list of `cuLaunchKernel`: a pointer to each argument.
     fn with_arguments<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R;
 
     /// Runs the kernel for `variant` on the CPU.

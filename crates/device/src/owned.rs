@@ -1,4 +1,4 @@
-//! Objects of a backend, given back when it may be.
+//! Objects of a backend, which are released only while no capture is active.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::capture::Captures;
 
-/// An object of a backend. It is given back when this is dropped, or after the capture that is active then:
-/// a driver may neither free nor wait while it captures.
+/// An object of a backend. It is released when this is dropped, or after the capture that is active then: a driver may
+/// neither free nor wait during a capture.
 pub(crate) struct Owned<T: Send + 'static> {
     raw: ManuallyDrop<T>,
     captures: Arc<Captures>,

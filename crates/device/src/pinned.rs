@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::error::DeviceError;
 use crate::owned::Owned;
 
-/// Pinned host memory of `T`, the source of copies that do not wait.
+/// Pinned host memory of `T`: copies from it need not wait.
 pub struct Pinned<B: Backend, T> {
     memory: Owned<B::PinnedMemory>,
     device: Device<B>,

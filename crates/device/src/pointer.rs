@@ -1,4 +1,4 @@
-//! Launch pointers: what a kernel takes of a buffer.
+//! Launch pointers: the arguments that kernels take for buffers.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -33,7 +33,7 @@ macro_rules! launch_pointer {
                 Self::new(Span { address, bytes, device: device.id() })
             }
 
-            /// The range it may be used for.
+            /// The range that the kernel may use through it.
             #[must_use]
             pub const fn span(&self) -> Span {
                 self.span
@@ -45,7 +45,7 @@ macro_rules! launch_pointer {
                 self.span.address
             }
 
-            /// What `cuLaunchKernel` takes for this argument: where the 64-bit address is.
+            /// The element of `cuLaunchKernel`'s argument list: a pointer to the 64-bit address.
             #[must_use]
             pub const fn argument(&self) -> *mut c_void {
                 (&raw const self.span.address).cast_mut().cast()

@@ -1,4 +1,4 @@
-//! A check of lengths, for what comes before several launches: a launch checks its own arguments.
+//! A check of lengths for operations of several launches, before the first one: a launch checks only its own arguments.
 
 use crate::error::DeviceError;
 

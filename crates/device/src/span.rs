@@ -17,7 +17,7 @@ impl Span {
         self.address
     }
 
-    /// Its bytes.
+    /// Its size in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -32,14 +32,14 @@ impl Span {
     /// Whether a byte is in both.
     #[must_use]
     pub const fn overlaps(&self, other: &Self) -> bool {
-        // Without a branch: launches ask this of many pairs, and the answer is always no.
+        // Without a branch: launches compare many pairs, of which hardly any overlaps.
         (self.bytes > 0)
             & (other.bytes > 0)
             & (self.address < other.end())
             & (other.address < self.end())
     }
 
-    /// The address behind its last byte.
+    /// The address after its last byte.
     pub(crate) const fn end(&self) -> u64 {
         self.address.saturating_add(self.bytes)
     }

@@ -1,4 +1,4 @@
-//! A device buffer that the host rewrites again and again without waiting for the device.
+//! A device buffer that the host rewrites repeatedly without waiting for the device.
 
 use bytemuck::Pod;
 
@@ -9,20 +9,20 @@ use crate::error::DeviceError;
 use crate::pinned::Pinned;
 use crate::stream::{Event, Stream};
 
-/// Device memory of `T` at one address for life, and two pinned arrays to write it from, in turn:
-/// the device may still be copying the last one while the host fills the next.
+/// Device memory of `T` at a fixed address, and two pinned arrays from which it is written, in turn: the device may
+/// still be copying the last one while the host fills the next.
 pub struct Staged<B: Backend, T> {
     target: Buffer<B, T>,
     sources: [Source<B, T>; 2],
     next: usize,
 }
 
-/// A pinned array, and what must have passed before it is written again.
+/// A pinned array, and the copy that must be done before it is written again.
 struct Source<B: Backend, T> {
     array: Pinned<B, T>,
-    /// Recorded behind the last copy, if that went well.
+    /// Recorded after the last copy, if that succeeded.
     copied: Event<B>,
-    /// The stream of a copy that may be in flight without `copied` behind it.
+    /// The stream of a copy that may be in flight without `copied` recorded after it.
     unrecorded: Option<Stream<B>>,
 }
 
@@ -78,13 +78,13 @@ impl<B: Backend, T: Pod> Staged<B, T> {
         &self.target
     }
 
-    /// Lets `write` fill the beginning of an array of all elements, and queues one copy of as many elements as it
-    /// says to the device, which keeps its others. What the array held before means nothing. If `write` refuses,
-    /// nothing is queued and the device keeps what it has.
+    /// Calls `write` with an array of all elements, whose contents are arbitrary. `write` fills its beginning and
+    /// returns the number of elements to copy. Queues one copy of these to the device, whose other elements stay as
+    /// they were. If `write` fails, nothing is queued.
     ///
     /// # Errors
-    /// What `write` returned; [`DeviceError::Length`] if it says more than there are; [`DeviceError`] of the copy,
-    /// which may then have been queued all the same.
+    /// The error of `write`; [`DeviceError::Length`] if it returns a larger number than there are elements;
+    /// [`DeviceError`] of the copy, which may have been queued nevertheless.
     pub fn update<R, E: From<DeviceError>>(
         &mut self,
         stream: &Stream<B>,

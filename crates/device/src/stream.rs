@@ -50,20 +50,20 @@ impl<B: Backend> Stream<B> {
         &self.shared.device
     }
 
-    /// What tells it from other streams of its device.
+    /// A number that no other stream of its device has.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.backend().stream_id(self.raw())
     }
 
-    /// Whether it is being captured: nothing that is queued into it runs.
+    /// Whether it is being captured: then work that is queued into it is recorded and does not run.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.device().captures().is_capturing(self.id())
     }
 
-    /// Called before work is queued that has to run, not only to be recorded: [`Running::end`] behind it says whether it does.
-    /// `operation` is what needs it, for the error.
+    /// To be called before queueing work that must run, not only be recorded. [`Running::end`], called after it, says
+    /// whether it does. `operation` names the work in the error.
     ///
     /// # Errors
     /// [`DeviceError::ForbiddenInCapture`] while it is being captured.
@@ -78,13 +78,13 @@ impl<B: Backend> Stream<B> {
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
     /// states.
     ///
-    /// Work on another stream, and copies, must not touch what the kernel writes until it is done, nor write what it reads: the results
-    /// are wrong then.
+    /// Until the kernel is done, work of other streams, and copies, must not touch memory that the kernel writes, nor
+    /// write memory that it reads: otherwise the results are wrong.
     ///
     /// # Safety
-    /// The pointers are good for what the kernel reads and writes with these scalars, whatever that memory holds, and whoever writes it
-    /// meanwhile: the kernel checks each index that it reads. `O::kernel` indexes the list that the device was opened with, and
-    /// `O::info`, the extents and the arguments are those of that kernel.
+    /// The pointers are good for what the kernel reads and writes with these scalars, whatever that memory holds, and
+    /// whoever writes it meanwhile: the kernel checks each index that it reads. `O::kernel` indexes the list that the
+    /// device was opened with, and `O::info`, the extents and the arguments are those of that kernel.
     ///
     /// # Errors
     /// As [`Self::check`]; [`DeviceError::Cuda`]; [`DeviceError::Fault`] on the emulator.
@@ -107,8 +107,8 @@ impl<B: Backend> Stream<B> {
         Ok(())
     }
 
-    /// Refuses what a launch would refuse before it is queued: for operations of several launches, of
-    /// which all or none are to be queued.
+    /// Makes the checks of [`Self::launch`] and queues nothing: for operations of several launches, of which all or
+    /// none are to be queued.
     ///
     /// # Errors
     /// [`DeviceError::BadGrid`]; [`DeviceError::ForeignDevice`]; [`DeviceError::Misaligned`];
@@ -124,7 +124,7 @@ impl<B: Backend> Stream<B> {
         self.device().captures().check_retained(self.id(), kernel.name, named(kernel, pointers))
     }
 
-    /// The same but for captures.
+    /// The checks of [`Self::check`] except that for captures.
     fn check_call<O: Operation>(
         &self,
         variant: O::Variant,
@@ -136,7 +136,7 @@ impl<B: Backend> Stream<B> {
         check_pointers(kernel, pointers, extents.as_ref(), self.device().id())
     }
 
-    /// Waits until all its work is done; faults of its kernels surface here.
+    /// Waits until all its work is done. Faults of its kernels are returned here.
     ///
     /// # Errors
     /// [`DeviceError::KernelFault`]; [`DeviceError::ForbiddenInCapture`] while capturing.
@@ -145,7 +145,7 @@ impl<B: Backend> Stream<B> {
         captures.outside("waiting for a stream", || self.backend().synchronize(self.raw()))
     }
 
-    /// Notes the present end of the stream in `event`.
+    /// Records `event` at the present end of the stream.
     ///
     /// # Errors
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::ForbiddenInCapture`] while capturing;
@@ -156,7 +156,7 @@ impl<B: Backend> Stream<B> {
         captures.outside("recording an event", || self.backend().record(raw, self.raw()))
     }
 
-    /// Lets work that is queued from now on wait, on the device, until `event` has passed; not at all if it
+    /// Makes work that is queued from now on wait, on the device, until `event` has passed; it does not wait if `event`
     /// was never recorded. The host does not wait.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl<B: Backend> Stream<B> {
 pub struct Running<'s, B: Backend> {
     stream: &'s Stream<B>,
     operation: &'static str,
-    /// Captures that had begun.
+    /// Number of captures that had begun before the work was queued.
     begun: u64,
 }
 
@@ -195,11 +195,11 @@ impl<B: Backend> fmt::Debug for Running<'_, B> {
 }
 
 impl<B: Backend> Running<'_, B> {
-    /// Whether all that was queued since runs.
+    /// Checks that all work that was queued since [`Stream::running`] runs.
     ///
     /// # Errors
-    /// [`DeviceError::ForbiddenInCapture`] if another thread has begun to capture the stream meanwhile: some of the work was
-    /// recorded, perhaps, and does not run.
+    /// [`DeviceError::ForbiddenInCapture`] if another thread has begun to capture the stream meanwhile: some of the
+    /// work may have been recorded, and does not run.
     pub fn end(self) -> Result<(), DeviceError> {
         let Self { stream, operation, begun } = self;
         if stream.device().captures().has_begun(stream.id(), begun) {
@@ -209,7 +209,7 @@ impl<B: Backend> Running<'_, B> {
     }
 }
 
-/// A launch's memory, with the names of its arguments.
+/// The memory of a launch's arguments, with their names.
 fn named<'s>(
     kernel: &'static KernelInfo,
     pointers: &'s [Span],
@@ -244,7 +244,7 @@ impl<B: Backend> Event<B> {
         captures.outside("waiting for an event", || self.device.backend().wait(&self.raw))
     }
 
-    /// Whether it has passed; the host does not wait. So it has if it was never recorded.
+    /// Whether it has passed; true if it was never recorded. The host does not wait.
     ///
     /// # Errors
     /// As [`Self::wait`].
@@ -280,8 +280,8 @@ impl<B: Backend> Device<B> {
         self.stream_with(Priority::Highest)
     }
 
-    /// A new stream of the lowest priority: a kernel in it takes multiprocessors that no block of a stream of higher priority
-    /// waits for. For copies beside steps.
+    /// A new stream of the lowest priority, for copies beside steps: its kernels get only multiprocessors that no block
+    /// of a stream of higher priority waits for.
     ///
     /// # Errors
     /// As [`Self::stream`].

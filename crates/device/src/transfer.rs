@@ -108,11 +108,11 @@ impl<B: Backend> Stream<B> {
         )
     }
 
-    /// Moves `bytes` bytes in parts through memory of its own. `queue` queues the copy of a part, given its
-    /// offset and length; after it was waited for, `done` may look at it.
+    /// Copies `bytes` bytes in parts through staging memory. `queue` queues the copy of a part, given its offset and
+    /// length; `done` gets the part after the copy was waited for.
     ///
-    /// Host memory that was only borrowed must not be seen by a copy that outlives the call, and after a failed
-    /// wait nobody knows whether the copy has ended: the part is then never freed.
+    /// A copy that outlives the call must not reach borrowed host memory. After a failed wait the copy may still be in
+    /// flight: the staging memory is then leaked.
     fn in_parts(
         &self,
         operation: &'static str,

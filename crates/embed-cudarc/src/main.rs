@@ -1,7 +1,8 @@
-//! The cache beside `cudarc`: one context, one stream, and memory of either that the other uses where it lies.
+//! Uses the cache together with `cudarc`: both share one context and one stream, and each uses the other's memory
+//! without copies.
 //!
-//! On a machine with a GPU `cargo run -p embed-cudarc` says what it has checked, and ends with 1 if a check fails.
-//! Without a GPU it can be compiled, and its tests run the same step on the emulator.
+//! On a machine with a GPU, `cargo run -p embed-cudarc` prints what it has checked, and exits with status 1 if a check
+//! fails. It also compiles without a GPU, and its tests run the same step on the emulator.
 
 mod step;
 
@@ -37,7 +38,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Whether memory of the cache is in cudarc's context.
+/// Checks that memory of the cache is in cudarc's context, and that this context is current.
 fn check_context(device: &CudaDevice, context: &Arc<CudaContext>) -> Result<()> {
     let buffer = device.allocate::<u32>("a buffer", 64)?;
     let mut found: sys::CUcontext = std::ptr::null_mut();
@@ -56,7 +57,7 @@ fn check_context(device: &CudaDevice, context: &Arc<CudaContext>) -> Result<()> 
 }
 
 // ANCHOR: step
-/// A step over tensors that cudarc allocated, fills and reads.
+/// Runs a step over tensors that cudarc allocates, fills and reads.
 fn run_step(
     device: &CudaDevice,
     cache_stream: &Stream<Cuda>,
@@ -66,7 +67,7 @@ fn run_step(
     let mut window = stream.alloc_zeros::<bf16>(TOKENS * WINDOW * ROW)?;
     let mut lengths = stream.alloc_zeros::<i32>(TOKENS)?;
     {
-        // cudarc notes the use of its memory when these guards are dropped: after the step was queued.
+        // cudarc records the use of its memory when these guards are dropped, which is after the step was queued.
         let (rows_at, _rows) = rows.device_ptr(stream);
         let (window_at, _window) = window.device_ptr_mut(stream);
         let (lengths_at, _lengths) = lengths.device_ptr_mut(stream);
@@ -86,7 +87,7 @@ fn run_step(
 }
 // ANCHOR_END: step
 
-/// Memory that the cache's device allocated, as a slice of cudarc.
+/// Reads memory that the cache's device allocated, as a slice of cudarc.
 fn share_back(
     device: &CudaDevice,
     cache_stream: &Stream<Cuda>,

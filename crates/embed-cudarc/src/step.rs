@@ -1,4 +1,4 @@
-//! A step of five tokens in a model of two layers with a sliding window, and what must come out of it.
+//! A step of five tokens in a model of two sliding-window layers, and a check of its results.
 
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
@@ -12,17 +12,17 @@ pub const WINDOW: usize = 128;
 /// Values of a row.
 pub const ROW: usize = 512;
 
-/// What the embedder's model reads and writes.
+/// The tensors of the embedder's model.
 pub struct Tensors<B: Backend> {
-    /// `[TOKENS, ROW]`: what its projections have written.
+    /// `[TOKENS, ROW]`: the output of its projections.
     pub rows: Buffer<B, bf16>,
-    /// `[TOKENS, WINDOW, ROW]`: what its attention reads.
+    /// `[TOKENS, WINDOW, ROW]`: the input of its attention.
     pub window: Buffer<B, bf16>,
-    /// `[TOKENS]`: rows of each window.
+    /// `[TOKENS]`: number of rows of each window.
     pub lengths: Buffer<B, i32>,
 }
 
-/// Queues the step in `stream`.
+/// Queues the step in `stream`, and waits for it.
 pub fn run<B: Backend>(
     device: &Device<B>,
     stream: &Stream<B>,
@@ -42,11 +42,11 @@ pub fn run<B: Backend>(
         layer.append()?;
     }
     step.commit(&[Accepted::count(id, tokens)])?;
-    // The cache is dropped here: its kernels must have run.
+    // Waits for the kernels, since the cache is dropped here.
     cache.check_faults(stream)
 }
 
-/// Whether each token sees itself and those before it, all of whose values are 1.
+/// Checks that each token sees itself and all earlier tokens, whose values are all 1.
 pub fn check(window: &[bf16], lengths: &[i32]) -> Result<()> {
     ensure!(lengths == [1, 2, 3, 4, 5], "windows of {lengths:?} rows");
     for (query, (rows, &length)) in window.chunks(WINDOW * ROW).zip(lengths).enumerate() {

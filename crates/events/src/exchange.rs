@@ -1,4 +1,5 @@
-//! What goes from the step's thread to the publisher's: a fixed number of batches that go round.
+//! Passes events from the thread that runs steps to the publisher's thread, in a fixed number of batches that are
+//! reused.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,12 +10,12 @@ use tokio::sync::Notify;
 
 use crate::hash::BLOCK;
 
-/// What a step hands over.
+/// An item for the publisher's thread.
 #[derive(Debug)]
 pub(crate) enum Handed {
-    /// What happened.
+    /// Events since the last item.
     Events(EventBatch<BLOCK>),
-    /// What is there.
+    /// All blocks in the prefix tree.
     Snapshot(EventBatch<BLOCK>),
 }
 
@@ -22,22 +23,22 @@ pub(crate) enum Handed {
 struct Queue {
     ready: VecDeque<Handed>,
     spare: Vec<EventBatch<BLOCK>>,
-    /// Whether a snapshot is among `ready`, or is being written: one at most, so that memory is bounded.
+    /// Whether a snapshot is in `ready`, or is being written. There is at most one, so that memory is bounded.
     has_snapshot: bool,
     is_closed: bool,
 }
 
-/// Both ends of it. Nothing here allocates after it was made.
+/// The queue between the two threads. It allocates nothing after it was created.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     queue: Mutex<Queue>,
     handed: Notify,
-    /// Whether somebody needs a snapshot to go on from.
+    /// Whether the publisher's thread needs a snapshot.
     wants_snapshot: AtomicBool,
     pub counters: Counters,
 }
 
-/// Counted since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub messages: AtomicU64,
@@ -50,13 +51,13 @@ pub(crate) struct Counters {
     pub resident: AtomicU64,
     /// Bytes of messages that are kept for replay, or wait to be sent.
     pub bytes: AtomicU64,
-    /// Of these, bytes that wait to be sent.
+    /// The part of `bytes` that waits to be sent.
     pub unsent: AtomicU64,
     pub next: AtomicU64,
 }
 
 impl Exchange {
-    /// With so many batches of so many blocks.
+    /// An exchange of `batches` batches, each with room for `capacity` blocks.
     pub fn new(batches: usize, capacity: u32) -> Self {
         let queue = Queue {
             ready: VecDeque::with_capacity(batches + 1),
@@ -73,21 +74,21 @@ impl Exchange {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // Every change is whole before anything can panic.
+        // Nothing can panic in the middle of a change.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A batch to fill; `None` while the publisher has them all.
+    /// Takes an empty batch to fill; `None` while the publisher's thread has all of them.
     pub fn spare(&self) -> Option<EventBatch<BLOCK>> {
         self.queue().spare.pop()
     }
 
-    /// Gives a batch back.
+    /// Returns a batch for reuse.
     pub fn give_back(&self, batch: EventBatch<BLOCK>) {
         self.queue().spare.push(batch);
     }
 
-    /// Hands something over.
+    /// Passes an item to the publisher's thread.
     pub fn hand(&self, handed: Handed) {
         let mut queue = self.queue();
         queue.has_snapshot |= matches!(handed, Handed::Snapshot(_));
@@ -96,32 +97,32 @@ impl Exchange {
         self.handed.notify_one();
     }
 
-    /// The snapshot that was taken is written, and dropped.
+    /// Notes that the last snapshot was written, and that its memory is free.
     pub fn snapshot_dropped(&self) {
         self.queue().has_snapshot = false;
     }
 
-    /// Whether a snapshot is on its way already.
+    /// Whether a snapshot is queued or being written.
     pub fn has_snapshot(&self) -> bool {
         self.queue().has_snapshot
     }
 
-    /// Asks the next step for a snapshot.
+    /// Requests a snapshot at the next step.
     pub fn want_snapshot(&self) {
         self.wants_snapshot.store(true, Relaxed);
     }
 
-    /// Whether one is asked for.
+    /// Whether a snapshot is requested.
     pub fn wants_snapshot(&self) -> bool {
         self.wants_snapshot.load(Relaxed)
     }
 
-    /// One is taken: what was asked for before it is answered by it.
+    /// Notes that a snapshot is about to be taken, which serves all earlier requests.
     pub fn snapshot_taken(&self) {
         self.wants_snapshot.store(false, Relaxed);
     }
 
-    /// What was handed over next; `None` when nothing is left of a queue that is closed.
+    /// Waits for the next item; `None` once the queue is closed and empty.
     pub async fn take(&self) -> Option<Handed> {
         loop {
             {
@@ -137,12 +138,12 @@ impl Exchange {
         }
     }
 
-    /// Whether nothing more is handed over.
+    /// Whether the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.queue().is_closed
     }
 
-    /// Nothing more is handed over.
+    /// Closes the queue: no item follows.
     pub fn close(&self) {
         self.queue().is_closed = true;
         self.handed.notify_one();
@@ -153,7 +154,7 @@ impl Exchange {
 mod tests {
     use super::*;
 
-    /// A snapshot that is being written still has its memory.
+    /// A snapshot that is being written still holds its memory.
     #[test]
     fn a_snapshot_counts_until_it_is_dropped() {
         let exchange = Exchange::new(1, 1);

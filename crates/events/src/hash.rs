@@ -1,8 +1,9 @@
-//! Hashes of blocks: vLLM's chain `sha256_cbor`, so that a router has one hash for the same prefix in either engine.
+//! Hashes of blocks: vLLM's hash chain `sha256_cbor`. The same prefix has the same hash in both engines, so a router
+//! can mix them.
 //!
-//! A block's hash is the SHA-256 of the canonical CBOR of `(parent, tokens, extra)`: the 32 bytes of the hash of the
-//! block above, or of the root; the token ids; and what else tells two prefixes apart, or null. That is
-//! `hash_block_tokens` of `vllm/v1/core/kv_cache_utils.py`, with `extra` as `generate_block_hash_extra_keys` has it
+//! A block's hash is the SHA-256 of the canonical CBOR of `(parent, tokens, extra)`: the 32-byte hash of the parent
+//! block, or of the root; the token ids; and other data that distinguishes prefixes, or null. This is
+//! `hash_block_tokens` of `vllm/v1/core/kv_cache_utils.py`, with `extra` as `generate_block_hash_extra_keys` builds it
 //! (0.33.0).
 
 use dsv4_kv_prefix::RootKey;
@@ -11,18 +12,18 @@ use sha2::{Digest, Sha256};
 /// Tokens of a block.
 pub const BLOCK: usize = 128;
 
-/// The hash of a block, and of all that is above it.
+/// The hash of a block and all its ancestors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockHash(pub [u8; 32]);
 
 impl BlockHash {
-    /// What has no block above it: the SHA-256 of the CBOR of `"vllm-none-hash"`.
+    /// The parent hash of a first block: the SHA-256 of the CBOR of `"vllm-none-hash"`.
     #[must_use]
     pub fn root() -> Self {
         Self(Sha256::digest(b"\x6evllm-none-hash").into())
     }
 
-    /// What events have of it: its last eight bytes as a number.
+    /// The form in events: its last eight bytes as a number.
     #[must_use]
     pub fn wire(self) -> u64 {
         let [.., a, b, c, d, e, f, g, h] = self.0;
@@ -30,15 +31,16 @@ impl BlockHash {
     }
 }
 
-/// Hashes blocks, one after the other.
+/// Computes hashes of blocks.
 #[derive(Debug, Default)]
 pub struct Hasher {
-    /// The CBOR of a block, written over by the next.
+    /// Buffer for the CBOR of a block.
     cbor: Vec<u8>,
 }
 
 impl Hasher {
-    /// The hash of the block below `parent`, or at the root. The salt counts in the first block only, the adapter in each.
+    /// The hash of the block after `parent`, or of a first block. The salt enters only the hash of the first block, the
+    /// adapter that of every block.
     ///
     /// ```
     /// use dsv4_kv_events::{BlockHash, Hasher};
@@ -70,7 +72,7 @@ impl Hasher {
             keys => head(cbor, ARRAY, keys),
         }
         if let Some(adapter) = adapter {
-            // The third is the path of the adapter's file, which is not known here.
+            // The third element is the path of the adapter's file, which is not known here.
             head(cbor, ARRAY, 3);
             [b"lora", adapter, b""].iter().for_each(|part| text(cbor, part));
         }
@@ -89,7 +91,7 @@ const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
 const NULL: u8 = 0xf6;
 
-/// A type and a number in as few bytes as it takes.
+/// Writes a major type and a number in the shortest encoding.
 fn head(cbor: &mut Vec<u8>, major: u8, number: u64) {
     let kind = major << 5;
     let all = number.to_be_bytes();
@@ -113,7 +115,8 @@ fn bytes(cbor: &mut Vec<u8>, bytes: &[u8]) {
     cbor.extend_from_slice(bytes);
 }
 
-/// Text, as vLLM's salts and names are; what is no text is bytes, so that it differs from all text.
+/// Writes text, the type of vLLM's salts and names. Bytes that are not UTF-8 are written as a byte string, so that they
+/// differ from all text.
 fn text(cbor: &mut Vec<u8>, text: &[u8]) {
     match std::str::from_utf8(text) {
         Ok(text) => head(cbor, TEXT, text.len() as u64),

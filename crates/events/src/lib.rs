@@ -1,17 +1,18 @@
-//! Tells routers which blocks a KV cache holds, so that a prompt is sent where its prefix is: vLLM's KV events over
-//! ZeroMQ, with replay, as Dynamo, llm-d and AIBrix read them.
+//! Tells routers which blocks a KV cache holds, so that they can send a prompt to the cache that has its prefix: vLLM's
+//! KV events over ZeroMQ, with replay, in the form that Dynamo, llm-d and AIBrix read.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`publisher`] | [`Publisher`]: what the step's thread calls |
+//! | [`publisher`] | [`Publisher`]: the interface for the thread that runs steps |
 //! | [`options`] | [`PublisherOptions`], [`PublishError`] |
 //! | [`hash`] | [`BlockHash`]: vLLM's chain of hashes |
 //! | `message` | vLLM's msgpack |
-//! | `resident` | the hash of each block that is there |
-//! | `exchange` | batches that go round between the two threads |
-//! | `worker`, `sent`, `replay` | the thread: sockets, what waits, what is kept |
+//! | `resident` | the hash of each block in the prefix tree |
+//! | `exchange` | batches of events that circulate between the two threads |
+//! | `worker`, `sent`, `replay` | the publisher's thread: sockets, unsent messages, messages kept for replay |
 //!
-//! The step's thread swaps a batch of events for an empty one; hashing, writing and sending are the publisher's thread's:
+//! The thread that runs steps swaps a batch of events for an empty one. The publisher's thread hashes, encodes and
+//! sends:
 //!
 //! ```
 //! # use dsv4_kv_prefix::{EventSource, Limits, PrefixTree, RootKey, ScoredLru};
@@ -39,37 +40,39 @@
 //!
 //! # What is on the wire
 //!
-//! A message has three frames: the topic, a number of 8 bytes, big-endian, and msgpack ([`hash`] says what a hash is).
-//! The first message of a publisher says `AllBlocksCleared`, then come all blocks that are there; each step's events are
-//! a message, or several if they name more than 1,024 blocks. Who misses a number asks the replay endpoint with a DEALER
-//! socket, `["", number]`, and gets `["", topic, number, message]` for each message from there on, and
-//! `["", "", -1, ""]`.
+//! A message has three frames: the topic, a sequence number of 8 bytes, big-endian, and msgpack ([`hash`] defines the
+//! hashes). The first message of a publisher says `AllBlocksCleared`, followed by all blocks in the prefix tree. The
+//! events of each step are one message, or several if they name more than 1,024 blocks. A subscriber that misses a
+//! number asks the replay endpoint with a DEALER socket, `["", number]`. It gets `["", topic, number, message]` for
+//! each message from that number on, and finally `["", "", -1, ""]`.
 //!
-//! # What is lost, and made good
+//! # What can be lost, and how it is repaired
 //!
-//! | what happens | what follows |
+//! | event | consequence |
 //! |---|---|
-//! | the thread is slower than the steps | batches run out, events stay in the log, steps wait for nothing |
-//! | the log is full, or somebody else read it | `AllBlocksCleared`, and everything that is there, at most once in [`PublisherOptions::snapshot_interval`] |
-//! | a subscriber asks for messages that are no longer kept | the same |
-//! | a subscriber does not read | after [`PublisherOptions::stall`] all are disconnected, and connect again |
-//! | the last message before a pause is lost | after [`PublisherOptions::heartbeat`] a message without events tells it |
-//! | the publisher starts again | its numbers are beyond all earlier ones, and it begins with `AllBlocksCleared` |
+//! | the publisher's thread is slower than the steps | batches run out and events stay in the log; steps do not wait |
+//! | the log is full, or was read elsewhere | a snapshot (`AllBlocksCleared` and all blocks), not too often |
+//! | a subscriber asks for messages that are no longer kept | a snapshot, likewise |
+//! | a subscriber does not read | after [`PublisherOptions::stall`] all are disconnected; they connect again |
+//! | the last message before a pause is lost | an empty message after [`PublisherOptions::heartbeat`] reveals it |
+//! | the publisher starts again | its numbers are higher than all earlier ones, and it begins with `AllBlocksCleared` |
 //!
-//! Its memory is bounded: batches, one snapshot until it is written, 40 bytes of each block that is there, and the bytes of messages that
-//! [`PublisherOptions`] names.
+//! The least time between two snapshots is [`PublisherOptions::snapshot_interval`]. The memory of a publisher is
+//! bounded: batches, one snapshot until it is written, 40 bytes per block in the prefix tree, and the bytes of messages
+//! that [`PublisherOptions`] limits.
 //!
-//! Both endpoints are for trusted networks only: nobody who connects is asked who he is, and `zeromq` reserves memory for
-//! whatever length a frame names, so that one connection can end the process.
+//! Use both endpoints in trusted networks only: connections are not authenticated, and `zeromq` reserves memory for any
+//! length that a frame states, so that one connection can end the process.
 //!
-//! # What was tried with it
+//! # Tests with routers
 //!
-//! Dynamo's indexer (1.6.1) has what the cache has after a late start, a log that overflowed and 100 restarts
-//! (`tests/wire/dynamo.rs`). It knows a block by its tokens and its adapter, not by its salt: blocks of two salts with equal
-//! tokens are one block to it, and it loses some of them. Caches whose requests have several salts want another router.
+//! Dynamo's indexer (1.6.1) agrees with the cache after a late start, a log that overflowed, and 100 restarts
+//! (`tests/wire/dynamo.rs`). It identifies a block by its tokens and its adapter, not by its salt: blocks of two salts
+//! with equal tokens are one block to it, and it loses some of them. Caches whose requests have several salts need
+//! another router.
 //!
-//! A router that computes hashes itself must know what is in them besides tokens: the salt as vLLM's `cache_salt`, the
-//! adapter as the name of vLLM's LoRA adapter with an empty path.
+//! A router that computes hashes itself must know their inputs besides the tokens: the salt is vLLM's `cache_salt`, and
+//! the adapter is the name of vLLM's LoRA adapter, with an empty path.
 
 mod exchange;
 pub mod hash;

@@ -1,4 +1,4 @@
-//! Messages: vLLM's msgpack of events, byte for byte as its `msgspec` writes them (0.33.0).
+//! Encodes messages: vLLM's msgpack of events, byte for byte as vLLM's `msgspec` writes them (0.33.0).
 //!
 //! A message is `[time, [event, ..], rank]`. An event is a map: `BlockStored`, `BlockRemoved` or `AllBlocksCleared`.
 
@@ -12,48 +12,48 @@ use rmp::encode::{
 
 use crate::hash::BLOCK;
 
-/// Blocks of which a message is closed, and the next one begun: some 550 bytes each where they are stored.
+/// Most blocks of a message; a stored block takes about 550 bytes.
 pub(crate) const MOST_BLOCKS: usize = 1024;
 
-/// Where blocks are, to a router.
+/// The storage medium of blocks, as routers know it.
 const MEDIUM: &str = "GPU";
 
-/// Events of one message.
+/// A message under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Message {
     events: ByteBuf,
     count: u32,
-    /// Blocks that its events name.
+    /// Number of blocks that its events name.
     blocks: usize,
 }
 
-/// Blocks that were stored together, one below the other.
+/// Consecutive blocks of a prefix that were stored together.
 pub(crate) struct StoredBlocks<'b> {
     pub root: &'b RootKey,
-    /// Of the block above the first.
+    /// The hash of the first block's parent.
     pub parent: Option<u64>,
     pub hashes: &'b [u64],
     pub tokens: &'b [[u32; BLOCK]],
 }
 
 impl Message {
-    /// Whether nothing happened.
+    /// Whether it has no events.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Blocks that it has room for.
+    /// Number of blocks for which it has room.
     pub fn room(&self) -> usize {
         MOST_BLOCKS.saturating_sub(self.blocks)
     }
 
-    /// Nothing that was stored before is there.
+    /// Adds the event that all blocks are gone.
     pub fn cleared(&mut self) {
         map(&mut self.events, 1);
         self.begin("AllBlocksCleared", 0);
     }
 
-    /// Blocks are gone.
+    /// Adds the event that blocks were removed.
     pub fn removed(&mut self, hashes: &[u64]) {
         map(&mut self.events, 3);
         self.begin("BlockRemoved", hashes.len());
@@ -61,13 +61,13 @@ impl Message {
         self.medium();
     }
 
-    /// Blocks are there.
+    /// Adds the event that blocks were stored.
     pub fn stored(&mut self, stored: &StoredBlocks<'_>) {
         let StoredBlocks { root, parent, hashes, tokens } = *stored;
         let salt = Some(root.salt()).filter(|salt| parent.is_none() && !salt.is_empty());
         let adapter = Some(root.adapter()).filter(|adapter| !adapter.is_empty());
         let has_keys = salt.is_some() || adapter.is_some();
-        // A map of 16 bits' length, as msgspec writes what could have more than 15 fields.
+        // A map header with a 16-bit length, which msgspec writes for structures that can have more than 15 fields.
         self.events.as_mut_vec().extend([0xde, 0, 8 + u8::from(has_keys)]);
         self.begin("BlockStored", hashes.len());
         self.hashes(hashes);
@@ -98,10 +98,10 @@ impl Message {
         }
     }
 
-    /// The message, with the time; its events are forgotten.
+    /// Encodes the message with the time, and removes its events.
     pub fn finish(&mut self, time: SystemTime, rank: u32) -> Bytes {
         let mut message = ByteBuf::with_capacity(self.events.as_slice().len() + 24);
-        // Dynamo refuses two elements, though vLLM's structure has a default for the third.
+        // Always three elements: Dynamo refuses two, though vLLM's structure has a default for the third.
         array(&mut message, 3);
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         infallible(write_f64(&mut message, since.as_secs_f64()));
@@ -134,7 +134,7 @@ impl Message {
     }
 }
 
-/// Memory takes whatever is written to it.
+/// Asserts that a write to memory has succeeded, since it cannot fail.
 fn infallible<T, E>(written: Result<T, E>) {
     debug_assert!(written.is_ok(), "writing to memory fails");
 }
@@ -155,7 +155,7 @@ fn number(to: &mut ByteBuf, number: u64) {
     infallible(write_uint(to, number));
 }
 
-/// The keys of one block.
+/// Writes the extra keys of one block.
 fn keys(to: &mut ByteBuf, adapter: Option<&[u8]>, salt: Option<&[u8]>) {
     let keys = usize::from(adapter.is_some()) + usize::from(salt.is_some());
     if keys == 0 {
@@ -170,7 +170,7 @@ fn keys(to: &mut ByteBuf, adapter: Option<&[u8]>, salt: Option<&[u8]>) {
     }
 }
 
-/// A name, which must be text: what is none is written in hexadecimal.
+/// Writes a name, which must be text: bytes that are not UTF-8 are written in hexadecimal.
 fn name(to: &mut ByteBuf, name: &[u8]) {
     match std::str::from_utf8(name) {
         Ok(text) => key(to, text),

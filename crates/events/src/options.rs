@@ -1,45 +1,46 @@
-//! What a publisher is started with, and why it was not.
+//! The options of a publisher, and its errors.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How events are published.
+/// The options of a publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublisherOptions {
-    /// Where subscribers connect, as `tcp://0.0.0.0:5557`; port 0 is any that is free. Only in networks that are trusted:
-    /// nobody who connects is asked who he is, and `zeromq` reserves memory for whatever length a frame names, so that one
-    /// connection can end the process.
+    /// The endpoint to which subscribers connect, such as `tcp://0.0.0.0:5557`; port 0 takes any free port. Use it in
+    /// trusted networks only: connections are not authenticated, and `zeromq` reserves memory for any length that a
+    /// frame states, so that one connection can end the process.
     pub endpoint: String,
-    /// Where missed messages are asked for. The same holds of it.
+    /// The endpoint at which subscribers ask for missed messages. Use it in trusted networks only, too.
     pub replay_endpoint: String,
     /// The first frame of each message.
     pub topic: String,
-    /// The last element of each message: which of several caches of a worker this is.
+    /// The last element of each message: the number of this cache among several caches of a worker.
     pub data_parallel_rank: u32,
-    /// The number of the first message; `None`: the microseconds since 1970. A publisher that begins below a number
-    /// that an earlier one of the same worker has used is not listened to by routers, which take its messages for old
-    /// ones. 2^62 at most.
+    /// The number of the first message, at most 2^62; `None` for the microseconds since 1970. It must be higher than
+    /// all numbers that earlier publishers of the same worker have used: routers take messages with lower numbers for
+    /// old ones, and ignore them.
     pub first_sequence: Option<u64>,
-    /// Batches that go round between the step and the publisher's thread, each of the cache's event capacity: 1 to 64.
+    /// Number of batches that circulate between the thread that runs steps and the publisher's thread, each with the
+    /// cache's event capacity: 1 to 64.
     pub batches: usize,
-    /// Bytes of messages that are kept for replay. With 550 bytes of each block that is there, and as much again for what
-    /// changes, who comes late needs no snapshot.
+    /// Bytes of messages that are kept for replay. With 550 bytes for each block in the cache, and as much again for
+    /// changes, a late subscriber needs no snapshot.
     pub replay_bytes: usize,
-    /// Bytes of messages that may wait for subscribers. If they wait for longer than `stall`, all are disconnected, and
-    /// connect again by themselves.
+    /// Bytes of messages that may wait for subscribers. If more bytes wait for longer than `stall`, all subscribers are
+    /// disconnected, and connect again by themselves.
     pub unsent_bytes: usize,
-    /// How long. A publisher that is dropped waits for subscribers that long, and 5 s at most.
+    /// How long messages may wait for subscribers. A publisher that is dropped waits for them as long, but at most 5 s.
     pub stall: Duration,
-    /// After so long without a message one is sent that names no event: by its number a subscriber that missed the last one
-    /// learns that it did. At least 10 ms.
+    /// After this time without a message, a message without events is sent. Its number reveals to a subscriber that it
+    /// has missed the last one. At least 10 ms.
     pub heartbeat: Duration,
-    /// Least time between snapshots, whether a subscriber came too late for what is kept, or the log was full. Until then
-    /// events wait.
+    /// Least time between snapshots, whether a late subscriber or a full log makes them necessary. Until then events
+    /// wait.
     pub snapshot_interval: Duration,
 }
 
 impl Default for PublisherOptions {
-    /// vLLM's ports on this machine, its topic, two batches, 64 MiB each of messages kept and waiting, 1 s, 5 s, and
-    /// 10 s.
+    /// vLLM's ports on this machine and vLLM's topic, two batches, 64 MiB of messages for replay and 64 MiB waiting,
+    /// and times of 1 s (`stall`), 5 s (`heartbeat`) and 10 s (`snapshot_interval`).
     fn default() -> Self {
         Self {
             endpoint: "tcp://127.0.0.1:5557".to_owned(),
@@ -58,7 +59,7 @@ impl Default for PublisherOptions {
 }
 
 impl PublisherOptions {
-    /// Refuses what is outside its range, before anything is done with it.
+    /// Refuses options outside of their ranges.
     pub(crate) fn check(&self) -> Result<(), PublishError> {
         let ranges = [
             ("batches", self.batches as u128, 1, 64),
@@ -79,8 +80,9 @@ impl PublisherOptions {
         Ok(())
     }
 
-    /// The number of the first message. The clock goes on where a file would be lost with its container, and no publisher
-    /// sends a message a microsecond, so that it is beyond all that came before unless the clock was set back.
+    /// The number of the first message. By default it is taken from the clock, because a file with the last number
+    /// would be lost with its container. No publisher sends a message per microsecond, so it is higher than all earlier
+    /// numbers unless the clock was set back.
     pub(crate) fn first(&self) -> u64 {
         let clock = || {
             let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -90,10 +92,10 @@ impl PublisherOptions {
     }
 }
 
-/// Why events are not published.
+/// Why events cannot be published.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// The cache logs none.
+    /// The cache does not log events.
     #[error("the cache logs no events: set event_capacity, in a cache with checkpoints")]
     EventsOff,
     /// An option is outside its range.
@@ -101,25 +103,25 @@ pub enum PublishError {
     Option {
         /// Its name, with its unit.
         option: &'static str,
-        /// What it is.
+        /// Its value.
         value: u128,
-        /// The least that it can be.
+        /// The least allowed value.
         least: u128,
-        /// The most.
+        /// The greatest allowed value.
         most: u128,
     },
-    /// An endpoint cannot be listened at.
+    /// The publisher cannot listen at an endpoint.
     #[error("cannot listen at {endpoint}: {reason}; choose another endpoint, or free this one")]
     Bind {
-        /// Which.
+        /// The endpoint.
         endpoint: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// There is no thread for it.
+    /// The publisher's thread could not be started.
     #[error("cannot start the publisher's thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// Its thread has ended, which it does not unless it panics.
+    /// The publisher's thread has ended, which happens only if it panics.
     #[error("the publisher's thread has ended; start another publisher")]
     Ended,
 }

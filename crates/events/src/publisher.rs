@@ -1,4 +1,4 @@
-//! The publisher, as the step's thread has it.
+//! The publisher, as the thread that runs steps uses it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
@@ -12,8 +12,8 @@ use crate::hash::BLOCK;
 use crate::options::{PublishError, PublisherOptions};
 use crate::worker::Worker;
 
-/// Publishes the events of one cache. Dropping it ends its thread, once what was handed over is sent, or
-/// nobody has read it for [`PublisherOptions::stall`].
+/// Publishes the events of one cache. Dropping it ends its thread, after all items were sent, or after no subscriber
+/// has read them for [`PublisherOptions::stall`].
 #[derive(Debug)]
 pub struct Publisher {
     exchange: Arc<Exchange>,
@@ -21,42 +21,42 @@ pub struct Publisher {
     endpoints: [String; 2],
     snapshot_interval: Duration,
     last_snapshot: Instant,
-    /// Of what was handed over last: what follows goes on from there, or a snapshot does.
+    /// The log position after the last item. The next events must continue from it, or else a snapshot must follow.
     last: Reading,
 }
 
-/// What a call of [`Publisher::publish`] handed over.
+/// The result of a call of [`Publisher::publish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// Nothing had happened.
+    /// There were no events.
     Nothing,
-    /// What happened.
+    /// Events were handed over.
     Events,
-    /// Everything that is there: more had happened than was logged, or a subscriber needs it.
+    /// A snapshot of all blocks was handed over: events were lost, or the publisher's thread needs a snapshot.
     Snapshot,
-    /// Nothing: the publisher's thread has all batches, or everything that is there is to be told, and it is too early for
-    /// that. What happened stays in the log.
+    /// Nothing was handed over: the publisher's thread has all batches, or a snapshot is needed and it is too early for
+    /// one. The events stay in the log.
     Waiting,
 }
 
-/// What a publisher has done, and has.
+/// Counters and sizes of a publisher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublisherStats {
-    /// Messages, sent or not: also those that nobody was there to read.
+    /// Messages, including those that were sent while there was no subscriber.
     pub messages: u64,
-    /// Blocks that they say are there; of a snapshot each again.
+    /// Blocks in events `BlockStored`; a snapshot counts all its blocks again.
     pub stored: u64,
-    /// Blocks that they say are gone.
+    /// Blocks in events `BlockRemoved`.
     pub removed: u64,
-    /// Times that it began anew, with everything that is there.
+    /// Number of snapshots.
     pub snapshots: u64,
-    /// Requests for messages that somebody missed.
+    /// Requests for missed messages.
     pub replays: u64,
-    /// Times that all subscribers were disconnected, since one did not read.
+    /// How often all subscribers were disconnected because one did not read.
     pub disconnects: u64,
-    /// Attempts to listen again that failed.
+    /// Failed attempts to listen again.
     pub failed_listens: u64,
-    /// Blocks that are there, to its subscribers.
+    /// Blocks in the cache, as subscribers know it.
     pub resident: u64,
     /// Bytes of messages that are kept for replay, or wait to be sent.
     pub bytes: u64,
@@ -65,9 +65,8 @@ pub struct PublisherStats {
 }
 
 impl Publisher {
-    /// Starts a thread that listens, and that tells everything that `source` has. From then on [`Self::publish`] is to be
-    /// called with the same source, whose events nobody else should read: what another reader takes is made good by a
-    /// snapshot.
+    /// Starts a thread that listens, and that begins with a snapshot of `source`. From then on call [`Self::publish`]
+    /// with the same source, whose events should not be read elsewhere: if they are, a snapshot repairs it.
     ///
     /// # Errors
     /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`],
@@ -96,11 +95,11 @@ impl Publisher {
         Ok(publisher)
     }
 
-    /// Hands over what happened since the last call; to be called after each step, and now and then without steps, since
-    /// a subscriber that came late may need it. Waits for nothing, and allocates nothing but for a snapshot.
+    /// Hands over the events since the last call. Call it after each step, and now and then without steps, since a late
+    /// subscriber may need it. It does not wait, and allocates only for a snapshot.
     ///
     /// # Errors
-    /// [`PublishError::EventsOff`] of another source, [`PublishError::Ended`].
+    /// [`PublishError::EventsOff`] for a source that logs no events, [`PublishError::Ended`].
     pub fn publish(
         &mut self,
         source: &mut impl EventSource<BLOCK>,
@@ -128,7 +127,7 @@ impl Publisher {
         exchange.give_back(batch);
         match drained {
             Drained::Off => Err(PublishError::EventsOff),
-            // The log was full, or somebody else has what it had, which is the same to subscribers.
+            // The log was full, or its events were read elsewhere; in both cases subscribers need a snapshot.
             Drained::Overflowed | Drained::Events if may_snapshot => Ok(self.hand_snapshot(source)),
             Drained::Overflowed | Drained::Events => Ok(Published::Waiting),
         }
@@ -143,19 +142,19 @@ impl Publisher {
         Published::Snapshot
     }
 
-    /// Where subscribers connect.
+    /// The endpoint to which subscribers connect.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoints[0]
     }
 
-    /// Where missed messages are asked for.
+    /// The endpoint at which subscribers ask for missed messages.
     #[must_use]
     pub fn replay_endpoint(&self) -> &str {
         &self.endpoints[1]
     }
 
-    /// What it has done. What was handed over last may not be in it yet.
+    /// Its counters and sizes. The last items may not be included yet.
     #[must_use]
     pub fn stats(&self) -> PublisherStats {
         let counters = &self.exchange.counters;
@@ -179,7 +178,7 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.exchange.close();
         if let Some(thread) = self.thread.take() {
-            // A panic was reported by its thread.
+            // The thread has reported its own panic, if any.
             drop(thread.join());
         }
     }
@@ -191,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    /// A publisher whose thread has ended, as it does when it panics, says so, and leaves what happened in the log.
+    /// A publisher whose thread has ended, as after a panic, returns an error, and leaves the events in the log.
     #[test]
     fn a_thread_that_has_ended_is_noticed() {
         const TIMEOUT: Duration = Duration::from_secs(20);

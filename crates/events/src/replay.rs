@@ -1,43 +1,43 @@
-//! Messages that were sent, for who missed some.
+//! Sent messages, kept for subscribers that missed some.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-/// The last messages, of bounded bytes.
+/// The last messages, up to a limit in bytes.
 #[derive(Debug)]
 pub(crate) struct Replay {
     messages: VecDeque<(u64, Bytes)>,
     bytes: usize,
     most: usize,
-    /// Of the message that comes next.
+    /// The number of the next message.
     next: u64,
-    /// Whether the first message that is kept says that nothing was there before it.
+    /// Whether the first kept message says that all earlier blocks are gone, so that no earlier message matters.
     is_complete: bool,
 }
 
-/// What is kept from a number on.
+/// The kept messages from a number on.
 #[derive(Debug)]
 pub(crate) struct Since {
     pub messages: Vec<(u64, Bytes)>,
-    /// Whether they tell everything that happened since.
+    /// Whether they contain all events from that number on.
     pub has_all: bool,
 }
 
 impl Replay {
-    /// Of up to `most` bytes; the first message has number `first`.
+    /// Keeps up to `most` bytes; the first message has number `first`.
     pub fn new(most: usize, first: u64) -> Self {
         Self { messages: VecDeque::new(), bytes: 0, most, next: first, is_complete: false }
     }
 
-    /// What comes next says that nothing is there: what was before it means nothing any more.
+    /// Drops all messages, since the next one says that all earlier blocks are gone.
     pub fn restart(&mut self) {
         self.messages.clear();
         self.bytes = 0;
         self.is_complete = true;
     }
 
-    /// Keeps a message; its number.
+    /// Keeps a message, and returns its number.
     pub fn push(&mut self, message: Bytes) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -59,7 +59,7 @@ impl Replay {
         Since { messages, has_all: self.is_complete || start >= oldest }
     }
 
-    /// Bytes that are kept.
+    /// Bytes of the kept messages.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -84,15 +84,15 @@ mod tests {
         assert_eq!(numbers(&replay, 0), (vec![100, 101, 102], true));
         assert_eq!(numbers(&replay, 102), (vec![102], true));
         assert_eq!(numbers(&replay, 103), (vec![], true));
-        // The first message goes, and with it what says that nothing was there before.
+        // The first message is dropped, and with it the event that all earlier blocks are gone.
         replay.push(Bytes::from_static(b"abcd"));
         assert_eq!((numbers(&replay, 100), replay.bytes()), ((vec![101, 102, 103], false), 10));
         assert_eq!(numbers(&replay, 101), (vec![101, 102, 103], true));
-        // One that is too long is not kept at all.
+        // A message that is too long is not kept.
         replay.push(Bytes::from_static(b"abcdefghijk"));
         assert_eq!((numbers(&replay, 104), replay.bytes()), ((vec![], false), 0));
         assert_eq!(numbers(&replay, 105), (vec![], true));
-        // What comes before nothing is there means nothing.
+        // Messages before `AllBlocksCleared` do not matter.
         replay.push(Bytes::from_static(b"a"));
         replay.restart();
         assert_eq!(replay.push(Bytes::from_static(b"a")), 106);

@@ -1,4 +1,4 @@
-//! Which blocks are there: the hash of each serial, by which events become messages.
+//! The blocks in the prefix tree: maps each serial number to a hash, and turns events into messages.
 
 use bytes::Bytes;
 use dsv4_kv_prefix::{Event, EventBatch, Serial, Stored};
@@ -9,26 +9,26 @@ use std::time::SystemTime;
 use crate::hash::{BLOCK, BlockHash, Hasher};
 use crate::message::{MOST_BLOCKS, Message, StoredBlocks};
 
-/// An event names a block that is not there. It never should; a snapshot makes it good.
+/// An event names an unknown block. This should never happen; a snapshot repairs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event names block {}, which was not told to be there", .0.number())]
 pub(crate) struct Missing(pub Serial);
 
-/// The hash of each block that is there: 40 bytes of each that the tree has.
+/// The hash of each block in the prefix tree, 40 bytes per block.
 #[derive(Debug, Default)]
 pub(crate) struct Resident {
     hashes: HashMap<Serial, BlockHash>,
     hasher: Hasher,
     message: Message,
-    /// Of the run that is written.
+    /// The hashes of the blocks that are being encoded.
     wire: Vec<u64>,
-    /// Of the messages.
+    /// The rank in the messages.
     rank: u32,
-    /// Whether an event named a block that is not there: what follows is not known until a snapshot.
+    /// Whether an event named an unknown block. No events are encoded from then until a snapshot.
     is_lost: bool,
 }
 
-/// What a batch was.
+/// Numbers of blocks in the events of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
     pub stored: u64,
@@ -40,17 +40,17 @@ impl Resident {
         Self { rank, ..Self::default() }
     }
 
-    /// A message that says nothing but its number.
+    /// A message without events; only its number matters.
     pub fn nothing(&self) -> Bytes {
         Message::default().finish(SystemTime::now(), self.rank)
     }
 
-    /// Blocks that are there.
+    /// Number of known blocks.
     pub fn blocks(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Messages that say that nothing is there but what a snapshot has.
+    /// Replaces all blocks by those of a snapshot, and sends messages that say so.
     pub fn restart(
         &mut self,
         snapshot: &EventBatch<BLOCK>,
@@ -64,7 +64,8 @@ impl Resident {
         self.tell(snapshot, send)
     }
 
-    /// Messages of what happened. After an error what was sent is right, and nothing more is told until a snapshot.
+    /// Sends messages with the events of a batch. After an error, the messages sent so far are right, and no events are
+    /// sent until a snapshot.
     pub fn tell(
         &mut self,
         batch: &EventBatch<BLOCK>,
@@ -141,7 +142,7 @@ impl Resident {
         Ok(())
     }
 
-    /// Blocks that fit in this message, or in the next.
+    /// Number of blocks for which the message has room. Sends a full message first.
     fn room(&mut self, send: &mut impl FnMut(Bytes)) -> usize {
         if self.message.room() == 0 {
             self.send(send);
@@ -162,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// After a batch that is missing nothing is told, though it could be, until everything is.
+    /// After a batch was missed, no events are sent until a snapshot, even if they could be.
     #[test]
     fn after_a_gap_nothing_is_told_until_a_snapshot() {
         let limits =
@@ -175,7 +176,7 @@ mod tests {
         let root = RootKey::new(b"", b"", b"");
         let mut at = tree.adopt(&root, &[]).reference;
         tree.extend(&mut at, &[[1; BLOCK]], |_| (), drop).unwrap();
-        // This one is missing.
+        // This batch is not passed on.
         let _ = tree.drain_events(&mut batch);
         tree.extend(&mut at, &[[2; BLOCK]], |_| (), drop).unwrap();
         let _ = tree.drain_events(&mut batch);

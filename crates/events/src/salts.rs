@@ -1,4 +1,5 @@
-//! The same tokens under another salt or adapter: no block has a hash that another's has, whole or as it is on the wire.
+//! The same tokens under different salts or adapters never have equal hashes, neither in full nor in the form on the
+//! wire.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -9,13 +10,13 @@ use rand::{Rng, SeedableRng};
 
 use crate::hash::{BLOCK, BlockHash, Hasher};
 
-/// How blocks are hashed.
+/// A function that hashes blocks.
 type Hash = fn(&mut Hasher, &RootKey, Option<BlockHash>, &[u32; BLOCK]) -> BlockHash;
 
-/// So many pairs: two blocks under two salts or adapters, of which each is hashed alone. A hash, and its number on the wire,
-/// are of one root and one prefix.
+/// Hashes `count` random pairs of prefixes under two different roots. Fails if a hash, in full or as on the wire,
+/// belongs to two roots or two prefixes. Returns the number of hashes that were computed more than once.
 fn pairs(count: u64, hash: Hash) -> Result<u64, String> {
-    // Some are equal when salt and adapter are written one behind the other, one looks like CBOR of the other.
+    // Some of these are equal when salt and adapter are concatenated, and one looks like the CBOR of another.
     let parts: [&[u8]; 7] = [b"", b"a", b"b", b"ab", b"\0", b"\xff", b"\x61a"];
     let roots: Vec<_> = parts
         .iter()
@@ -24,7 +25,7 @@ fn pairs(count: u64, hash: Hash) -> Result<u64, String> {
     let (mut random, mut hasher) = (SmallRng::seed_from_u64(37), Hasher::default());
     let (mut whole, mut wire, mut again) = (HashMap::new(), HashMap::new(), 0);
     for _ in 0..count {
-        // Few prompts, of which many begin alike, so that the same comes again.
+        // Few prompts, many with the same beginning, so that the same prefix occurs again.
         let (first, second) = (random.random_range(0..64), random.random_range(0..1 << 12));
         let one = random.random_range(0..roots.len());
         let two = (one + random.random_range(1..roots.len())) % roots.len();
@@ -66,7 +67,8 @@ fn hashes_without_a_root_are_found() {
     let rootless: Hash =
         |hasher, _, parent, tokens| hasher.hash(&RootKey::new(b"", b"", b"model"), parent, tokens);
     pairs(10, rootless).unwrap_err();
-    // A salt that each block forgets but the first is no mistake: the chain has it.
+    // Leaving the salt out of all blocks but the first is no mistake, since the chain contains it; here it is left out
+    // of all blocks.
     let saltless: Hash = |hasher, root, parent, tokens| {
         hasher.hash(&RootKey::new(b"", root.adapter(), b"model"), parent, tokens)
     };

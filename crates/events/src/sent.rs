@@ -1,4 +1,4 @@
-//! Messages whose bytes are counted while anybody has them.
+//! Counts the bytes of messages while any copy of them exists.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::exchange::{Counters, Exchange};
 
-/// A message, counted until the last of its copies is gone.
+/// A message that is counted until its last copy is dropped.
 struct Counted {
     message: Bytes,
     exchange: Arc<Exchange>,
@@ -27,7 +27,7 @@ impl Drop for Counted {
     }
 }
 
-/// Counts a message by one of [`Exchange::counters`].
+/// Adds a message to one of [`Exchange::counters`] for as long as a copy of it exists.
 pub(crate) fn counted(
     message: Bytes,
     exchange: &Arc<Exchange>,

@@ -1,4 +1,4 @@
-//! Hashes and messages are those of vLLM's own code: `tests/golden/README.md` says how they were made.
+//! Compares hashes and messages with those of vLLM's own code. `tests/golden/README.md` describes how they were made.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -89,7 +89,7 @@ fn messages_are_vllms() {
     }
 }
 
-/// Salts and names that are no text differ from all that are, and from each other.
+/// Salts and names that are not UTF-8 have hashes that differ from those of all text, and from each other's.
 #[test]
 fn roots_that_are_no_text_have_hashes_of_their_own() {
     let parts: [&[u8]; 5] = [b"", b"\xff", b"\xfe", b"ff", "\u{fffd}".as_bytes()];

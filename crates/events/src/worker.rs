@@ -1,4 +1,4 @@
-//! The publisher's thread: hashes, writes, sends, and answers who missed something.
+//! The publisher's thread. It hashes, encodes and sends events, and answers requests for missed messages.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -16,17 +16,17 @@ use crate::sent::counted;
 
 /// The number that ends a replay.
 const END: [u8; 8] = [0xff; 8];
-/// How long one message of a replay may wait for who asked for it.
+/// How long one message of a replay may wait for the subscriber that asked for it.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long whoever drops the publisher waits for subscribers at most.
+/// Longest wait for subscribers when the publisher is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between attempts to listen again, and between checks of what waits.
+/// Interval between attempts to listen again, and between checks of unsent bytes.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Where it listens, told to whoever started it.
+/// The endpoints at which the thread listens, sent to its creator.
 pub(crate) type Bound = Result<[String; 2], PublishError>;
 
-/// What the thread has.
+/// The state of the thread.
 pub(crate) struct Worker {
     exchange: Arc<Exchange>,
     options: PublisherOptions,
@@ -36,7 +36,7 @@ pub(crate) struct Worker {
 
 /// Why sockets are closed.
 enum Closed {
-    /// Nothing more comes.
+    /// The exchange is closed.
     Ended,
     /// A subscriber does not read.
     Stalled,
@@ -51,7 +51,7 @@ impl Worker {
         Self { exchange, options, resident, replay }
     }
 
-    /// Runs until the exchange is closed, or until it cannot listen at first.
+    /// Runs until the exchange is closed. Ends at once if it cannot listen at the start.
     pub fn run(mut self, bound: &mpsc::Sender<Bound>) {
         let mut is_bound = false;
         loop {
@@ -64,7 +64,7 @@ impl Worker {
                 }
                 Err(error) => return drop(bound.send(Err(error.into()))),
             };
-            // What waits for a subscriber goes with the runtime, whose tasks have it.
+            // Dropping the runtime drops the messages that wait for subscribers, which its tasks hold.
             let closed = runtime.block_on(async {
                 let sockets = self.listen(is_bound).await;
                 let (sockets, at) = match sockets {
@@ -91,7 +91,7 @@ impl Worker {
         }
     }
 
-    /// Listens at both endpoints; if it did before, again and again until the exchange is closed.
+    /// Listens at both endpoints. With `again`, tries until it succeeds or the exchange is closed.
     async fn listen(
         &self,
         again: bool,
@@ -127,7 +127,7 @@ impl Worker {
                 Ok(None) => break,
                 Err(_) => self.keep(vec![self.resident.nothing()]),
             };
-            // What is not sent is kept for replay all the same.
+            // Messages that are not sent are kept for replay nevertheless.
             let mut in_hand: usize = messages.iter().map(|(_, message)| message.len()).sum();
             for (number, message) in messages {
                 in_hand -= message.len();
@@ -137,13 +137,13 @@ impl Worker {
                 }
             }
         }
-        // What is queued in the sockets still goes, if anybody reads it.
+        // Messages in the sockets' queues are still sent, if a subscriber reads them.
         self.waits_for_less(0).await;
         tokio::time::sleep(POLL_INTERVAL).await;
         Closed::Ended
     }
 
-    /// The messages of what was handed over, with their numbers. They are kept for replay.
+    /// Encodes an item as messages, and keeps them for replay. Returns them with their numbers.
     fn write(&mut self, handed: Handed) -> Vec<(u64, Bytes)> {
         let Self { exchange, resident, .. } = self;
         let counters = &exchange.counters;
@@ -177,7 +177,7 @@ impl Worker {
         self.keep(messages)
     }
 
-    /// Keeps messages for replay; with their numbers.
+    /// Keeps messages for replay, and returns them with their numbers.
     fn keep(&self, messages: Vec<Bytes>) -> Vec<(u64, Bytes)> {
         let counters = &self.exchange.counters;
         counters.messages.fetch_add(messages.len() as u64, Relaxed);
@@ -197,13 +197,13 @@ impl Worker {
         let topic = Bytes::copy_from_slice(self.options.topic.as_bytes());
         let number = Bytes::copy_from_slice(&number.to_be_bytes());
         let message = counted(message, &self.exchange, |counters| &counters.unsent);
-        // Without a subscriber it goes nowhere, and who comes later asks for it.
+        // Without a subscriber the message is lost; later subscribers ask for a replay.
         drop(publish.send(frames([topic, number, message])).await);
-        // Who writes to the subscribers runs in this thread.
+        // The tasks that write to subscribers run in this thread, so let them run.
         tokio::task::yield_now().await;
     }
 
-    /// Waits until no more than so many bytes wait for subscribers; `false` if that takes too long.
+    /// Waits until at most `most` bytes wait for subscribers; `false` after the timeout.
     async fn waits_for_less(&self, most: usize) -> bool {
         let since = Instant::now();
         while self.unsent() > most {
@@ -219,7 +219,7 @@ impl Worker {
         true
     }
 
-    /// Bytes that wait in subscribers' queues, or that somebody has but the messages that are kept.
+    /// Bytes that wait in subscribers' queues, or that are held elsewhere than in the replay.
     fn unsent(&self) -> usize {
         let all = self.exchange.counters.bytes.load(Relaxed) as usize;
         let unsent = self.exchange.counters.unsent.load(Relaxed) as usize;
@@ -227,7 +227,7 @@ impl Worker {
     }
 }
 
-/// Answers who missed something.
+/// Answers requests for missed messages.
 struct Answers {
     replay: Arc<Mutex<Replay>>,
     exchange: Arc<Exchange>,
@@ -244,7 +244,8 @@ impl Answers {
         }
     }
 
-    /// Sends what is kept from the number on that is asked for, and an end; nothing if the request is not understood.
+    /// Sends the kept messages from the requested number on, and an end marker. Ignores requests that it does not
+    /// understand.
     async fn answer(&self, router: &mut RouterSocket, request: &[Bytes]) {
         let [client, empty, start] = request else { return };
         let (true, Ok(start)) = (empty.is_empty(), <[u8; 8]>::try_from(&start[..])) else { return };
@@ -258,7 +259,7 @@ impl Answers {
         let told = |(at, message)| [self.topic.clone(), number(at), message];
         for [topic, number, message] in messages.into_iter().map(told).chain([end]) {
             let answer = frames([client.clone(), Bytes::new(), topic, number, message]);
-            // Who went away, or does not read, gets no more.
+            // A client that has disconnected or does not read gets no more messages.
             match tokio::time::timeout(REPLAY_TIMEOUT, router.send(answer)).await {
                 Ok(Ok(())) => tokio::task::yield_now().await,
                 _ => return,
@@ -267,7 +268,7 @@ impl Answers {
     }
 }
 
-/// Listens; where, with the port that it has.
+/// Listens, and returns the endpoint with its actual port.
 async fn bind(socket: &mut impl Socket, endpoint: &str) -> Result<String, PublishError> {
     let bound = socket.bind(endpoint).await;
     bound.map(|at| at.to_string()).map_err(|error| PublishError::Bind {
@@ -284,7 +285,7 @@ fn frames<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
 }
 
 fn lock(replay: &Mutex<Replay>) -> std::sync::MutexGuard<'_, Replay> {
-    // Every change is whole before anything can panic.
+    // Nothing can panic in the middle of a change.
     replay.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -292,7 +293,8 @@ fn lock(replay: &Mutex<Replay>) -> std::sync::MutexGuard<'_, Replay> {
 mod tests {
     use super::*;
 
-    /// Somebody took the port while the publisher was not listening: dropping the publisher ends it all the same.
+    /// If another process takes the port while the publisher does not listen, dropping the publisher still ends its
+    /// thread.
     #[test]
     fn who_cannot_listen_again_ends_when_told() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! What a block costs the publisher's thread, and the step's, in time and in memory.
+//! The cost of a block for the publisher's thread and for the thread that runs steps, in time and in memory.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,12 @@ const T: usize = 128;
 /// Blocks of a step: 8,192 tokens.
 const STEP: usize = 64;
 const STEPS: usize = 500;
-/// Microseconds of the publisher's thread that a block may take; without optimization many more.
+/// Most microseconds of the publisher's thread per block; many more without optimization.
 const MOST: f64 = if cfg!(debug_assertions) { 200.0 } else { 6.0 };
-/// Bytes of messages that are kept, and that may wait: together less than half of those that are sent.
+/// Bytes of messages that are kept, and bytes that may wait: together less than half of the bytes that are sent.
 const KEPT: usize = 4 << 20;
 
-/// What the publisher's thread has had of a processor, where the system says so: what it waits for one, beside other programs, is
-/// not the publisher's.
+/// The CPU time of the publisher's thread, if the system provides it. Wall-clock time would include waits for a core.
 fn on_processor() -> Option<Duration> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten();
     let is_publisher = |thread: &std::path::PathBuf| {
@@ -29,7 +28,7 @@ fn on_processor() -> Option<Duration> {
     Some(Duration::from_nanos(nanoseconds))
 }
 
-/// The figure is that of release: `cargo test --release -p dsv4-kv-events --test speed -- --nocapture`.
+/// The limit is for a release build:
 #[test]
 fn a_block_costs_a_few_microseconds() {
     let room = (STEP * STEPS) as u32;
@@ -47,7 +46,7 @@ fn a_block_costs_a_few_microseconds() {
     };
     let mut publisher = Publisher::start(&mut tree, options).unwrap();
     let endpoint = publisher.endpoint().to_owned();
-    // A subscriber in a thread of its own, that only counts.
+    // A subscriber in a separate thread, which only counts.
     let (connected, is_connected) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -70,7 +69,7 @@ fn a_block_costs_a_few_microseconds() {
             })
             .collect();
         let root = RootKey::new(&step.to_le_bytes(), b"", b"model");
-        // It is kept: nothing goes.
+        // The reference is kept, so that nothing is evicted.
         let mut at = tree.adopt(&root, &[]).reference;
         tree.extend(&mut at, &tokens, |_| (), |_| ()).unwrap();
         let before = publisher.stats().stored;
@@ -94,6 +93,6 @@ fn a_block_costs_a_few_microseconds() {
     println!("{most_bytes} bytes at most; {:?}", publisher.stats());
     let each = busy.unwrap_or_else(|| each(took));
     assert!(each <= MOST, "{each:.2} us a block");
-    // A step's own message is written before any other goes.
+    // The messages of a step are encoded before earlier ones are dropped.
     assert!(most_bytes <= (2 * KEPT + STEP * 1024) as u64, "{most_bytes} bytes");
 }

@@ -1,4 +1,4 @@
-//! Which keys a kernel of attention takes.
+//! The keys that an attention kernel takes, and the forms in which blocks share them.
 
 use crate::main_row::MainFormat;
 
@@ -8,16 +8,18 @@ pub const MOST_HEADS: u32 = 128;
 /// Keys of a tile.
 pub const TILE_KEYS: u32 = 64;
 
-/// Most tiles that a part of a query's keys has while there are few parts ([`AttendedKeys::parts`]): a window and 960 entries.
+/// Most tiles of a part of a query's keys, while the number of parts is small ([`AttendedKeys::parts`]): a window and
+/// 960 entries.
 pub const PART_TILES: u32 = 17;
 
 /// Most tiles of any part: a window and 2,944 entries.
 pub const MOST_PART_TILES: u32 = 2 * SPREAD_TILES;
 
-/// Blocks over which a query of 64 heads is spread where there are few of them: each has 64 channels of the values.
+/// Number of blocks over which 64 heads of a query are spread in launches of few queries: each block has 64 channels of
+/// the values.
 pub const SPREAD_BLOCKS: u32 = 8;
 
-/// Most tiles of keys of a cluster of so many blocks: a window and 1,408 entries.
+/// Most tiles of keys of a cluster of [`SPREAD_BLOCKS`] blocks: a window and 1,408 entries.
 pub const SPREAD_TILES: u32 = 24;
 
 /// Most tiles of a query's keys for [`AttendForm::Spread`]: a window and 640 entries.
@@ -26,36 +28,36 @@ pub const SHORT_SPREAD_TILES: u32 = 12;
 /// Most queries that a block of [`AttendForm::Consecutive`] takes.
 pub const MOST_CONSECUTIVE: u32 = 32;
 
-/// What a query attends to.
+/// The keys to which a query attends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendedKeys {
-    /// Its sliding window.
+    /// The query's sliding window.
     Window,
-    /// Its window, and the entries of a list.
+    /// The query's window, and the entries of a list.
     List,
-    /// Its window, and all entries that it sees.
+    /// The query's window, and all entries that the query sees.
     All,
 }
 
-/// Among how many blocks the keys of 64 heads of a query are split, in layers with entries.
+/// The number of blocks among which the keys of 64 heads of a query are split, in layers with entries.
 ///
-/// The results of the two differ in their last bits, and neither depends on what else is in a launch: so it is chosen for a
-/// cache, not for a launch.
+/// The results of the two differ in their last bits. Neither depends on the other queries of a launch: so the split is
+/// chosen for a cache, not for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "config", serde(rename_all = "kebab-case"))]
 pub enum KeySplit {
-    /// Two, a cluster, which add up what they have: least time for up to 66 work items in a launch (queries, parts of
-    /// the keys of each, and 64 heads), as an H100 runs so many clusters at a time.
+    /// Two blocks, a cluster, which add up their sums. Takes least time for up to 66 work items in a launch (queries,
+    /// times parts of the keys of each, times groups of 64 heads), since an H100 runs that many clusters at a time.
     #[default]
     TwoBlocks,
-    /// One: a query takes longer, and twice as many run at a time. Less time for more queries: large batches, drafts, and
-    /// the chunks of long prompts.
+    /// One block: a query takes longer, and twice as many run at a time. Takes less time for more queries: large
+    /// batches, drafts, and the chunks of long prompts.
     OneBlock,
 }
 
 impl KeySplit {
-    /// Blocks among which a part of `keys` is split.
+    /// Number of blocks among which a part of `keys` is split.
     #[must_use]
     pub const fn blocks(self, keys: AttendedKeys) -> u32 {
         match self {
@@ -70,18 +72,19 @@ impl KeySplit {
         if blocks > 1 { Self::TwoBlocks } else { Self::OneBlock }
     }
 
-    /// Most parts of the keys of a query of so many heads while each has at most [`MOST_PART_TILES`] tiles, since adding up
-    /// a part takes time.
+    /// Most parts of the keys of a query with `heads` heads, while each part has at most [`MOST_PART_TILES`] tiles. The
+    /// number is limited because it takes time to add up a part.
     ///
-    /// More than 64 heads are two groups, each of which has all parts. Three parts, each of two halves, are twelve clusters
-    /// of [`SPREAD_BLOCKS`] blocks for one query: an H100 runs 15 at a time, and four parts would be 16.
+    /// More than 64 heads are two groups, each of which has all parts. Three parts, each of two halves, are twelve
+    /// clusters of [`SPREAD_BLOCKS`] blocks for one query. Four parts would be 16 clusters, and an H100 runs 15 at a
+    /// time.
     const fn few_parts(self, heads: u32) -> u32 {
         if matches!(self, Self::TwoBlocks) && heads > 64 { 3 } else { 4 }
     }
 }
 
 impl AttendedKeys {
-    /// Blocks of a cluster: most that share a query's keys.
+    /// Number of blocks of a cluster: the most that share a query's keys.
     #[must_use]
     pub const fn blocks(self) -> u32 {
         match self {
@@ -90,10 +93,11 @@ impl AttendedKeys {
         }
     }
 
-    /// Parts into which `keys` keys of a query of `heads` heads are cut, each of a work item of its own; the block that is last with
-    /// its heads, or its channels if they are spread, adds them up. Windows and lists, which a model limits, are one
-    /// part. All others have as few parts as have at most [`PART_TILES`] tiles each, but no more than four (three, if keys
-    /// are split between two blocks and there are more than 64 heads) until these have [`MOST_PART_TILES`].
+    /// Number of parts into which `keys` keys of a query of `heads` heads are divided. Each part is a work item of its
+    /// own. Of the blocks with the same heads (in the spread forms, with the same channels), the last to finish adds up
+    /// the parts. Windows and lists, whose length a model limits, are one part. All others have as few parts as have at
+    /// most [`PART_TILES`] tiles each, but no more than four (three, if keys are split between two blocks and there are
+    /// more than 64 heads) until these have [`MOST_PART_TILES`] tiles each.
     #[must_use]
     pub const fn parts(self, keys: u32, split: KeySplit, heads: u32) -> u32 {
         let parts = match self {
@@ -111,7 +115,8 @@ impl AttendedKeys {
     }
 }
 
-/// The entries of queries that have more keys than [`SHORT_SPREAD_TILES`] tiles, or may have: not a window alone.
+/// The kind of entries of queries that have, or may have, more keys than [`SHORT_SPREAD_TILES`] tiles: not a window
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ManyEntries {
     /// [`AttendedKeys::List`].
@@ -120,26 +125,26 @@ pub enum ManyEntries {
     All,
 }
 
-/// Which keys a kernel of attention takes, and how blocks share them. The results are the same; where queries are
-/// few, it takes less time to spread them, and less code takes less time.
+/// The keys that an attention kernel takes, and how blocks share them. All forms give the same results. With few
+/// queries, spreading them takes less time, and so does less code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendForm {
-    /// Each part of a query's keys has [`AttendedKeys::blocks`] blocks, or one.
+    /// Each part of a query's keys is split among [`AttendedKeys::blocks`] blocks, or has one.
     Whole(AttendedKeys),
     /// A query is spread over [`SPREAD_BLOCKS`] blocks. Its keys are one part, of at most [`SHORT_SPREAD_TILES`] tiles.
     Spread(AttendedKeys),
-    /// Windows alone, of queries that are normed and rotated: a block takes several, one after another, and keeps the
+    /// Windows alone, for queries that are normed and rotated: a block takes several queries in turn, and keeps the
     /// rows that consecutive queries of a request share.
     Consecutive,
-    /// Each part of a query's keys, or each of the two halves that [`KeySplit::TwoBlocks`] makes of it, is spread
-    /// over [`SPREAD_BLOCKS`] blocks, and has at most [`SPREAD_TILES`] tiles.
+    /// Each part of a query's keys is spread over [`SPREAD_BLOCKS`] blocks; with [`KeySplit::TwoBlocks`] it may be each
+    /// of the part's two halves instead. Each has at most [`SPREAD_TILES`] tiles.
     SpreadParts(ManyEntries),
 }
 
-/// What a kernel of attention is made for.
+/// The row format and the form of an attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttendKernel {
-    /// How rows are scaled.
+    /// The format of the rows.
     pub format: MainFormat,
     /// The keys, and the blocks that share them.
     pub form: AttendForm,
@@ -175,8 +180,9 @@ impl AttendKernel {
         if self.is_spread() { SPREAD_BLOCKS } else { self.keys().blocks() }
     }
 
-    /// Pieces into which the keys of a query are cut in a launch for so many parts: each is a cluster's, or with [`KeySplit::OneBlock`] a block's. Of
-    /// [`AttendForm::SpreadParts`] each part has one for each of its `clusters_per_part`, 1 or 2.
+    /// Number of pieces into which the keys of a query are divided, in a launch for `parts` parts. A cluster has a
+    /// piece; with [`KeySplit::OneBlock`], a block has one. In [`AttendForm::SpreadParts`] each part has
+    /// `clusters_per_part` pieces, 1 or 2.
     #[must_use]
     pub const fn pieces(self, parts: u32, clusters_per_part: u32) -> u32 {
         match self.form {
@@ -186,9 +192,9 @@ impl AttendKernel {
         }
     }
 
-    /// f32 values that a cluster stores for each head, from which the last one computes the softmax's denominator.
-    /// Not spread: 1, the log2 of the cluster's denominator. Spread: 2 for each of its eight blocks, that and an
-    /// unused one, or, of half a part, base and sum of weights.
+    /// Number of f32 values that a cluster stores for each head, from which the last one computes the softmax's
+    /// denominator. Not spread: 1, the log2 of the cluster's denominator. Spread: 2 for each of its eight blocks. These
+    /// are that log2 and an unused value; for half of a part, the base of the weights and their sum.
     #[must_use]
     pub const fn denominators(self) -> u32 {
         if self.is_spread() { 2 * SPREAD_BLOCKS } else { 1 }

@@ -26,7 +26,7 @@ const _: () = assert!(NOPE_DIM + ROPE_DIM == HEAD_DIM);
 const _: () =
     assert!(BLOCK_TOKENS.is_multiple_of(CSA_RATIO) && BLOCK_TOKENS.is_multiple_of(HCA_RATIO));
 
-/// What a layer's attention reads besides the sliding window.
+/// The kind of a layer: the keys that its attention reads besides the sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "config", serde(rename_all = "lowercase"))]
@@ -70,7 +70,7 @@ pub enum CsaCompressor {
 }
 
 impl CsaCompressor {
-    /// Channels of what it makes. A token has twice as many columns of keys, and of gates.
+    /// Channels of an entry or a key. A token has twice as many columns of keys, and of gates.
     #[must_use]
     pub const fn channels(self) -> u32 {
         match self {
@@ -80,7 +80,7 @@ impl CsaCompressor {
     }
 }
 
-/// The compressors that keep state, by what their rows look like.
+/// The compressors that keep state, by the layout of their rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompressorKind {
     /// Main entries of a CSA layer: 1024 columns.
@@ -110,7 +110,7 @@ impl CompressorKind {
         }
     }
 
-    /// Channels of what it makes.
+    /// Channels of an entry or a key.
     #[must_use]
     pub const fn channels(self) -> u32 {
         match self {
@@ -152,8 +152,7 @@ pub const fn swa_ring_rows(step_tokens: u32) -> u32 {
 /// Rows of the ring of one request that keeps the own halves of a CSA compressor's tokens, for steps as in
 /// [`swa_ring_rows`].
 ///
-/// A window's own half is needed until it closes, from 3 positions back on (docs/specification.md,
-/// section 6).
+/// A window's own halves are needed until it closes: the oldest is 3 positions back (docs/specification.md, section 6).
 #[must_use]
 pub const fn csa_own_rows(step_tokens: u32) -> u32 {
     CSA_RATIO.saturating_add(step_tokens.saturating_sub(1))
@@ -172,20 +171,21 @@ pub const fn csa_state_rows(own_rows: u32) -> u32 {
     own_rows.saturating_add(csa_previous_rows(own_rows))
 }
 
-/// Tokens that a step may write into a request's CSA state of `own_rows` rows and still have rejected.
+/// Number of tokens that a step may write into a request's CSA state of `own_rows` rows so that they can still be
+/// rejected.
 #[must_use]
 pub const fn csa_step_tokens(own_rows: u32) -> u32 {
     own_rows.saturating_sub(CSA_RATIO - 1)
 }
 
-/// Rows of the ring of one request that keeps the running sums of an HCA layer, for steps as in
-/// [`swa_ring_rows`]: after each token of the step, and before it. One row less fails.
+/// Rows of the ring of one request that keeps the running sums of an HCA layer, for steps as in [`swa_ring_rows`]: one
+/// row for the sums before the step, and one for each of its tokens. One row less fails.
 #[must_use]
 pub const fn hca_state_rows(step_tokens: u32) -> u32 {
     step_tokens.saturating_add(1)
 }
 
-/// Tokens that a step may write into a request's HCA state of `rows` rows and still have rejected.
+/// Number of tokens that a step may write into a request's HCA state of `rows` rows so that they can still be rejected.
 #[must_use]
 pub const fn hca_step_tokens(rows: u32) -> u32 {
     rows.saturating_sub(1)

@@ -10,7 +10,7 @@
 
 use crate::geometry::INDEX_DIM;
 
-/// How indexer keys are stored.
+/// The format in which indexer keys are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "config", serde(rename_all = "lowercase"))]
@@ -90,7 +90,7 @@ const _: () = assert!(IndexFormat::Nvfp4.row_bytes() == 72);
 const _: () = assert!(IndexFormat::Mxfp4.row_bytes() == 68);
 const _: () = assert!(IndexFormat::Fp8.row_bytes() == 132);
 
-/// Heads of an indexer's query in memory; those that a model does not have are zero.
+/// Heads of an indexer's query in memory; heads that a model does not have are zero.
 pub const QUERY_HEADS: u32 = 64;
 
 impl IndexFormat {
@@ -108,8 +108,8 @@ impl IndexFormat {
         }
     }
 
-    /// Where a channel of a head stands in a query, in bytes: as the right side of a tensor-core product
-    /// (16 bytes of each head side by side), in the order of channels in which the keys unpack.
+    /// Byte offset of a channel of a head in a query. The layout is that of the right operand of a tensor-core product
+    /// (16 bytes of each head side by side), with the channels in the order in which keys are unpacked.
     #[must_use]
     pub const fn query_byte(self, head: u32, channel: u32) -> u32 {
         let (sixteen, byte) = match self {

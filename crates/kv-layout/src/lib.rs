@@ -1,5 +1,5 @@
-//! What host and device must agree on about data, written once: number formats and cache row
-//! layouts. What they agree on about launches is the kernel table, in `kernels-gpu`.
+//! The data layouts on which host and device must agree, written once: number formats and cache row layouts. The kernel
+//! table, in `kernels-gpu`, has what they must agree on about launches.
 //!
 //! No threads, no device, no unsafe. `kernels-gpu` compiles this crate for `nvptx64`, the host
 //! library compiles it for the CPU.
@@ -10,10 +10,10 @@
 //! | [`geometry`] | the constants of a DeepSeek-V4 attention layer |
 //! | [`main_row`] | SWA and compressed-entry rows: 448 E4M3 + 64 BF16 + scales |
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
-//! | [`linear`] | NVFP4 weights, and the kernels for numbers of tokens |
+//! | [`linear`] | NVFP4 weights, and the choice of a kernel by the number of tokens |
 //! | [`router`] | limits of the router kernels |
 //! | [`xxh3`] | constants of the digests of payloads, and their last step |
-//! | [`attention`] | which keys a kernel of attention takes |
+//! | [`attention`] | the keys and the form of each attention kernel |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
 #![no_std]
 #![forbid(unsafe_code)]

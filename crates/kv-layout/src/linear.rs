@@ -1,12 +1,12 @@
-//! Layout of NVFP4 weights, and the kernels that a number of tokens chooses among.
+//! Layout of NVFP4 weights, and the choice of a kernel by the number of tokens.
 //!
-//! A weight `[columns, inner]` has one column of the product a row. Its values are E2M1 codes, two a byte, times
-//! an E4M3 scale for each [`GROUP`] of them, times one f32 for the whole weight.
+//! A row of a weight `[columns, inner]` is a column of the product. Its values are E2M1 codes, two a byte, times an
+//! E4M3 scale for each [`GROUP`] of them, times one f32 for the whole weight.
 //!
-//! On a device it lies by tiles of [`TILE_COLUMNS`] by [`TILE_INNER`] values, `[columns / 64, inner / 128]`, rounded
-//! up, with zeros where the weight has ended: [`TILE_CODES`] bytes of codes a tile, and [`TILE_SCALES`] of scales. In a
-//! tile everything lies as the lanes of a warp take it ([`tile_word`], [`tile_scale`]), so that each load of a warp
-//! is 512 bytes in a row.
+//! On a device the weight is stored in tiles of [`TILE_COLUMNS`] by [`TILE_INNER`] values, `[columns / 64, inner /
+//! 128]`, rounded up, with zeros past the end of the weight. A tile has [`TILE_CODES`] bytes of codes and
+//! [`TILE_SCALES`] of scales. Both are in the order in which the lanes of a warp load them ([`tile_word`],
+//! [`tile_scale`]), so that each load of a warp is 512 contiguous bytes.
 
 /// Values of a row that share a scale.
 pub const GROUP: u32 = 16;
@@ -14,10 +14,11 @@ pub const GROUP: u32 = 16;
 pub const INNER_STEP: u32 = 32;
 /// Most tokens that one read of the weight serves.
 pub const MOST_TOKENS: u32 = 32;
-/// Most tokens of a product that the kernels of decode batches take, each [`MOST_TOKENS`] of them reading the weight;
-/// more go through tiles.
+/// Most tokens of a product that the kernels of decode batches take, where the weight is read once for each
+/// [`MOST_TOKENS`]; more tokens take the tiled kernels.
 pub const MOST_DECODE_TOKENS: u32 = 64;
-/// Most columns of a weight in BF16 that blocks of clusters read together, each a part of its rows.
+/// Most columns of a BF16 weight for the narrow kernels, where the blocks of a cluster read the same columns together,
+/// each a part of the rows.
 pub const MOST_NARROW_COLUMNS: u32 = 256;
 /// Rows of a weight in a tile.
 pub const TILE_COLUMNS: u32 = 64;
@@ -28,29 +29,29 @@ pub const TILE_CODES: u32 = TILE_COLUMNS * TILE_INNER / 2;
 /// Bytes of scales in a tile.
 pub const TILE_SCALES: u32 = TILE_COLUMNS * TILE_INNER / GROUP;
 
-/// Where the [`device_word`] of a column's eight values from `8 * eight` on stands in a tile, in words. Of every
-/// eight columns a lane has one, and of that 32 values.
+/// Word of a tile that holds the [`device_word`] of a column's eight values from `8 * eight` on. A lane has one of
+/// every eight columns, and 32 values of it.
 #[must_use]
 pub const fn tile_word(column: u32, eight: u32) -> u32 {
     column / 8 * 128 + (column % 8 * 4 + eight / 4) * 4 + eight % 4
 }
 
-/// Where the scale of a column's values from `16 * group` on stands in a tile, in bytes: those of a lane's columns
-/// one after the other.
+/// Byte of a tile that holds the scale of a column's values from `16 * group` on. The scales of a lane's columns are
+/// contiguous.
 #[must_use]
 pub const fn tile_scale(column: u32, group: u32) -> u32 {
     (column % 8 * 4 + group / 2) * 16 + column / 8 * 2 + group % 2
 }
 
-/// Where the bits of the first code of pair `pair` of four stand in a word of a device: mantissa, exponent, sign.
-/// Those of the second are 16 bits above, modulo 32.
+/// Positions of the bits of the first code of pair `pair` of four in a [`device_word`]: mantissa, exponent, sign. Those
+/// of the second code are 16 bits higher, modulo 32.
 const fn word_bits(pair: usize) -> [u32; 4] {
     const BITS: [[u32; 4]; 4] = [[6, 7, 8, 15], [2, 3, 4, 11], [12, 13, 14, 21], [0, 1, 10, 9]];
     BITS[pair]
 }
 
-/// Eight E2M1 codes as they stand in a word of a device, from those of a checkpoint, which has the first one in the
-/// lowest four bits. Their bits are placed so that [`device_pairs`] takes few instructions.
+/// Rearranges eight E2M1 codes of a checkpoint, which has the first one in the lowest four bits, to a word of the
+/// device layout. Their bits are placed so that [`device_pairs`] takes few instructions.
 #[must_use]
 pub const fn device_word(codes: u32) -> u32 {
     let (mut word, mut i) = (0, 0);
@@ -73,7 +74,7 @@ pub const fn device_pairs(word: u32) -> [u32; 4] {
     [word & ALL, (word << 4) & ALL, word.rotate_right(6) & ALL, last]
 }
 
-/// How many tokens a kernel has room for: one kernel each.
+/// The number of tokens for which a kernel has room: one kernel each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearTile {
     /// 8 tokens.
@@ -95,7 +96,7 @@ impl LinearTile {
         }
     }
 
-    /// Its tokens.
+    /// The number of tokens.
     #[must_use]
     pub const fn tokens(self) -> u32 {
         match self {
@@ -106,7 +107,7 @@ impl LinearTile {
     }
 }
 
-/// What a product is stored as.
+/// The element type in which a product is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearOutput {
     /// f32.

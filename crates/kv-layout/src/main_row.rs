@@ -8,9 +8,8 @@
 //! | data | 576 B | 448 E4M3 (channels 0..448), then 64 BF16 (channels 448..512) |
 //! | scale | 8 B or 4 B | [`MainFormat::Ue8m0`]: 7 UE8M0 + 1 zero byte; [`MainFormat::F32`]: one f32 |
 //!
-//! 584 B a row is what the released model was trained for, 580 B is the original design's (docs/specification.md,
-//! section 17). Two planes keep every data row 64-byte aligned. Offsets are 64-bit: a layer passes 2^31 bytes at 3.7
-//! M rows.
+//! The released model was trained for rows of 584 B; the original design has 580 B (docs/specification.md, section 17).
+//! Two planes keep every data row 64-byte aligned. Offsets are 64-bit: a layer exceeds 2^31 bytes at 3.7 M rows.
 
 use crate::geometry::{HEAD_DIM, NOPE_DIM, ROPE_DIM};
 
@@ -26,7 +25,7 @@ pub const UE8M0_GROUPS: u32 = NOPE_DIM / UE8M0_GROUP;
 const _: () = assert!(DATA_BYTES == 576 && DATA_BYTES.is_multiple_of(64));
 const _: () = assert!(UE8M0_GROUPS == 7 && HEAD_DIM / UE8M0_GROUP == 8);
 
-/// How main rows are scaled.
+/// The format of main rows: how they are scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "config", serde(rename_all = "lowercase"))]

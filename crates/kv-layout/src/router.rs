@@ -1,20 +1,20 @@
-//! Limits of the router kernels, and the kernels that a number of experts chooses among.
+//! Limits of the router kernels, and the choice of a kernel by the number of experts.
 
 /// Most experts of a layer.
 pub const MAX_EXPERTS: u32 = 512;
-/// The number of experts is a multiple of this: a warp holds as many in every lane.
+/// The number of experts is a multiple of this, so that rows of logits are aligned for vector loads of four.
 pub const EXPERT_STEP: u32 = 32;
 /// Most experts of a token.
 pub const MAX_SELECTED: u32 = 8;
 /// Most tokens that are routed from their hidden states in one launch.
 pub const DECODE_TOKENS: u32 = 64;
-/// The width of the hidden state is a multiple of this: what a lane of a matrix product loads at once.
+/// The width of the hidden state is a multiple of this, the inner width of a tile of a matrix product.
 pub const HIDDEN_STEP: u32 = 32;
 /// Blocks of a cluster of the decode kernels, each with a slice of the hidden state and a share of
 /// the tokens.
 pub const DECODE_SLICES: u32 = 8;
 
-/// How many experts a lane of a warp holds room for: one kernel each.
+/// The number of experts for which a lane of a warp has room: one kernel each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertWidth {
     /// 8 a lane, up to 256 experts (V4-Flash).
@@ -39,8 +39,7 @@ impl ExpertWidth {
         }
     }
 
-    /// Experts of a cluster of the decode kernels: as few as make no more than 12 clusters of 256 and of
-    /// 384 experts.
+    /// Experts of a cluster of the decode kernels: as few as give at most 12 clusters for 256 and for 384 experts.
     #[must_use]
     pub const fn decode_experts(self) -> u32 {
         match self {
@@ -50,12 +49,12 @@ impl ExpertWidth {
     }
 }
 
-/// Over how many blocks of a cluster the prefill kernel spreads the hidden state of a tile: one kernel each.
+/// The number of blocks of a cluster over which the prefill kernel spreads the hidden state of a tile: one kernel each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsSplit {
-    /// A slice each, so that few tokens fill the GPU.
+    /// Eight blocks with a slice each, so that few tokens fill the GPU.
     Eight,
-    /// Four slices each.
+    /// Two blocks with four slices each.
     Two,
 }
 
@@ -64,7 +63,7 @@ impl LogitsSplit {
     pub const TOKENS: u32 = 128;
     /// Experts of a tile.
     pub const EXPERTS: u32 = 128;
-    /// Blocks that the GPU runs at once, about: one a multiprocessor of an H100 or H200, in clusters.
+    /// About the number of blocks that the GPU runs at once: one a multiprocessor of an H100 or H200, in clusters.
     const FULL: u32 = 96;
 
     /// The split for `tokens` tokens of `experts` experts: two blocks a tile if these fill the GPU.

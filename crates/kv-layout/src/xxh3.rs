@@ -1,18 +1,18 @@
-//! XXH3 with 128 bits, without a seed, of more than 240 bytes: what the kernel that computes digests needs of it, and the last
-//! step, which the host takes. Source: the
-//! [specification](https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md#xxh3-algorithm-overview), "XXH3 for long
-//! inputs".
+//! XXH3 with 128 bits, without a seed, for inputs of more than 240 bytes: the constants for the kernel that computes
+//! digests, and the last step, which the host takes. Source: the
+//! [specification](https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md#xxh3-algorithm-overview), "XXH3 for
+//! long inputs".
 //!
-//! Input is read in stripes of 64 bytes, each of eight words, which are added to eight accumulators. Sixteen stripes are a
-//! block, behind which the accumulators are scrambled.
+//! Input is read in stripes of 64 bytes, each of eight words, which are added to eight accumulators. Sixteen stripes
+//! are a block, after which the accumulators are scrambled.
 
-/// Inputs of at most so many bytes are hashed in other ways.
+/// Inputs of at most this many bytes are hashed in other ways.
 pub const SHORT: u64 = 240;
-/// Accumulators, and words of a stripe.
+/// Number of accumulators, and of words of a stripe.
 pub const LANES: u32 = 8;
 /// Stripes of a block.
 pub const STRIPES: u32 = 16;
-/// What accumulators are multiplied by behind each block.
+/// The factor by which accumulators are multiplied after each block.
 pub const SCRAMBLE: u64 = 0x9E37_79B1;
 
 const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
@@ -30,8 +30,8 @@ pub const START: [u64; LANES as usize] = [
     0x9E37_79B1,
 ];
 
-/// The default secret, as little-endian words. Stripe `s` of a block takes the eight from word `s` on, the scramble those from
-/// [`STRIPES`] on.
+/// The default secret, as little-endian words. Stripe `s` of a block uses the eight words from `s` on, the scramble
+/// those from [`STRIPES`] on.
 #[rustfmt::skip]
 pub const SECRET: [u64; 24] = [
     0xBE4B_A423_396C_FEB8, 0x1CAD_21F7_2C81_017C, 0xDB97_9083_E96D_D4DE, 0x1F67_B3B7_A4A4_4072,
@@ -42,10 +42,10 @@ pub const SECRET: [u64; 24] = [
     0xFCA1_477D_58BE_162B, 0xCE31_D07A_D1B8_F88F, 0x2804_1695_8F3A_CB45, 0x7E40_4BBB_CAFB_D7AF,
 ];
 
-/// Byte of the secret from which on the last stripe takes it.
+/// Byte of the secret at which the secret of the last stripe starts.
 pub const LAST_STRIPE: u32 = 121;
 
-/// Eight bytes of the secret, from any byte on.
+/// Eight bytes of the secret, from byte `byte` on.
 fn secret(byte: usize) -> u64 {
     let (word, shift) = (byte / 8, 8 * (byte % 8));
     match shift {
@@ -54,7 +54,7 @@ fn secret(byte: usize) -> u64 {
     }
 }
 
-/// The digest of `bytes` bytes, more than [`SHORT`], whose last stripe these accumulators have.
+/// The digest of an input of `bytes` bytes, more than [`SHORT`], from its accumulators after the last stripe.
 #[must_use]
 pub fn finish(accumulators: [u64; LANES as usize], bytes: u64) -> u128 {
     let merge = |start: u64, first: usize| {

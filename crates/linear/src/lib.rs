@@ -1,17 +1,17 @@
-//! Products of activations with weights in NVFP4, for decode batches: the weight is read as it is stored, 4.5
-//! bits an element.
+//! Products of activations with weights in NVFP4, for decode batches. The weight is read as it is stored, at 4.5 bits
+//! per element.
 //!
-//! [`Nvfp4Matrix`] is a weight on the host, quantised from f32 or BF16 or taken from a checkpoint;
-//! [`Nvfp4Linear`] is one on a device. Activations are BF16, sums f32. On one device a token gets the same bits
-//! in every batch. See docs/specification.md, section 3.
+//! [`Nvfp4Matrix`] is a weight on the host, quantised from f32 or BF16 or taken from a checkpoint; [`Nvfp4Linear`] is a
+//! weight on a device. Activations are BF16, sums f32. On one device a token gets the same bits in every batch. See
+//! docs/specification.md, section 3.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `matrix` | [`Nvfp4Matrix`]: codes and scales |
-//! | `quantise` | from numbers to codes and scales, exactly rounded |
+//! | `quantise` | converts numbers to codes and scales, exactly rounded |
 //! | `linear` | [`Nvfp4Linear`] |
-//! | `tiles` | a weight as it lies on a device |
-//! | [`ops`] | products with a weight in BF16, of few tokens and of many |
+//! | `tiles` | the device layout of a weight |
+//! | [`ops`] | products with a weight in BF16, for few and for many tokens |
 //! | `error` | [`LinearError`] |
 //!
 //! # From numbers to a product
@@ -47,8 +47,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A checkpoint's weight in NVFP4 is taken as it is, by [`Nvfp4Matrix::from_parts`]. [`Nvfp4Linear::multiply_to_bf16`] rounds
-//! the sums; a graph that captured a product retains [`Nvfp4Linear::memory`].
+//! [`Nvfp4Matrix::from_parts`] takes a checkpoint's NVFP4 weight unchanged. [`Nvfp4Linear::multiply_to_bf16`] rounds
+//! the sums to BF16. A graph that captured a product must retain [`Nvfp4Linear::memory`].
 
 mod error;
 mod linear;

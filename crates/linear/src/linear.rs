@@ -10,8 +10,8 @@ use crate::error::LinearError;
 use crate::matrix::Nvfp4Matrix;
 use crate::tiles::tiles;
 
-/// A weight in NVFP4 on a device. Its upload has ended when it is there, and no launch ever writes it: any number of
-/// streams may use it, and kernels load it while the launch before them still runs.
+/// A weight in NVFP4 on a device. Its upload is complete when [`Self::new`] returns, and no launch writes it
+/// afterwards. So any number of streams may use it, and kernels may load it while the previous launch still runs.
 #[derive(Clone)]
 pub struct Nvfp4Linear<B: Backend> {
     columns: u32,
@@ -22,7 +22,7 @@ pub struct Nvfp4Linear<B: Backend> {
 }
 
 impl<B: Backend> Nvfp4Linear<B> {
-    /// The weight on the stream's device.
+    /// Copies a weight to the stream's device.
     ///
     /// # Errors
     /// [`LinearError::Device`].
@@ -49,19 +49,19 @@ impl<B: Backend> Nvfp4Linear<B> {
         self.inner
     }
 
-    /// `[columns / 64, inner / 128, 4096]` u8, rounded up: codes by the tiles of [`kv_layout::linear`].
+    /// `[columns / 64, inner / 128, 4096]` u8, quotients rounded up: codes in the tiles of [`kv_layout::linear`].
     #[must_use]
     pub fn codes(&self) -> &View<B, u8> {
         &self.codes
     }
 
-    /// `[columns / 64, inner / 128, 512]` u8, rounded up: E4M3 scales by tiles.
+    /// `[columns / 64, inner / 128, 512]` u8, quotients rounded up: E4M3 scales in tiles.
     #[must_use]
     pub fn scales(&self) -> &View<B, u8> {
         &self.scales
     }
 
-    /// What every value is multiplied by.
+    /// The scale of the whole weight, by which every value is multiplied.
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.scale
@@ -74,7 +74,7 @@ impl<B: Backend> Nvfp4Linear<B> {
     }
 
     /// Queues the product of `tokens` rows of `x` (`[tokens, inner]` BF16) with the weight, into `y` (`[tokens,
-    /// columns]` f32). For decode batches: each 32 rows read all of the weight.
+    /// columns]` f32). For decode batches: every 32 rows read the whole weight.
     ///
     /// # Errors
     /// [`LinearError::Device`] if a tensor is too short, or the launch failed.
@@ -88,7 +88,7 @@ impl<B: Backend> Nvfp4Linear<B> {
         self.queue(stream, x, tokens, LinearOutput::F32, &y.cast()?)
     }
 
-    /// As [`Self::multiply`], rounded to BF16.
+    /// As [`Self::multiply`], with `y` in BF16: the sums are rounded.
     ///
     /// # Errors
     /// As [`Self::multiply`].

@@ -6,7 +6,8 @@ use kv_layout::linear::{GROUP, INNER_STEP};
 use crate::error::LinearError;
 use crate::quantise;
 
-/// A weight `[columns, inner]` in NVFP4: value `k` of a row is `code * scale of its group of 16 * scale`.
+/// A weight `[columns, inner]` in NVFP4. Each value is `code * group scale * scale`; a group is 16 consecutive values
+/// of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nvfp4Matrix {
     columns: u32,
@@ -17,10 +18,10 @@ pub struct Nvfp4Matrix {
 }
 
 impl Nvfp4Matrix {
-    /// The weight of these values (`[columns, inner]` f32 or BF16), quantised at two levels: `scale` is the
-    /// largest magnitude divided by 6 times 448, a group's scale its own divided by 6 and by `scale` in E4M3, a
-    /// code the value divided by both in E2M1. Each quotient is rounded to nearest even. A group whose scale is
-    /// 0 becomes 0.
+    /// Quantises `values`, `[columns, inner]` f32 or BF16, at two levels. `scale` is the largest magnitude divided by 6
+    /// times 448. A group's scale is the group's largest magnitude divided by 6 and by `scale`, in E4M3. A code is the
+    /// value divided by both scales, in E2M1. Codes and group scales are rounded to nearest even. A group whose scale
+    /// is 0 becomes 0.
     ///
     /// # Errors
     /// [`LinearError::Shape`]; [`LinearError::Length`]; [`LinearError::NotFinite`].
@@ -44,8 +45,8 @@ impl Nvfp4Matrix {
         Ok(Self { columns, inner, codes, scales, scale })
     }
 
-    /// The weight with these codes (`[columns, inner / 2]`, two a byte, the even value in the low four bits),
-    /// E4M3 scales (`[columns, inner / 16]`) and scale: as a checkpoint has them.
+    /// The weight with these codes (`[columns, inner / 2]`, two per byte, the even value in the low four bits), E4M3
+    /// scales (`[columns, inner / 16]`) and scale, as stored in a checkpoint.
     ///
     /// # Errors
     /// [`LinearError::Shape`]; [`LinearError::Length`]; [`LinearError::ScaleIsNan`];
@@ -93,14 +94,14 @@ impl Nvfp4Matrix {
         &self.scales
     }
 
-    /// What every value is multiplied by.
+    /// The scale of the whole weight, by which every value is multiplied.
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
-    /// The values, `[columns, inner]`, each exact but for the multiplication by [`Self::scale`], which is rounded
-    /// to nearest even.
+    /// The values, `[columns, inner]`, exact except for the multiplication by [`Self::scale`], which is rounded to
+    /// nearest even.
     #[must_use]
     pub fn decode(&self) -> Vec<f32> {
         let codes = self.codes.iter().flat_map(|&byte| {
@@ -120,7 +121,7 @@ fn check_shape(columns: u32, inner: u32) -> Result<(), LinearError> {
     Ok(())
 }
 
-/// Refuses a tensor that has not one element for each `values` values of the weight.
+/// Refuses a tensor that does not have one element per `values` values of the weight.
 fn check_length(
     what: &'static str,
     found: usize,

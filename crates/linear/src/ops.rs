@@ -1,5 +1,5 @@
-//! Products with a weight in BF16: a single launch as a safe function. The launch checks every buffer against the
-//! shape of the kernel table. Work of one stream runs in order; where two streams use a buffer the caller orders them.
+//! Products with a weight in BF16: a single launch as a safe function. The launch checks every buffer against the shape
+//! of the kernel table. Work in one stream runs in order; if two streams use a buffer, the caller orders them.
 
 use dsv4_kv_device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Bf16Linear, Bf16LinearMany, Bf16Narrow, RouterLogits};
@@ -21,7 +21,7 @@ pub struct Bf16Weight<'a, B: Backend> {
 }
 
 impl<B: Backend> Bf16Weight<'_, B> {
-    /// Refuses a weight of no columns, or with rows of a length that no kernel is made for.
+    /// Refuses a weight without columns, or with rows of a length that no kernel supports.
     ///
     /// # Errors
     /// [`DeviceError::Argument`].
@@ -38,10 +38,10 @@ impl<B: Backend> Bf16Weight<'_, B> {
     }
 }
 
-/// Queues the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]` f32). The number of
-/// tokens changes no bit of a token's sums.
+/// Queues the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]` f32). The bits of a
+/// token's sums do not depend on the number of tokens.
 ///
-/// | columns | up to 64 tokens, each 32 of which read all of the weight | more |
+/// | columns | kernel up to 64 tokens; every 32 tokens read the whole weight | kernel for more tokens |
 /// |---|---|---|
 /// | up to 256 | `bf16_narrow_*` | `router_logits_*` |
 /// | more | `bf16_linear_*` | `bf16_linear_many` |
@@ -83,7 +83,7 @@ pub fn multiply_bf16<B: Backend>(
     }
 }
 
-/// Blocks for each 192 of `tokens` tokens in a product of `columns` columns.
+/// Number of thread blocks for each 192 of `tokens` tokens, in a product with `columns` columns.
 #[must_use]
 pub const fn tiled_splits(tokens: u32, columns: u32) -> u32 {
     tiled::splits(tokens, columns.div_ceil(tiled::COLUMNS), MULTIPROCESSORS)

@@ -1,4 +1,4 @@
-//! A weight in NVFP4 as it lies on a device: by the tiles of [`kv_layout::linear`].
+//! The device layout of a weight in NVFP4: the tiles of [`kv_layout::linear`].
 
 use kv_layout::linear::{
     GROUP, TILE_CODES, TILE_COLUMNS, TILE_INNER, TILE_SCALES, device_word, tile_scale, tile_word,
@@ -6,7 +6,8 @@ use kv_layout::linear::{
 
 use crate::matrix::Nvfp4Matrix;
 
-/// `[columns / 64, inner / 128, 4096]` u8 of codes and `[columns / 64, inner / 128, 512]` u8 of scales, rounded up.
+/// Codes, `[columns / 64, inner / 128, 4096]` u8, and scales, `[columns / 64, inner / 128, 512]` u8; quotients rounded
+/// up.
 pub(crate) fn tiles(weight: &Nvfp4Matrix) -> (Vec<u8>, Vec<u8>) {
     let [columns, inner] = [weight.columns(), weight.inner()];
     let row_tiles = inner.div_ceil(TILE_INNER);

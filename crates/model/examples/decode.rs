@@ -1,9 +1,9 @@
-//! A whole model on the cache: a prompt is prefilled in chunks, then tokens are decoded one by one. At the end
-//! the same tokens go through a fresh request in one step, and every logit must be the same to the last bit:
-//! decoding with the cache is recomputing from scratch.
+//! A whole model on the cache: prefills a prompt in chunks, then decodes tokens one by one. At the end the same tokens
+//! run through a fresh request in one step. Every logit must be equal bit for bit: decoding with the cache gives the
+//! same as recomputing from scratch.
 //!
 //! `cargo run --example decode -p dsv4-kv-model [CHECKPOINT]`, on a GPU if there is one, else on the CPU. Without
-//! a checkpoint it takes the tiny one of the tests.
+//! `CHECKPOINT` it uses the tiny checkpoint of the tests.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use dsv4_kv_model::sample::GREEDY;
 use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
 use ndarray::{Array2, Axis, concatenate};
 
-/// Tokens of the prompt, of a step that prefills it, and to decode: enough for the window to slide, and for
-/// the first HCA entry to close while decoding.
+/// Tokens of the prompt, tokens of a prefill step, and tokens to decode: enough for the window to slide, and for the
+/// first HCA entry to close while decoding.
 const PROMPT: usize = 120;
 const CHUNK: usize = 50;
 const DECODED: usize = 12;
@@ -62,7 +62,7 @@ fn run<B: Backend>(device: &Device<B>, model: Arc<Model>) -> Result<()> {
     compare(&served, &recomputed)
 }
 
-/// Prefills the prompt and decodes: all tokens, and the logits behind each but the last.
+/// Prefills the prompt and decodes. Returns all tokens, and the logits after each but the last.
 fn serve<B: Backend>(
     engine: &mut Engine<B>,
     mut tokens: Vec<u32>,
@@ -71,7 +71,7 @@ fn serve<B: Backend>(
     let (mut served, mut done) = (Vec::new(), 0);
     while done < PROMPT + DECODED {
         let chunk = &tokens[done..tokens.len().min(done + CHUNK)];
-        // A step: the next tokens of some requests. Dropped instead of committed, it never was.
+        // A step: the next tokens of some requests. If `forward` is dropped instead of committed, the step is rejected.
         let forward = engine.forward(&[Chunk { id, tokens: chunk, logits: Logits::All }])?;
         let logits = forward.logits(0).to_owned();
         forward.commit()?;
@@ -87,7 +87,7 @@ fn serve<B: Backend>(
     Ok((tokens, concatenate(Axis(0), &parts)?))
 }
 
-/// Prints at how many positions all logits are equal, bit for bit, and fails unless they are at all.
+/// Prints at how many positions all logits are equal bit for bit, and fails unless all positions are.
 fn compare(served: &Array2<f32>, recomputed: &Array2<f32>) -> Result<()> {
     let equal = |positions: Range<usize>| {
         let bits = |logits: &Array2<f32>, at| logits.row(at).mapv(f32::to_bits);

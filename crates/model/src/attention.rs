@@ -1,7 +1,8 @@
-//! Attention: multi-query, keys that are values too, a sink for each head, and a grouped output projection.
+//! Attention: one key head for all query heads (multi-query), keys that are also the values, a sink for each head, and
+//! a grouped output projection.
 //!
-//! A query attends to its sliding window and, in layers with compressed entries, to entries: one softmax
-//! over both. The cache holds and gathers those rows; here is all that is around it.
+//! A query attends to its sliding window and, in layers with compressed entries, to entries: one softmax over both. The
+//! cache stores and gathers those rows; this module has everything around that.
 
 use half::bf16;
 use kv_layout::geometry::HEAD_DIM;
@@ -25,11 +26,11 @@ pub struct Attention {
     pub latent_norm: RmsNorm,
     /// `wq_b`, `[heads * 512, q_lora_rank]`.
     pub query: Linear,
-    /// `wkv`, `[512, hidden]`: the key, which is the value too.
+    /// `wkv`, `[512, hidden]`: the key, which is also the value.
     pub kv: Linear,
     /// `kv_norm`.
     pub kv_norm: RmsNorm,
-    /// `attn_sink`, `[heads]`: a score that takes its share of the softmax and gives no value.
+    /// `attn_sink`, `[heads]`: a score that takes a share of the softmax without contributing a value.
     pub sinks: Array1<f32>,
     /// `wo_a`, for each group of heads `[o_lora_rank, heads / groups * 512]`.
     pub output_groups: Vec<Linear>,
@@ -37,7 +38,7 @@ pub struct Attention {
     pub output: Linear,
     /// The layer's rotary embedding, of queries and keys.
     pub rotary: Rotary,
-    /// The same, with which sums of values are turned back.
+    /// The rotary embedding by which weighted sums of values are rotated back.
     pub output_rotary: Rotary,
     /// Epsilon of the norm of each head's query, which has no weights.
     pub norm_epsilon: f32,
@@ -47,13 +48,13 @@ pub struct Attention {
 pub type Keys = Vec<f32>;
 
 impl Attention {
-    /// The normed latent of the queries, `[tokens, q_lora_rank]`.
+    /// The normalised latent of the queries, `[tokens, q_lora_rank]`.
     #[must_use]
     pub fn latent(&self, x: ArrayView2<'_, f32>) -> Array2<f32> {
         self.latent_norm.apply(self.latent.apply(x))
     }
 
-    /// Queries, normed for each head and rotated: `[tokens, heads * 512]`.
+    /// Queries, normalised per head and rotated: `[tokens, heads * 512]`.
     #[must_use]
     pub fn queries(&self, latent: ArrayView2<'_, f32>, positions: &[u32]) -> Array2<f32> {
         let mut queries = self.query.apply(latent);
@@ -66,7 +67,7 @@ impl Attention {
         queries
     }
 
-    /// Window rows as the cache takes them: `[tokens, 512]` BF16, normed and rotated.
+    /// Window rows in the form that the cache takes: `[tokens, 512]` BF16, normalised and rotated.
     #[must_use]
     pub fn window_rows(&self, x: ArrayView2<'_, f32>, positions: &[u32]) -> Vec<bf16> {
         let mut rows = self.kv_norm.apply(self.kv.apply(x));
@@ -76,8 +77,8 @@ impl Attention {
         rows.iter().map(|&value| bf16::from_f32(value)).collect()
     }
 
-    /// For each of `queries` (`[tokens, heads * 512]`) and its keys the heads' weighted sums of keys, turned
-    /// back: `[tokens, heads * 512]`.
+    /// Attention of `queries`, `[tokens, heads * 512]`, each over its own keys: the weighted sums of keys for each
+    /// head, rotated back. `[tokens, heads * 512]`.
     #[must_use]
     pub fn attend(
         &self,
@@ -101,7 +102,7 @@ impl Attention {
         Array2::from_shape_vec(queries.raw_dim(), sums).expect("as many as queries")
     }
 
-    /// The output projection: each group of heads by itself, then all together, `[tokens, hidden]`.
+    /// The output projection: first each group of heads separately, then all groups together. `[tokens, hidden]`.
     #[must_use]
     pub fn project_output(&self, attended: ArrayView2<'_, f32>) -> Array2<f32> {
         let width = attended.ncols() / self.output_groups.len();
@@ -118,7 +119,7 @@ fn contiguous<'a>(row: &'a mut ndarray::ArrayViewMut1<'_, f32>) -> &'a mut [f32]
     row.as_slice_mut().expect("rows are contiguous")
 }
 
-/// One softmax over all keys and the sink; the weighted sum of the keys.
+/// Writes the weighted sum of the keys to `sum`. The weights are one softmax over all keys and the sink.
 fn attend_head(query: &[f32], keys: &[f32], sink: f32, sum: &mut [f32; CHANNELS]) {
     let scale = 1.0 / (CHANNELS as f32).sqrt();
     let keys = keys.as_chunks::<CHANNELS>().0;
@@ -134,8 +135,8 @@ fn attend_head(query: &[f32], keys: &[f32], sink: f32, sum: &mut [f32; CHANNELS]
     }
 }
 
-/// The scalar product, in 16 sums that are added in the end: always in the same order, and in one that
-/// the compiler can vectorise.
+/// The dot product, in 16 partial sums that are added at the end. The order is fixed, and one that the compiler can
+/// vectorise.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
     for (a, b) in a.as_chunks::<16>().0.iter().zip(b.as_chunks::<16>().0) {

@@ -1,4 +1,4 @@
-//! What a model refuses.
+//! Errors of a model.
 
 use dsv4_kv::KvError;
 use dsv4_kv_checkpoint::CheckpointError;
@@ -8,12 +8,12 @@ use dsv4_kv_router::RouterError;
 /// Why a model, an engine or a step was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A token id that the embedding does not have.
+    /// A token id outside of the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary} tokens")]
     TokenOutOfVocabulary {
         /// The token.
         token: u32,
-        /// Tokens there are.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
     /// A step without a chunk.
@@ -22,7 +22,7 @@ pub enum ModelError {
     /// A prompt without tokens.
     #[error("the prompt is empty; a request needs a token to begin with")]
     EmptyPrompt,
-    /// Graphs for more tokens than are gathered at once.
+    /// A bucket with more tokens than one tile of queries, which a graph attends at once.
     #[error("a bucket of {tokens} tokens is larger than the {most} that a layer's graph gathers")]
     BucketTooLarge {
         /// Tokens asked for.
@@ -33,13 +33,13 @@ pub enum ModelError {
     /// The checkpoint lacks a tensor, or has it in another shape or type.
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
-    /// The cache.
+    /// An error of the cache.
     #[error(transparent)]
     Cache(#[from] KvError),
-    /// A router.
+    /// An error of a router.
     #[error(transparent)]
     Router(#[from] RouterError),
-    /// The device.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

@@ -1,4 +1,5 @@
-//! The experts of a layer: of each token the routed ones that the router chose, and the shared ones.
+//! The experts of a layer. Each token runs through the routed experts that the router chose for it, and through the
+//! shared expert.
 
 use ndarray::{Array2, ArrayView2, Axis};
 
@@ -13,8 +14,8 @@ pub struct Expert {
     pub up: Linear,
     /// `w2`, `[hidden, intermediate]`.
     pub down: Linear,
-    /// Most of the gate before its silu, and of the size of the other factor. Routed experts have it, shared
-    /// ones do not.
+    /// Upper bound of the gate before silu, and bound of the absolute value of the other factor. Only routed experts
+    /// have it.
     pub limit: Option<f32>,
 }
 
@@ -35,24 +36,24 @@ impl Expert {
 /// The experts of a layer.
 #[derive(Clone, Debug)]
 pub struct Experts {
-    /// By number.
+    /// The routed experts, by number.
     pub routed: Vec<Expert>,
-    /// For every token.
+    /// The shared expert, which every token runs through.
     pub shared: Expert,
 }
 
-/// Which experts each token has, and their weights: `[tokens, per_token]`.
+/// The routed experts of each token, and their weights: `[tokens, per_token]`.
 #[derive(Debug)]
 pub struct Choice {
-    /// Experts, best first, or as the table lists them.
+    /// Numbers of the experts: best first, or in the order of the table in layers that choose by table.
     pub experts: Array2<i32>,
-    /// They add up to the model's scaling.
+    /// Weights; those of a token add up to the model's scaling factor.
     pub weights: Array2<f32>,
 }
 
 impl Experts {
-    /// The weighted sum of each token's experts, and the shared one: `[tokens, hidden]`. A token's experts
-    /// are added in the order of their numbers, so that its bits do not depend on other tokens.
+    /// The weighted sum of each token's routed experts plus the shared expert: `[tokens, hidden]`. The experts of a
+    /// token are added in the order of their numbers, so that the bits of its sum do not depend on other tokens.
     #[must_use]
     pub fn apply(&self, x: ArrayView2<'_, f32>, choice: &Choice) -> Array2<f32> {
         let mut tokens_of: Vec<Vec<(usize, f32)>> = vec![Vec::new(); self.routed.len()];

@@ -1,4 +1,4 @@
-//! One request from prompt to end.
+//! Runs one request from its prompt to its end.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use crate::engine::{Chunk, Engine};
 use crate::error::ModelError;
 use crate::sequence::{Continuation, Finish, Generated, Sequence, Work};
 
-/// How a request went.
+/// The result of a request.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// The tokens behind the prompt.
+    /// The generated tokens.
     pub tokens: Vec<u32>,
     /// Why it ended; `None` if the observer ended it.
     pub finish: Option<Finish>,
-    /// From the call to the first token.
+    /// Time from the call to the first token.
     pub time_to_first_token: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the end.
     pub decode_time: Duration,
-    /// Steps that ran.
+    /// Number of steps.
     pub steps: u32,
     /// Drafts that were verified.
     pub drafts: u32,
@@ -28,12 +28,13 @@ pub struct Summary {
     pub accepted: u32,
 }
 
-/// Sees a request's tokens while they come.
+/// Observes a request's tokens as they are generated.
 pub trait Observer {
-    /// The logits of some tokens, `[tokens, vocabulary]`, of which `accepted` are final.
+    /// Called with the logits of a step, `[tokens asked for, vocabulary]`; the first `accepted` tokens of `work` are
+    /// final.
     fn logits(&mut self, _work: &Work, _logits: ArrayView2<'_, f32>, _accepted: u32) {}
 
-    /// A generated token. `false` ends the request.
+    /// Called with each generated token. Returning `false` ends the request.
     fn token(&mut self, token: &Generated) -> bool;
 }
 

@@ -1,8 +1,8 @@
-//! Manifold-constrained hyper-connections (mHC): the residual stream is several streams.
+//! Manifold-constrained hyper-connections (mHC): the residual stream consists of several streams.
 //!
-//! A sub-layer (attention or experts) reads one vector that is a weighted sum of a token's streams, and
-//! its result is added to each stream with a weight, while the streams are mixed by a doubly stochastic
-//! matrix. The weights depend on the token: a projection of its streams makes them.
+//! A sub-layer (attention or experts) reads one vector: a weighted sum of a token's streams. Its result is added to
+//! each stream with a weight, while the streams are mixed by a doubly stochastic matrix. All weights depend on the
+//! token: they are a projection of its streams.
 
 use ndarray::{Array1, Array2, Array3, ArrayView2, Axis};
 
@@ -15,11 +15,11 @@ pub type Streams = Array3<f32>;
 /// The constants of all hyper-connections of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct HyperConstants {
-    /// Streams of a token.
+    /// Number of streams of a token.
     pub streams: usize,
     /// Rounds of the Sinkhorn-Knopp algorithm.
     pub iterations: usize,
-    /// Added to weights and to the sums that divide them.
+    /// Added to the weights of the sum, to the softmax, and to the divisors of the Sinkhorn-Knopp algorithm.
     pub epsilon: f32,
     /// Epsilon of the norm.
     pub norm_epsilon: f32,
@@ -28,17 +28,18 @@ pub struct HyperConstants {
 /// The hyper-connection around one sub-layer.
 #[derive(Clone, Debug)]
 pub struct HyperConnection {
-    /// `[2 * streams + streams^2, streams * hidden]`: weights of the sum, of the result, of the matrix.
+    /// `[2 * streams + streams^2, streams * hidden]`: computes the weights of the sum, of the result, and of the
+    /// matrix, in this order.
     pub projection: Linear,
-    /// `[2 * streams + streams^2]`.
+    /// `[2 * streams + streams^2]`: the bias of these weights.
     pub base: Array1<f32>,
-    /// Of the three kinds of weights.
+    /// The scales of the three kinds of weights, applied before the bias.
     pub scale: [f32; 3],
-    /// Of the model.
+    /// The constants of the model.
     pub constants: HyperConstants,
 }
 
-/// How each token's streams go on behind a sub-layer.
+/// How the result of a sub-layer joins each token's streams.
 #[derive(Debug)]
 pub struct Mixing {
     /// `[tokens, streams]`: weights of the sub-layer's result.
@@ -48,7 +49,7 @@ pub struct Mixing {
 }
 
 impl HyperConnection {
-    /// What the sub-layer reads, `[tokens, hidden]`, and how its result joins the streams.
+    /// The input of the sub-layer, `[tokens, hidden]`, and how its result joins the streams.
     #[must_use]
     pub fn collapse(&self, streams: &Streams) -> (Array2<f32>, Mixing) {
         let n = self.constants.streams;
@@ -71,8 +72,8 @@ impl HyperConnection {
         (weighted_sum(&sums, streams), Mixing { result, matrix })
     }
 
-    /// The softmax of each row, then columns and rows divided by their sums in turn, until both add up to
-    /// 1 as nearly as the rounds make them.
+    /// The Sinkhorn-Knopp algorithm: takes the softmax of each row, then divides columns and rows by their sums in
+    /// turn, for the given number of rounds, so that both add up to nearly 1.
     fn sinkhorn(&self, mut matrix: Array2<f32>) -> Array2<f32> {
         let HyperConstants { iterations, epsilon, .. } = self.constants;
         for mut row in matrix.outer_iter_mut() {
@@ -95,8 +96,8 @@ impl HyperConnection {
 }
 
 impl Mixing {
-    /// The streams behind a sub-layer with this `result`, `[tokens, hidden]`:
-    /// `new[k] = weight[k] * result + sum_j matrix[j][k] * old[j]`.
+    /// The streams after a sub-layer with this `result`, `[tokens, hidden]`: `new[k] = weight[k] * result + sum_j
+    /// matrix[j][k] * old[j]`.
     #[must_use]
     pub fn expand(&self, result: ArrayView2<'_, f32>, streams: &Streams) -> Streams {
         let mut mixed = Streams::zeros(streams.raw_dim());
@@ -112,16 +113,16 @@ impl Mixing {
     }
 }
 
-/// What makes one vector of a token's streams behind the last layer.
+/// Collapses a token's streams to one vector, after the last layer.
 #[derive(Clone, Debug)]
 pub struct HyperHead {
-    /// `[streams, streams * hidden]`.
+    /// `[streams, streams * hidden]`: computes the weights of the streams.
     pub projection: Linear,
-    /// `[streams]`.
+    /// `[streams]`: the bias of the weights.
     pub base: Array1<f32>,
-    /// Of all weights.
+    /// The scale of the weights, applied before the bias.
     pub scale: f32,
-    /// Of the model.
+    /// The constants of the model.
     pub constants: HyperConstants,
 }
 
@@ -140,7 +141,7 @@ impl HyperHead {
     }
 }
 
-/// A token's streams one after another, normed as one vector: `[tokens, streams * hidden]`.
+/// The streams of each token, concatenated and normalised as one vector: `[tokens, streams * hidden]`.
 fn normed(streams: &Streams, epsilon: f32) -> Array2<f32> {
     let (tokens, count, hidden) = streams.dim();
     let rows = streams.to_shape((tokens, count * hidden)).expect("as many elements");

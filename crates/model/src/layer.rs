@@ -10,7 +10,7 @@ use crate::hyper::HyperConnection;
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
 
-/// What projects the keys and gates of a compressor; the cache pools them.
+/// The weights of a compressor. They project keys and gates on the host; the cache pools these.
 #[derive(Clone, Debug)]
 pub struct Compressor {
     /// `wkv`, `[columns, hidden]`.
@@ -23,25 +23,25 @@ pub struct Compressor {
     pub norm: Vec<f32>,
 }
 
-/// What a CSA layer has beside its window.
+/// The compressors and the indexer of a CSA layer.
 #[derive(Clone, Debug)]
 pub struct Csa {
-    /// Makes entries.
+    /// The compressor of entries.
     pub main: Compressor,
-    /// Makes the indexer's keys.
+    /// The compressor of indexer keys.
     pub index: Compressor,
-    /// Picks entries.
+    /// The weights of the indexer, which picks entries.
     pub indexer: IndexerWeights,
 }
 
-/// What a layer has beside its window.
+/// The compressed entries of a layer, in addition to its window.
 #[derive(Clone, Debug)]
 pub enum Compressed {
-    /// Nothing.
+    /// None.
     Swa,
-    /// An entry for every 4 tokens, of which the indexer picks.
+    /// An entry for every 4 tokens; the indexer picks the entries to read.
     Csa(Box<Csa>),
-    /// An entry for every 128 tokens, made by this.
+    /// An entry for every 128 tokens; all are read.
     Hca(Compressor),
 }
 
@@ -57,22 +57,22 @@ impl Compressed {
     }
 }
 
-/// One layer: attention, then experts, each inside a hyper-connection and behind a norm.
+/// One layer: attention, then experts, each after a norm and inside a hyper-connection.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// Around attention.
+    /// The hyper-connection around attention.
     pub attention_streams: HyperConnection,
     /// `attn_norm`.
     pub attention_norm: RmsNorm,
     /// Attention.
     pub attention: Attention,
-    /// Its compressed entries.
+    /// The weights for compressed entries.
     pub compressed: Compressed,
-    /// Around the experts.
+    /// The hyper-connection around the experts.
     pub experts_streams: HyperConnection,
     /// `ffn_norm`.
     pub experts_norm: RmsNorm,
-    /// What chooses experts.
+    /// The weights of the router, which chooses experts.
     pub router: RouterWeights<'static>,
     /// The experts.
     pub experts: Experts,

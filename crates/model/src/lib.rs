@@ -23,24 +23,24 @@
 //!     6 of the routed experts, chosen by a table (the first layers) or by score, and the shared one
 //! ```
 //!
-//! The cache ([`dsv4_kv`]) holds rows and entries and pools, quantises, scores and gathers them; the router
-//! ([`dsv4_kv_router`]) chooses experts: both on a GPU or on the CPU. Attention runs there too, in BF16 over the stored
-//! rows, or here over gathered ones ([`AttentionPlace`]). What is dense is in this crate, in f32 on the host: exact and
-//! readable before fast.
+//! The cache ([`dsv4_kv`]) stores rows and entries, and it pools, quantises, scores and gathers them. The router
+//! ([`dsv4_kv_router`]) chooses experts. Both run on a GPU or on the CPU. Attention runs there too, in BF16 over the
+//! stored rows, or in this crate over gathered rows ([`AttentionPlace`]). All dense mathematics is in this crate, in
+//! f32 on the host, written to be exact and readable rather than fast.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`model`], [`layer`], [`load`] | the weights, and how they are read from a checkpoint |
 //! | [`hyper`] | the residual streams |
-//! | [`attention`], [`rotary`] | attention around the cache |
+//! | [`attention`], [`rotary`] | the parts of attention outside of the cache |
 //! | [`experts`] | the experts |
-//! | [`linear`], [`norm`] | products and norms |
+//! | [`linear`], [`norm`] | matrix products and norms |
 //! | [`engine`] | the model on a device: requests, steps, graphs |
 //! | [`generate`], [`sequence`] | one request from prompt to end; its tokens and what it runs next |
-//! | [`sample`], [`prompt_lookup`] | the next token, and guesses at those behind it |
+//! | [`sample`], [`prompt_lookup`] | sampling of the next token, and drafts of those after it |
 //! | [`text`] | text to tokens and back |
-//! | [`probe`] | a look into a forward pass |
-//! | [`error`] | typed refusals |
+//! | [`probe`] | observes the activations of a forward pass |
+//! | [`error`] | typed errors |
 
 pub mod attention;
 pub mod engine;

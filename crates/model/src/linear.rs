@@ -2,9 +2,9 @@
 
 use ndarray::{Array2, ArrayView2, s};
 
-/// Rows of a product are computed in multiples of this. The matrix product sums a row of a full tile in
-/// another order than a row of a part of one, so that without it a token's bits would depend on how many
-/// tokens are computed with it. A multiple of the 8 rows that `matrixmultiply` takes at once.
+/// The number of rows of a product is padded to a multiple of this. The matrix product sums a row of a full tile in
+/// another order than a row of a partial tile, so without padding a token's bits would depend on the number of tokens
+/// in the batch. It is a multiple of the 8 rows that `matrixmultiply` takes at once.
 const ROWS: usize = 16;
 
 /// A linear projection without bias.
@@ -21,14 +21,14 @@ impl Linear {
         Self { weight }
     }
 
-    /// Values of its result.
+    /// Number of outputs.
     #[must_use]
     pub fn outputs(&self) -> usize {
         self.weight.nrows()
     }
 
-    /// `x` W^T: `[tokens, inputs]` to `[tokens, outputs]`. A row of the result has the same bits whatever
-    /// the other rows are, and however many.
+    /// `x` W^T: `[tokens, inputs]` to `[tokens, outputs]`. The bits of a row of the result do not depend on the number
+    /// or the contents of other rows.
     #[must_use]
     pub fn apply(&self, x: ArrayView2<'_, f32>) -> Array2<f32> {
         let (tokens, inputs) = x.dim();
@@ -50,8 +50,8 @@ mod tests {
         Array2::from_shape_simple_fn((rows, columns), || random.random_range(-1.0..1.0))
     }
 
-    /// Lengths below and above the block of the inner dimension that the product takes at once, and
-    /// outputs that do not fill a tile.
+    /// Inner lengths below and above the block of the inner dimension that the product takes at once, and output counts
+    /// that do not fill a tile.
     #[test]
     fn a_row_has_the_same_bits_in_every_batch() {
         let source = &mut StdRng::seed_from_u64(1);

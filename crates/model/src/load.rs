@@ -1,4 +1,4 @@
-//! A model from a checkpoint.
+//! Loads a model from a checkpoint.
 
 use dsv4_kv::{IndexerWeights, rope};
 use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Config};
@@ -17,8 +17,8 @@ use crate::norm::RmsNorm;
 use crate::rotary::Rotary;
 
 impl Model {
-    /// Reads all weights of a checkpoint, layer by layer; `progress` is called behind each with the number
-    /// of layers read.
+    /// Reads all weights of a checkpoint, layer by layer. Calls `progress` after each layer with the number of layers
+    /// read.
     ///
     /// # Errors
     /// [`ModelError::Checkpoint`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor.
@@ -82,7 +82,7 @@ impl<'c> Tensors<'c> {
         Ok(RmsNorm::new(self.vector(name, channels)?, self.config.norm_eps))
     }
 
-    /// Layer `index`, whose tensors these are.
+    /// Reads layer `index`; `prefix` must be that of the layer.
     fn layer(&self, index: u32) -> Result<Layer, ModelError> {
         let hidden = self.config.hidden_size;
         let kind = self.config.cache.layers[index as usize];
@@ -204,7 +204,7 @@ impl<'c> Tensors<'c> {
         let routed = (0..experts.routed)
             .map(|index| expert(&format!("experts.{index}."), intermediate, limit))
             .collect::<Result<_, _>>()?;
-        // The shared experts are stored as one, as wide as all of them.
+        // The shared experts are stored as one expert, whose intermediate size is the sum of theirs.
         let shared = expert("shared_experts.", experts.shared * intermediate, None)?;
         Ok(Experts { routed, shared })
     }

@@ -1,4 +1,4 @@
-//! The model: embedding, layers, and the head that makes logits.
+//! The model: embedding, layers, and the head that computes logits.
 
 use dsv4_kv_checkpoint::Config;
 use dsv4_kv_router::RouterConfig;
@@ -14,13 +14,13 @@ use crate::norm::RmsNorm;
 pub struct Model {
     /// The checkpoint's configuration.
     pub config: Config,
-    /// What all routers have in common.
+    /// The configuration that all routers share.
     pub router: RouterConfig,
     /// `embed`, `[vocabulary, hidden]`.
     pub embedding: Array2<f32>,
-    /// In order, without draft (MTP) layers.
+    /// The layers in order, without draft (MTP) layers.
     pub layers: Vec<Layer>,
-    /// Makes one vector of the streams.
+    /// Collapses the streams to one vector, before the head.
     pub head_streams: HyperHead,
     /// `norm`.
     pub norm: RmsNorm,
@@ -29,7 +29,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// The streams that tokens start from: the embedding in each. `[tokens, streams, hidden]`.
+    /// The streams at the first layer: a copy of the token's embedding in each stream. `[tokens, streams, hidden]`.
     ///
     /// # Panics
     /// For a token outside the vocabulary.
@@ -43,7 +43,7 @@ impl Model {
         embedded
     }
 
-    /// The logits of some tokens of a step, `[rows, vocabulary]`, from the streams behind the last layer.
+    /// The logits of the tokens `rows` of a step, `[rows, vocabulary]`, from the streams after the last layer.
     #[must_use]
     pub fn logits(&self, streams: &Streams, rows: &[usize]) -> Array2<f32> {
         if rows.is_empty() {

@@ -18,7 +18,7 @@ impl RmsNorm {
         Self { weight, epsilon }
     }
 
-    /// Norms each row of `x`, `[tokens, channels]`.
+    /// Normalises each row of `x`, `[tokens, channels]`.
     #[must_use]
     pub fn apply(&self, mut x: Array2<f32>) -> Array2<f32> {
         for mut row in x.outer_iter_mut() {

@@ -1,10 +1,10 @@
-//! Drafts by prompt lookup: what followed the last tokens when they occurred before.
+//! Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens.
 
-/// Most tokens that must have occurred before; fewer if so many have not.
+/// Length of the longest match that is tried; shorter ones follow.
 const LONGEST: usize = 3;
 
-/// Up to `count` guesses at the tokens behind `tokens`: those that followed the latest earlier occurrence of
-/// the last three tokens, or two, or one. None if the last token is new.
+/// Up to `count` drafts of the tokens that follow `tokens`: those that followed the latest earlier occurrence of the
+/// last three tokens, else of the last two, else of the last one. Empty if the last token did not occur before.
 #[must_use]
 pub fn drafts(tokens: &[u32], count: usize) -> &[u32] {
     for length in (1..=LONGEST.min(tokens.len())).rev() {

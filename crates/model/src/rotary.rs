@@ -1,23 +1,23 @@
-//! The rotary embedding: the last 64 channels of a vector, in pairs of neighbours.
+//! The rotary embedding of the last 64 channels of a vector, in pairs of adjacent channels.
 
 use kv_layout::geometry::ROPE_DIM;
 
 /// Pairs of channels that are rotated.
 const PAIRS: usize = ROPE_DIM as usize / 2;
 
-/// The frequencies of a layer: pair `j` turns by `position * frequencies[j]`.
+/// The frequencies of a layer: pair `j` is rotated by the angle `position * frequencies[j]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary {
     frequencies: [f32; PAIRS],
 }
 
-/// Which way a vector is turned.
+/// The direction of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// By the angle of its position.
     Forward,
-    /// Back by it. Keys are values too, so that what attention sums up carries the rotation of keys:
-    /// turned back at the query's position, only the distance to each key is left.
+    /// By the negative angle. Keys are values too, so the weighted sum of attention carries the rotations of the keys.
+    /// Rotating it back at the query's position leaves only the distance to each key.
     Back,
 }
 
@@ -28,9 +28,9 @@ impl Rotary {
         Self { frequencies }
     }
 
-    /// Turns the last 64 of `channels`.
+    /// Rotates the last 64 of `channels`.
     ///
-    /// The angle is an f32 product, as in the released code: a more exact one would be another model.
+    /// The angle is an f32 product, as in the released code: a more exact angle would give another model.
     pub fn turn(&self, channels: &mut [f32], position: u32, turn: Turn) {
         let (_, last) = channels.split_at_mut(channels.len() - ROPE_DIM as usize);
         for (pair, frequency) in last.as_chunks_mut::<2>().0.iter_mut().zip(self.frequencies) {

@@ -1,4 +1,4 @@
-//! The next token, from logits.
+//! Samples the next token from logits.
 
 use ndarray::ArrayView1;
 use rand::rngs::StdRng;
@@ -7,16 +7,16 @@ use rand::{Rng, SeedableRng};
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits. 0 takes the most likely token.
+    /// Divides the logits. 0 means greedy sampling: the most likely token.
     pub temperature: f32,
-    /// Only the most likely tokens are taken whose probabilities add up to this; 1 for all.
+    /// Nucleus sampling: samples only from the most likely tokens whose probabilities add up to this; 1 for all.
     pub top_p: f32,
-    /// With the position, the seed of a token's draw: a token does not depend on how many were drawn before
-    /// it in this process, so that drafts and recomputed requests give the same.
+    /// Together with the position, the seed of a token's random draw. The draw does not depend on earlier draws, so
+    /// that drafts and recomputed requests give the same tokens.
     pub seed: u64,
 }
 
-/// The most likely token, always.
+/// Greedy sampling: always the most likely token.
 pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
 
 /// A token that was chosen.
@@ -24,13 +24,13 @@ pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
 pub struct Picked {
     /// The token.
     pub token: u32,
-    /// The logarithm of its probability under the logits as they are, without temperature.
+    /// The logarithm of its probability under the unscaled logits (temperature 1).
     pub logprob: f32,
 }
 
 impl Sampling {
-    /// Chooses the token at `position` from the logits of the one before it, `[vocabulary]`. Among equal
-    /// logits the lower token comes first; one that is not a number is never taken while another is left.
+    /// Chooses the token at `position` from the logits of the token before it, `[vocabulary]`. Of equal logits the
+    /// lower token id comes first. A NaN is chosen only if all logits are NaN or -infinity.
     ///
     /// # Panics
     /// If there are no logits.
@@ -68,7 +68,7 @@ impl Sampling {
     }
 }
 
-/// The generator for a seed's draw at a position; both are its key, so that no two have anything in common.
+/// The random generator for a seed and a position. Both are its key, so that different pairs give unrelated generators.
 fn random(seed: u64, position: u32) -> StdRng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -76,16 +76,16 @@ fn random(seed: u64, position: u32) -> StdRng {
     StdRng::from_seed(key)
 }
 
-/// What tokens are ordered by: one that is not a number comes last, and -0 is 0.
+/// The sort key of a logit: NaN counts as -infinity, and -0 as 0.
 fn order(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 }
 }
 
-/// The most likely token, the lowest of several.
+/// The most likely token; of several, the one with the lowest id.
 fn first_of_the_largest(logits: ArrayView1<'_, f32>) -> u32 {
     let tokens = (0..logits.len() as u32).rev();
     let key = |token: &u32| order(logits[*token as usize]);
-    // Of equal ones `max_by` takes the last.
+    // Reversed above, since `max_by` returns the last of equal elements.
     tokens.max_by(|a, b| key(a).total_cmp(&key(b))).expect("a vocabulary")
 }
 
@@ -111,7 +111,7 @@ fn maximum(logits: ArrayView1<'_, f32>) -> f32 {
     logits.fold(f32::NEG_INFINITY, |most, &logit| most.max(logit))
 }
 
-/// A term of the softmax; 0 for what is not a number, as that is never taken.
+/// A term of the softmax; 0 for NaN, which is never sampled.
 fn exponential(logit: f32) -> f64 {
     if logit.is_nan() { 0.0 } else { f64::from(logit).exp() }
 }
@@ -152,7 +152,7 @@ mod tests {
         for token in 0..4 {
             assert!(drawn(1).contains(&token), "token {token} is never drawn");
         }
-        // Where a seed and a position change places, and where they are the same number.
+        // Pairs of seed and position with both swapped, and pairs of equal numbers.
         let numbers = |pairs: [(u64, u32); 64]| {
             pairs.map(|(seed, position)| random(seed, position).random::<u64>())
         };

@@ -1,4 +1,4 @@
-//! One request's tokens: which to run next, and which follow from the logits.
+//! The tokens of one request: which to run next, and which the logits generate.
 
 use ndarray::{ArrayView2, s};
 
@@ -15,33 +15,33 @@ pub struct Continuation {
     pub max_tokens: usize,
     /// Tokens that end the request; they are generated too.
     pub end: Vec<u32>,
-    /// Drafts of a step, by prompt lookup: the tokens are the same with and without.
+    /// Most drafts of a step, found by prompt lookup. The generated tokens are the same with and without drafts.
     pub drafts: usize,
-    /// How many of the most likely tokens are reported with each.
+    /// Number of most likely tokens that are reported with each generated token.
     pub top_logprobs: usize,
-    /// Whether logits are computed for every token of the prompt too.
+    /// Whether logits are also computed for every token of the prompt.
     pub prompt_logits: bool,
 }
 
 /// A generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
-    /// The token and its probability.
+    /// The token and its log probability.
     pub picked: Picked,
-    /// The most likely tokens at its place.
+    /// The most likely tokens at its position.
     pub top: Vec<Picked>,
 }
 
 /// Why a request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It has as many tokens as were asked for.
+    /// It has generated [`Continuation::max_tokens`] tokens.
     Length,
     /// It has generated a token that ends it.
     End,
 }
 
-/// The tokens of a request: the prompt and what was generated, and how many of them are in the cache.
+/// The tokens of a request: prompt and generated tokens, and how many of them are in the cache.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     tokens: Vec<u32>,
@@ -51,19 +51,19 @@ pub struct Sequence {
     finish: Option<Finish>,
 }
 
-/// What a request runs in the next step.
+/// The part of a request in the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Work {
     /// The tokens, drafts last.
     pub tokens: Vec<u32>,
-    /// Which logits are needed.
+    /// The tokens whose logits are needed.
     pub logits: Logits,
-    /// How many of the tokens are drafts.
+    /// Number of drafts among the tokens.
     pub drafts: usize,
 }
 
 impl Sequence {
-    /// A request with this prompt. None without a token to begin with.
+    /// A request with this prompt; `None` if the prompt is empty.
     #[must_use]
     pub fn new(prompt: Vec<u32>, continuation: Continuation) -> Option<Self> {
         if prompt.is_empty() {
@@ -73,8 +73,8 @@ impl Sequence {
         Some(Self { prompt: prompt.len(), tokens: prompt, cached: 0, continuation, finish })
     }
 
-    /// What it runs next, of at most `budget` tokens: a chunk of what is not in the cache yet, or its last
-    /// token and drafts.
+    /// Its part of the next step, at most `budget` tokens: a chunk of the tokens that are not in the cache yet, or its
+    /// last token and drafts.
     #[must_use]
     pub fn next(&self, budget: usize) -> Work {
         let left = &self.tokens[self.cached..];
@@ -87,7 +87,7 @@ impl Sequence {
             };
             return Work { tokens: left[..chunk].to_vec(), logits, drafts: 0 };
         }
-        // A draft behind the last token that is asked for would be of no use.
+        // A draft after the last token to be generated would be of no use.
         let wanted = self.continuation.max_tokens.saturating_sub(self.generated().len() + 1);
         let most = self.continuation.drafts.min(budget - 1).min(wanted);
         let drafts = prompt_lookup::drafts(&self.tokens, most);
@@ -95,16 +95,16 @@ impl Sequence {
         Work { tokens, logits: Logits::All, drafts: drafts.len() }
     }
 
-    /// Takes the logits of `work` (`[tokens asked for, vocabulary]`): how many of its tokens are final, and
-    /// the tokens that were generated. Of drafts those are final that were generated too.
+    /// Takes the logits of `work`, `[tokens asked for, vocabulary]`. Returns how many tokens of `work` are final, and
+    /// the generated tokens. A draft is final if it was also generated.
     ///
     /// # Panics
-    /// If `work` is not what [`Self::next`] gave last, or `logits` has fewer rows than it asked for.
+    /// If `work` is not the last result of [`Self::next`], or if `logits` has fewer rows than it asked for.
     pub fn advance(&mut self, work: &Work, logits: ArrayView2<'_, f32>) -> (u32, Vec<Generated>) {
         let undrafted = work.tokens.len() - work.drafts;
         let mut final_tokens = undrafted;
         let mut generated = Vec::new();
-        // Logits of tokens that are followed by known ones are for the caller.
+        // Logits of tokens whose successor is known generate nothing; only the caller uses them.
         let is_last_chunk = self.cached + undrafted == self.tokens.len();
         let deciding = if is_last_chunk { work.drafts + 1 } else { 0 };
         let decided = logits.slice(s![logits.nrows() - deciding.., ..]);
@@ -135,13 +135,13 @@ impl Sequence {
         self.cached = tokens.min(self.tokens.len() - 1);
     }
 
-    /// Whether some of its tokens need not be computed for itself.
+    /// Whether it may reuse tokens that other requests have computed.
     #[must_use]
     pub fn may_reuse(&self) -> bool {
         !self.continuation.prompt_logits
     }
 
-    /// Forgets what is in the cache: the request was taken out of it, and is computed again.
+    /// Marks no tokens as cached: the request was released from the cache, and will be computed again.
     pub fn restart(&mut self) {
         self.cached = 0;
     }
@@ -152,13 +152,13 @@ impl Sequence {
         &self.tokens
     }
 
-    /// The tokens behind the prompt.
+    /// The generated tokens, after the prompt.
     #[must_use]
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt..]
     }
 
-    /// How many of its tokens are in the cache.
+    /// Number of its tokens that are in the cache.
     #[must_use]
     pub fn cached(&self) -> usize {
         self.cached

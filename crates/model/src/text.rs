@@ -2,43 +2,43 @@
 
 use std::path::{Path, PathBuf};
 
-/// How text becomes tokens.
+/// How text is encoded as tokens.
 #[derive(Clone, Debug)]
 pub enum Text {
-    /// A token for each byte: models of 256 tokens.
+    /// One token per byte, for models with a vocabulary of 256.
     Bytes,
-    /// As the checkpoint's `tokenizer.json` says.
+    /// The tokenizer of the checkpoint's `tokenizer.json`.
     #[cfg(feature = "tokenizers")]
     Tokenizer(Box<tokenizers::Tokenizer>),
 }
 
-/// Why text and tokens cannot be exchanged.
+/// Why text cannot be encoded, or a tokenizer cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// A vocabulary of more than bytes, and no tokenizer.
+    /// There is no tokenizer, and the vocabulary is not one of bytes.
     #[error(
         "{path} does not exist, and a vocabulary of {vocabulary} tokens is not one of bytes; \
          give token ids instead of text",
         path = path.display()
     )]
     NoTokenizer {
-        /// Where it would be.
+        /// The path at which it was expected.
         path: PathBuf,
-        /// Tokens there are.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
-    /// This program was built without the feature that reads it.
+    /// This program was built without the feature `tokenizers`.
     #[error("{path} needs the feature `tokenizers`, without which this program was built", path = path.display())]
     NotBuiltIn {
         /// The file.
         path: PathBuf,
     },
-    /// A file that is no tokenizer, or text or tokens that it refuses.
+    /// A file that is no usable tokenizer, or text that the tokenizer refuses.
     #[error("{path}: {reason}", path = path.display())]
     Refused {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The error.
         reason: String,
     },
 }
@@ -64,7 +64,7 @@ impl Text {
             Ok(tokenizer) => tokenizer,
             Err(reason) => return Err(refused(path, reason.to_string())),
         };
-        // What training left in the file would shorten prompts, or add to them.
+        // Truncation and padding settings in the file would shorten or lengthen prompts.
         tokenizer.with_padding(None);
         if let Err(reason) = tokenizer.with_truncation(None) {
             return Err(refused(path, reason.to_string()));
@@ -102,8 +102,8 @@ impl Text {
         }
     }
 
-    /// Bytes of a text that a token of it stands for at most, so that a text has at least so many tokens; `None` where the tokenizer may
-    /// drop text, or have one token for any length of it.
+    /// Most bytes of text that one token encodes, which bounds a text's tokens from below. `None` if the tokenizer may
+    /// drop text, or encode text of any length as one token.
     #[must_use]
     pub fn most_bytes_per_token(&self) -> Option<usize> {
         match self {
@@ -113,7 +113,7 @@ impl Text {
         }
     }
 
-    /// A token by itself: its text, or, where that is no text, its bytes or its name in the vocabulary.
+    /// The name of a token: its text, or if that is not valid text, its bytes or its name in the vocabulary.
     #[must_use]
     pub fn name(&self, token: u32) -> String {
         match self {
@@ -134,7 +134,7 @@ impl Text {
         }
     }
 
-    /// The bytes of a text that begins with `tokens`; the last character may still be incomplete.
+    /// The bytes that `tokens` decode to at the start of a text; the last character may still be incomplete.
     fn bytes(&self, tokens: &[u32]) -> Vec<u8> {
         match self {
             Self::Bytes => tokens.iter().map(|&token| token as u8).collect(),
@@ -146,13 +146,13 @@ impl Text {
     }
 }
 
-/// The name of bytes that are no text, as OpenAI writes it.
+/// The name of bytes that are not valid text, in OpenAI's notation.
 fn bytes_name(bytes: &[u8]) -> String {
     let bytes: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     format!("bytes:{bytes}")
 }
 
-/// The bytes of a token, where its name says them: `<0xE2>`, or the characters of a byte-level vocabulary.
+/// The bytes of a token, if its name states them: as `<0xE2>`, or as the characters of a byte-level vocabulary.
 #[cfg(feature = "tokenizers")]
 fn bytes_of(tokenizer: &tokenizers::Tokenizer, name: &str) -> Option<Vec<u8>> {
     let digits = name.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
@@ -164,8 +164,8 @@ fn bytes_of(tokenizer: &tokenizers::Tokenizer, name: &str) -> Option<Vec<u8>> {
     if is_byte_level { byte_level(name) } else { None }
 }
 
-/// The bytes of a token of a byte-level vocabulary, whose names have a character for each byte: printable ones as they are in
-/// Latin-1, the others from U+0100 on, in order (`bytes_to_unicode` of GPT-2). `None` for other names.
+/// The bytes of a token of a byte-level vocabulary. Its name has one character per byte: printable bytes as in Latin-1,
+/// the others as characters from U+0100 on, in order (`bytes_to_unicode` of GPT-2). `None` for other names.
 #[cfg(feature = "tokenizers")]
 fn byte_level(name: &str) -> Option<Vec<u8>> {
     let is_printable = |byte: &u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
@@ -176,7 +176,7 @@ fn byte_level(name: &str) -> Option<Vec<u8>> {
     name.chars().map(byte).collect()
 }
 
-/// As [`Text::most_bytes_per_token`]: known of a byte-level BPE that has all bytes, and gets the whole text as it is.
+/// As [`Text::most_bytes_per_token`]: known for a byte-level BPE that has all bytes and gets the whole text unchanged.
 #[cfg(feature = "tokenizers")]
 fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
     use tokenizers::pre_tokenizers::PreTokenizerWrapper as Before;
@@ -202,41 +202,41 @@ fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
     let vocabulary = tokenizer.get_vocab(true);
     let has_all =
         ByteLevel::alphabet().iter().all(|byte| vocabulary.contains_key(&byte.to_string()));
-    // One that takes the spaces beside it may stand for any number of them.
+    // An added token that strips adjacent spaces may encode any number of them.
     let added = tokenizer.get_added_tokens_decoder();
     let is_exact = added.values().all(|token| !token.lstrip && !token.rstrip);
     let is_known = !normalizes && before.iter().all(keeps) && is_byte_level && is_plain && has_all;
-    // The name of a token has a character for each byte, or is the text that it stands for.
+    // A token's name has a character for each byte, or is the text that it encodes.
     let longest = vocabulary.keys().map(String::len).max()?;
     (is_known && is_exact).then_some(longest)
 }
 
-/// Tokens without a text that are kept at the start.
+/// Most tokens without text that are kept at the start.
 const MOST_EMPTY: usize = 4;
-/// Bytes of the longest character.
+/// Bytes of the longest UTF-8 character.
 const CHARACTER: usize = 4;
-/// Tokens that wait at most for one to be complete: those, and one for each of its bytes. Then replacement characters are given, but
-/// for what may still become a character.
+/// Most tokens that wait for a character to be complete. After that, replacement characters are returned, except for
+/// what may still become a character.
 const MOST_WAITING: usize = MOST_EMPTY + CHARACTER;
 
-/// The text of tokens that come one by one. A character is given once it is complete.
+/// Decodes tokens that arrive one by one. Characters are returned only once they are complete.
 #[derive(Debug, Default)]
 pub struct TextStream {
     tokens: Vec<u32>,
-    /// Tokens whose text was given, and with which the next text is decoded: what a token says may depend on the
-    /// one before it.
+    /// Tokens before `given` were returned. Those from `context` on are decoded again with the next ones, as a token's
+    /// text may depend on the one before it.
     given: usize,
     context: usize,
 }
 
 impl TextStream {
-    /// Takes a token; the text that is complete with it, which may be empty. So few tokens wait that a token takes no longer
-    /// because of those before it.
+    /// Takes a token, and returns the text that it completes, which may be empty. Few tokens wait, so that the time per
+    /// token does not grow with their number.
     pub fn push(&mut self, text: &Text, token: u32) -> String {
         self.tokens.push(token);
         let (decoded, waiting) = (self.pending(text), self.tokens.len() - self.given);
-        // What decodes to nothing, as special tokens do, is no part of what follows. But at the start it may be a space that is
-        // left out there.
+        // Drop tokens that decode to nothing, such as special tokens. At the start they may be spaces, which decoders
+        // leave out there.
         if decoded.is_empty() && (self.given > 0 || waiting > MOST_EMPTY) {
             self.tokens.truncate(self.given);
             return String::new();
@@ -248,7 +248,7 @@ impl TextStream {
         if waiting <= MOST_WAITING {
             return String::new();
         }
-        // The most tokens that may be the beginning of one character: what the others say is what there is before it.
+        // Keep as many tokens as may begin one character, if the tokens before them decode to the text before it.
         let before = without_last(&decoded);
         let open = (1..CHARACTER).rev().find(|open| self.decode(text, end - open) == before);
         match open {
@@ -257,26 +257,26 @@ impl TextStream {
         }
     }
 
-    /// The text of the tokens before the `end`-th, which were not given before.
+    /// Returns `decoded` as text, and marks the tokens before index `end` as returned.
     fn give(&mut self, end: usize, decoded: &[u8]) -> String {
         self.context = self.given;
         self.given = end;
         String::from_utf8_lossy(decoded).into_owned()
     }
 
-    /// The text that is left in the end, with replacement characters for what is no text.
+    /// Returns the remaining text at the end, with replacement characters for invalid bytes.
     pub fn finish(&mut self, text: &Text) -> String {
         let decoded = self.pending(text);
         self.given = self.tokens.len();
         String::from_utf8_lossy(&decoded).into_owned()
     }
 
-    /// The bytes of the tokens whose text was not given yet.
+    /// The bytes of the tokens that were not returned yet.
     fn pending(&self, text: &Text) -> Vec<u8> {
         self.decode(text, self.tokens.len())
     }
 
-    /// The bytes of those of them before the `end`-th.
+    /// The bytes of the tokens from `given` to `end`.
     fn decode(&self, text: &Text, end: usize) -> Vec<u8> {
         let before = text.bytes(&self.tokens[self.context..self.given]);
         let all = text.bytes(&self.tokens[self.context..end]);
@@ -284,21 +284,21 @@ impl TextStream {
     }
 }
 
-/// Whether text ends with a character, and not with what may be a part of one. Bytes that begin no character are replaced.
+/// Whether text ends with a complete character. Decoders replace bytes that begin no character.
 fn is_complete(bytes: &[u8]) -> bool {
     let Some(last) = bytes.utf8_chunks().last() else { return false };
     let replaced = last.valid().ends_with(char::REPLACEMENT_CHARACTER) && last.invalid().is_empty();
     !ends_open(bytes) && !replaced
 }
 
-/// Text without the part of a character that it ends with, or without its last replacement character.
+/// Text without the incomplete character at its end, or without its last replacement character.
 fn without_last(bytes: &[u8]) -> &[u8] {
     let open = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
     let last = if open > 0 { open } else { char::REPLACEMENT_CHARACTER.len_utf8() };
     &bytes[..bytes.len().saturating_sub(last)]
 }
 
-/// Whether text ends within a character.
+/// Whether text ends inside a character.
 fn ends_open(bytes: &[u8]) -> bool {
     let last = bytes.utf8_chunks().last().map_or(&[][..], |last| last.invalid());
     matches!(std::str::from_utf8(last), Err(error) if error.error_len().is_none())
@@ -319,11 +319,11 @@ mod tests {
         assert_eq!(stream.finish(&text), "");
     }
 
-    /// What never becomes a character is given all the same, so that a token does not take longer because of those before it.
+    /// Bytes that never become a character are returned too, so that the time per token does not grow.
     #[test]
     fn few_tokens_wait() {
         let (text, mut stream) = (Text::Bytes, TextStream::default());
-        // Replacement characters, which might be parts of a character that is not complete.
+        // Replacement characters, which could also stand for an incomplete character.
         let tokens = text.encode(&"\u{FFFD}".repeat(100)).expect("text");
         let (mut all, mut most) = (String::new(), 0);
         for token in tokens {
@@ -333,7 +333,7 @@ mod tests {
         all += &stream.finish(&text);
         assert_eq!(all, "\u{FFFD}".repeat(100));
         assert!(most <= 2 * (super::MOST_WAITING + 1), "{most} tokens were decoded at once");
-        // A character behind them is not cut, wherever it begins.
+        // A character after them is not cut, wherever it begins.
         for count in 0..12 {
             let text_of = format!("{}\u{1F600}{}", "\u{FFFD}".repeat(count), "\u{FFFD}é".repeat(3));
             let (tokens, mut stream) =
@@ -342,7 +342,7 @@ mod tests {
             all += &stream.finish(&text);
             assert_eq!(all, text_of);
         }
-        // Bytes that begin characters, and never end one.
+        // Bytes that begin characters but never complete one.
         let mut stream = TextStream::default();
         for byte in std::iter::repeat_n(0xF0, 100) {
             stream.push(&text, byte);
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Tokens without a text are not decoded again with each that follows, and take nothing from what does.
+    /// Tokens without text are not decoded again with later tokens, nor do they change later text.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn tokens_without_a_text_do_not_wait() {
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(stream.finish(&text), "");
     }
 
-    /// As with bytes, where each token is a byte that a decoder replaces until its character is complete.
+    /// As with bytes: each token is a byte, which a decoder replaces until its character is complete.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn a_character_behind_replaced_ones_is_not_cut() {
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!([0x41, 0xC3].map(|token| Text::Bytes.name(token)), ["A", "bytes:\\xc3"]);
     }
 
-    /// A byte of a character has its bytes for a name, as of a vocabulary of bytes, and not that of the character that stands for it.
+    /// A token of incomplete bytes is named by its bytes, not by the character that stands for them.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn tokens_of_a_byte_level_vocabulary_have_names() {
@@ -433,13 +433,13 @@ mod tests {
         let text = Text::Tokenizer(Box::new(with(bytes)));
         let names = [0, 1, 2, 3, 4, 5].map(|token| text.name(token));
         assert_eq!(names, ["a", "bytes:\\xe2", "\u{e2}", "bytes:\\xe2\\x82", " b", "token:5"]);
-        // Of a vocabulary whose characters stand for themselves.
+        // A vocabulary that is not byte-level.
         let plain: tokenizers::Tokenizer = with("null");
         let names = ["<0xE2>", "\u{e2}", "<0xG0>"].map(|name| bytes_of(&plain, name));
         assert_eq!(names, [Some(vec![0xE2]), None, None]);
     }
 
-    /// A text has no fewer tokens than its bytes over the longest token; of a tokenizer that may drop some of it that is not known.
+    /// A text has at least its bytes divided by the longest token as tokens, if the tokenizer drops no text.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn bytes_of_a_token_are_limited_where_no_text_is_dropped() {

@@ -1,4 +1,4 @@
-//! What an engine refuses, after which nothing has changed.
+//! Refusals of an engine, which change nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn attention_on_the_device_takes_128_heads() {
     engine(AttentionPlace::Host).map(drop).expect("the host takes any number");
 }
 
-/// A weight that is not a number is refused by its name, before a request meets it.
+/// A NaN in a weight is refused when the model is loaded, with the name of the tensor.
 #[test]
 fn weights_are_numbers() {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
@@ -64,7 +64,7 @@ fn weights_are_numbers() {
     let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a checkpoint");
     let embedding = metadata.info("model.embed_tokens.weight").expect("there is one");
     let size = embedding.dtype.bitsize() / 8;
-    // The last bytes of an element are those of its exponent.
+    // The last two bytes of an element have its sign and exponent.
     let end = 8 + header + embedding.data_offsets.0 + 100 * size;
     bytes[end - 2..end].copy_from_slice(&[0xC0, 0x7F]);
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("room");
@@ -75,7 +75,7 @@ fn weights_are_numbers() {
     assert!(name == "embed.weight" && index == 99 && value.is_nan(), "{name}[{index}] is {value}");
 }
 
-/// Graphs serve steps of few tokens.
+/// Graphs serve only steps of few tokens.
 #[test]
 fn a_bucket_has_a_size() {
     let device = EmuDevice::new(EmuOptions::default());
@@ -84,7 +84,7 @@ fn a_bucket_has_a_size() {
     assert!(matches!(error, ModelError::BucketTooLarge { tokens: 1000, most: 1..1000 }), "{error}");
 }
 
-/// Ends a request with its first token.
+/// An observer that ends a request at its first token.
 struct First;
 
 impl Observer for First {
@@ -93,7 +93,7 @@ impl Observer for First {
     }
 }
 
-/// What its observer ends has not ended by itself.
+/// A request that its observer ends has no [`Finish`](dsv4_kv_model::sequence::Finish).
 #[test]
 fn a_request_that_is_interrupted_has_no_reason() {
     let device = EmuDevice::new(EmuOptions::default());
@@ -102,7 +102,7 @@ fn a_request_that_is_interrupted_has_no_reason() {
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
 }
 
-/// There is nothing to begin with, and the one request that there may be is still free.
+/// An empty prompt is refused, and the only slot is free afterwards.
 #[test]
 fn a_prompt_has_a_token() {
     let device = EmuDevice::new(EmuOptions::default());

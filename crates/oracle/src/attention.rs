@@ -1,23 +1,23 @@
-//! Attention: one softmax over keys and a sink; keys are values too.
+//! Attention: one softmax over keys and a sink. Keys are also the values.
 
 use crate::rope::{CHANNELS as ROTARY, Table};
 use crate::row::CHANNELS;
 
-/// What one head of a query gets.
+/// The attention result of one head of a query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attended {
-    /// `[512]`: the weighted sum of the keys, rotary channels turned back.
+    /// `[512]`: the weighted sum of the keys, with rotary channels rotated back.
     pub sum: Vec<f64>,
-    /// `[512]`: the weighted sum of the keys' magnitudes, by which errors are measured. Of a rotary channel it is that
-    /// of its pair.
+    /// `[512]`: the weighted sum of the keys' magnitudes, by which errors are measured. For a rotary channel it is the
+    /// magnitude of its pair.
     pub magnitude: Vec<f64>,
     /// Natural logarithm of the softmax's denominator, the sink included; -infinity if that is 0.
     pub lse: f64,
 }
 
 impl Attended {
-    /// How far `sum` may be off where weights are rounded to BF16 once, the result once, and sums are in f32:
-    /// `[512]`. BF16 has seven bits behind the first: a value is rounded by up to 2^-8 of it.
+    /// `[512]`: largest error of `sum` if weights are rounded to BF16 once, the result is rounded to BF16 once, and
+    /// sums are in f32. BF16 has seven bits after the leading one, so a value is rounded by at most 2^-8 of it.
     #[must_use]
     pub fn bound(&self) -> Vec<f64> {
         let bound = |(sum, magnitude): (&f64, &f64)| {

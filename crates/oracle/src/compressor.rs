@@ -1,7 +1,7 @@
-//! Compressed entries, from the token history alone: there are no steps, chunks or state here.
+//! Compressed entries, computed from the token history alone: there are no steps, chunks or state here.
 //!
-//! Entry `i` of ratio `m` is a function of the projections of its own `m` tokens, `m * i` on, and
-//! with overlap also of the `m` tokens before them. Everything is f64 up to one rounding to BF16.
+//! Entry `i` of ratio `m` is a function of the projections of its own `m` tokens, which begin at `m * i`, and with
+//! overlap also of the `m` tokens before them. Everything is f64, and rounded once to BF16.
 //! See docs/specification.md, section 5.
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::rope::Table;
 
 const NORM_EPSILON: f64 = 1e-6;
 
-/// What tells the three compressors apart.
+/// The parameters in which the three compressors differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Tokens per entry, `m`.
@@ -31,21 +31,21 @@ impl Shape {
     /// Entries of an HCA layer.
     pub const HCA: Self = Self { ratio: 128, overlap: false, channels: 512 };
 
-    /// Columns of a token's projections: `d`; with overlap `2d`, of which the first `d` go into the
-    /// next window's entry and the last `d` into that of the token's own window.
+    /// Columns of a token's projections: `d`, or `2d` with overlap. Of these the first `d` go into the entry of the
+    /// next window, and the last `d` into the entry of the token's own window.
     #[must_use]
     pub fn columns(self) -> usize {
         if self.overlap { 2 * self.channels } else { self.channels }
     }
 
-    /// Where an entry is rotated: the position of its window's first token.
+    /// Position at which an entry is rotated: that of its window's first token.
     #[must_use]
     pub fn rope_position(self, entry: usize) -> usize {
         self.ratio * entry
     }
 
-    /// The positions whose projections a later entry still needs after `end` tokens: the open
-    /// window, and with overlap the window before it.
+    /// After `end` tokens, the positions whose projections later entries still need: the open window, and with overlap
+    /// the window before it.
     #[must_use]
     pub fn state_keep(self, end: usize) -> Range<usize> {
         let open = end / self.ratio * self.ratio;
@@ -53,7 +53,7 @@ impl Shape {
         first..end
     }
 
-    /// The pooled tokens of an entry, oldest first: position, and first column of the half in use.
+    /// The tokens that an entry pools, oldest first: position, and first column of the half that is used.
     fn rows(self, entry: usize) -> impl Iterator<Item = (usize, usize)> {
         let own = self.ratio * entry..self.ratio * (entry + 1);
         let has_previous = self.overlap && entry > 0;
@@ -63,24 +63,24 @@ impl Shape {
     }
 }
 
-/// One compressor of one layer, with a request's tokens from position 0 on.
+/// One compressor of one layer, with a request's tokens from position 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Compressor<'a> {
-    /// Which compressor it is; gives `m`, `d` and the number of columns.
+    /// The compressor's parameters: `m`, `d` and the number of columns.
     pub shape: Shape,
-    /// `[tokens, columns]`: what is pooled.
+    /// `[tokens, columns]`: the values that are pooled.
     pub kv: &'a [f32],
-    /// `[tokens, columns]`: the logits of the pooling weights, `ape` not yet added.
+    /// `[tokens, columns]`: the logits of the pooling weights, without `ape`.
     pub gate: &'a [f32],
-    /// `[m, columns]`: added to the gate of position `p` from row `p mod m`.
+    /// `[m, columns]`: row `p mod m` is added to the gate of position `p`.
     pub ape: &'a [f32],
     /// `[d]`: weight of the RMS norm.
     pub norm_w: &'a [f32],
 }
 
 impl Compressor<'_> {
-    /// `[d]`: in each channel the softmax-weighted mean over the entry's tokens (8, 128, or 4 in
-    /// entry 0 with overlap, whose previous window does not exist).
+    /// `[d]`: in each channel the softmax-weighted mean over the entry's tokens. These are 8 (CSA), 128 (HCA), or 4 in
+    /// entry 0 with overlap, which has no previous window.
     ///
     /// # Panics
     /// If the history does not reach the end of the entry's window.
@@ -100,8 +100,8 @@ impl Compressor<'_> {
             .collect()
     }
 
-    /// `[d]`: what the pooled channels become, by RMS norm over all of them and rotation of the last
-    /// 64 at the entry's position. Needs no history, so `entry` may be any.
+    /// `[d]`: the pooled channels after RMS norm over all of them and rotation of the last 64 at the entry's position.
+    /// It reads no history, so any `entry` is allowed.
     #[must_use]
     pub fn norm_and_rotate(&self, pooled: &[f64], entry: usize) -> Vec<f64> {
         let mean_square = pooled.iter().map(|x| x * x).sum::<f64>() / pooled.len() as f64;
@@ -111,7 +111,7 @@ impl Compressor<'_> {
         Table::Compress.rotate(&normed, self.shape.rope_position(entry))
     }
 
-    /// `[d]`: the entry before it is rounded.
+    /// `[d]`: the entry before it is rounded to BF16.
     ///
     /// # Panics
     /// As [`Self::pooled`].
@@ -120,7 +120,7 @@ impl Compressor<'_> {
         self.norm_and_rotate(&self.pooled(entry), entry)
     }
 
-    /// `[d]` BF16 bits: the entry as it is handed to quantisation.
+    /// `[d]` BF16 bits: the entry before quantisation.
     ///
     /// # Panics
     /// As [`Self::pooled`].
@@ -129,8 +129,7 @@ impl Compressor<'_> {
         round(&self.entry(entry))
     }
 
-    /// `[d]` BF16 bits: the Hadamard transform of the entry, as an indexer key is handed to
-    /// quantisation.
+    /// `[d]` BF16 bits: the Hadamard transform of the entry, which is an indexer key before quantisation.
     ///
     /// # Panics
     /// As [`Self::pooled`].
@@ -140,13 +139,13 @@ impl Compressor<'_> {
     }
 }
 
-/// The entries that a step closes: those whose last token is among the `tokens` from `start` on.
+/// The entries that a step closes: those whose last token is one of the `tokens` tokens from position `start`.
 #[must_use]
 pub fn closed_entries(start: usize, tokens: usize, ratio: usize) -> Range<usize> {
     start / ratio..(start + tokens) / ratio
 }
 
-/// How many entries the query at `position` sees; its own token may close the last of them.
+/// Number of entries that the query at `position` sees. Its own token may close the last of them.
 #[must_use]
 pub fn visible(position: usize, ratio: usize) -> usize {
     (position + 1) / ratio

@@ -1,21 +1,21 @@
-//! Whether stored bytes are what quantisation makes of a vector that is known up to the last bits of
-//! f32 arithmetic.
+//! Checks whether stored bytes are a correct quantisation of a vector that is known only up to the error of f32
+//! arithmetic.
 //!
-//! The kernels compute an entry in f32, the reference in f64. Both then round to BF16, and where the
-//! two lie on different sides of the middle between two BF16 values, both roundings are right.
+//! The kernels compute an entry in f32, the reference in f64. Both then round to BF16. If the two values lie on
+//! different sides of the middle between two BF16 values, both roundings are correct.
 
 use crate::hadamard::hadamard;
 use crate::index::{EncodedKey, KeyFormat};
 use crate::number::{bf16_nearest_f64, bf16_value};
 use crate::row::{EncodedRow, QUANTISED, RowFormat};
 
-/// How far f32 may be from f64, as a part of the entry's largest magnitude.
+/// Largest error of f32 against f64, as a fraction of the entry's largest magnitude.
 const TOLERANCE: f64 = 5e-6;
-/// Channels of an indexer key for which both roundings are tried, those nearest the middle first. On
-/// average fewer than three are within the tolerance of it; one key in 6,000 has more than these.
+/// Most channels of an indexer key for which both roundings are tried, those nearest the middle first. On average fewer
+/// than three channels are within the tolerance of the middle; one key in 6,000 has more than this limit.
 const MOST_OPEN: usize = 10;
 
-/// The format of what is stored.
+/// The storage format.
 #[derive(Clone, Copy, Debug)]
 pub enum Codec {
     /// A compressed entry.
@@ -24,17 +24,17 @@ pub enum Codec {
     Key(KeyFormat),
 }
 
-/// A row in both planes.
+/// The stored bytes of a row or a key, in two planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Of the data plane, or of the code plane.
+    /// Bytes of the data plane of a row, or of the code plane of a key.
     pub data: Vec<u8>,
-    /// Of the scale plane.
+    /// Bytes of the scale plane.
     pub scale: Vec<u8>,
 }
 
 impl Codec {
-    /// What the reference stores for an entry (`[512]` or `[128]`).
+    /// The bytes that the reference stores for an entry (`[512]` or `[128]`).
     #[must_use]
     pub fn store(self, entry: &[f64]) -> Stored {
         let bf16 = round(entry, 0.0);
@@ -47,14 +47,14 @@ impl Codec {
         }
     }
 
-    /// Whether `stored` is what some vector becomes that is as near to `entry` as f32 arithmetic.
+    /// Whether `stored` is the result for some vector that is as near to `entry` as f32 arithmetic (`TOLERANCE`).
     #[must_use]
     pub fn explains(self, stored: &Stored, entry: &[f64]) -> bool {
         self.explains_within(TOLERANCE, stored, entry)
     }
 
-    /// Whether `stored` is what some vector becomes whose channels are nearer to those of `entry` than
-    /// `tolerance` times its largest magnitude.
+    /// Whether `stored` is the result for some vector, each channel of which differs from that of `entry` by at most
+    /// `tolerance` times the largest magnitude of `entry`.
     #[must_use]
     pub fn explains_within(self, tolerance: f64, stored: &Stored, entry: &[f64]) -> bool {
         let slack = tolerance * entry.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
@@ -65,11 +65,11 @@ impl Codec {
         }
     }
 
-    /// Whether `stored` is what some vector within `slack` of `x` is quantised to.
+    /// Whether `stored` is the quantised form of some vector within `slack` of `x`.
     ///
-    /// A scale follows from the largest channel of its group, which may round either way. For both
-    /// ways the other channels are quantised at both ends of what they may be: codes rise with
-    /// values, so a right code lies between.
+    /// A scale follows from the largest channel of its group, which may round down or up. For each of these two
+    /// roundings, the other channels are quantised at both ends of their range. Codes increase with values, so a
+    /// correct code lies between the two results.
     fn quantises(self, stored: &Stored, x: &[f64], slack: f64) -> bool {
         if self.encode(&round(x, 0.0)) == *stored {
             return true;
@@ -83,7 +83,8 @@ impl Codec {
         one.into_iter().zip(other).all(|(one, other)| one || other)
     }
 
-    /// `end`, but in each group the largest channel as in `way`, and no other larger than that.
+    /// `end`, except that the largest channel of each group is taken from `way`, and no other channel of the group may
+    /// be larger.
     fn pinned(self, x: &[f64], end: &[u16], way: &[u16]) -> Vec<u16> {
         const MAGNITUDE: u16 = 0x7FFF;
         let mut pinned = end.to_vec();
@@ -100,7 +101,7 @@ impl Codec {
         pinned
     }
 
-    /// For each group, whether `stored` has the scale of both bounds and values between theirs.
+    /// For each group, whether `stored` has the scale of both bounds, and values between those of the bounds.
     fn groups_between(self, stored: &Stored, got: &[f64], bounds: &[Stored; 2]) -> Vec<bool> {
         let [least, most] = bounds.each_ref().map(|bound| self.decode(bound));
         let between = |channel: usize| {
@@ -119,7 +120,7 @@ impl Codec {
         groups.collect()
     }
 
-    /// Channels that share a scale. In a row the last group is that of the unquantised channels.
+    /// Number of channels that share a scale. In a row the last group is the unquantised channels.
     fn group(self) -> usize {
         match self {
             Self::Row(RowFormat::Ue8m0) => 64,
@@ -169,8 +170,8 @@ fn round(x: &[f64], shift: f64) -> Vec<u16> {
     x.iter().map(|&x| bf16_nearest_f64(x + shift)).collect()
 }
 
-/// The values of the BF16 vectors that `x` may be rounded to, the nearest first. Channels whose two
-/// roundings differ by less than the slack itself are left as they are.
+/// The values of the BF16 vectors to which `x` may be rounded, the nearest first. A channel whose two roundings differ
+/// by no more than twice the slack has its nearest rounding only.
 pub fn roundings(x: &[f64], slack: f64) -> impl Iterator<Item = Vec<f64>> {
     let [least, nearest, most] = [-slack, 0.0, slack]
         .map(|shift| round(x, shift).into_iter().map(bf16_value).collect::<Vec<f64>>());
@@ -209,7 +210,7 @@ mod tests {
         (0..channels).map(|_| rng.random_range(-2.0..2.0)).collect()
     }
 
-    /// `x` in f32 arithmetic: every channel off by up to 2e-6 of the largest magnitude.
+    /// `x` as f32 arithmetic gives it: every channel is off by up to 2e-6 of the largest magnitude.
     fn off(rng: &mut ChaCha8Rng, x: &[f64]) -> Vec<f64> {
         x.iter().map(|x| x + rng.random_range(-4e-6..4e-6)).collect()
     }
@@ -225,7 +226,8 @@ mod tests {
                 assert!(codec.explains(&stored, &x), "{codec:?}");
                 different += u32::from(stored != codec.store(&x));
             }
-            // A key has a quarter of the channels, most of them in four bits: too rare to expect.
+            // A key has a quarter of the channels, most of them in four bits, so that a difference is too rare to
+            // expect.
             let expected = matches!(codec, Codec::Row(_));
             assert!(different > 0 || !expected, "{codec:?}: no rounding went the other way");
         }
@@ -253,7 +255,7 @@ mod tests {
     #[test]
     fn a_largest_channel_between_two_values_may_round_either_way() {
         let mut x = vec![0.5; 512];
-        // The middle between 1 and the next BF16, 1 + 2^-7: the f32 scale follows it.
+        // The middle between 1 and the next BF16 value, 1 + 2^-7. The f32 scale depends on this rounding.
         x[3] = 1.0 + 1.0 / 256.0;
         let codec = Codec::Row(RowFormat::F32);
         let stored = either_side(codec, &mut x, 1e-6);
@@ -266,7 +268,7 @@ mod tests {
     #[test]
     fn a_channel_of_a_key_between_two_values_may_round_either_way() {
         let mut x = vec![0.5; 128];
-        // The middle between 64 and the next BF16, 64.5. It decides all channels of the transform.
+        // The middle between 64 and the next BF16 value, 64.5. All channels of the transform depend on this rounding.
         x[3] = 64.25;
         let codec = Codec::Key(KeyFormat::Fp8);
         let stored = either_side(codec, &mut x, 1e-5);
@@ -278,7 +280,7 @@ mod tests {
 
     #[test]
     fn of_many_channels_between_two_values_the_nearest_to_the_middle_are_tried() {
-        // A middle lies within the tolerance of all these, but so close to the last alone.
+        // All these channels are within the tolerance of a middle, but only the last one is very close to it.
         let mut x = vec![0.5 + 1.0 / 512.0 + 2e-4; MOST_OPEN];
         x.resize(128, 0.5);
         let codec = Codec::Key(KeyFormat::Fp8);
@@ -291,7 +293,7 @@ mod tests {
         assert!(stored.iter().all(|stored| codec.explains(stored, &x)));
     }
 
-    /// What is stored if channel 3 is a little less, and a little more.
+    /// The stored bytes if channel 3 is a little less, and if it is a little more.
     fn either_side(codec: Codec, x: &mut [f64], off: f64) -> [Stored; 2] {
         let middle = x[3];
         let stored = [-off, off].map(|off| {

@@ -1,7 +1,7 @@
 //! The Hadamard transform of indexer keys and queries.
 
-/// `H x / sqrt(n)` for `n` a power of two channels, in natural (Sylvester) order: row `r` of `H` has
-/// -1 in column `c` where `r & c` has an odd number of ones. Its own inverse.
+/// `H x / sqrt(n)`, where the number of channels `n` is a power of two, in natural (Sylvester) order: row `r` of `H`
+/// has -1 in column `c` where `r & c` has an odd number of ones. The transform is its own inverse.
 ///
 /// # Panics
 /// If the number of channels is not a power of two.

@@ -8,7 +8,7 @@ use crate::row::amax;
 /// Channels of a key.
 pub const CHANNELS: usize = 128;
 
-/// How a key is stored.
+/// Storage format of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyFormat {
     /// E2M1 in groups of 16; scale `e4m3(clamp(amax / 6, 2^-9, 448))`.
@@ -19,12 +19,12 @@ pub enum KeyFormat {
     Fp8,
 }
 
-/// A key as it lies in the two planes.
+/// A key, stored in two planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedKey {
-    /// 64 bytes of E2M1, the even channel in the low nibble; or 128 of E4M3.
+    /// 64 bytes of E2M1 codes, the even channel in the low nibble; or 128 bytes of E4M3 codes.
     pub codes: Vec<u8>,
-    /// 8 E4M3, 4 UE8M0, or one f32, little-endian.
+    /// 8 E4M3 bytes, 4 UE8M0 bytes, or one f32, little-endian.
     pub scale: Vec<u8>,
 }
 
@@ -32,7 +32,7 @@ impl KeyFormat {
     /// All formats.
     pub const ALL: [Self; 3] = [Self::Nvfp4, Self::Mxfp4, Self::Fp8];
 
-    /// The format of this name, as kernel names spell it.
+    /// The format called `name`, as in names of kernels.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -68,7 +68,7 @@ impl KeyFormat {
         }
     }
 
-    /// The key as the indexer scores it: `[128]` f32, code times scale rounded once.
+    /// The key as the indexer scores it: `[128]` f32. The product of code and scale is rounded once.
     ///
     /// # Panics
     /// If the planes are too short.
@@ -88,7 +88,7 @@ impl KeyFormat {
     }
 }
 
-/// `scale_of` gives, for a group's largest magnitude, the stored scale byte and its value.
+/// Quantises to E2M1. `scale_of` maps a group's largest magnitude to the stored scale byte and its value.
 fn encode_fp4(x: &[f32], group: usize, scale_of: impl Fn(f32) -> (u8, f32)) -> EncodedKey {
     let mut nibbles = Vec::new();
     let mut scale = Vec::new();

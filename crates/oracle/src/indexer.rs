@@ -1,5 +1,5 @@
-//! The indexer: queries, scores and the entries picked, from vectors alone. See docs/specification.md,
-//! section 12.
+//! The indexer: queries, scores and selected entries, computed from vectors alone. See docs/specification.md, section
+//! 12.
 
 use std::cmp::Ordering;
 
@@ -8,14 +8,14 @@ use crate::index::{CHANNELS, KeyFormat};
 use crate::number::{bf16_nearest_f64, bf16_value};
 use crate::rope::Table;
 
-/// `1 / (sqrt(128) sqrt(heads))`: what every projected weight is multiplied by.
+/// `1 / (sqrt(128) sqrt(heads))`: the constant by which every projected weight is multiplied.
 #[must_use]
 pub fn weight_scale(heads: usize) -> f64 {
     1.0 / (CHANNELS as f64 * heads as f64).sqrt()
 }
 
-/// One head's query as the scores use it, `[128]`: rotated at its position, rounded to BF16,
-/// multiplied by the Hadamard matrix, rounded again, then through the format of the keys.
+/// One head's query as the scores use it, `[128]`: rotated at its position, rounded to BF16, multiplied by the Hadamard
+/// matrix, rounded to BF16 again, then quantised to the format of the keys and decoded.
 ///
 /// # Panics
 /// If `query` does not have 128 channels.
@@ -29,8 +29,8 @@ pub fn query(format: KeyFormat, query: &[f32], position: usize) -> Vec<f64> {
     format.decode(&format.encode(&bits)).into_iter().map(f64::from).collect()
 }
 
-/// A score, and the sum of the magnitudes it was summed from: `sum |w q K|` over heads and channels,
-/// by which an error of the score is measured.
+/// A score, and the sum of the magnitudes of its terms, `sum |w q K|` over heads and channels, by which an error of the
+/// score is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// `sum_h w_h relu(q_h . key)`.
@@ -39,7 +39,7 @@ pub struct Score {
     pub magnitude: f64,
 }
 
-/// The score of one key: `queries` is `[heads, 128]`, `weights` `[heads]`, constants included.
+/// The score of one key. `queries` is `[heads, 128]`; `weights` is `[heads]` and includes the constants.
 #[must_use]
 pub fn score(queries: &[Vec<f64>], weights: &[f64], key: &[f64]) -> Score {
     let mut score = Score { value: 0.0, magnitude: 0.0 };
@@ -51,8 +51,8 @@ pub fn score(queries: &[Vec<f64>], weights: &[f64], key: &[f64]) -> Score {
     score
 }
 
-/// The scalar product of two vectors, and the sum of its terms' magnitudes. Eight sums side by side:
-/// one after the other would wait for each addition.
+/// The scalar product of two vectors, and the sum of the magnitudes of its terms. There are eight partial sums, since
+/// additions to a single sum would wait for each other.
 fn product(a: &[f64], b: &[f64]) -> Score {
     let (mut value, mut magnitude) = ([0.0; 8], [0.0; 8]);
     for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
@@ -65,8 +65,8 @@ fn product(a: &[f64], b: &[f64]) -> Score {
     Score { value: value.iter().sum(), magnitude: magnitude.iter().sum() }
 }
 
-/// The indices of the `k` largest scores, largest first, the lower index first among equal ones, NaN
-/// after everything else; -1 where there are fewer than `k`.
+/// The indices of the `k` largest scores, largest first. Among equal scores the lower index is first, and NaN is last.
+/// Missing entries are -1 if there are fewer than `k` scores.
 #[must_use]
 pub fn top_k(scores: &[f32], k: usize) -> Vec<i32> {
     let mut order: Vec<i32> = (0..scores.len() as i32).collect();

@@ -2,10 +2,11 @@
 
 use crate::number::{bf16_value, e2m1_value, e4m3_value};
 
-/// Values of a row that share a scale.
+/// Number of values of a row that share a scale.
 pub const GROUP: usize = 16;
 
-/// The weight with these codes (two a byte, the even value low), E4M3 scales of groups of 16, and scale.
+/// Decodes a weight: its codes (two per byte, the even value in the low nibble), one E4M3 scale per group of 16 values,
+/// and one scale of the whole weight.
 #[must_use]
 pub fn decode(codes: &[u8], scales: &[u8], scale: f32) -> Vec<f64> {
     let codes = codes.iter().flat_map(|byte| [byte & 0xF, byte >> 4]);
@@ -13,15 +14,16 @@ pub fn decode(codes: &[u8], scales: &[u8], scale: f32) -> Vec<f64> {
     codes.enumerate().map(|(index, code)| e2m1_value(code) * of_group(index)).collect()
 }
 
-/// The code of E4M3, not negative, whose value times `6 scale` is nearest to `amax`; of two the even one.
+/// The non-negative E4M3 code whose value times `6 scale` is nearest to `amax`; of two equally near codes, the even
+/// one.
 #[must_use]
 pub fn group_scale(amax: f32, scale: f32) -> u8 {
     let distance = |code: u8| (e4m3_value(code) * 6.0 * f64::from(scale) - f64::from(amax)).abs();
     nearest(0x7E, distance)
 }
 
-/// The code of E2M1 whose value times the group's scale times `scale` is nearest to `value`, of two the even one;
-/// 0 if the scale is 0.
+/// The E2M1 code whose value times the group's scale times `scale` is nearest to `value`; of two equally near codes,
+/// the even one. 0 if the product of the scales is 0.
 #[must_use]
 pub fn code(value: f32, group: u8, scale: f32) -> u8 {
     let unit = e4m3_value(group) * f64::from(scale);
@@ -32,14 +34,14 @@ pub fn code(value: f32, group: u8, scale: f32) -> u8 {
     nearest(7, distance) | if value.is_sign_negative() { 8 } else { 0 }
 }
 
-/// The code up to `last` with the least distance. Distances of neighbours that a tie is decided by are exact in
-/// `f64`.
+/// The code in `0..=last` with the least distance; of two equally near codes, the even one. The two distances of a tie
+/// are exact in `f64`.
 fn nearest(last: u8, distance: impl Fn(u8) -> f64) -> u8 {
     let by = |a: &u8, b: &u8| distance(*a).total_cmp(&distance(*b)).then((a % 2).cmp(&(b % 2)));
     (0..=last).min_by(by).expect("some code")
 }
 
-/// A sum, and the sum of its terms' magnitudes, by which an error is measured.
+/// A sum, and the sum of the magnitudes of its terms, by which an error is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sum {
     /// `sum_k x_k w_k`.
@@ -48,7 +50,7 @@ pub struct Sum {
     pub magnitude: f64,
 }
 
-/// The product of a row of activations, BF16 bits, with a row of a weight.
+/// The product of a row of activations (BF16 bits) with a row of a weight.
 #[must_use]
 pub fn product(x: &[u16], weight: &[f64]) -> Sum {
     let terms = x.iter().zip(weight).map(|(&x, w)| bf16_value(x) * w);
@@ -60,10 +62,10 @@ pub fn product(x: &[u16], weight: &[f64]) -> Sum {
     sum
 }
 
-/// How far a sum of `terms` products may be from [`product`], if they are added in f32 as the kernels do, and the
-/// sum is then scaled: as a part of the sum of magnitudes. Each addition rounds what was added so far by at most
-/// 2^-23 of it (a tensor core may truncate), and no term passes through more than a fourth of the additions and
-/// those of the four parts; two more roundings scale.
+/// Largest difference from [`product`] of a sum of `terms` products that is added in f32 as the kernels do and then
+/// scaled, as a fraction of the sum of magnitudes. Each addition rounds the sum so far by at most 2^-23 of it (a tensor
+/// core may truncate). No term passes through more than a fourth of the additions and those of the four parts. Scaling
+/// adds two more roundings.
 #[must_use]
 pub fn bound(terms: usize) -> f64 {
     (terms as f64 / 4.0 + 128.0 + 5.0) * 2f64.powi(-23)

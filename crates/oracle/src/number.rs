@@ -1,7 +1,7 @@
-//! Number formats by definition: each code's value in f64, and encoding as a search for the nearest value.
+//! Number formats by definition: the value of each code in f64, and encoding as a search for the nearest value.
 //!
-//! Every f32, and every value of these formats, is exact in f64, and so is the distance between
-//! neighbours that a tie is decided by. Ties go to the even code.
+//! Every f32 and every value of these formats is exact in f64, and so are the two distances that are compared in a tie.
+//! Ties go to the even code.
 
 /// E4M3FN (1-4-3, bias 7, no infinity): the value of a code; NaN for `0x7F` and `0xFF`.
 #[must_use]
@@ -19,7 +19,7 @@ pub fn e4m3_value(code: u8) -> f64 {
     if code >= 0x80 { -magnitude } else { magnitude }
 }
 
-/// The nearest E4M3FN code; saturates to ±448, infinities too; every NaN gives `0x7F`.
+/// The nearest E4M3FN code. Values beyond the range, infinities included, saturate to ±448. Every NaN gives `0x7F`.
 #[must_use]
 pub fn e4m3_nearest(x: f32) -> u8 {
     if x.is_nan() {
@@ -29,7 +29,7 @@ pub fn e4m3_nearest(x: f32) -> u8 {
     code | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// E2M1 (1-2-1, bias 1): the value of the low four bits.
+/// E2M1 (1-2-1, bias 1): the value of the low four bits of `code`.
 #[must_use]
 pub fn e2m1_value(code: u8) -> f64 {
     let exponent = i32::from(code >> 1 & 3);
@@ -39,7 +39,7 @@ pub fn e2m1_value(code: u8) -> f64 {
     if code & 8 != 0 { -magnitude } else { magnitude }
 }
 
-/// The nearest E2M1 code; saturates to ±6, keeps the sign of zero; every NaN gives `7` (+6).
+/// The nearest E2M1 code. Values beyond the range saturate to ±6. The sign of zero is kept. Every NaN gives `7` (+6).
 #[must_use]
 pub fn e2m1_nearest(x: f32) -> u8 {
     if x.is_nan() {
@@ -55,13 +55,13 @@ pub fn ue8m0_value(byte: u8) -> f64 {
     if byte == 255 { f64::NAN } else { two_to(i32::from(byte) - 127) }
 }
 
-/// The least UE8M0 byte in 1..=254 whose value is not below `scale`; 254 if none is.
+/// The smallest UE8M0 byte in 1..=254 whose value is at least `scale`; 254 if there is none.
 #[must_use]
 pub fn ue8m0_round_up(scale: f32) -> u8 {
     (1..254).find(|&byte| ue8m0_value(byte) >= f64::from(scale)).unwrap_or(254)
 }
 
-/// BF16: the value of sixteen bits; infinities and NaN included.
+/// BF16: the value of sixteen bits, infinities and NaN included.
 #[must_use]
 pub fn bf16_value(bits: u16) -> f64 {
     let exponent = i32::from(bits >> 7 & 0xFF);
@@ -75,14 +75,14 @@ pub fn bf16_value(bits: u16) -> f64 {
     if bits >= 0x8000 { -magnitude } else { magnitude }
 }
 
-/// The nearest BF16; half a step above the largest finite value rounds to infinity, as in IEEE 754.
-/// Every NaN gives `0x7FFF`.
+/// The nearest BF16 value. A value half a step or more above the largest finite value rounds to infinity, as in IEEE
+/// 754. Every NaN gives `0x7FFF`.
 #[must_use]
 pub fn bf16_nearest(x: f32) -> u16 {
     bf16_nearest_f64(x.into())
 }
 
-/// As [`bf16_nearest`], of an f64: rounded once, where a detour by f32 could round twice.
+/// As [`bf16_nearest`], for an f64. It rounds once; a conversion to f32 first could round twice.
 #[must_use]
 pub fn bf16_nearest_f64(x: f64) -> u16 {
     const INFINITY: u16 = 0x7F80;
@@ -90,15 +90,15 @@ pub fn bf16_nearest_f64(x: f64) -> u16 {
         return 0x7FFF;
     }
     let sign = if x.is_sign_negative() { 0x8000 } else { 0 };
-    // For rounding, infinity stands one step above the largest finite value.
+    // For rounding, infinity counts as the value one step above the largest finite value.
     let value = |bits: u16| if bits == INFINITY { two_to(128) } else { bf16_value(bits) };
     sign | nearest(x.abs(), INFINITY, value)
 }
 
-/// The code in `0..=last` whose value is nearest to `a >= 0`; ties go to the even code, what is larger
-/// than all values to the last code. Values rise with their codes.
+/// The code in `0..=last` whose value is nearest to `a >= 0`. Ties go to the even code; a number larger than all values
+/// gets the last code. Values increase with their codes.
 fn nearest(a: f64, last: u16, value: impl Fn(u16) -> f64) -> u16 {
-    // Halve the range down to two neighbours.
+    // Bisects the range down to two neighbours.
     let (mut below, mut above) = (0, last);
     if a >= value(last) {
         return last;
@@ -112,7 +112,7 @@ fn nearest(a: f64, last: u16, value: impl Fn(u16) -> f64) -> u16 {
     if to_below { below } else { above }
 }
 
-/// 2^`exponent`, for exponents of normal f64.
+/// 2^`exponent`, where the result is a normal f64.
 fn two_to(exponent: i32) -> f64 {
     assert!((-1022..=1023).contains(&exponent), "2^{exponent} is no normal f64");
     f64::from_bits(((1023 + exponent) as u64) << 52)

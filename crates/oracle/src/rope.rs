@@ -1,18 +1,18 @@
 //! Rotary embedding: frequencies, angles, and the rotation of a vector's last 64 channels.
 //!
-//! Frequencies and angles are f32, rounded step by step as the model rounds them
-//! (docs/specification.md, section 4). A more exact frequency would be another model: one ulp of it
-//! turns a vector at position 10^6 by up to 0.06 rad more or less.
+//! Frequencies and angles are f32, rounded at each operation as the model rounds them (docs/specification.md, section
+//! 4). A more exact frequency would make a different model: one ulp of it changes the angle at position 10^6 by up to
+//! 0.06 rad.
 
 use std::array;
 use std::f64::consts::TAU;
 
-/// Channels that are rotated: a vector's last.
+/// Number of rotated channels: the last ones of a vector.
 pub const CHANNELS: usize = 64;
-/// Pairs of neighbouring channels `(2j, 2j + 1)`; each has a frequency of its own.
+/// Number of pairs of neighbouring channels `(2j, 2j + 1)`. Each pair has its own frequency.
 pub const PAIRS: usize = CHANNELS / 2;
 
-/// The frequencies that a layer uses for everything it rotates.
+/// The frequencies of a layer, for everything that the layer rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     /// Layers of ratio 0: theta 10,000.
@@ -25,7 +25,7 @@ impl Table {
     /// Both tables.
     pub const ALL: [Self; 2] = [Self::Main, Self::Compress];
 
-    /// `[32]` f32, radians per token.
+    /// `[32]` f32, in radians per token.
     #[must_use]
     pub fn frequencies(self) -> [f32; PAIRS] {
         match self {
@@ -34,7 +34,7 @@ impl Table {
         }
     }
 
-    /// Turns each pair of the last 64 channels of `x` by its angle at `position`.
+    /// Rotates each pair of the last 64 channels of `x` by its angle at `position`.
     ///
     /// # Panics
     /// If `x` has fewer than 64 channels.
@@ -85,11 +85,11 @@ fn plain(theta: f64) -> [f32; PAIRS] {
     array::from_fn(|j| 1.0 / theta.powf(2.0 * j as f64 / CHANNELS as f64) as f32)
 }
 
-/// Slow pairs are slowed 16 times, fast ones keep their frequency, those between are mixed.
+/// YaRN: low frequencies are divided by 16, high ones are kept, and those between are interpolated.
 fn yarn(theta: f64) -> [f32; PAIRS] {
     const FACTOR: f32 = 16.0;
     const TRAINED_CONTEXT: f64 = 65_536.0;
-    // The pair, not a whole number, that makes so many turns over the context trained on.
+    // The (fractional) index of the pair that makes `turns` turns over the context of the training.
     let pair_of =
         |turns: f64| CHANNELS as f64 * (TRAINED_CONTEXT / (turns * TAU)).ln() / (2.0 * theta.ln());
     let (low, high) = (pair_of(32.0).floor() as f32, pair_of(1.0).ceil() as f32);

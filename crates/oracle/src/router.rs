@@ -2,15 +2,15 @@
 
 use crate::number::bf16_value;
 
-/// Where a token goes.
+/// The selected experts of a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routed {
-    /// Experts, best first or as the table lists them.
+    /// Indices of experts: the best first, or in the order of the table.
     pub ids: Vec<i32>,
-    /// Their weights.
+    /// Weights of these experts.
     pub weights: Vec<f64>,
-    /// How much better the last selected expert is than the best one left out, relative to its score;
-    /// infinite where there is none.
+    /// By how much the score of the last selected expert exceeds that of the best expert that was not selected,
+    /// relative to its score; infinite if all experts are selected.
     pub gap: f64,
 }
 
@@ -23,7 +23,7 @@ pub fn activation(logit: f64) -> f64 {
 /// Logits of a token: `x` `[hidden]` and `gate` `[experts, hidden]`, both BF16 bits.
 ///
 /// # Panics
-/// If `gate` is no whole number of rows.
+/// If the length of `gate` is not a multiple of the row length.
 #[must_use]
 pub fn logits(x: &[u16], gate: &[u16]) -> Vec<f64> {
     assert!(gate.len().is_multiple_of(x.len()));
@@ -32,12 +32,12 @@ pub fn logits(x: &[u16], gate: &[u16]) -> Vec<f64> {
     gate.chunks_exact(x.len()).map(|row| x.iter().zip(row).map(product).sum()).collect()
 }
 
-/// The `selected` experts with the largest activation plus bias, and weights from the activations
-/// alone, which add up to `scaling`. Equal scores: the lower index first. A score that is no number
-/// ranks last, and a logit that is none weighs nothing.
+/// Selects the `selected` experts with the largest activation plus bias. Their weights follow from the activations
+/// alone, and add up to `scaling`. Among equal scores the lower index is first. A NaN score ranks last, and a NaN logit
+/// gets no weight.
 ///
 /// # Panics
-/// If there are fewer experts than are to be selected, or as many biases.
+/// If there are fewer experts than `selected`, or `bias` has another length than `logits`.
 #[must_use]
 pub fn select(logits: &[f64], bias: &[f64], selected: usize, scaling: f64) -> Routed {
     assert!(selected <= logits.len() && bias.len() == logits.len());
@@ -74,7 +74,8 @@ pub fn weights(logits: &[f64], ids: &[i32], scaling: f64) -> Vec<f64> {
     activations.iter().map(|activation| activation / (sum + 1e-20) * scaling).collect()
 }
 
-/// [`f64::max`] takes the number where one operand is none, so the formula alone would not.
+/// The activation, NaN for a NaN logit. The formula alone would lose the NaN, since [`f64::max`] returns the operand
+/// that is a number.
 fn activation_or_nan(logit: f64) -> f64 {
     if logit.is_nan() { f64::NAN } else { activation(logit) }
 }

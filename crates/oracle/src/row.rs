@@ -1,4 +1,4 @@
-//! Main rows: 448 E4M3 codes and 64 BF16 values (the data plane), and their scales (the scale plane).
+//! Main rows: a data plane of 448 E4M3 codes and 64 BF16 values, and a scale plane.
 
 use crate::number::{
     bf16_nearest, bf16_value, e4m3_nearest, e4m3_value, ue8m0_round_up, ue8m0_value,
@@ -6,11 +6,11 @@ use crate::number::{
 
 /// Channels of a row.
 pub const CHANNELS: usize = 512;
-/// Leading channels, stored as E4M3; the others keep their BF16 bits.
+/// Number of leading channels that are stored as E4M3. The others keep their BF16 bits.
 pub const QUANTISED: usize = 448;
 const GROUP: usize = 64;
 
-/// How a main row is scaled.
+/// Scale format of a main row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowFormat {
     /// Seven powers of two, one per 64 channels, and a zero byte.
@@ -19,7 +19,7 @@ pub enum RowFormat {
     F32,
 }
 
-/// A row as it lies in the two planes.
+/// A row, stored in two planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedRow {
     /// 576 bytes: 448 E4M3 codes, then 64 BF16 values, little-endian.
@@ -32,7 +32,7 @@ impl RowFormat {
     /// Both formats.
     pub const ALL: [Self; 2] = [Self::Ue8m0, Self::F32];
 
-    /// The format of this name, as kernel names spell it.
+    /// The format called `name`, as in names of kernels.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -100,8 +100,8 @@ fn encode_f32(x: &[f32]) -> (Vec<u8>, Vec<u8>) {
     (x.iter().map(|&x| e4m3_nearest(x / scale)).collect(), scale.to_le_bytes().to_vec())
 }
 
-/// The largest magnitude, at most the largest finite f32. NaN does not count: `f32::max` returns
-/// the other operand.
+/// The largest magnitude, at most the largest finite f32. NaN does not count, since `f32::max` returns the other
+/// operand.
 pub(super) fn amax(x: &[f32]) -> f32 {
     x.iter().fold(0f32, |most, x| most.max(x.abs())).min(f32::MAX)
 }

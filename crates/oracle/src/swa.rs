@@ -1,10 +1,10 @@
-//! The sliding window: which positions a query sees, what a ring holds, and the gathered tile.
+//! The sliding window: the positions that a query sees, the contents of a ring, and the gathered tile.
 
 use std::ops::Range;
 
 use crate::row::{CHANNELS, RowFormat};
 
-/// Tokens a query sees, its own included.
+/// Number of tokens that a query sees, including its own.
 pub const WINDOW: usize = 128;
 
 /// The positions that the query at `position` sees, oldest first.
@@ -13,7 +13,7 @@ pub fn window(position: usize) -> Range<usize> {
     (position + 1).saturating_sub(WINDOW)..position + 1
 }
 
-/// The ring of one request: which position's row lies in which slot.
+/// The ring of one request: the position of the row in each ring slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
     slots: Vec<Option<usize>>,
@@ -28,8 +28,8 @@ impl Ring {
 
     /// Writes the tokens of a step, one by one in the order of their positions.
     ///
-    /// A later token replaces an earlier one in the same slot, so of a step longer than the ring
-    /// only the last tokens are found afterwards.
+    /// A later token replaces an earlier one in the same ring slot. After a step that is longer than the ring, only the
+    /// last tokens are left.
     pub fn write(&mut self, positions: Range<usize>) {
         for position in positions {
             let slot = self.slot(position);
@@ -37,13 +37,13 @@ impl Ring {
         }
     }
 
-    /// The slot of a position.
+    /// The ring slot of a position.
     #[must_use]
     pub fn slot(&self, position: usize) -> usize {
         position % self.slots.len()
     }
 
-    /// The position in each slot; `None` where nothing was written.
+    /// The position in each ring slot; `None` if the slot was never written.
     #[must_use]
     pub fn slots(&self) -> &[Option<usize>] {
         &self.slots
@@ -56,11 +56,11 @@ impl Ring {
     }
 }
 
-/// What `gather_swa` gives for the query at `position`, from the token history alone: the tile
-/// `[128, 512]` BF16 bits, oldest key first, unused rows zero; and how many rows are in use.
+/// The result of `gather_swa` for the query at `position`, computed from the token history alone: the tile `[128, 512]`
+/// BF16 bits, oldest key first, with unused rows zero; and the number of rows in use.
 ///
-/// `history[p]` is the row of position `p`, `[512]` BF16 bits. Every key has gone through the cache's
-/// quantisation, whether it comes from the ring or from the step itself.
+/// `history[p]` is the row of position `p`, `[512]` BF16 bits. Every key goes through the cache's quantisation, whether
+/// it comes from the ring or from the step itself.
 ///
 /// # Panics
 /// If the history does not reach `position`.

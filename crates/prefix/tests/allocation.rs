@@ -1,4 +1,4 @@
-//! A tree allocates when it is made, and not again.
+//! A tree allocates when it is created, and not afterwards.
 
 use allocation_counter::measure;
 use dsv4_kv_prefix::{Limits, Need, Origin, PrefixTree, RootKey, ScoredLru};
@@ -7,7 +7,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 const T: usize = 16;
-/// Blocks, and checkpoints, that the tree may have.
+/// Most blocks and most checkpoints of the tree.
 const BLOCKS: u32 = 200;
 const CHECKPOINTS: u32 = 40;
 
@@ -19,7 +19,7 @@ fn tree(room: u32) -> Tree {
     Tree::new(limits, ScoredLru { capacity: 10 * u64::from(BLOCKS) })
 }
 
-/// Prompts that part at several places, in four roots.
+/// Prompts that diverge at several places, in four roots.
 fn prompts(random: &mut SmallRng) -> Vec<(RootKey, Vec<u32>)> {
     let roots = [b"a", b"b", b"c", b"d"].map(|salt| RootKey::new(salt, b"", b""));
     let mut prompts: Vec<(RootKey, Vec<u32>)> = Vec::new();
@@ -35,8 +35,8 @@ fn prompts(random: &mut SmallRng) -> Vec<(RootKey, Vec<u32>)> {
     prompts
 }
 
-/// Adopts a prompt, registers what is not there in chunks of three blocks, each with a checkpoint behind its second, and
-/// gives it back. Of a full tree something is evicted first.
+/// Adopts a prompt, registers the missing blocks in chunks of three, each with a checkpoint after its second block, and
+/// releases the prompt. If the tree is full, evicts first.
 fn turn(tree: &mut Tree, (root, prompt): &(RootKey, Vec<u32>)) {
     let mut at = tree.adopt(root, prompt).reference;
     let blocks = &prompt.as_chunks::<T>().0[at.blocks() as usize..];
@@ -51,13 +51,13 @@ fn turn(tree: &mut Tree, (root, prompt): &(RootKey, Vec<u32>)) {
         }
         tree.extend(&mut at, chunk, |_| 0, drop).unwrap();
         let inside = at.blocks() - u32::from(chunk.len() > 1);
-        // Often one is there.
+        // Often a checkpoint exists already.
         let _ = tree.attach(&at, inside, Origin::Interval, 0);
     }
     tree.release(at, drop).unwrap();
 }
 
-/// Matches, splits, new segments, longer ones, checkpoints, eviction, roots that come and go.
+/// Covers matches, splits, new and extended segments, checkpoints, eviction, and roots that come and go.
 #[test]
 fn a_tree_allocates_nothing_after_it_was_made() {
     let mut random = SmallRng::seed_from_u64(1);
@@ -96,7 +96,7 @@ fn as_many_roots_as_blocks_allocate_nothing() {
     tree.audit().unwrap();
 }
 
-/// A tree that has more than it has room for allocates: the count above counts what it should.
+/// A tree that outgrows its room does allocate: so the counts above are meaningful.
 #[test]
 fn a_tree_without_room_grows() {
     let mut random = SmallRng::seed_from_u64(1);

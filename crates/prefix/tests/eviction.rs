@@ -1,21 +1,22 @@
-//! Which checkpoint is evicted first: by its last use, its hits, and why it was taken.
+//! The order of eviction: by last use, hits, and origin of a checkpoint.
 
 use dsv4_kv_prefix::{Freed, Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru};
 
 /// Tokens of a block.
 const T: usize = 2;
-/// Bytes of a block and its checkpoint: the tree's clock, by which a quarter of [`CAPACITY`] is a little more than one of them.
+/// Bytes of a block and its checkpoint. The tree's clock counts bytes: a quarter of [`CAPACITY`] is a little more than
+/// one block with its checkpoint.
 const BYTES: [u64; 2] = [10, 80];
 const CAPACITY: u64 = 400;
 const ONE_CHECKPOINT: Need = Need { blocks: 0, checkpoints: 1 };
 
-/// A tree of paths: each letter is a block, and the name of the checkpoint at its end.
+/// A tree of paths. Each letter names a block and the checkpoint at its end.
 struct Paths {
     tree: PrefixTree<char, char, ScoredLru, T>,
     root: RootKey,
 }
 
-/// A prompt of these blocks, with the token that is left to compute.
+/// A prompt of these blocks, plus one token to compute.
 fn prompt(path: &str) -> Vec<u32> {
     path.chars().flat_map(|letter| [letter.into(); T]).chain([0]).collect()
 }
@@ -25,7 +26,7 @@ impl Paths {
         Self::of(BYTES)
     }
 
-    /// With blocks and checkpoints of so many bytes.
+    /// A tree whose blocks and checkpoints have these sizes in bytes.
     fn of([block_bytes, checkpoint_bytes]: [u64; 2]) -> Self {
         let limits =
             Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: 0, room: 16 };
@@ -33,7 +34,7 @@ impl Paths {
         Self { tree, root: RootKey::new(b"salt", b"", b"model") }
     }
 
-    /// A request computes a path, and saves checkpoints of its first so many blocks.
+    /// A request computes a path, and saves a checkpoint after each of these numbers of blocks.
     fn compute(&mut self, path: &str, checkpoints: &[(usize, Origin)]) -> Reference {
         let letters: Vec<char> = path.chars().collect();
         let mut at = self.tree.adopt(&self.root, &[]).reference;
@@ -45,7 +46,7 @@ impl Paths {
         at
     }
 
-    /// The same of paths of one block each, one after another; the requests end.
+    /// As [`Self::compute`] for paths of one block each, one after another; the requests end.
     fn put(&mut self, letters: &str, origin: Origin) {
         for letter in letters.chars() {
             let at = self.compute(&letter.to_string(), &[(1, origin)]);
@@ -53,7 +54,7 @@ impl Paths {
         }
     }
 
-    /// A request goes on from the checkpoint of a block, and ends.
+    /// A request continues from the checkpoint of a block, and ends.
     fn hit(&mut self, letter: &str) {
         let adopted = self.tree.adopt(&self.root, &prompt(letter));
         assert_eq!(adopted.reused as usize, T, "{letter} is there");
@@ -67,7 +68,7 @@ impl Paths {
         freed
     }
 
-    /// Evicts so many checkpoints, one at a time: their names in that order.
+    /// Evicts `count` checkpoints one at a time, and returns their names in that order.
     fn order(&mut self, count: usize) -> String {
         let mut name = || match self.evict(ONE_CHECKPOINT)[..] {
             [Freed::Checkpoint(name), ..] => name,
@@ -77,7 +78,7 @@ impl Paths {
     }
 }
 
-/// Who was hit was used then, and counts as used a quarter of the capacity later: it outlives one that is newer.
+/// A checkpoint that was hit counts as used a quarter of the capacity after the hit: it outlives a newer one.
 #[test]
 fn what_was_hit_stays_longer() {
     let mut paths = Paths::new();
@@ -87,7 +88,7 @@ fn what_was_hit_stays_longer() {
     assert_eq!(paths.order(4), "bcda");
 }
 
-/// A fourth hit is worth nothing: four quarters would outlive `e`.
+/// A fourth hit does not count: with four quarters `a` would outlive `e`.
 #[test]
 fn three_hits_count() {
     let mut paths = Paths::new();
@@ -97,7 +98,7 @@ fn three_hits_count() {
     assert_eq!(paths.order(5), "bcdae");
 }
 
-/// Checkpoints of an interval or an answer go first, although they are the newest, unless they were hit.
+/// Interval and answer checkpoints are evicted first, even if they are the newest, unless they were hit.
 #[test]
 fn what_was_never_hit_and_is_expendable_goes_first() {
     let mut paths = Paths::new();
@@ -116,13 +117,13 @@ fn what_was_never_hit_and_is_expendable_goes_first() {
     assert_eq!(paths.order(5), "cafhg");
 }
 
-/// What is expendable counts as used 1.25 capacities earlier: 500 bytes.
+/// Expendable checkpoints count as used 1.25 capacities, 500 bytes, earlier.
 #[test]
 fn what_is_expendable_outlives_what_is_much_older() {
     for (later, order) in [(499, "ba"), (501, "ab")] {
         let mut paths = Paths::of([1, 0]);
         paths.put("a", Origin::Prompt);
-        // The last byte is the other's own.
+        // The last byte is the other block itself.
         let between = paths.compute(&"z".repeat(later - 1), &[]);
         paths.put("b", Origin::Interval);
         assert_eq!(paths.order(2), order, "{later} bytes later");
@@ -130,7 +131,8 @@ fn what_is_expendable_outlives_what_is_much_older() {
     }
 }
 
-/// The expendable checkpoint inside a path goes before older ones, and without blocks; for blocks a leaf goes, and it stays.
+/// An expendable checkpoint inside a path is evicted before older ones, without its blocks. If blocks are needed, a
+/// leaf is evicted, and the checkpoint stays.
 #[test]
 fn the_checkpoint_inside_a_path_goes_alone() {
     let paths = || {
@@ -149,7 +151,7 @@ fn the_checkpoint_inside_a_path_goes_alone() {
     assert_eq!(freed, [Freed::Checkpoint('a'), Freed::Block('a')]);
 }
 
-/// A reference that somebody goes on from was hit, and all above it was used now.
+/// Continuing from a reference counts as a hit of its checkpoint, and as a use of everything above it.
 #[test]
 fn what_somebody_goes_on_from_elsewhere_was_used() {
     let mut paths = Paths::new();
@@ -159,7 +161,7 @@ fn what_somebody_goes_on_from_elsewhere_was_used() {
     paths.put("b", Origin::Prompt);
     assert_eq!(paths.order(2), "ba", "it was hit: no expendable one");
 
-    // Behind the checkpoints there is a block more, which is what was hit.
+    // There is one more block after the checkpoints, and the reference is at its end.
     let at = paths.compute("uvw", &[(1, Origin::Prompt), (2, Origin::Interval)]);
     paths.put("cd", Origin::Prompt);
     paths.tree.touch_at(&at).unwrap();

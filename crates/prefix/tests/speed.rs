@@ -1,4 +1,4 @@
-//! What a match costs, and that the log of events allocates nothing.
+//! The cost of a match, and a check that the event log allocates nothing.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn filled(prompts: u32, blocks: usize) -> (Tree, RootKey, Vec<Vec<u32>>) {
     (tree, root, all)
 }
 
-/// Two trees do the same, one with a log that overflows once: neither allocates.
+/// Two trees do the same operations, one of them with a log that overflows once. Neither allocates.
 #[test]
 fn a_log_allocates_nothing() {
     let prompt: Vec<u32> = (0..64 * T as u32 + 1).collect();
@@ -80,14 +80,15 @@ fn a_log_allocates_nothing() {
 #[test]
 #[ignore = "a measurement, half a gigabyte of tokens: cargo test --release -p dsv4-kv-prefix --test speed -- --ignored --nocapture"]
 fn a_match_with_a_million_blocks() {
-    // 976 prompts of 128 k tokens, and of 8 k tokens what those begin with.
+    // Prompts of 128 k tokens, and their first 8 k tokens.
     let (mut tree, root, prompts) = filled(977, 1024);
     println!("{:?}", tree.counts());
     for tokens in [8 << 10, 128 << 10] {
         let mut samples: Vec<Duration> = Vec::new();
         let mut adopted = Vec::new();
         for turn in 0..2000 {
-            // Another prompt each time: its tokens are in no cache of the tree. The prompt itself was just read.
+            // A different prompt each time, so that the tree's tokens are not in the CPU's caches. Those of the prompt
+            // are.
             let prompt = &prompts[turn * 7919 % prompts.len()][..=tokens];
             let copy = prompt.to_vec();
             let start = Instant::now();

@@ -1,7 +1,7 @@
-//! Routes a batch through two layers of a small model, from a checkpoint to experts and weights, and checks
-//! the answer against the formula.
+//! Routes a batch through two layers of a small model, from a checkpoint to experts and weights, and checks the result
+//! against the formula.
 //!
-//! `cargo run --example route -p dsv4-kv-router` runs on a GPU where there is one, else on the CPU.
+//! `cargo run --example route -p dsv4-kv-router` runs on a GPU if there is one, else on the CPU.
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
 }
 
 fn run<B: Backend>(device: &Device<B>) -> Result<()> {
-    // Of a real model: Checkpoint::open of its directory.
+    // For a real model, call `Checkpoint::open` with its directory.
     let directory = tempfile::tempdir()?;
     let model = write_checkpoint(directory.path())?;
     let checkpoint = Checkpoint::open(directory.path())?;
@@ -64,7 +64,8 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
 
 /// Writes the checkpoint of a random model.
 fn write_checkpoint(directory: &Path) -> Result<Model> {
-    // As transformers wrote it for a tiny model. The file is a link, so that the package has what it leads to.
+    // The configuration that transformers wrote for a tiny model. The file is a symbolic link, so that the package
+    // contains its target.
     let json = include_str!("config.json");
     let mut json: Value = serde_json::from_str(json)?;
     json["mlp_layer_types"] = json!(["hash_moe", "moe", "moe", "moe"]);
@@ -76,7 +77,7 @@ fn write_checkpoint(directory: &Path) -> Result<Model> {
     Ok(model)
 }
 
-/// A layer's router and a batch, random.
+/// Random weights of a router, and a random batch.
 struct Model {
     /// `[TOKENS, hidden]` BF16.
     hidden: Vec<bf16>,

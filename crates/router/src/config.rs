@@ -16,11 +16,11 @@ pub struct RouterConfig {
     pub experts: u32,
     /// Experts of a token, 1 to 8.
     pub selected: u32,
-    /// What the weights of a token add up to.
+    /// The sum of a token's weights.
     pub scaling: f32,
-    /// Token ids there are.
+    /// Size of the vocabulary.
     pub vocabulary: u32,
-    /// How each layer chooses, the multi-token-prediction layers last.
+    /// How each layer chooses experts; multi-token-prediction layers come last.
     pub routing: Vec<Routing>,
 }
 
@@ -57,7 +57,7 @@ impl RouterConfig {
     ///
     /// # Errors
     /// [`RouterError::Config`] names the field, its value and its limits; [`RouterError::HiddenSize`] and
-    /// [`RouterError::Selection`] for numbers that are no multiples of 32.
+    /// [`RouterError::Selection`] for values that are not multiples of 32.
     pub fn validate(&self) -> Result<(), RouterError> {
         let range = |setting, value: f64, least: f64, most: f64| {
             if (least..=most).contains(&value) {
@@ -88,7 +88,7 @@ impl RouterConfig {
         found.copied().ok_or(RouterError::NoSuchLayer { layer, layers })
     }
 
-    /// The numbers of experts, as the operations take them.
+    /// The numbers of experts, in the form that the operations take.
     ///
     /// # Errors
     /// [`RouterError::Selection`].

@@ -1,4 +1,4 @@
-//! What the router answers instead of doing what it was asked. Every refusal leaves all as it was.
+//! Errors of the router. A refused call changes nothing.
 
 use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_device::DeviceError;
@@ -19,24 +19,24 @@ pub enum RouterError {
         /// Greatest value allowed.
         most: f64,
     },
-    /// Numbers of experts that no kernel is made for.
+    /// A number of experts that no kernel supports.
     #[error("{what}: {value}; it must be from {multiple} to {most}, in steps of {multiple}")]
     Selection {
         /// `experts of a layer` or `experts of a token`.
         what: &'static str,
-        /// How many.
+        /// The number.
         value: u32,
-        /// What it must be a multiple of, and the least allowed.
+        /// It must be a multiple of this, which is also the least allowed value.
         multiple: u32,
         /// Most allowed.
         most: u32,
     },
-    /// A width of the hidden state that no kernel is made for.
+    /// A width of the hidden state that no kernel supports.
     #[error("the hidden state has {hidden} elements; it must be a multiple of {multiple}")]
     HiddenSize {
         /// Its width.
         hidden: u32,
-        /// What it must be a multiple of.
+        /// It must be a multiple of this.
         multiple: u32,
     },
     /// More tokens than one launch routes from hidden states.
@@ -52,13 +52,13 @@ pub enum RouterError {
     NoSuchLayer {
         /// The layer asked for.
         layer: u32,
-        /// Layers there are.
+        /// Number of layers of the model.
         layers: u32,
     },
     /// The checkpoint lacks a tensor, or has it in another shape or type.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Weights of another shape than the configuration's.
+    /// Weights whose shape is not that of the configuration.
     #[error("{name} has the shape {found:?}; the configuration says {expected:?}")]
     Shape {
         /// The tensor.
@@ -68,40 +68,40 @@ pub enum RouterError {
         /// The shape it must have.
         expected: Vec<usize>,
     },
-    /// A table that lists an expert the layer has not.
+    /// A table that lists an expert that the layer does not have.
     #[error("{name} lists expert {expert} for token {token}; the layer has {experts}")]
     NoSuchExpert {
         /// The table.
         name: String,
         /// The token id.
         token: usize,
-        /// What is listed for it.
+        /// The listed expert.
         expert: i64,
         /// Experts of the layer.
         experts: u32,
     },
-    /// More tokens than the router was made for.
+    /// More tokens than the router was created for.
     #[error("{tokens} tokens; the router was made for at most {most}")]
     TooManyTokens {
         /// Tokens of the call.
         tokens: u32,
-        /// What it was made for.
+        /// The most tokens, as the router was created.
         most: u32,
     },
-    /// A kernel met token ids or experts out of range, or numbers that are none.
+    /// Kernels found token ids or experts out of range, or NaNs.
     #[error("the router refused {count} token ids, experts or logits")]
     Refused {
-        /// How many since the last check.
+        /// Number of them since the last check.
         count: u32,
     },
-    /// Launches of the router did not end, or two ran at once: the experts since the last check may be
-    /// those of earlier batches. The router can be used again.
+    /// Launches of the router did not end, or two ran at once. The results since the last check may be those of earlier
+    /// batches. The router can be used again.
     #[error(
         "launches of the router did not end, or two ran at once (blocks left over: {counts:?}); let \
          replays in several streams follow each other, and route again"
     )]
     Unfinished {
-        /// Blocks that were counted, and not taken back by a launch's last block.
+        /// Thread blocks that were counted and that no last block of a launch has reset.
         counts: [u32; DECODE_SLICES as usize],
     },
     /// The device refused or failed.

@@ -1,8 +1,8 @@
 //! The MoE router of DeepSeek-V4: which experts a token goes to, and with what weights.
 //!
-//! Independent of the KV cache. A [`Router`] is one layer's gate on a device. It routes a batch from hidden
-//! states ([`Router::route`]) or from logits ([`Router::route_logits`]). How it chooses is fixed when it is
-//! made: by score (`sqrt(softplus(logit)) + bias`), or, in a model's first layers, by token id. See
+//! The router does not need the KV cache. A [`Router`] is one layer's gate on a device. It routes a batch from hidden
+//! states ([`Router::route`]) or from logits ([`Router::route_logits`]). How it chooses experts is fixed when it is
+//! created: by score (`sqrt(softplus(logit)) + bias`), or, in a model's first layers, by token id. See
 //! docs/specification.md, section 14.
 //!
 //! | module | what it holds |
@@ -10,15 +10,15 @@
 //! | `router` | [`Router`], [`Batch`] |
 //! | `config` | [`RouterConfig`]: the shape of a model's routers, from its configuration |
 //! | `weights` | [`RouterWeights`]: the weights of a layer, as slices or from a checkpoint |
-//! | `selection` | [`Selection`]: how many experts there are and a token gets |
-//! | `scratch` | memory that launches share, one at a time |
+//! | `selection` | [`Selection`]: the number of experts of a layer and of a token |
+//! | `scratch` | memory that one launch at a time uses |
 //! | [`ops`] | single launches: shapes checked, kernels launched |
 //! | `error` | [`RouterError`] |
 //!
 //! # A layer, from weights to experts
 //!
-//! Weights are slices, or come from a checkpoint ([`Router::of_layer`]). A router allocates what its launches need once, for
-//! batches of up to the tokens that it is told. The answer lies on the device, where the experts read it.
+//! Weights are slices, or come from a checkpoint ([`Router::of_layer`]). A router allocates the memory of its launches
+//! once, for batches of up to `max_tokens` tokens. The result stays on the device, where the experts read it.
 //!
 //! ```
 //! use dsv4_kv_device::{EmuDevice, EmuOptions};
@@ -54,8 +54,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Logits that the caller has are routed by [`Router::route_logits`]. A graph that captured a call retains
-//! [`Router::memory`], and [`Router::follow`] comes before its replay in another stream.
+//! [`Router::route_logits`] routes from logits of the caller. A graph that captured a call must retain
+//! [`Router::memory`]; call [`Router::follow`] before each replay in another stream.
 
 mod config;
 mod error;

@@ -1,6 +1,6 @@
-//! Single launches as safe functions. What the kernel table says of a kernel's arguments, their lengths
-//! included, [`Stream::launch`] checks; what else a kernel relies on is checked here. Work of one stream runs in order; where
-//! two streams use a buffer the caller orders them.
+//! Single launches as safe functions. [`Stream::launch`] checks everything that the kernel table states about a
+//! kernel's arguments, lengths included; this module checks the other requirements of the kernels. Work in one stream
+//! runs in order; if two streams use a buffer, the caller orders them.
 
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kernels_gpu::launch::{
@@ -15,10 +15,10 @@ use kv_layout::router::{DECODE_TOKENS, HIDDEN_STEP, LogitsSplit};
 use crate::error::RouterError;
 use crate::selection::Selection;
 
-/// What chooses a token's experts, on a device.
+/// What chooses a token's experts, in device memory.
 #[derive(Clone)]
 pub enum DeviceChoice<B: Backend> {
-    /// Their scores: the activations of the logits plus this bias, `[experts]` f32.
+    /// Scores: the activations of the logits plus this bias, `[experts]` f32.
     Bias(View<B, f32>),
     /// A table by token id.
     Table(HashTable<B>),
@@ -29,7 +29,7 @@ pub enum DeviceChoice<B: Backend> {
 pub struct HashTable<B: Backend> {
     /// `[vocabulary, selected]` i32: the experts of each token id.
     pub table: View<B, i32>,
-    /// Token ids there are.
+    /// Number of token ids.
     pub vocabulary: u32,
 }
 
@@ -44,24 +44,24 @@ impl<B: Backend> DeviceChoice<B> {
     }
 }
 
-/// Tokens to route, what chooses their experts, and where the answer goes.
+/// Tokens to route, how their experts are chosen, and where the result goes.
 ///
-/// What a kernel refuses it counts in `faults`: logits and biases that are no numbers, which rank last;
-/// token ids and experts of a table that are out of range, which get expert -1 and weight 0.
+/// Kernels count in `faults` what they refuse: logits and biases that are NaN, which rank last, and token ids and
+/// experts of a table that are out of range, which get expert -1 and weight 0.
 pub struct Routing<'a, B: Backend> {
-    /// How many experts there are and a token gets.
+    /// The number of experts of the layer and of a token.
     pub selection: Selection,
-    /// What chooses.
+    /// How experts are chosen.
     pub choice: &'a DeviceChoice<B>,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: u32,
-    /// `[tokens]` i32: token ids; -1 for padding. Where scores choose, only the sign matters.
+    /// `[tokens]` i32: token ids; -1 for padding. If experts are chosen by score, only the sign matters.
     pub token: &'a View<B, i32>,
-    /// `[tokens, selected]` i32: experts, best first or as the table lists them; -1 for padding.
+    /// `[tokens, selected]` i32: experts, best first or in the order of the table; -1 for padding.
     pub ids: &'a Buffer<B, i32>,
     /// `[tokens, selected]` f32: their weights; 0 for padding.
     pub weights: &'a Buffer<B, f32>,
-    /// `[1]` u32: what kernels refused is added to it.
+    /// `[1]` u32: kernels add the number of refusals to it.
     pub faults: &'a Buffer<B, u32>,
 }
 
@@ -112,7 +112,7 @@ pub struct GateProduct<'a, B: Backend> {
     pub hidden: u32,
 }
 
-/// Refuses a width of the hidden state that the kernels do not take.
+/// Refuses a width of the hidden state that no kernel supports.
 pub(crate) fn check_hidden(hidden: u32) -> Result<(), RouterError> {
     if hidden == 0 || !hidden.is_multiple_of(HIDDEN_STEP) {
         return Err(RouterError::HiddenSize { hidden, multiple: HIDDEN_STEP });
@@ -146,12 +146,12 @@ pub fn gate_logits<B: Backend>(
     Ok(())
 }
 
-/// Where the blocks of a decode launch exchange results. One launch at a time uses it: of two that overlap,
-/// neither is right, nor is any after them until `arrivals` is zeroed.
+/// Where the thread blocks of a decode launch exchange results. Only one launch at a time may use it: if two overlap,
+/// the results of both are wrong, and those of all later launches until `arrivals` is zeroed.
 pub struct DecodeScratch<B: Backend> {
     /// `[64, experts]` f32: activations.
     pub activations: Buffer<B, f32>,
-    /// `[8]` u32: blocks that have stored their activations. Zero before and after a launch.
+    /// `[8]` u32: number of thread blocks that have stored their activations. Zero before and after a launch.
     pub arrivals: Buffer<B, u32>,
 }
 

@@ -13,10 +13,10 @@ use crate::scratch::Scratch;
 use crate::selection::Selection;
 use crate::weights::{ChoiceWeights, RouterWeights};
 
-/// A layer's router on a device: weights, and all memory its launches need.
+/// A layer's router on a device: its weights, and all memory that its launches need.
 ///
-/// Its launches share memory, so that a call takes `&mut self`. A call in another stream than the last is
-/// ordered behind the last on the device; the host waits for neither.
+/// Its launches share memory, so calls take `&mut self`. A call in another stream than the last call is ordered after
+/// that call on the device, without a wait of the host.
 pub struct Router<B: Backend> {
     selection: Selection,
     hidden: u32,
@@ -25,19 +25,18 @@ pub struct Router<B: Backend> {
     gate: View<B, bf16>,
     choice: DeviceChoice<B>,
     scratch: Scratch<B>,
-    /// `[1]` u32: what kernels refused.
+    /// `[1]` u32: number of refusals by kernels.
     faults: Buffer<B, u32>,
 }
 
-/// A batch to route, and where the answer goes.
+/// A batch to route, and where the result goes.
 pub struct Batch<'a, B: Backend> {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: u32,
-    /// `[tokens]` i32: token ids, -1 = padding. A router that chooses by score only looks whether it is
-    /// negative, so that any per-token array with that meaning will do.
+    /// `[tokens]` i32: token ids; -1 for padding. A router that chooses by score only checks whether it is negative, so
+    /// any per-token array with that meaning will do.
     pub token: &'a View<B, i32>,
-    /// `[tokens, selected]` i32: each token's experts, best first or as the table lists them; -1 for
-    /// padding.
+    /// `[tokens, selected]` i32: each token's experts, best first or in the order of the table; -1 for padding.
     pub ids: &'a Buffer<B, i32>,
     /// `[tokens, selected]` f32: their weights, which add up to the model's scaling; 0 for padding.
     pub weights: &'a Buffer<B, f32>,
@@ -47,8 +46,8 @@ impl<B: Backend> Router<B> {
     /// A router with these weights, for batches of up to `max_tokens` tokens.
     ///
     /// # Errors
-    /// As [`RouterConfig::validate`]; [`RouterError::Shape`] and [`RouterError::NoSuchExpert`] for weights
-    /// that are not of that configuration; [`RouterError::Device`].
+    /// As [`RouterConfig::validate`]; [`RouterError::Shape`] and [`RouterError::NoSuchExpert`] for weights that do not
+    /// match the configuration; [`RouterError::Device`].
     pub fn new(
         stream: &Stream<B>,
         config: &RouterConfig,
@@ -91,7 +90,7 @@ impl<B: Backend> Router<B> {
         Self::new(stream, &RouterConfig::from(checkpoint.config()), &weights, max_tokens)
     }
 
-    /// How it chooses.
+    /// How it chooses experts.
     #[must_use]
     pub fn mode(&self) -> checkpoint::Routing {
         match self.choice {
@@ -100,7 +99,7 @@ impl<B: Backend> Router<B> {
         }
     }
 
-    /// What a graph that captured [`Self::route`] must retain, besides the batch.
+    /// The memory that a graph that captured [`Self::route`] must retain, besides that of the batch.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let constant = [self.gate.memory(), self.choice.memory(), self.faults.memory()];
@@ -110,10 +109,10 @@ impl<B: Backend> Router<B> {
     /// Queues the routing of a batch from its hidden states, `x` (`[tokens, hidden]` BF16). Allocates
     /// nothing and waits for nothing.
     ///
-    /// Up to 64 tokens are one launch. A larger batch takes the logits from a tiled product first. On one
-    /// device a token gets the same experts, and weights of the same bits, in every batch.
+    /// Up to 64 tokens take one launch. For a larger batch, a tiled product computes the logits first. On one device a
+    /// token gets the same experts, and weights with the same bits, in every batch.
     ///
-    /// A graph that captured it uses the router's memory at each replay: see [`Self::follow`].
+    /// A graph that captured this call uses the router's memory at each replay: see [`Self::follow`].
     ///
     /// ```
     /// use dsv4_kv_device::{EmuDevice, EmuOptions};
@@ -145,8 +144,8 @@ impl<B: Backend> Router<B> {
     /// ```
     ///
     /// # Errors
-    /// [`RouterError::TooManyTokens`]; [`RouterError::Device`] if a tensor is too short, or a launch
-    /// failed. The router can be used after that.
+    /// [`RouterError::TooManyTokens`]; [`RouterError::Device`] if a tensor is too short, or a launch failed. The router
+    /// can still be used afterwards.
     pub fn route(
         &mut self,
         stream: &Stream<B>,
@@ -162,7 +161,7 @@ impl<B: Backend> Router<B> {
         let &Batch { token, ids, weights, .. } = batch;
         let routing = Routing { selection, choice, tokens, token, ids, weights, faults };
         let product = GateProduct { x, gate, hidden };
-        // All launches or none.
+        // Check all lengths first, so that either all launches are queued or none.
         check_length("hidden states", x.len(), u64::from(tokens) * u64::from(hidden))?;
         check_length("tokens", token.len(), tokens.into())?;
         check_length("expert ids", ids.len(), selection.of_selected(tokens))?;
@@ -177,8 +176,7 @@ impl<B: Backend> Router<B> {
         })
     }
 
-    /// Queues the routing of a batch of any size from logits (`[tokens, experts]` f32) that the caller
-    /// made.
+    /// Queues the routing of a batch of any size from the caller's logits, `[tokens, experts]` f32.
     ///
     /// # Errors
     /// [`RouterError::Device`] if a tensor is too short, or the launch failed.
@@ -194,23 +192,22 @@ impl<B: Backend> Router<B> {
         scratch.queue(stream, |_| ops::route_logits(stream, &routing, logits))
     }
 
-    /// Lets what is queued in `stream` from now on run after the router's last call, if that was in another
-    /// stream, and counts as a call in it. [`Self::route`] does so by itself; a graph that captured it does
-    /// not, so that this comes before each replay in another stream.
+    /// Orders all later work in `stream` after the router's last call, if that was in another stream. From then on
+    /// `stream` counts as the stream of the last call. [`Self::route`] does this itself, but a graph that captured it
+    /// does not: call this before each replay in another stream.
     ///
     /// # Errors
-    /// [`RouterError::Device`], while a stream of the device is captured too.
+    /// [`RouterError::Device`], also while a stream of the device is being captured.
     pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
         self.scratch.follow(stream)
     }
 
-    /// Waits for the router's calls, and for `stream`, and reports what kernels refused since the last
-    /// check.
+    /// Waits for the router's calls and for `stream`, and reports the refusals of kernels since the last check.
     ///
     /// # Errors
-    /// [`RouterError::Unfinished`] if the answers since the last check cannot be trusted: route these batches
-    /// again; [`RouterError::Refused`]; [`RouterError::Device`]. A call reports one of them, once; the next
-    /// call the next.
+    /// [`RouterError::Unfinished`] if the results since the last check cannot be trusted: route these batches again;
+    /// [`RouterError::Refused`]; [`RouterError::Device`]. Each call reports one error, once; the next call reports the
+    /// next.
     pub fn check_faults(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
         self.scratch.follow(stream)?;
         self.scratch.check(stream)?;

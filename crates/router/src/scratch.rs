@@ -1,4 +1,4 @@
-//! Memory that a router's launches share, one at a time.
+//! Scratch memory of a router, which one launch at a time uses.
 
 use dsv4_kv_device::{Backend, Buffer, Event, Memory, Stream};
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
@@ -7,13 +7,13 @@ use crate::error::RouterError;
 use crate::ops::DecodeScratch;
 use crate::selection::Selection;
 
-/// Scratch memory of a router, and who used it last. A use takes `&mut self`, and is ordered behind the
-/// last one if that was in another stream.
+/// Scratch memory of a router, and the stream of its last use. A use takes `&mut self`, and is ordered after the last
+/// one if that was in another stream.
 pub(crate) struct Scratch<B: Backend> {
     decode: DecodeScratch<B>,
-    /// `[max_tokens, experts]` f32, for batches that are no decode batches.
+    /// `[max_tokens, experts]` f32: logits, for batches of more than 64 tokens.
     logits: Buffer<B, f32>,
-    /// The stream of the last use, and an event to wait for its end in another.
+    /// The stream of the last use, and an event by which another stream waits for that use.
     last: Stream<B>,
     ended: Event<B>,
     /// Whether the counters must be zeroed before the next use.
@@ -21,7 +21,7 @@ pub(crate) struct Scratch<B: Backend> {
 }
 
 impl<B: Backend> Scratch<B> {
-    /// Allocates it, with room for the logits of `logits` tokens.
+    /// Allocates scratch memory, with room for the logits of `logits` tokens.
     pub fn new(stream: &Stream<B>, selection: Selection, logits: u32) -> Result<Self, RouterError> {
         let device = stream.device();
         Ok(Self {
@@ -37,23 +37,23 @@ impl<B: Backend> Scratch<B> {
         })
     }
 
-    /// Where the blocks of a decode launch exchange results.
+    /// Where the thread blocks of a decode launch exchange results.
     pub fn decode(&self) -> &DecodeScratch<B> {
         &self.decode
     }
 
-    /// `[max_tokens, experts]` f32.
+    /// The logits, `[max_tokens, experts]` f32.
     pub fn logits(&self) -> &Buffer<B, f32> {
         &self.logits
     }
 
-    /// All of it, for a graph to retain.
+    /// All scratch memory, for a graph to retain.
     pub fn memory(&self) -> [Memory<B>; 3] {
         let DecodeScratch { activations, arrivals } = &self.decode;
         [activations.memory(), arrivals.memory(), self.logits.memory()]
     }
 
-    /// Orders `stream` behind the last use, if that was in another stream.
+    /// Orders later work in `stream` after the last use, if that was in another stream.
     pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
         if self.last.id() != stream.id() {
             self.last.record(&self.ended)?;
@@ -63,8 +63,8 @@ impl<B: Backend> Scratch<B> {
         Ok(())
     }
 
-    /// Queues `launches`, which may use all of it. While `stream` is captured nothing runs and so nothing
-    /// is ordered.
+    /// Queues `launches`, which may use all scratch memory. While `stream` is captured nothing runs, so nothing is
+    /// ordered.
     pub fn queue(
         &mut self,
         stream: &Stream<B>,
@@ -78,13 +78,13 @@ impl<B: Backend> Scratch<B> {
             self.clean(stream)?;
         }
         let queued = launches(self);
-        // A launch that began and did not end leaves counts behind.
+        // A launch that did not end leaves counters that are not zero.
         self.unclean = queued.is_err() && self.clean(stream).is_err();
         queued
     }
 
-    /// Waits for `stream` and looks whether every launch counted all its blocks. If not, the counters are
-    /// zeroed.
+    /// Waits for `stream`, and checks that every launch has reset its counters. If not, zeroes them and returns
+    /// [`RouterError::Unfinished`].
     pub fn check(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
         let mut counts = [0; DECODE_SLICES as usize];
         stream.download(&self.decode.arrivals, 0, &mut counts)?;
@@ -120,7 +120,7 @@ mod tests {
         counts
     }
 
-    /// A launch that counted some of its blocks and failed.
+    /// Acts as a launch that has counted some of its thread blocks and then failed.
     fn fail(stream: &Stream<Emulator>, scratch: &Scratch<Emulator>) -> Result<(), RouterError> {
         stream.upload(&[3, 1], &scratch.decode.arrivals, 2)?;
         Err(DeviceError::NestedCapture.into())
@@ -171,7 +171,7 @@ mod tests {
         scratch.queue(&stream, |_| Ok(())).unwrap();
     }
 
-    /// The last use is that of another stream: so it is while a graph is captured, which orders nothing.
+    /// A use during capture is not ordered, and does not count as the last use.
     #[test]
     fn a_capture_does_not_wait_for_the_last_use() {
         let (stream, mut scratch) = scratch();

@@ -1,10 +1,10 @@
-//! How many experts there are, how many a token gets, and what their weights add up to.
+//! The number of experts of a layer and of a token, and the sum of a token's weights.
 
 use kv_layout::router::{EXPERT_STEP, ExpertWidth, MAX_EXPERTS, MAX_SELECTED};
 
 use crate::error::RouterError;
 
-/// How many experts there are, how many a token gets, and what their weights add up to.
+/// The number of experts of a layer and of a token, and the sum of a token's weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Selection {
     experts: u32,
@@ -17,8 +17,8 @@ impl Selection {
     /// `selected` of `experts` experts, with weights that add up to `scaling`.
     ///
     /// # Errors
-    /// [`RouterError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8; [`RouterError::Config`]
-    /// unless `scaling` is a normal number up to 2^20.
+    /// [`RouterError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` is 1 to 8;
+    /// [`RouterError::Config`] unless `scaling` is a normal number up to 2^20.
     pub fn new(experts: u32, selected: u32, scaling: f32) -> Result<Self, RouterError> {
         let refused = |what, value, multiple, most| {
             Err(RouterError::Selection { what, value, multiple, most })
@@ -45,12 +45,12 @@ impl Selection {
         self.selected
     }
 
-    /// The bits of the sum of a token's weights, as the kernels take them.
+    /// The bits of the sum of a token's weights, the form in which kernels take it.
     pub(crate) fn scaling_bits(self) -> u32 {
         self.scaling.to_bits()
     }
 
-    /// The kernels that have room for the experts.
+    /// The variant of the kernels that has room for the experts.
     pub(crate) fn width(self) -> ExpertWidth {
         self.width
     }
@@ -66,11 +66,11 @@ impl Selection {
     }
 }
 
-/// Refuses what the weights of a token cannot add up to.
+/// Refuses a sum of weights that is not a normal number up to 2^20.
 pub(crate) fn check_scaling(scaling: f32) -> Result<(), RouterError> {
     let (least, most) = (f64::from(f32::MIN_POSITIVE), f64::from(1 << 20));
     let (setting, value) = ("scaling", f64::from(scaling));
-    // NaN is in no range.
+    // `contains` is false for NaN.
     if (least..=most).contains(&value) {
         Ok(())
     } else {

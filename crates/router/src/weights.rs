@@ -1,4 +1,4 @@
-//! A router's weights, as slices or out of a checkpoint.
+//! A router's weights, from slices or from a checkpoint.
 
 use std::borrow::Cow;
 
@@ -8,12 +8,12 @@ use dsv4_kv_device::bf16;
 use crate::config::RouterConfig;
 use crate::error::RouterError;
 
-/// The weights of one layer's router. What chooses the experts is fixed by what is given.
+/// The weights of one layer's router. `choice` decides how experts are chosen.
 #[derive(Clone, Debug)]
 pub struct RouterWeights<'a> {
     /// `[experts, hidden]` BF16: `gate.weight`.
     pub gate: Cow<'a, [bf16]>,
-    /// What chooses the experts.
+    /// How experts are chosen.
     pub choice: ChoiceWeights<'a>,
 }
 
@@ -22,7 +22,7 @@ pub struct RouterWeights<'a> {
 pub enum ChoiceWeights<'a> {
     /// `[experts]` f32, added to the scores: `gate.bias`.
     Bias(Cow<'a, [f32]>),
-    /// `[vocabulary, selected]` experts of each token id: `gate.tid2eid`.
+    /// `[vocabulary, selected]` i32: the experts of each token id, `gate.tid2eid`.
     Table(Cow<'a, [i32]>),
 }
 
@@ -56,7 +56,7 @@ impl RouterWeights<'_> {
         Ok(Self { gate: gate.into(), choice })
     }
 
-    /// Checks lengths, and that a table lists experts there are.
+    /// Checks lengths, and that a table lists only existing experts.
     ///
     /// # Errors
     /// [`RouterError::Shape`]; [`RouterError::NoSuchExpert`].
@@ -79,7 +79,7 @@ impl RouterWeights<'_> {
     }
 }
 
-/// Refuses a table that lists an expert the layers have not.
+/// Refuses a table that lists an expert that does not exist.
 fn check_experts(
     name: &str,
     listed: impl Iterator<Item = i64>,

@@ -1,4 +1,4 @@
-//! Answers as OpenAI's clients read them.
+//! Answers in OpenAI's format.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::choice::{Reason, TokenInfo};
 
-/// What stands for the logarithm of a probability of 0, which JSON has no number for.
+/// Replaces the logarithm of probability 0, since JSON has no infinities.
 const NEVER: f32 = -9999.0;
 
-/// What all answers to one request have in common.
+/// The fields that all answers to one request share.
 #[derive(Clone, Debug, Serialize)]
 pub struct Head {
     id: String,
@@ -20,7 +20,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Of a request to `model`; `number` makes the id one of its own.
+    /// The head for a request to `model`; `number` makes the id unique.
     #[must_use]
     pub fn new(model: &str, number: u64) -> Self {
         Self {
@@ -41,22 +41,22 @@ pub fn unix_time() -> u64 {
 /// An answer, or a piece of one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer<'a> {
-    /// Whose it is.
+    /// The fields that all answers to the request share.
     #[serde(flatten)]
     pub head: &'a Head,
-    /// The completions, or what is new of one.
+    /// The completions, or the new part of one.
     pub choices: Vec<AnswerChoice>,
     /// `None` leaves the field out, `Some(None)` is null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
 }
 
-/// A completion, or what is new of it.
+/// A completion, or its new part.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct AnswerChoice {
     /// The text.
     pub text: String,
-    /// Which completion: those of the first prompt, then those of the second.
+    /// The number of the completion: first those of the first prompt, then those of the second, and so on.
     pub index: usize,
     /// The tokens with their probabilities, if they were asked for.
     pub logprobs: Option<Logprobs>,
@@ -77,19 +77,19 @@ pub struct Logprobs {
     pub text_offset: Vec<usize>,
 }
 
-/// How many tokens there were.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Of the prompts, each counted once.
+    /// Tokens of the prompts; each prompt counts once.
     pub prompt_tokens: usize,
-    /// Of the completions.
+    /// Tokens of the completions.
     pub completion_tokens: usize,
-    /// Of both.
+    /// The sum of both.
     pub total_tokens: usize,
 }
 
 impl Usage {
-    /// Of so many tokens.
+    /// Usage with these counts.
     #[must_use]
     pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
         Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }

@@ -1,4 +1,4 @@
-//! Errors as OpenAI's clients read them.
+//! Errors in OpenAI's format.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -29,13 +29,13 @@ impl ApiError {
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// An error of the request or of the server.
+    /// An error with this status and message.
     #[must_use]
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code: None }
     }
 
-    /// `{"error": ..}`.
+    /// The JSON body, `{"error": ..}`.
     #[must_use]
     pub fn body(&self) -> Value {
         let kind = match self.status {

@@ -12,33 +12,34 @@ use crate::fields::shortened;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 
-/// What all handlers share.
+/// The state that all handlers share.
 pub struct App {
-    /// Where requests are submitted.
+    /// The queue to which requests are submitted.
     pub queue: Arc<Queue>,
-    /// How text becomes tokens and back.
+    /// The tokenizer.
     pub text: Arc<Text>,
-    /// Bytes of a text that a token of it stands for at most, if that is known.
+    /// Most bytes of text that one token encodes, if known.
     pub most_bytes_per_token: Option<usize>,
-    /// Texts that may be encoded at once: a long one takes much time and memory.
+    /// Permits to encode texts. They bound the number of texts that are encoded at once, since a long text takes much
+    /// time and memory.
     pub encoders: Arc<Semaphore>,
     /// The model's name.
     pub model: String,
-    /// When the server began, in seconds since 1970.
+    /// When the server was started,
     pub created: u64,
     /// Tokens that end a completion.
     pub end: Vec<u32>,
-    /// Drafts of a step.
+    /// Draft tokens of a sequence in a step.
     pub drafts: usize,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Metrics,
 }
 
 impl App {
-    /// Whether a model is the one that is served.
+    /// Checks that `name` is the model that is served.
     ///
     /// # Errors
-    /// 404 for the name of another model.
+    /// 404 for any other name.
     pub fn check_model(&self, name: &str) -> Result<(), ApiError> {
         if name == self.model {
             return Ok(());
@@ -49,7 +50,7 @@ impl App {
         Err(ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error })
     }
 
-    /// The model as clients are told of it.
+    /// The model object of `/v1/models`.
     pub fn description(&self) -> Value {
         let (id, created) = (&self.model, self.created);
         json!({ "id": id, "object": "model", "created": created, "owned_by": "dsv4-kv" })

@@ -1,4 +1,4 @@
-//! One completion: from tokens to the pieces of text that a client gets.
+//! One completion: turns its tokens into the pieces of text that a client gets.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,57 +12,57 @@ use crate::error::Failure;
 use crate::queue::{Event, Events};
 use crate::stop::StopFilter;
 
-/// How tokens become pieces.
+/// The settings for turning tokens into pieces.
 #[derive(Clone, Debug)]
 pub struct Style {
-    /// How tokens become text.
+    /// The tokenizer.
     pub text: Arc<Text>,
     /// Texts that end a completion.
     pub stops: Vec<String>,
-    /// Tokens that end it.
+    /// Tokens that end a completion.
     pub end: Vec<u32>,
-    /// Whether tokens are told with their probabilities.
+    /// Whether the client gets the tokens with their log probabilities.
     pub logprobs: bool,
 }
 
 /// Why a completion has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// By a stop text, or a token that ends it.
+    /// A stop text, or a token that ends it.
     Stop,
-    /// It has as many tokens as were asked for.
+    /// It has `max_tokens` tokens.
     Length,
 }
 
-/// A token, its probability, and others at its place.
+/// A token, its log probability, and the alternatives at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenInfo {
     /// Its text.
     pub token: String,
     /// The logarithm of its probability.
     pub logprob: f32,
-    /// The most likely tokens there, and the token itself.
+    /// The most likely tokens at its position, and the token itself, with their log probabilities.
     pub top: Vec<(String, f32)>,
     /// Characters of the completion before it.
     pub offset: usize,
 }
 
-/// What is new of a completion.
+/// The new part of a completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
-    /// Which of the request's completions.
+    /// The number of the completion in its request.
     pub index: usize,
-    /// Text behind that of the pieces before.
+    /// The text that follows the earlier pieces.
     pub text: String,
-    /// Tokens whose text has begun.
+    /// Tokens whose text begins in the text that was sent so far, and that no earlier piece had.
     pub tokens: Vec<TokenInfo>,
-    /// Tokens that were generated for it, the end and what was held back included.
+    /// Number of tokens generated since the last piece, including end tokens and tokens whose text is held back.
     pub generated: usize,
     /// Set in the last piece.
     pub finish: Option<Reason>,
 }
 
-/// The pieces of completion `index`, from its events.
+/// Turns the events of completion `index` into its pieces.
 pub fn pieces(
     index: usize,
     style: Arc<Style>,
@@ -79,7 +79,7 @@ pub fn pieces(
                 None => return Some((Err(Failure::ShutDown), None)),
             };
             if piece.finish.is_some() {
-                // The receiver is dropped: what a stop text has ended runs no further.
+                // Dropping the receiver cancels the sequence, which a stop text may have ended early.
                 return Some((Ok(piece), None));
             }
             if !piece.text.is_empty() || !piece.tokens.is_empty() {
@@ -95,10 +95,10 @@ struct Choice {
     style: Arc<Style>,
     stream: TextStream,
     filter: StopFilter,
-    /// Characters that were decoded, and that were let through.
+    /// Characters that were decoded so far, and characters that were passed on.
     decoded: usize,
     passed: usize,
-    /// Tokens whose text has not begun.
+    /// Tokens whose text was not passed on yet.
     tokens: VecDeque<TokenInfo>,
     /// Tokens since the last piece.
     generated: usize,
@@ -151,7 +151,7 @@ impl Choice {
         last
     }
 
-    /// Takes decoded text.
+    /// Filters decoded text for stop texts.
     fn push(&mut self, text: &str) -> Piece {
         self.decoded += text.chars().count();
         let passed = self.filter.push(text);
@@ -162,7 +162,7 @@ impl Choice {
         self.passed += text.chars().count();
         let begun = self.tokens.iter().take_while(|token| token.offset < self.passed).count();
         let generated = match text.is_empty() && begun == 0 && finish.is_none() {
-            // A piece that is not sent.
+            // This piece is not sent, so its tokens are counted in the next one.
             true => 0,
             false => std::mem::take(&mut self.generated),
         };
@@ -179,7 +179,7 @@ impl Choice {
         let text = |picked: &Picked| self.style.text.name(picked.token);
         let Generated { picked, top } = token;
         let own = (text(picked), picked.logprob);
-        // Tokens of one name: the one that was chosen, else the likeliest.
+        // Several tokens can have the same text. Keep the sampled token, else the most likely one.
         let mut named = vec![own.clone()];
         for (name, logprob) in top.iter().map(|picked| (text(picked), picked.logprob)) {
             if !named.iter().any(|(other, _)| *other == name) {

@@ -1,5 +1,5 @@
-//! The cold tier of a server: prefixes that outlive it. What the store has of a prompt is in host memory before the prompt is
-//! admitted; what comes to host memory is stored.
+//! The cold tier of a server: prefixes in a store that outlive the server. The stored part of a prompt is read to host
+//! memory before the prompt is admitted, and prefixes that arrive in host memory are stored.
 
 use std::time::{Duration, Instant};
 
@@ -10,34 +10,35 @@ use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier};
 
 use crate::queue::{Fetch, Request};
 
-/// Where prefixes are stored.
+/// The settings of the cold tier.
 #[derive(Clone, Debug)]
 pub struct ColdCache {
     /// A local directory, or the URL of a store.
     pub url: String,
-    /// Its options: of a cloud store keys, regions, endpoints.
+    /// Options of a cloud store: keys, regions, endpoints.
     pub options: ColdOptions,
-    /// How long a completion waits for the store at most; then its prompt is computed.
+    /// The longest time that a completion waits for the store. After it, the rest of its prompt is computed.
     pub timeout: Duration,
     /// Identifies the model's weights, and everything else that changes the cached bytes.
     pub identity: Vec<u8>,
-    /// Called for errors of the store: for the first of each kind, then at most once a minute, with the number of errors
-    /// of the kind since the last call. A miss is no error.
+    /// Called for errors of the store: for the first error of each kind, then at most once a minute per kind, with the
+    /// number of errors of that kind that were not reported since. A miss is no error.
     pub report: fn(&ColdError, u64),
 }
 
-/// How long the scheduler waits for the store at a time, before it handles what else has happened.
+/// The longest single wait of the scheduler for the store, so that it can handle other events.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The least time between two reports of errors of one kind.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Of each kind of error when one was reported last, and how many came since.
+/// For each kind of error: when one was last reported, and the number of errors since.
 #[derive(Debug, Default)]
 struct ErrorReports([Option<(Instant, u64)>; ColdErrorKind::COUNT]);
 
 impl ErrorReports {
-    /// Whether an error of a kind is to be reported now: how many others came since the last report.
+    /// If an error of this kind should be reported now: the number of errors of the kind since the last report. Else
+    /// `None`.
     fn admit(&mut self, kind: ColdErrorKind, now: Instant) -> Option<u64> {
         if kind == ColdErrorKind::NotThere {
             return None;
@@ -53,7 +54,7 @@ impl ErrorReports {
     }
 }
 
-/// A cold tier that is open.
+/// An open cold tier.
 struct Open<B: Backend> {
     tier: ColdTier<B>,
     timeout: Duration,
@@ -62,7 +63,7 @@ struct Open<B: Backend> {
 }
 
 impl<B: Backend> Open<B> {
-    /// Reports what has gone wrong.
+    /// Reports the errors since the last call.
     fn report(&mut self) {
         for error in self.tier.take_errors() {
             if let Some(others) = self.reports.admit(error.kind(), Instant::now()) {
@@ -72,23 +73,24 @@ impl<B: Backend> Open<B> {
     }
 }
 
-/// The cold tier, if there is one.
+/// The cold tier, if the server has one.
 pub(crate) struct Cold<B: Backend>(Option<Open<B>>);
 
 impl<B: Backend> Cold<B> {
-    /// None.
+    /// No cold tier.
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// That of an engine.
+    /// Opens the cold tier of an engine.
     pub fn open(engine: &mut Engine<B>, cache: &ColdCache) -> Result<Self, ColdError> {
         let &ColdCache { ref url, ref options, timeout, ref identity, report } = cache;
         let tier = ColdTier::open(engine.cache_mut(), url, identity, options)?;
         Ok(Self(Some(Open { tier, timeout, reports: ErrorReports::default(), report })))
     }
 
-    /// Between steps: takes what the store has brought, and hands it what is to be stored. Waits for nothing.
+    /// Called between steps: takes prefixes that were read from the store, and hands over prefixes to be stored. Waits
+    /// for nothing.
     pub fn advance(&mut self, engine: &mut Engine<B>) {
         if let Some(open) = &mut self.0 {
             open.tier.advance(engine.cache_mut());
@@ -96,7 +98,7 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// As [`Self::advance`], once the store has done something, or after 50 ms. `false`, at once, if no prompt is on its way.
+    /// As [`Self::wait_for_store`], if any prompt is being fetched; else returns `false` at once.
     pub fn wait(&mut self, engine: &mut Engine<B>) -> bool {
         let is_fetching = self.0.as_ref().is_some_and(|open| open.tier.fetching() > 0);
         if is_fetching {
@@ -105,12 +107,12 @@ impl<B: Backend> Cold<B> {
         is_fetching
     }
 
-    /// Whether the store has something to do.
+    /// Whether the store still has to read or write.
     pub fn is_busy(&self) -> bool {
         self.0.as_ref().is_some_and(|open| open.tier.pending() > 0)
     }
 
-    /// As [`Self::advance`], once the store has done something, or after 50 ms.
+    /// As [`Self::advance`], after waiting until the store has finished a job, at most 50 ms.
     pub fn wait_for_store(&mut self, engine: &mut Engine<B>) {
         if let Some(open) = &mut self.0 {
             open.tier.wait(engine.cache_mut(), POLL_INTERVAL);
@@ -118,7 +120,7 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// Asks for a request's prompt, unless it was asked for.
+    /// Requests the prompt of a request from the store, unless that was done before.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
         let Some(Open { tier, .. }) = open else { return };
@@ -130,12 +132,13 @@ impl<B: Backend> Cold<B> {
             Prompt { tokens: request.sequence.tokens(), salt: &request.salt, adapter: b"" };
         request.fetch = match tier.fetch(engine.cache(), &prompt) {
             Ok(Some(id)) => Fetch::Asked { id, since: Instant::now() },
-            // It is computed, as without a store; also if so many are on their way that others have been waited for in vain.
+            // The prompt is computed, as without a store. That includes the error that too many prompts are being
+            // fetched already.
             Ok(None) | Err(_) => Fetch::Done,
         };
     }
 
-    /// A request does not wait for the store any more; others of the same prompt may.
+    /// Stops waiting for the store on behalf of one request. Other requests with the same prompt continue to wait.
     pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
         let fetch = std::mem::replace(&mut request.fetch, Fetch::Done);
         if let (Some(open), Fetch::Asked { id, .. }) = (&mut self.0, fetch) {
@@ -143,7 +146,8 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// Whether what the store has of a request's prompt is there, or has been waited for long enough.
+    /// Whether a request need not wait for the store any longer: the stored part of its prompt has arrived, or its
+    /// timeout has passed.
     pub fn is_ready(&self, request: &Request) -> bool {
         let Some(open) = &self.0 else { return true };
         match request.fetch {
@@ -155,7 +159,7 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// What it has done.
+    /// The counters of the cold tier.
     pub fn stats(&self) -> ColdStats {
         self.0.as_ref().map_or(ColdStats::default(), |open| open.tier.stats())
     }

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: whole, or piece by piece.
+//! `POST /v1/completions`, answered at once or as a stream.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use crate::outcome::Outcome;
 use crate::queue::Submission;
 use crate::request::{CompletionRequest, Prompt, random_seed};
 
-/// Most characters of what is said of a body that cannot be read.
+/// Most characters of the error message for a body that cannot be parsed.
 const MOST_MESSAGE: usize = 300;
 
-/// A request that was taken.
+/// A request that was accepted.
 struct Taken {
     head: Head,
     pieces: SelectAll<BoxStream<'static, Result<Piece, Failure>>>,
@@ -40,7 +40,7 @@ struct Taken {
     include_usage: bool,
 }
 
-/// Answers a request. A client that leaves drops the answer, and with it what was submitted.
+/// Answers a request. If the client disconnects, the answer is dropped, and with it the submitted sequences.
 pub async fn completions(
     State(app): State<Arc<App>>,
     body: Result<Json<Map<String, Value>>, JsonRejection>,
@@ -73,13 +73,14 @@ async fn take(
         Prompt::Tokens(_) => None,
     });
     texts.clone().try_for_each(|text| check_length(app, text, request.max_tokens))?;
-    // A client that disconnects stops waiting. A thread that has begun keeps its permit until it is done, whoever disconnects.
+    // If the client disconnects, this wait ends. A thread that has started encoding keeps its permit until it is done,
+    // even then.
     let encoder = match texts.count() {
         0 => None,
         _ => Arc::clone(&app.encoders).acquire_owned().await.ok(),
     };
     let reading = (Arc::clone(app), request);
-    // A long prompt takes its time, and the threads of connections have others to serve.
+    // Encoding a long prompt takes time, and would block a thread that serves other connections.
     let submitted = tokio::task::spawn_blocking(move || {
         let _encoder = encoder;
         submissions(&reading.0, reading.1).map(|read| (read, places))
@@ -124,11 +125,11 @@ fn unreadable(rejection: JsonRejection) -> ApiError {
         StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
         status => status,
     };
-    // It quotes what the client sent.
+    // The message quotes the body, so it may be long.
     ApiError::new(status, rejection.body_text().chars().take(MOST_MESSAGE).collect::<String>())
 }
 
-/// Refuses a text that is too long, whatever its tokens are, before it is encoded.
+/// Refuses a text that is certain to have too many tokens, before it is encoded.
 fn check_length(app: &App, text: &str, max_tokens: usize) -> Result<(), Refusal> {
     let (bytes, longest) = (text.len(), app.queue.limits().longest);
     let least = app.most_bytes_per_token.map_or(0, |most| bytes.div_ceil(most.max(1)));
@@ -138,7 +139,7 @@ fn check_length(app: &App, text: &str, max_tokens: usize) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Every completion of every prompt: `n` of the first, then those of the second.
+/// All completions: `n` of the first prompt, then `n` of the second, and so on.
 fn submissions(
     app: &App,
     request: CompletionRequest,
@@ -153,9 +154,9 @@ fn submissions(
                 tokens.map_err(|error| ApiError::invalid("prompt", error))?
             }
         };
-        // Before it is copied.
+        // Checked before it is copied `n` times.
         app.queue.check(&prompt, request.max_tokens)?;
-        // Prompts of one request are drawn independently, also equal ones, unless the client says what they draw.
+        // Each prompt of a request gets its own random seed, even if prompts are equal, unless the client gives a seed.
         let first_seed = request.seed.unwrap_or_else(random_seed);
         submissions.extend((0..request.n).map(|choice| Submission {
             prompt: prompt.clone(),
@@ -178,7 +179,7 @@ fn continuation(app: &App, request: &CompletionRequest, seed: u64) -> Continuati
     }
 }
 
-/// All completions, in one answer.
+/// Returns all completions in one answer.
 async fn whole(mut taken: Taken) -> Result<Response, Failure> {
     let logprobs = taken.logprobs.then(Logprobs::default);
     let choice = |index| AnswerChoice { index, logprobs: logprobs.clone(), ..Default::default() };
@@ -203,13 +204,13 @@ impl AnswerChoice {
     }
 }
 
-/// The completions as server-sent events, each with what is new of one.
+/// Sends the completions as server-sent events, each with the new part of one completion.
 fn in_pieces(taken: Taken, outcome: Outcome) -> Response {
     let stream = stream::unfold(Streaming::Pieces { taken, outcome, generated: 0 }, next_event);
     Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// What comes next in a stream.
+/// The state of a stream.
 enum Streaming {
     Pieces { taken: Taken, outcome: Outcome, generated: usize },
     Done { outcome: Outcome },
@@ -273,7 +274,7 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::queue::{Queue, QueueLimits};
 
-    /// What a request is answered while others hold all encoders; `None` if it waits for one.
+    /// The answer to a request while no encoder is free; `None` if the request waits for one.
     fn answer(
         app: &Arc<App>,
         prompt: &Value,
@@ -288,7 +289,8 @@ mod tests {
         })
     }
 
-    /// What is too long, and what gets no place, is refused before its text is encoded. Tokens need no encoder.
+    /// Requests that are too long, or for which the queue has no place, are refused before their text is encoded.
+    /// Prompts of token ids need no encoder.
     #[test]
     fn what_is_refused_is_not_encoded() {
         let limits = QueueLimits { vocabulary: 256, longest: 100, waiting: 1 };
@@ -318,7 +320,7 @@ mod tests {
         assert_eq!(error["code"], "context_length_exceeded");
         let message = error["message"].as_str().expect("a text");
         assert!(message.contains("181 bytes") && message.contains("91 tokens"), "{message}");
-        // One waits.
+        // One request now occupies the queue's only place.
         let taken = answer(&app, &json!([1]), 10).expect("it needs no encoder");
         let _waits = taken.expect("there is room");
         assert_eq!(refused(&text(2), 10)["code"], "queue_full");

@@ -1,9 +1,9 @@
-//! What is refused, and why the server ends.
+//! Why requests are refused or fail, and why the server ends.
 
 use dsv4_kv_model::ModelError;
 use dsv4_kv_tier::ColdError;
 
-/// Why a completion was not taken. Nothing of it runs then.
+/// Why a request was refused. None of its completions runs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A prompt without tokens.
@@ -14,10 +14,10 @@ pub enum Refusal {
     TokenOutOfVocabulary {
         /// The token.
         token: u32,
-        /// Tokens there are.
+        /// Number of token ids of the model.
         vocabulary: u32,
     },
-    /// More tokens than one sequence may ever have here.
+    /// More tokens than a sequence of this server can have.
     #[error(
         "a prompt of {prompt} tokens and max_tokens {max_tokens} are more than the {longest} tokens that a \
          sequence may have; shorten the prompt or ask for fewer tokens"
@@ -30,7 +30,8 @@ pub enum Refusal {
         /// The context, or what the cache holds if that is less.
         longest: u32,
     },
-    /// A text that has more tokens than one sequence may ever have here, whatever they are. They were not counted.
+    /// A text that is certain to have more tokens than a sequence of this server can have, judged by its length in
+    /// bytes. It was not encoded.
     #[error(
         "a prompt of {bytes} bytes has {least} tokens at least, and with max_tokens {max_tokens} more than the \
          {longest} tokens that a sequence may have; shorten the prompt or ask for fewer tokens"
@@ -38,14 +39,14 @@ pub enum Refusal {
     TextTooLong {
         /// Bytes of the text.
         bytes: usize,
-        /// Tokens that it has at least.
+        /// The least number of tokens that it can have.
         least: usize,
         /// Tokens asked for.
         max_tokens: usize,
         /// The context, or what the cache holds if that is less.
         longest: u32,
     },
-    /// More sequences at once than may wait.
+    /// More sequences in one request than the queue has places.
     #[error(
         "the request has {sequences} completions (prompts times n), and at most {most} may wait; \
          send fewer at once"
@@ -59,7 +60,7 @@ pub enum Refusal {
     /// Too many completions wait.
     #[error("{waiting} of at most {most} completions are waiting; try again later")]
     QueueFull {
-        /// How many wait, or have their prompts read.
+        /// Completions that wait, or whose prompts are being read.
         waiting: usize,
         /// The most.
         most: usize,
@@ -69,21 +70,21 @@ pub enum Refusal {
     ShuttingDown,
 }
 
-/// Why a completion that was taken did not reach its end.
+/// Why a completion that was accepted did not finish.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The step that it took part in failed.
+    /// A step that it was part of has failed.
     #[error("a step failed: {0}")]
     Step(String),
-    /// The server has ended before it was done.
+    /// The server has ended before the completion was done.
     #[error("the server has shut down before the completion was done")]
     ShutDown,
 }
 
-/// Why a server cannot begin, or has ended.
+/// Why a server cannot start, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// A step cannot hold a token of each running request.
+    /// A step cannot hold one token of each request that may run.
     #[error(
         "steps of {step_tokens} tokens do not hold one of each of {requests} requests; \
          allow longer steps or fewer requests"
@@ -94,7 +95,7 @@ pub enum ServerError {
         /// Requests that may run at once.
         requests: u32,
     },
-    /// More drafts than the engine can reject.
+    /// More draft tokens than the engine was built for.
     #[error("{drafts} drafts are more than the {most} that the engine was made for")]
     TooManyDrafts {
         /// Drafts asked for.
@@ -102,26 +103,26 @@ pub enum ServerError {
         /// The engine's limit.
         most: u32,
     },
-    /// Every step fails.
+    /// Several steps in a row have failed.
     #[error("{steps} steps in a row have failed, the last one so: {error}")]
     StepsFail {
-        /// How many.
+        /// Number of steps.
         steps: u32,
         /// Why the last one failed.
         error: ModelError,
     },
-    /// The engine.
+    /// The engine has failed.
     #[error(transparent)]
     Engine(#[from] ModelError),
     /// The thread of the scheduler has panicked.
     #[error("the scheduler has panicked; its message is above")]
     Panicked,
-    /// The system refuses a socket or a thread.
+    /// The operating system refuses a socket or a thread.
     #[error("{doing}: {error}")]
     System {
-        /// What was asked for.
+        /// The operation that was refused.
         doing: &'static str,
-        /// Why not.
+        /// The error.
         error: std::io::Error,
     },
     /// The cold tier cannot be opened.

@@ -1,4 +1,4 @@
-//! The fields of a request, one by one: of a wrong one the answer names it.
+//! Reads the fields of a request one by one, so that an error can name the wrong field.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -14,12 +14,12 @@ impl Fields {
         Self(object)
     }
 
-    /// A field, as it is. `null` is as good as none.
+    /// Takes a field. `null` counts as absent.
     pub fn value(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    /// A field of type `T`; `what` says what it should be.
+    /// Takes a field of type `T`; `what` describes the valid values in the error.
     ///
     /// # Errors
     /// [`ApiError`] for another type.
@@ -31,10 +31,10 @@ impl Fields {
         self.value(name).map(|value| read(value, name, what)).transpose()
     }
 
-    /// A number in a range.
+    /// Takes a number in the range `least..=most`.
     ///
     /// # Errors
-    /// [`ApiError`] for another type, or outside the range.
+    /// [`ApiError`] for another type, or a number outside the range.
     pub fn number<T: DeserializeOwned + PartialOrd + std::fmt::Display + Copy>(
         &mut self,
         name: &'static str,
@@ -50,10 +50,11 @@ impl Fields {
         Err(ApiError::invalid(name, format!("`{name}` is {given}; it must be {what}")))
     }
 
-    /// A field that this server does not know how to serve. Values that change nothing are let pass.
+    /// Takes a field that this server does not support. It may be absent, or have a value that changes nothing
+    /// (`neutral`).
     ///
     /// # Errors
-    /// [`ApiError`] for all others.
+    /// [`ApiError`] for any other value.
     pub fn unsupported(&mut self, name: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
         match self.value(name) {
             Some(value) if !neutral.iter().any(|neutral| is_same(neutral, &value)) => {
@@ -64,10 +65,10 @@ impl Fields {
         }
     }
 
-    /// Refuses what was not read.
+    /// Refuses fields that were not read.
     ///
     /// # Errors
-    /// [`ApiError`] names the first.
+    /// [`ApiError`] names the first such field.
     pub fn end(self) -> Result<(), ApiError> {
         match self.0.into_iter().find(|(_, value)| !value.is_null()) {
             Some((name, _)) => {
@@ -85,7 +86,7 @@ impl Fields {
     }
 }
 
-/// Most bytes of a string of a client's that an error repeats.
+/// Most bytes of a client's string that an error repeats.
 const MOST_NAME: usize = 40;
 
 fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, ApiError> {
@@ -94,7 +95,7 @@ fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, 
         .map_err(|_| ApiError::invalid(name, format!("`{name}` is {given}; it must be {what}")))
 }
 
-/// A value for a message, which is short whatever a client sends.
+/// A short description of a value for error messages, whatever the client sent.
 pub fn shortened(value: &Value) -> String {
     match value {
         Value::Array(_) => "an array".into(),
@@ -104,7 +105,7 @@ pub fn shortened(value: &Value) -> String {
     }
 }
 
-/// Whether two values are the same, be a number written with or without a fraction.
+/// Whether two values are equal. Numbers are equal with and without a fraction: 1 and 1.0.
 fn is_same(one: &Value, other: &Value) -> bool {
     match (one.as_f64(), other.as_f64()) {
         (Some(one), Some(other)) => one == other,

@@ -1,4 +1,4 @@
-//! OpenAI's completions over HTTP, from a DeepSeek-V4 model.
+//! Serves OpenAI's completions over HTTP, from a DeepSeek-V4 model.
 //!
 //! ```text
 //! connections (tokio)                              the scheduler's thread
@@ -6,21 +6,21 @@
 //! answer: pieces of text  <── events of a sequence ┘
 //! ```
 //!
-//! A client that leaves drops its answer, and with it the receivers of its sequences: the scheduler releases
-//! them before its next step.
+//! When a client disconnects, its answer is dropped, and with it the receivers of its sequences. The scheduler releases
+//! these sequences before its next step.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`server`] | [`Server`]: from binding an address to the end |
+//! | [`server`] | [`Server`]: from binding an address to the shutdown |
 //! | [`scheduler`] | which tokens of which requests run in a step |
-//! | [`cold`] | prefixes that outlive the server |
-//! | [`queue`] | requests that wait; the events of a sequence |
-//! | `app`, `routes` | what all handlers share; the paths that are served |
-//! | `completions`, `request`, `fields` | a request, read and checked, and its answer |
-//! | `choice` | from tokens to pieces of text |
-//! | [`stop`] | texts that end a completion |
-//! | `answer`, `api_error` | answers and errors as OpenAI's clients read them |
-//! | [`metrics`], `outcome` | what is counted |
+//! | [`cold`] | the cold tier: prefixes that outlive the server |
+//! | [`queue`] | waiting requests; the events of a sequence |
+//! | `app`, `routes` | the state that all handlers share; the paths that are served |
+//! | `completions`, `request`, `fields` | reads and checks a request, and answers it |
+//! | `choice` | turns tokens into pieces of text |
+//! | [`stop`] | stop texts, which end a completion |
+//! | `answer`, `api_error` | answers and errors in OpenAI's format |
+//! | [`metrics`], `outcome` | metrics, and the outcome of each request |
 //! | [`error`] | typed refusals and failures |
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the server counts, as Prometheus reads it.
+//! The metrics of a server, in Prometheus' text format.
 
 use std::sync::Arc;
 
@@ -25,39 +25,39 @@ const HISTOGRAMS: [&str; 4] = [QUEUE_TIME, TIME_TO_FIRST_TOKEN, INTER_TOKEN, END
 /// The metrics of one server.
 #[derive(Clone)]
 pub struct Metrics {
-    /// Requests that were answered.
+    /// Requests that were answered completely.
     pub completed: Counter,
-    /// Requests whose client left before the end.
+    /// Requests whose client disconnected before the end.
     pub cancelled: Counter,
     /// Requests that were refused, with a 4xx or 503.
     pub refused: Counter,
-    /// Requests that ended with an error of the server.
+    /// Requests that failed with an error of the server, other than 503.
     pub failed: Counter,
     /// Sequences in the cache.
     pub running: Gauge,
-    /// Sequences that wait, preempted ones too.
+    /// Sequences that wait, including preempted ones.
     pub waiting: Gauge,
-    /// Tokens of prompts whose first token has come.
+    /// Prompt tokens of sequences that have generated their first token.
     pub prompt_tokens: Counter,
     /// Tokens that were generated.
     pub generated_tokens: Counter,
-    /// From submission to the first admission, in seconds.
+    /// Time from submission to the first admission, in seconds.
     pub queue_time: Histogram,
-    /// From submission to the first token, in seconds.
+    /// Time from submission to the first token, in seconds.
     pub time_to_first_token: Histogram,
-    /// From a token to the next, in seconds.
+    /// Time from a token to the next, in seconds.
     pub inter_token: Histogram,
-    /// From submission to the last token, in seconds.
+    /// Time from the arrival of a request to its complete answer, in seconds; only completed requests.
     pub end_to_end: Histogram,
-    /// Sequences that were taken out of the cache, to be computed again.
+    /// How often sequences were preempted: released from the cache, to be computed again.
     pub preemptions: Counter,
-    /// What the cache holds and has reused.
+    /// The metrics of the cache.
     pub cache: CacheMetrics,
     /// Prefixes that were stored in the cold tier.
     pub cold_stored: Counter,
-    /// Tokens of prefixes that came from there.
+    /// Tokens of prefixes that were restored from the cold tier.
     pub cold_restored_tokens: Counter,
-    /// Objects that could not be stored or read, or were not what they should be.
+    /// Objects of the cold tier that could not be stored or read, or whose contents were wrong.
     pub cold_failures: Counter,
     /// Steps that have run.
     pub steps: Counter,
@@ -67,7 +67,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics at zero, in a recorder of their own: two servers in a process share none.
+    /// Metrics at zero, in a separate recorder, so that two servers in a process share none.
     ///
     /// # Errors
     /// [`ServerError::Metrics`] if the recorder refuses its buckets.
@@ -143,7 +143,7 @@ impl Metrics {
         metrics
     }
 
-    /// Shows counters before they have counted anything.
+    /// Sets all counters to 0, so that they are shown before they have counted anything.
     fn begin_at_zero(&self) {
         for counter in [
             &self.completed,
@@ -163,14 +163,14 @@ impl Metrics {
         }
     }
 
-    /// All of them in Prometheus' text format.
+    /// All metrics in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
         self.rendering.render()
     }
 
-    /// Moves what histograms have recorded into their buckets; without it their memory grows between calls
-    /// of [`Self::render`].
+    /// Moves recorded values of the histograms into their buckets. Without it the histograms' memory grows between
+    /// calls of [`Self::render`].
     pub fn tidy(&self) {
         self.rendering.run_upkeep();
     }
@@ -189,7 +189,7 @@ mod tests {
         fs::read_to_string(path).expect("it is committed")
     }
 
-    /// Names and types, as `name type`.
+    /// Names and types of all metrics, as `name type`.
     fn rendered() -> BTreeSet<String> {
         let metrics = Metrics::new().expect("buckets");
         // Histograms are shown once they have a value.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::api_error::ApiError;
 use crate::metrics::Metrics;
 
-/// A request that is being answered. Dropped without a word, its client has left.
+/// A request that is being answered. Dropping it counts the request as cancelled: its client has left.
 pub struct Outcome {
     metrics: Metrics,
     begin: Instant,
@@ -13,20 +13,20 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// A request that has just come.
+    /// A request that has just arrived.
     #[must_use]
     pub fn new(metrics: &Metrics) -> Self {
         Self { metrics: metrics.clone(), begin: Instant::now(), is_counted: false }
     }
 
-    /// It was answered.
+    /// Counts the request as completed, and records its latency.
     pub fn completed(mut self) {
         self.is_counted = true;
         self.metrics.completed.increment(1);
         self.metrics.end_to_end.record(self.begin.elapsed());
     }
 
-    /// It gets an error.
+    /// Counts the request as refused (4xx or 503) or failed, and returns the error.
     #[must_use]
     pub fn error(mut self, error: ApiError) -> ApiError {
         self.is_counted = true;

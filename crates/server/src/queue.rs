@@ -1,4 +1,4 @@
-//! Requests that wait, between the threads that take them and the scheduler's.
+//! The queue of waiting requests, between the threads that accept them and the scheduler's thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,19 +12,19 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::error::{Failure, Refusal};
 use crate::metrics::Metrics;
 
-/// What becomes of a sequence, in order. A receiver that is dropped cancels its sequence; a sender that is
-/// dropped without [`Event::Finished`] or [`Event::Failed`] means [`Failure::ShutDown`].
+/// An event of a sequence, in order. Dropping the receiver cancels the sequence. A sender that is dropped without
+/// [`Event::Finished`] or [`Event::Failed`] means [`Failure::ShutDown`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A token.
+    /// A generated token.
     Token(Generated),
-    /// The end; nothing follows.
+    /// The sequence is complete; no event follows.
     Finished(Finish),
-    /// The end, for another reason than its tokens; nothing follows.
+    /// The sequence has failed; no event follows.
     Failed(Failure),
 }
 
-/// The events of one sequence. Its channel has no limit: `max_tokens` is one.
+/// The events of one sequence. The channel is unbounded; `max_tokens` limits the number of events.
 pub type Events = UnboundedReceiver<Event>;
 
 /// A prompt and how it is continued.
@@ -34,34 +34,35 @@ pub struct Submission {
     pub prompt: Vec<u32>,
     /// How it is continued.
     pub continuation: Continuation,
-    /// Only completions with the same salt share what they have computed.
+    /// Only sequences with the same salt share cached prefixes.
     pub salt: Vec<u8>,
 }
 
-/// What a queue takes.
+/// The limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Tokens that the model has.
+    /// Size of the model's vocabulary.
     pub vocabulary: u32,
-    /// Most tokens of a sequence, prompt and generated: it always fits if it is alone.
+    /// Most tokens of a sequence, prompt and generated ones. A sequence of that length fits in the cache if it is
+    /// alone.
     pub longest: u32,
     /// Most sequences that may wait.
     pub waiting: usize,
 }
 
-/// How far the cold tier is with a request's prompt.
+/// The state of a request's prompt in the cold tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fetch {
-    /// It was not asked.
+    /// The prompt was not requested yet.
     New,
-    /// It was asked.
+    /// The prompt was requested.
     Asked {
-        /// For what.
+        /// The id of the fetch.
         id: FetchId,
-        /// When.
+        /// When it was requested.
         since: Instant,
     },
-    /// It has no more of it than what is in host memory, or is not to be asked.
+    /// Nothing to wait for: the store has no more of the prompt than host memory, or is not to be asked.
     Done,
 }
 
@@ -71,25 +72,26 @@ pub(crate) struct Request {
     pub sequence: Sequence,
     pub salt: Vec<u8>,
     pub events: UnboundedSender<Event>,
-    /// When it came.
+    /// When it was submitted.
     pub submitted: Instant,
-    /// When the last token came, or the request.
+    /// When its last token was generated; before that, when it was submitted.
     pub last: Instant,
-    /// Whether it has been in the cache.
+    /// Whether it was ever admitted to the cache.
     pub was_admitted: bool,
-    /// How often it was taken out of the cache since, because blocks ran out.
+    /// How often it was preempted because blocks ran out.
     pub preemptions: u32,
-    /// How far the cold tier is with its prompt.
+    /// The state of its prompt in the cold tier.
     pub fetch: Fetch,
 }
 
 impl Request {
-    /// Whether its client has left.
+    /// Whether its client has disconnected.
     pub fn has_left(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Sends tokens to the client. One that has left is found before the next step.
+    /// Sends new tokens to the client, and updates the metrics. The scheduler notices a disconnected client before its
+    /// next step.
     pub fn tell(&mut self, generated: Vec<Generated>, metrics: &Metrics) {
         let new = generated.len();
         if new == 0 {
@@ -102,8 +104,8 @@ impl Request {
             metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
             metrics.time_to_first_token.record(passed);
         }
-        // Tokens that one step has verified came together: each took a part of its time. Those of the first token's step have none of
-        // their own, and are not counted.
+        // Tokens that one step has verified arrive together; each counts as an equal share of the step's time. Tokens
+        // that arrive with the first token have no such time, and are not counted.
         if before > 0 {
             (0..new).for_each(|_| metrics.inter_token.record(passed / new as u32));
         }
@@ -114,7 +116,7 @@ impl Request {
     }
 }
 
-/// Places of a queue, which are free again when it is dropped.
+/// Reserved places of a queue. Dropping them frees them.
 #[derive(Debug)]
 pub(crate) struct Places {
     queue: Arc<Queue>,
@@ -129,26 +131,26 @@ impl Drop for Places {
     }
 }
 
-/// Sequences in the order in which they came. A request that gets no place is refused at once.
+/// Sequences in the order of their arrival. A request for which there is no place is refused at once.
 #[derive(Debug)]
 pub struct Queue {
     limits: QueueLimits,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the scheduler has told every request its end, and takes none any more.
+    /// Whether every accepted request has got its last event, and the scheduler accepts no more.
     is_done: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Request>,
-    /// Places of requests that are being read.
+    /// Places that are reserved for requests whose prompts are being read.
     taken: usize,
     phase: Phase,
 }
 
 impl State {
-    /// Whether there is nothing to do yet.
+    /// Whether the scheduler has nothing to do, but may get work later.
     fn is_idle(&mut self) -> bool {
         self.waiting.is_empty() && self.phase == Phase::Open
     }
@@ -157,21 +159,21 @@ impl State {
         !self.waiting.is_empty() && self.phase != Phase::Aborted
     }
 
-    /// How many wait whose client is there.
+    /// Number of waiting requests whose client has not disconnected.
     fn here(&self) -> usize {
         self.waiting.iter().filter(|request| !request.has_left()).count()
     }
 }
 
-/// How far the server is.
+/// The phase of the server's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
 pub(crate) enum Phase {
-    /// It takes requests.
+    /// It accepts requests.
     #[default]
     Open,
-    /// It takes none, and ends those that it has taken.
+    /// It accepts none, and completes those that it has accepted.
     Closed,
-    /// It ends.
+    /// It ends, and aborts its requests.
     Aborted,
 }
 
@@ -183,7 +185,7 @@ impl Queue {
         Self { limits, state, changed, is_done }
     }
 
-    /// Takes all of these, or none.
+    /// Submits all of these, or none.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -191,7 +193,7 @@ impl Queue {
         self.submit_to(None, submissions)
     }
 
-    /// The same, to places that were taken for them.
+    /// As [`Self::submit`], into places that were reserved for them, if any.
     pub(crate) fn submit_to(
         &self,
         places: Option<Places>,
@@ -216,7 +218,7 @@ impl Queue {
             events.push(receiver);
         }
         let mut state = self.lock();
-        // Under the same lock, so that nobody else gets them.
+        // Freed under the same lock that submits, so that no other request can get these places.
         if let Some(mut places) = places {
             state.taken -= std::mem::take(&mut places.count);
         }
@@ -226,8 +228,8 @@ impl Queue {
         Ok(events)
     }
 
-    /// Places for so many sequences, that nobody else gets while they are held: a request takes memory for its prompts once it
-    /// has them.
+    /// Reserves places for sequences, before memory is taken for their prompts. No other request gets these places
+    /// while they are held.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -246,7 +248,8 @@ impl Queue {
         if state.phase != Phase::Open {
             return Err(Refusal::ShuttingDown);
         }
-        // Who has left takes no place. Where the cold cache was asked, the scheduler takes that back first, between steps.
+        // Requests of disconnected clients take no place. Those that wait for the cold tier stay until the scheduler
+        // has cancelled their fetch, between steps.
         let is_asked = |request: &Request| matches!(request.fetch, Fetch::Asked { .. });
         state.waiting.retain(|request| !request.has_left() || is_asked(request));
         let waiting = state.here() + state.taken;
@@ -256,13 +259,13 @@ impl Queue {
         Ok(())
     }
 
-    /// What it takes.
+    /// The limits of the queue.
     #[must_use]
     pub fn limits(&self) -> QueueLimits {
         self.limits
     }
 
-    /// Whether it would take a sequence, were there room.
+    /// Checks that a sequence would be accepted if there were a place.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -280,12 +283,12 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes no more requests.
+    /// Accepts no more requests; those that were accepted are completed.
     pub fn close(&self) {
         self.enter(Phase::Closed);
     }
 
-    /// Takes no more requests, and ends those that are not done yet.
+    /// Accepts no more requests, and aborts those that are not complete.
     pub fn abort(&self) {
         self.enter(Phase::Aborted);
     }
@@ -298,7 +301,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Whether requests are taken.
+    /// Whether requests are accepted.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.phase() == Phase::Open
@@ -308,12 +311,12 @@ impl Queue {
         self.lock().phase
     }
 
-    /// How many wait, without those whose client has left.
+    /// Number of waiting requests whose client has not disconnected.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().here()
     }
 
-    /// Takes those whose client has left.
+    /// Removes and returns the requests whose client has disconnected.
     pub(crate) fn take_left(&self) -> Vec<Request> {
         let mut state = self.lock();
         if state.here() == state.waiting.len() {
@@ -324,42 +327,43 @@ impl Queue {
         Vec::from(left)
     }
 
-    /// The oldest, if `fits` says so.
+    /// Removes and returns the oldest request, if `fits` returns `true` for it.
     pub(crate) fn pop_if(&self, fits: impl FnOnce(&Request) -> bool) -> Option<Request> {
         let mut state = self.lock();
         let first = state.waiting.front()?;
         if fits(first) { state.waiting.pop_front() } else { None }
     }
 
-    /// Does something with the oldest of those that wait, so many of them.
+    /// Calls `each` for the `count` oldest waiting requests.
     pub(crate) fn for_oldest(&self, count: usize, each: impl FnMut(&mut Request)) {
         self.lock().waiting.iter_mut().take(count).for_each(each);
     }
 
-    /// Takes all that wait.
+    /// Removes and returns all waiting requests.
     pub(crate) fn drain(&self) -> Vec<Request> {
         self.lock().waiting.drain(..).collect()
     }
 
-    /// Waits until there is something to do: `false` once the queue is closed and empty.
+    /// Waits until a request waits or the queue is no longer open. Returns whether there is work: `false` once the
+    /// queue is closed and empty, or aborted.
     pub(crate) fn wait(&self) -> bool {
         let state = self.changed.wait_while(self.lock(), State::is_idle);
         state.unwrap_or_else(PoisonError::into_inner).has_work()
     }
 
-    /// The same, but no longer than `most`: `None` then.
+    /// As [`Self::wait`], but returns `None` after `most`.
     pub(crate) fn wait_for(&self, most: Duration) -> Option<bool> {
         let waited = self.changed.wait_timeout_while(self.lock(), most, State::is_idle);
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         (!timeout.timed_out()).then(|| state.has_work())
     }
 
-    /// Every request has been told its end.
+    /// Notes that every accepted request has got its last event.
     pub(crate) fn tell_done(&self) {
         self.is_done.store(true, Ordering::Release);
     }
 
-    /// Whether every request that was taken has been told its end.
+    /// Whether every accepted request has got its last event.
     pub(crate) fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Acquire)
     }
@@ -369,7 +373,7 @@ impl Queue {
     }
 }
 
-/// Closes the queue when the scheduler ends, by a panic too. What still waits then is dropped with its senders.
+/// Aborts the queue when the scheduler ends, also by a panic. Waiting requests are dropped with their senders.
 pub(crate) struct CloseOnDrop(pub Arc<Queue>);
 
 impl Drop for CloseOnDrop {
@@ -385,7 +389,7 @@ mod tests {
 
     use super::*;
 
-    /// Places are nobody else's until their request is submitted, or is gone; then they are free.
+    /// Reserved places are not given to others until their request is submitted or dropped; then they are free.
     #[test]
     fn places_are_held_from_the_check_on() {
         let limits = QueueLimits { vocabulary: 8, longest: 8, waiting: 4 };

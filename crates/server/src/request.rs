@@ -9,45 +9,47 @@ use crate::fields::{Fields, shortened};
 
 /// Most completions of a prompt.
 const MAX_N: u32 = 128;
-/// Most texts that end a completion.
+/// Most stop texts of a request.
 const MAX_STOPS: usize = 4;
-/// Most bytes of one: so much text may be held back.
+/// Most bytes of a stop text, and so of the text that is held back.
 const MAX_STOP_BYTES: usize = 1024;
-/// Most bytes of a salt. It is kept with what was computed under it, and there may be as many as the cache has blocks.
+/// Most bytes of a salt. Each salt is stored with the blocks computed under it, and there may be as many salts as the
+/// cache has blocks.
 const MAX_SALT_BYTES: usize = 256;
-/// Most tokens that are told beside each.
+/// Most alternatives whose log probabilities are returned with each token.
 const MAX_LOGPROBS: u32 = 5;
 
-/// What `POST /v1/completions` asks for.
+/// A request to `POST /v1/completions`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompletionRequest {
     /// The model's name.
     pub model: String,
-    /// One or more.
+    /// The prompts, at least one.
     pub prompts: Vec<Prompt>,
     /// Most tokens of each completion.
     pub max_tokens: usize,
-    /// Divides the logits; 0 is greedy.
+    /// Divides the logits; 0 means greedy sampling.
     pub temperature: f32,
-    /// The part of the probability that is kept.
+    /// The cumulative probability for nucleus (top-p) sampling.
     pub top_p: f32,
-    /// Completions of each prompt.
+    /// Number of completions of each prompt.
     pub n: u32,
-    /// The seed of the first completion of a prompt, if one was given; each further one has the next.
+    /// The seed of the first completion of each prompt, if the client gave one. Each further completion uses the next
+    /// number.
     pub seed: Option<u64>,
-    /// Only completions with the same salt share what they have computed.
+    /// Only completions with the same salt share cached prefixes.
     pub cache_salt: String,
-    /// Texts that end a completion.
+    /// Stop texts, which end a completion.
     pub stop: Vec<String>,
-    /// How many of the most likely tokens are told with each; none are told without.
+    /// If set, log probabilities are returned: of each token, and of this many most likely tokens at its position.
     pub logprobs: Option<usize>,
-    /// Whether pieces are sent as they come.
+    /// Whether pieces are sent as they are generated.
     pub stream: bool,
-    /// Whether the last event of a stream says how many tokens there were.
+    /// Whether a stream ends with an event with the token counts.
     pub include_usage: bool,
 }
 
-/// What is continued.
+/// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// Text.
@@ -67,7 +69,7 @@ impl CompletionRequest {
         let missing = |name: &str| ApiError::invalid(name, format!("`{name}` is missing"));
         let model = fields.get("model", "the name of a model")?;
         let n = fields.number("n", [1, MAX_N])?.unwrap_or(1);
-        // What these are by default; other values would change the result.
+        // Only the default values of these fields are accepted, since other values would change the result.
         fields.unsupported("best_of", &[json!(n)])?;
         fields.unsupported("echo", &[json!(false)])?;
         fields.unsupported("frequency_penalty", &[json!(0)])?;
@@ -131,7 +133,7 @@ fn tokens(ids: &[Value]) -> Result<Vec<u32>, ApiError> {
 
 /// A random seed.
 pub fn random_seed() -> u64 {
-    // Without a source of randomness there is no seed to hope for.
+    // If the system has no source of randomness, the seed is 0.
     OsRng.try_next_u64().unwrap_or_default()
 }
 

@@ -15,10 +15,10 @@ use crate::api_error::ApiError;
 use crate::app::App;
 use crate::completions::completions;
 
-/// Prometheus' text format.
+/// The content type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The paths that are served; bodies may have `body_bytes` bytes.
+/// The router of all paths. Bodies may have at most `body_bytes` bytes.
 pub fn router(app: Arc<App>, body_bytes: usize) -> Router {
     Router::new()
         .route("/v1/completions", post(completions))

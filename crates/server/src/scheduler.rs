@@ -1,20 +1,20 @@
-//! Continuous batching: which tokens of which requests run in a step, on the one engine there is.
+//! Continuous batching: decides which tokens of which requests run in each step of the one engine.
 //!
 //! ```text
-//! each step   requests whose client has left are released
-//!             with a cold tier, prompts that wait are asked for there, and admitted once what it has is in host memory, or
-//!             after the timeout
-//!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free; with
-//!             what others have computed of their tokens
-//!             one token of every request; what is left goes to drafts, then to chunks of prompts, oldest first
-//!             out of blocks: the newest request is released, waits again before all others, and the step is
-//!             made anew
+//! each step   1. release requests whose client has disconnected
+//!             2. with a cold tier: fetch the prompts of waiting requests from the store; a request can be admitted
+//!                when the stored part of its prompt is in host memory, or after the timeout
+//!             3. admit waiting requests in order, while a slot and the blocks of their tokens are free; each
+//!                reuses the cached prefix of its tokens
+//!             4. plan one token of every request; drafts, then chunks of prompts, oldest first, share the rest
+//!             5. run the step; if blocks run out, preempt the newest request, which is admitted again before all
+//!                others, and plan anew
 //! ```
 //!
-//! A request that is computed again gets the same tokens: a token's logits have the same bits in every batch
-//! and chunk, and a draw depends on seed and position alone. The oldest request is taken out only where it runs alone and
-//! shares blocks, and that once: it shares nothing then, and fits ([`QueueLimits::longest`]). So there is always one that
-//! comes to its end.
+//! A preempted request gets the same tokens again: a token's logits have the same bits in every batch and chunk, and
+//! sampling depends only on seed and position. The oldest request is preempted only while it runs alone and shares
+//! blocks, and only once: afterwards it shares nothing, and fits ([`QueueLimits::longest`]). So some request always
+//! finishes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,23 +35,23 @@ use crate::queue::{CloseOnDrop, Event, Phase, Queue, QueueLimits, Request};
 /// Steps in a row that may fail before the scheduler ends.
 const FAILED_STEPS: u32 = 3;
 
-/// Preemptions of a request after which it shares nothing any more. What it shares takes blocks that it would not need alone, so it could
-/// be preempted again and again.
+/// After this many preemptions a request shares no blocks any more. Sharing takes blocks that it would not need alone,
+/// so it could be preempted again and again.
 const MOST_SHARED: u32 = 2;
 
-/// How long the scheduler waits for requests while the store is busy, until it looks what that has done.
+/// Longest wait for requests while the store is busy, before the store's results are handled.
 const STORE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How steps are filled. Their tokens and requests are limited by the engine.
+/// How steps are filled. The engine limits their tokens and requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerLimits {
-    /// Most tokens of a prompt in one step.
+    /// Most tokens of one prompt in a step.
     pub chunk: usize,
     /// Most sequences that may wait.
     pub waiting: usize,
 }
 
-/// What a call of [`Scheduler::step`] has done.
+/// The result of a call of [`Scheduler::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It has run a step, or tried to.
@@ -60,14 +60,14 @@ pub enum Progress {
     Idle,
 }
 
-/// Requests that wait and that run, and the engine.
+/// Waiting and running requests, and the engine.
 pub struct Scheduler<B: Backend> {
     engine: Engine<B>,
     limits: SchedulerLimits,
     queue: Arc<Queue>,
-    /// Requests that were taken out of the cache; they come before those of the queue.
+    /// Preempted requests; they are admitted before those of the queue.
     preempted: VecDeque<Request>,
-    /// Oldest first.
+    /// Running requests, oldest first.
     running: Vec<Running>,
     cold: Cold<B>,
     metrics: Metrics,
@@ -81,7 +81,7 @@ struct Running {
 }
 
 impl Running {
-    /// Whether it was admitted with its prompt, as far as the device let it.
+    /// Whether it was not yet preempted so often that it may share no blocks.
     fn shares(&self) -> bool {
         self.request.preemptions < MOST_SHARED
     }
@@ -126,7 +126,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(scheduler)
     }
 
-    /// Keeps prefixes in a store, and takes them from there, from now on.
+    /// From now on stores prefixes in a cold tier, and restores them from there.
     ///
     /// # Errors
     /// [`ServerError::Cold`]; the engine must have host memory for prefixes.
@@ -135,7 +135,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Where requests are submitted.
+    /// The queue to which requests are submitted.
     #[must_use]
     pub fn queue(&self) -> Arc<Queue> {
         Arc::clone(&self.queue)
@@ -147,17 +147,18 @@ impl<B: Backend> Scheduler<B> {
         &self.engine
     }
 
-    /// Runs until the queue is closed and everything that was taken is done, or until it is aborted.
+    /// Runs until the queue is closed and all accepted requests are done, or until it is aborted.
     ///
     /// # Errors
-    /// As [`Self::step`]. Whatever the end is, the queue takes nothing any more, and every request that was
-    /// not done is told.
+    /// As [`Self::step`]. In every case the queue accepts no more requests afterwards, and every request that was not
+    /// done has got a failure.
     pub fn run(&mut self) -> Result<(), ServerError> {
         let _ended = CloseOnDrop(self.queue());
         while self.queue.phase() != Phase::Aborted {
             match self.step() {
                 Ok(Progress::Ran) => {}
-                // One that was preempted is admitted again once what kept its blocks is done, or has failed too often.
+                // A preempted request is admitted again once the transfers that kept its blocks are done or have failed
+                // too often.
                 Ok(Progress::Idle) if !self.preempted.is_empty() || self.wait() => {}
                 Ok(Progress::Idle) => break,
                 Err(error) => {
@@ -174,7 +175,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Waits until requests wait: `false` once there will be none. The store is fed meanwhile.
+    /// Waits until a request waits: `false` once there will be none. Hands prefixes to the store meanwhile.
     fn wait(&mut self) -> bool {
         while self.cold.is_busy() {
             if let Some(answer) = self.queue.wait_for(STORE_INTERVAL) {
@@ -186,9 +187,9 @@ impl<B: Backend> Scheduler<B> {
         self.queue.wait()
     }
 
-    /// Hands to the store what host memory has and it has not, until the queue is aborted.
+    /// Stores all prefixes that host memory has and the store lacks, until the queue is aborted.
     fn store_all(&mut self) {
-        // What the device does not bring is not stored.
+        // If the copy to host memory fails, those prefixes are not stored.
         let _ = self.engine.settle_tier();
         self.cold.advance(&mut self.engine);
         while self.cold.is_busy() && self.queue.phase() != Phase::Aborted {
@@ -197,16 +198,17 @@ impl<B: Backend> Scheduler<B> {
         self.report();
     }
 
-    /// Admits what fits, and runs a step of all that is running.
+    /// Admits requests that fit, and runs a step of all running requests.
     ///
     /// # Errors
-    /// [`ServerError::StepsFail`] after several steps in a row that failed. Until then a step that fails ends
-    /// the requests in it, and no other. [`ServerError::Engine`] if the cache refuses what it has no reason to refuse: to admit, to
-    /// release, or to settle what is on its way. The scheduler must not go on after either.
+    /// [`ServerError::StepsFail`] after several failed steps in a row. Until then a failed step ends the requests in
+    /// it, and no others. [`ServerError::Engine`] if the cache refuses to admit, to release or to settle a transfer
+    /// without a reason to. Do not use the scheduler after either.
     pub fn step(&mut self) -> Result<Progress, ServerError> {
         self.drop_cancelled()?;
         if self.running.is_empty() {
-            // What is on its way to host memory is not evicted, and there is nothing else to wait for.
+            // Blocks that are being copied to host memory cannot be evicted, and nothing else runs that could be waited
+            // for.
             self.settle_tier()?;
         }
         self.cold.advance(&mut self.engine);
@@ -217,7 +219,7 @@ impl<B: Backend> Scheduler<B> {
             && self.queue.waiting() > 0
             && self.cold.wait(&mut self.engine)
         {
-            // There is nothing to run meanwhile.
+            // No request runs, so the wait delays none.
             self.ask_store();
             self.admit()?;
         }
@@ -228,7 +230,8 @@ impl<B: Backend> Scheduler<B> {
                 Ok(()) => {
                     self.failed_steps = 0;
                     self.metrics.steps.increment(1);
-                    // What the device refuses here it refuses the next step; what was to be begun then is begun later.
+                    // An error of the device also shows up in the next step; transfers that could not begin now begin
+                    // later.
                     let _ = self.engine.advance_tier();
                     break;
                 }
@@ -250,8 +253,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(progress)
     }
 
-    /// Waits for what is on its way to host memory and back; whether there was something. Where the device fails, that counts as a
-    /// step that fails.
+    /// Waits for the transfers to and from host memory. Returns whether there were any. A device error counts as a
+    /// failed step.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -265,7 +268,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Counts a step that has failed.
+    /// Counts a failed step.
     fn count_failure(&mut self, error: ModelError) -> Result<(), ServerError> {
         self.metrics.failed_steps.increment(1);
         self.failed_steps += 1;
@@ -275,7 +278,7 @@ impl<B: Backend> Scheduler<B> {
         Err(ServerError::StepsFail { steps: self.failed_steps, error })
     }
 
-    /// Releases requests that nobody waits for any more.
+    /// Releases requests whose client has disconnected.
     fn drop_cancelled(&mut self) -> Result<(), ModelError> {
         self.preempted.retain(|request| !request.has_left());
         let Self { engine, running, .. } = self;
@@ -288,7 +291,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Asks the store for the prompts of those that are admitted next.
+    /// Requests the prompts of those that will be admitted next from the store.
     fn ask_store(&mut self) {
         let Self { engine, queue, cold, .. } = self;
         let most = (engine.cache().config().max_requests as usize).min(MOST_FETCHES);
@@ -299,8 +302,8 @@ impl<B: Backend> Scheduler<B> {
         });
     }
 
-    /// Admits requests, oldest first, while there are a slot and blocks for the tokens that they have. One that
-    /// does not fit is not overtaken.
+    /// Admits requests, oldest first, while a slot and blocks for their tokens are free. If one does not fit, later
+    /// ones wait behind it.
     fn admit(&mut self) -> Result<(), ModelError> {
         while self.running.len() < self.engine.cache().config().max_requests as usize {
             let Some(mut request) = self.next_that_fits()? else { break };
@@ -315,7 +318,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Admits a request with what others have computed of its tokens.
+    /// Admits a request, which reuses the cached prefix of its tokens if it may.
     fn admit_request(&mut self, mut request: Request) -> Result<Running, ModelError> {
         if !std::mem::replace(&mut request.was_admitted, true) {
             self.metrics.queue_time.record(request.submitted.elapsed());
@@ -325,7 +328,7 @@ impl<B: Backend> Scheduler<B> {
         }
         let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
             Ok(admission) => admission,
-            // It can be computed, if the device does that.
+            // The prefix can be computed again, if the device still works.
             Err(ModelError::Cache(KvError::Device(_))) => {
                 return Ok(Running { id: self.engine.admit()?, request });
             }
@@ -335,8 +338,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(Running { id: admission.id, request })
     }
 
-    /// The oldest that waits, if blocks are free for the tokens that it has, and the store has brought what it has of them, or
-    /// has been waited for long enough.
+    /// The oldest waiting request, if blocks for its tokens are free and it need not wait for the store any longer.
     fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
@@ -352,7 +354,7 @@ impl<B: Backend> Scheduler<B> {
         })
     }
 
-    /// Blocks that are free, or hold what nobody uses now, and that no running request needs for the tokens that it has.
+    /// Blocks that are free or evictable, less those that running requests still need for the tokens that they have.
     fn unpromised_blocks(&self) -> Result<u32, KvError> {
         let ledger = self.engine.cache().ledger();
         let mut free = ledger.free_blocks() + ledger.evictable_blocks();
@@ -375,7 +377,7 @@ impl<B: Backend> Scheduler<B> {
         let mut budget = self.engine.cache().config().max_step_tokens as usize;
         let mut parts: Vec<Part> = Vec::new();
         for index in decoding.iter().chain(&prompts).copied() {
-            // A step has a token of every request: drafts and chunks take what is left.
+            // Each later request gets at least one token of the step; drafts and chunks share the rest.
             let others = self.running.len() - parts.len() - 1;
             let chunk = if left(index) == 1 { budget } else { self.limits.chunk.max(1) };
             let work = self.running[index].request.sequence.next(chunk.min(budget - others));
@@ -385,7 +387,7 @@ impl<B: Backend> Scheduler<B> {
         parts
     }
 
-    /// Runs a step and tells its tokens.
+    /// Runs a step, and sends its tokens to the clients.
     fn run_parts(&mut self, parts: &[Part]) -> Result<(), ModelError> {
         let Self { engine, running, metrics, .. } = self;
         let mut chunks = Vec::new();
@@ -406,7 +408,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Takes the newest request out of the cache; it is computed again, before all that wait.
+    /// Preempts the newest request. It is admitted again before all waiting ones.
     fn preempt_newest(&mut self) -> Result<(), ModelError> {
         if let Some(Running { id, mut request }) = self.running.pop() {
             self.engine.release(id)?;
@@ -418,8 +420,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Computes the only running request again, sharing nothing. Where it shares, the prefix tree keeps blocks for it that it has
-    /// computed too: the cache that it alone fits into may be too small for both.
+    /// Computes the only running request again, without sharing. While it shares, the prefix tree may keep blocks that
+    /// the request has also computed itself, and the cache may be too small for both.
     fn readmit_alone(&mut self) -> Result<(), ModelError> {
         self.preempt_newest()?;
         if let Some(mut request) = self.preempted.pop_front() {
@@ -433,7 +435,7 @@ impl<B: Backend> Scheduler<B> {
     /// Ends the requests of a step that has failed.
     fn fail(&mut self, parts: &[Part], error: ModelError) -> Result<(), ServerError> {
         let failure = Failure::Step(error.to_string());
-        // From the back, so that the places before it stay.
+        // From the back, so that the indices before it stay valid.
         let mut failed: Vec<_> = parts.iter().map(|part| part.index).collect();
         failed.sort_unstable();
         for index in failed.into_iter().rev() {
@@ -444,7 +446,7 @@ impl<B: Backend> Scheduler<B> {
         self.count_failure(error)
     }
 
-    /// Releases requests that are done, and tells it.
+    /// Releases requests that are done, and sends their last event.
     fn release_finished(&mut self) -> Result<(), ModelError> {
         let Self { engine, running, .. } = self;
         let is_done = |running: &mut Running| running.request.sequence.finish().is_some();
@@ -457,7 +459,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Ends everything. What the device says of it changes nothing any more.
+    /// Ends all requests with `failure`. Errors of the device are ignored, since nothing runs afterwards.
     fn end_all(&mut self, failure: &Failure) {
         for Running { id, request } in self.running.drain(..) {
             let _ = request.events.send(Event::Failed(failure.clone()));
@@ -469,7 +471,7 @@ impl<B: Backend> Scheduler<B> {
         self.report();
     }
 
-    /// Sets what the metrics say of now.
+    /// Updates the gauges, and the metrics of cache and cold tier.
     fn report(&self) {
         let waiting = self.queue.waiting() + self.preempted.len();
         self.metrics.running.set(self.running.len() as f64);
@@ -482,7 +484,7 @@ impl<B: Backend> Scheduler<B> {
     }
 }
 
-/// Most tokens of a sequence: the context, or what the cache holds if that is less.
+/// Most tokens of a sequence: the context, or the capacity of the cache if that is less.
 fn longest<B: Backend>(engine: &Engine<B>) -> u32 {
     let context = engine.cache().config().max_context;
     let ledger = engine.cache().ledger();

@@ -1,4 +1,4 @@
-//! The server as a whole: the scheduler's thread, the connections, and how both end.
+//! The whole server: the scheduler's thread, the connections, and the shutdown of both.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,35 +21,36 @@ use crate::metrics::Metrics;
 use crate::routes::router;
 use crate::scheduler::{Scheduler, SchedulerLimits};
 
-/// How often is looked whether the server should end.
+/// Interval between checks whether the server should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the end of a server waits for each of these: the last step of a scheduler that was aborted, a cold store that still
-/// writes, and connections that still send.
+/// How long a shutdown waits for each of these: the last step of an aborted scheduler, a cold store that still writes,
+/// and connections that still send.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Requests whose texts are encoded at once. Eight million bytes of one word take a minute and 1.6 GiB.
+/// Most requests whose texts are encoded at the same time. Encoding eight million bytes of one word takes a minute and
+/// 1.6 GiB.
 const ENCODERS: usize = 4;
 
-/// How a server serves.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name under which the model is asked for.
+    /// The name of the model in requests.
     pub model: String,
     /// Tokens that end a completion.
     pub end: Vec<u32>,
-    /// Drafts of a step and sequence; the engine must have been made for them.
+    /// Draft tokens of a sequence in a step; the engine must have been built for as many.
     pub drafts: usize,
-    /// How steps are filled, and how many may wait.
+    /// How steps are filled, and how many sequences may wait.
     pub scheduler: SchedulerLimits,
     /// Most bytes of a request's body.
     pub body_bytes: usize,
-    /// Where prefixes are kept beyond the server's end, if anywhere.
+    /// The cold tier, in which prefixes outlive the server; optional.
     pub cold: Option<ColdCache>,
-    /// How long requests may take to their end when the server shuts down.
+    /// How long a shutdown lets running requests continue.
     pub shutdown_timeout: Duration,
 }
 
-/// A server that listens, and answers once it runs.
+/// A server that listens at its address. It answers after [`Self::run`] was called.
 pub struct Server<B: Backend> {
     listener: TcpListener,
     scheduler: Scheduler<B>,
@@ -57,20 +58,20 @@ pub struct Server<B: Backend> {
     settings: Settings,
 }
 
-/// How a server that was told to end has ended.
+/// How a requested shutdown went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// All requests came to their end.
+    /// All requests were completed.
     Done,
-    /// Some were ended, or their answers were not sent, within its timeout.
+    /// Some requests were aborted at the timeout, or their answers could not be sent completely.
     Cut,
 }
 
 impl<B: Backend> Server<B> {
-    /// A server of this engine that listens at `address`.
+    /// A server for this engine, listening at `address`.
     ///
     /// # Errors
-    /// [`ServerError`] for an address that cannot be had, or settings that do not fit the engine.
+    /// [`ServerError`] for an address that is not available, or settings that do not fit the engine.
     pub fn bind(
         address: impl ToSocketAddrs,
         engine: Engine<B>,
@@ -101,7 +102,7 @@ impl<B: Backend> Server<B> {
         Ok(Self { listener, scheduler, app: Arc::new(app), settings })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     ///
     /// # Errors
     /// [`ServerError::System`].
@@ -111,11 +112,11 @@ impl<B: Backend> Server<B> {
         self.listener.local_addr().map_err(system)
     }
 
-    /// Serves until `stop` says so: then new requests get 503, and those that were taken come to their end, or
-    /// to that of [`Settings::shutdown_timeout`].
+    /// Serves until `stop` returns `true`. From then on new requests get 503, and accepted requests run until they are
+    /// completed, or until [`Settings::shutdown_timeout`] has passed.
     ///
     /// # Errors
-    /// [`ServerError`]: the scheduler has ended by itself, or the system refuses threads.
+    /// [`ServerError`] if the scheduler has ended by itself, or the system refuses threads.
     pub fn run(self, stop: impl Fn() -> bool) -> Result<Ended, ServerError> {
         let Self { listener, mut scheduler, app, settings } = self;
         let system = |error| ServerError::System { doing: "threads to serve with", error };
@@ -124,14 +125,15 @@ impl<B: Backend> Server<B> {
         let (tell, told) = channel();
         let work = move || {
             let ended = catch_unwind(AssertUnwindSafe(|| scheduler.run()));
-            // Told before the scheduler is dropped, which waits for the store. If nobody asks any more, the server has ended.
+            // Sent before the scheduler is dropped, since dropping it waits for the store. Sending fails if the server
+            // has ended.
             let _ = tell.send(ended.unwrap_or(Err(ServerError::Panicked)));
         };
         let thread = thread::Builder::new().name("scheduler".into()).spawn(work).map_err(system)?;
         let mut scheduler = Running { told, end: None };
         let ended = runtime.block_on(serve(listener, &app, &settings, &mut scheduler, stop));
         runtime.shutdown_background();
-        // Whatever the reason, nothing is taken any more.
+        // From here on no request is accepted, however serving ended.
         app.queue.abort();
         let ended = ended?;
         if scheduler.has_ended() {
@@ -140,16 +142,16 @@ impl<B: Backend> Server<B> {
                 thread::sleep(POLL_INTERVAL);
             }
         }
-        // A scheduler that has not ended by now is in a call of the device that does not return.
+        // A scheduler that has not ended by now is stuck in a device call. Its thread is left alone.
         scheduler.end.unwrap_or(Ok(()))?;
         Ok(ended)
     }
 }
 
-/// The scheduler on its thread.
+/// The scheduler's thread, as seen from the server.
 struct Running {
     told: Receiver<Result<(), ServerError>>,
-    /// How it has ended.
+    /// Its result, once it has ended.
     end: Option<Result<(), ServerError>>,
 }
 
@@ -162,7 +164,7 @@ impl Running {
         self.end.is_some()
     }
 
-    /// Whether it ends within this time.
+    /// Waits until it has ended, at most for `timeout`. Returns whether it has ended.
     async fn ends_within(&mut self, timeout: Duration) -> bool {
         let begin = Instant::now();
         while !self.has_ended() && begin.elapsed() < timeout {
@@ -172,7 +174,7 @@ impl Running {
     }
 }
 
-/// Serves until the end, and waits for what is under way.
+/// Serves until `stop` returns `true` or the scheduler ends. Then waits for requests and answers under way.
 async fn serve(
     listener: TcpListener,
     app: &Arc<App>,
@@ -182,7 +184,7 @@ async fn serve(
 ) -> Result<Ended, ServerError> {
     let system = |error| ServerError::System { doing: "the address to listen at", error };
     let listener = tokio::net::TcpListener::from_std(listener).map_err(system)?;
-    // A token is to go out when it comes.
+    // Send each token at once, without Nagle's algorithm.
     let listener = listener.tap_io(|connection| {
         let _ = connection.set_nodelay(true);
     });
@@ -195,17 +197,17 @@ async fn serve(
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     let timeout = if scheduler.has_ended() { FLUSH_TIMEOUT } else { settings.shutdown_timeout };
-    // The listener stays open meanwhile: new requests are told that there is no use.
+    // The listener stays open, so that new requests get 503.
     app.queue.close();
     let begin = Instant::now();
-    // It has ended once the store has taken what is to be stored.
+    // The scheduler ends only after the cold store has written its prefixes.
     if !scheduler.ends_within(timeout).await {
         app.queue.abort();
         scheduler.ends_within(FLUSH_TIMEOUT).await;
     }
     let is_done = app.queue.is_done();
     let _ = close.send(());
-    // Answers that are whole may still be on their way to clients that read slowly.
+    // Complete answers may still be in transit to slow clients.
     let left = timeout.saturating_sub(begin.elapsed()).max(FLUSH_TIMEOUT);
     let are_told = tokio::time::timeout(left, connections).await.is_ok();
     tidying.abort();

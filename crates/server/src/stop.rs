@@ -1,32 +1,32 @@
-//! Texts that end a completion, wherever tokens begin and end.
+//! Stop texts, which end a completion. They need not begin or end with a token.
 
-/// Finds the first of some texts in a text that comes in pieces, and lets through what is before it. What may be
-/// the beginning of one is held back until it is decided.
+/// Finds the first stop text in a text that arrives in pieces, and passes the text before it on. Text at the end that
+/// may be the beginning of a stop text is held back until that is decided.
 #[derive(Clone, Debug, Default)]
 pub struct StopFilter {
     stops: Vec<String>,
     held: String,
 }
 
-/// What a [`StopFilter`] lets through.
+/// The text that a [`StopFilter`] passes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
     /// The text.
     pub text: String,
-    /// Whether a stop follows it.
+    /// Whether a stop text follows it.
     pub stopped: bool,
 }
 
 impl StopFilter {
-    /// A filter of these texts. An empty one would stop at once, and is left out.
+    /// A filter for these stop texts. Empty texts, which would stop at once, are ignored.
     #[must_use]
     pub fn new(stops: &[String]) -> Self {
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         Self { stops, held: String::new() }
     }
 
-    /// Takes a piece. Of several stops in it the one that ends first counts, so that it does not matter how the
-    /// text was cut; of those that end together, the longest.
+    /// Takes the next piece. If it completes several stop texts, the one that ends first counts, so that the result
+    /// does not depend on how the text was cut; of those that end together, the longest.
     pub fn push(&mut self, piece: &str) -> Passed {
         self.held.push_str(piece);
         let found = self.stops.iter().filter_map(|stop| {
@@ -41,12 +41,12 @@ impl StopFilter {
         Passed { text: std::mem::replace(&mut self.held, held), stopped: false }
     }
 
-    /// The end of the text: what was held back is no stop.
+    /// Ends the text. Returns the text that was held back, which is not a stop text.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the longest end of the held text begins that may become a stop.
+    /// The start of the longest suffix of the held text that may become a stop text.
     fn undecided(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = self.held.len().saturating_sub(longest);
@@ -63,7 +63,7 @@ impl StopFilter {
 mod tests {
     use super::StopFilter;
 
-    /// What passes of a text that comes in these pieces, and whether it was stopped.
+    /// The text that is passed on of a text in these pieces, and whether a stop text ended it.
     fn passed<'p>(stops: &[&str], pieces: impl IntoIterator<Item = &'p str>) -> (String, bool) {
         let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
         let mut filter = StopFilter::new(&stops);

@@ -1,5 +1,5 @@
-//! Atomics with the scope in the type's name, relaxed but for one, and the fences that order them (PTX ISA 9.7.13,
-//! `atom` and `fence`).
+//! Atomics, with the scope in the type's name, and the fences that order them (PTX ISA 9.7.13, `atom` and `fence`). All
+//! atomics are relaxed except [`DeviceAtomicU32::add_acq_rel`].
 //!
 //! `core::sync::atomic` is no substitute on the device: its read-modify-writes lose their ordering
 //! and its loads and stores are system-scoped.
@@ -22,8 +22,7 @@ impl DeviceAtomicU32 {
     ///
     /// # Safety
     /// - Element `index` lies in the allocation and is aligned to 4 bytes.
-    /// - While the launch runs, all threads access it by this type only, or plain accesses are ordered by
-    ///   synchronization.
+    /// - While the launch runs, all threads access it by this type only, or synchronization orders the plain accesses.
     #[inline(always)]
     #[track_caller]
     #[must_use]
@@ -32,34 +31,34 @@ impl DeviceAtomicU32 {
         Self { word: unsafe { imp::atomic::global_word(memory.0, index) } }
     }
 
-    /// Adds modulo 2^32; the old value (`atom.relaxed.gpu.global.add.u32`).
+    /// Adds modulo 2^32; returns the old value (`atom.relaxed.gpu.global.add.u32`).
     #[inline(always)]
     #[expect(clippy::should_implement_trait, reason = "the name of the operation, as in atom.add")]
     pub fn add(self, value: u32) -> u32 {
         imp::atomic::global_add(self.word, value)
     }
 
-    /// Adds modulo 2^32, with acquire-release order at device scope; the old value (`atom.acq_rel.gpu.global.add.u32`).
-    /// Orders as [`Self::add`] between two [`fence_device`], in less time.
+    /// Adds modulo 2^32, with acquire-release order at device scope; returns the old value
+    /// (`atom.acq_rel.gpu.global.add.u32`). Orders as [`Self::add`] between two [`fence_device`] does, in less time.
     #[inline(always)]
     pub fn add_acq_rel(self, value: u32) -> u32 {
         imp::atomic::global_add_acq_rel(self.word, value)
     }
 
-    /// Sets the larger of the two; the old value (`atom.relaxed.gpu.global.max.u32`).
+    /// Stores the larger of the old value and `value`; returns the old value (`atom.relaxed.gpu.global.max.u32`).
     #[inline(always)]
     pub fn max(self, value: u32) -> u32 {
         imp::atomic::global_max(self.word, value)
     }
 
-    /// Swaps; the old value (`atom.relaxed.gpu.global.exch.b32`).
+    /// Stores `value`; returns the old value (`atom.relaxed.gpu.global.exch.b32`).
     #[inline(always)]
     pub fn exchange(self, value: u32) -> u32 {
         imp::atomic::global_exchange(self.word, value)
     }
 
-    /// Sets `new` where the value is `expected`; the old value, equal to `expected` when it was set
-    /// (`atom.relaxed.gpu.global.cas.b32`).
+    /// Stores `new` if the old value is `expected`; returns the old value, which equals `expected` exactly if `new` was
+    /// stored (`atom.relaxed.gpu.global.cas.b32`).
     #[inline(always)]
     pub fn compare_exchange(self, expected: u32, new: u32) -> u32 {
         imp::atomic::global_compare_exchange(self.word, expected, new)
@@ -102,7 +101,7 @@ impl BlockAtomicU32 {
         Self { address: array.address::<1>(index) }
     }
 
-    /// Adds modulo 2^32; the old value (`atom.relaxed.cta.shared.add.u32`).
+    /// Adds modulo 2^32; returns the old value (`atom.relaxed.cta.shared.add.u32`).
     #[inline(always)]
     #[track_caller]
     #[expect(clippy::should_implement_trait, reason = "the name of the operation, as in atom.add")]
@@ -110,22 +109,22 @@ impl BlockAtomicU32 {
         imp::atomic::shared_add(self.address, value)
     }
 
-    /// Sets the larger of the two; the old value (`atom.relaxed.cta.shared.max.u32`).
+    /// Stores the larger of the old value and `value`; returns the old value (`atom.relaxed.cta.shared.max.u32`).
     #[inline(always)]
     #[track_caller]
     pub fn max(self, value: u32) -> u32 {
         imp::atomic::shared_max(self.address, value)
     }
 
-    /// Swaps; the old value (`atom.relaxed.cta.shared.exch.b32`).
+    /// Stores `value`; returns the old value (`atom.relaxed.cta.shared.exch.b32`).
     #[inline(always)]
     #[track_caller]
     pub fn exchange(self, value: u32) -> u32 {
         imp::atomic::shared_exchange(self.address, value)
     }
 
-    /// Sets `new` where the value is `expected`; the old value, equal to `expected` when it was set
-    /// (`atom.relaxed.cta.shared.cas.b32`).
+    /// Stores `new` if the old value is `expected`; returns the old value, which equals `expected` exactly if `new` was
+    /// stored (`atom.relaxed.cta.shared.cas.b32`).
     #[inline(always)]
     #[track_caller]
     pub fn compare_exchange(self, expected: u32, new: u32) -> u32 {

@@ -12,7 +12,7 @@ pub fn block_rank() -> u32 {
     imp::cluster::block_rank()
 }
 
-/// Waits for all threads of the cluster; what any thread wrote before is visible to all after
+/// Waits for all threads of the cluster. Writes of any thread before the barrier are visible to all threads after it
 /// (`barrier.cluster.arrive`, `.wait`, aligned, PTX ISA 9.7.13).
 ///
 /// # Safety
@@ -25,12 +25,13 @@ pub unsafe fn sync_cluster() {
     unsafe { imp::cluster::sync_cluster() }
 }
 
-/// Arrives at the cluster's barrier without waiting: this thread reads no other block's shared memory from
-/// here on, and has used what it read, since loads in flight are not ordered (`barrier.cluster.arrive.relaxed`, aligned).
+/// Arrives at the cluster's barrier without waiting, and without making this thread's writes visible. Until
+/// [`cluster_wait`] this thread accesses no other block's shared memory. It has already used the values that it read
+/// there, since the arrival does not order loads in flight (`barrier.cluster.arrive.relaxed`, aligned).
 ///
 /// # Safety
-/// - Every thread of every block of the cluster makes this call or [`cluster_arrive_release`], the lanes of a warp from the
-///   same place in the source (`.aligned`), and its next barrier of the cluster is [`cluster_wait`].
+/// - Every thread of every block of the cluster makes this call or [`cluster_arrive_release`], the lanes of a warp from
+///   the same place in the source (`.aligned`), and its next barrier of the cluster is [`cluster_wait`].
 #[inline(always)]
 #[track_caller]
 pub unsafe fn cluster_arrive() {
@@ -38,8 +39,9 @@ pub unsafe fn cluster_arrive() {
     unsafe { imp::cluster::cluster_arrive() }
 }
 
-/// Arrives at the cluster's barrier without waiting: what this thread wrote before is visible to all threads of the cluster after
-/// [`cluster_wait`], and it accesses no other block's shared memory until then (`barrier.cluster.arrive.release`, aligned).
+/// Arrives at the cluster's barrier without waiting. This thread's earlier writes are visible to all threads of the
+/// cluster after [`cluster_wait`]. Until then this thread accesses no other block's shared memory
+/// (`barrier.cluster.arrive.release`, aligned).
 ///
 /// # Safety
 /// - As [`cluster_arrive`].
@@ -50,8 +52,8 @@ pub unsafe fn cluster_arrive_release() {
     unsafe { imp::cluster::cluster_arrive_release() }
 }
 
-/// Waits until every thread of the cluster has called [`cluster_arrive`] or [`cluster_arrive_release`]: no block may
-/// return earlier, as others may still read its shared memory (`barrier.cluster.wait`, aligned).
+/// Waits until every thread of the cluster has called [`cluster_arrive`] or [`cluster_arrive_release`]. A block must
+/// not return earlier, because others may still read its shared memory (`barrier.cluster.wait`, aligned).
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call, the lanes of a warp from the same place in the source
@@ -83,8 +85,10 @@ impl<T: Word, const N: usize> Shared<T, N> {
     /// Writes element `i` of the same array in the block `rank` of the cluster (`mapa`, `st.shared::cluster.b32`).
     ///
     /// # Safety
-    /// - `i < N`, `rank` is a block of the cluster, and no other thread accesses the element without [`sync_cluster`] between.
-    /// - That block has started: this thread has passed a barrier of the cluster. It has not returned: as [`Self::load_from`].
+    /// - `i < N`, `rank` is a block of the cluster, and no other thread accesses the element without [`sync_cluster`]
+    ///   between.
+    /// - That block has started: this thread has passed a barrier of the cluster. That block has not returned: as for
+    ///   [`Self::load_from`].
     #[inline(always)]
     #[track_caller]
     pub unsafe fn store_to(self, rank: u32, i: u32, value: T) {

@@ -1,7 +1,7 @@
 //! Asynchronous copies from global to shared memory (PTX ISA 9.7.9.25.3, `cp.async`, sm_80).
 //!
 //! A thread starts copies, commits them in groups, and waits for all of its groups but the last few. After
-//! the wait the thread itself may read the data; other threads may after a barrier.
+//! the wait the thread itself may read the data. Other threads may read it after a barrier that follows the wait.
 
 use crate::imp;
 use crate::mem::{Element, Global};

@@ -20,9 +20,9 @@ pub fn launch_dependents() {
 }
 
 /// A speculative read of element `i`, allowed before [`wait_for_dependencies`]: the value may be stale and
-/// must be compared with [`Global::load`] after the wait. It is not cached in L1, so that load reads
-/// memory again (`ld.relaxed.gpu.global.b32`). To test revalidation, the emulator gives about half of the
-/// blocks a wrong speculative value.
+/// must be compared with [`Global::load`] after the wait. The speculative read is not cached in L1, so that the
+/// later load reads memory again (`ld.relaxed.gpu.global.b32`). To test that callers compare, the emulator gives about
+/// half of the blocks wrong speculative values.
 ///
 /// # Safety
 /// - Element `i` has 4 bytes, lies in the allocation and is aligned.

@@ -1,21 +1,21 @@
-//! What a kernel's launch and its PTX must agree on, as data.
+//! Description of a kernel: the data on which its launch and its PTX must agree.
 
 /// One pointer argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerInfo {
-    /// Its name in the table.
+    /// Its name in the kernel table.
     pub name: &'static str,
     /// The element type it points to, as Rust spells it.
     pub element: &'static str,
-    /// What its address must be a multiple of, in bytes.
+    /// Required alignment of its address, in bytes.
     pub align: u32,
     /// Whether the kernel writes through it.
     pub mutable: bool,
-    /// How many elements a launch may touch: the product of these dimensions, as the table writes them.
+    /// Number of elements that a launch may access: the product of these dimensions, as the kernel table writes them.
     pub extent: &'static str,
 }
 
-/// One kernel: what a launch and the PTX must agree on.
+/// Description of one kernel, on which its launch and its PTX must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelInfo {
     /// The PTX entry's name.
@@ -24,7 +24,7 @@ pub struct KernelInfo {
     pub pointers: &'static [PointerInfo],
     /// The names of the parameter struct's fields, in order.
     pub params: &'static [&'static str],
-    /// Bytes of the parameter struct, the last `.param`.
+    /// Size in bytes of the parameter struct, which is the last `.param`.
     pub params_size: u32,
     /// Alignment of the parameter struct.
     pub params_align: u32,
@@ -36,17 +36,17 @@ pub struct KernelInfo {
     pub shared: u32,
     /// Least compute capability, as in `sm_90`.
     pub min_sm: u32,
-    /// Consecutive blocks of a row of the grid that run as a cluster; 1 = none. Patched in as
+    /// Blocks of a cluster, which are consecutive in a row of the grid; 1 = no clusters. Patched in as
     /// `.reqnctapercluster`.
     pub cluster: u32,
-    /// Whether its body waits for the launch before it; of other kernels the entry does, first.
+    /// Whether its body calls [`crate::grid::wait_for_dependencies`]. For other kernels the PTX entry calls it first.
     pub waits_in_body: bool,
-    /// Blocks along x and y, as the table writes them.
+    /// Blocks along x and y, as the kernel table writes them.
     pub grid: &'static str,
 }
 
 impl KernelInfo {
-    /// The kernel called `name`, in blocks of a warp, without pointers, scalars or shared memory.
+    /// A kernel called `name` with blocks of one warp, without pointers, scalars or shared memory.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {

@@ -7,6 +7,6 @@ pub const WARP_SIZE: u32 = 32;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const MAX_BLOCK_THREADS: u32 = 1024;
 
-/// The largest cluster that every device with clusters accepts, in blocks.
+/// The portable cluster size: the largest cluster, in blocks, that every device with clusters accepts.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const MAX_CLUSTER_BLOCKS: u32 = 8;

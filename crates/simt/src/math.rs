@@ -1,6 +1,6 @@
 //! Float operations with the same bits on both backends.
 //!
-//! Plain `+ - * /` on `f32` belong here too: the device build never fuses or flushes them
+//! Plain `+ - * /` on `f32` have the same bits too: the device build neither fuses them nor flushes subnormals
 //! (`add.rn`, `mul.rn`, `div.rn`). The bits of a NaN result are not fixed: compare NaN by
 //! `is_nan`.
 
@@ -34,8 +34,8 @@ pub fn floor(value: f32) -> f32 {
     imp::math::floor(value)
 }
 
-/// The larger value. NaN next to a number is ignored; `+0.0` is larger than `-0.0` (`max.f32`). The sign of
-/// zero is unspecified in `f32::max`.
+/// The larger value. NaN next to a number is ignored; `+0.0` is larger than `-0.0` (`max.f32`), whereas `f32::max`
+/// leaves the sign of zero unspecified.
 #[inline(always)]
 #[must_use]
 pub fn max(a: f32, b: f32) -> f32 {

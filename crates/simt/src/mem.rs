@@ -1,7 +1,7 @@
 //! Global memory: typed views of a kernel's pointer arguments.
 //!
 //! On the device a view is the bare pointer, so that loads and stores stay in the global address
-//! space. On the CPU it also knows the bounds of the allocation it was bound to, and every access
+//! space. On the CPU a view also has the bounds of the allocation it was bound to, and every access
 //! is checked against them.
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -18,8 +18,9 @@ impl Element for i32 {}
 impl Element for f32 {}
 impl Element for u64 {}
 
-/// A pointer to elements that nobody writes during the launch: until it ends, and from
-/// [`crate::grid::wait_for_dependencies`] on in a kernel that calls it, since the launch before may write until then.
+/// A pointer to elements that are not written while the kernel may read them: until the launch ends, and from
+/// [`crate::grid::wait_for_dependencies`] on in a kernel that calls it, since the previous launch may write until then.
+/// The emulator detects such writes only in views by [`GlobalMut::read_only`].
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Global<T: Element>(pub(crate) imp::mem::Pointer<T>);
@@ -27,8 +28,9 @@ pub struct Global<T: Element>(pub(crate) imp::mem::Pointer<T>);
 /// A pointer to elements that the launch may write.
 ///
 /// Plain accesses of different threads of a launch to one element, at least one of them a store, need
-/// synchronization between them: a barrier, or between blocks an atomic that orders. Where there is none, use
-/// [`crate::atomic::DeviceAtomicU32`]. The emulator finds what races.
+/// synchronization between them: a barrier, or, between blocks, an acquire-release atomic or fences around a relaxed
+/// one. Accesses without synchronization must be atomic ([`crate::atomic::DeviceAtomicU32`]). The emulator reports
+/// races.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct GlobalMut<T: Element>(pub(crate) imp::mem::Pointer<T>);
@@ -37,8 +39,8 @@ impl<T: Element> Global<T> {
     /// A view of `pointer`, a `const` pointer parameter of the kernel.
     ///
     /// # Safety
-    /// - `pointer` points to global memory that is valid for reads for the whole launch, and that nobody writes during the
-    ///   launch.
+    /// - `pointer` points to global memory that is valid for reads for the whole launch, and that is not written during
+    ///   the launch.
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     #[must_use]
@@ -67,7 +69,7 @@ impl<T: Element> Global<T> {
     ///
     /// # Safety
     /// - Element `i` lies in the allocation and is aligned.
-    /// - Nobody writes it during the launch: *unchecked*.
+    /// - It is not written during the launch: *unchecked*.
     #[inline(always)]
     #[track_caller]
     #[must_use]
@@ -80,7 +82,7 @@ impl<T: Element> Global<T> {
     ///
     /// # Safety
     /// - The 8 bytes lie in the allocation, and their address is a multiple of 8.
-    /// - Nobody writes them during the launch: *unchecked*.
+    /// - They are not written during the launch: *unchecked*.
     #[inline(always)]
     #[track_caller]
     #[must_use]
@@ -93,7 +95,7 @@ impl<T: Element> Global<T> {
     ///
     /// # Safety
     /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
-    /// - Nobody writes them during the launch: *unchecked*.
+    /// - They are not written during the launch: *unchecked*.
     #[inline(always)]
     #[track_caller]
     #[must_use]
@@ -102,12 +104,12 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_constant_x4(self.0, i) }
     }
 
-    /// The 16 bytes at element `i`, of memory that no launch writes, only copies do: the load may stand before the
-    /// wait for the launch before (`ld.global.nc.L1::no_allocate.v4.u32`).
+    /// The 16 bytes at element `i`, for memory that only copies write, and no launch: the load may precede
+    /// [`crate::grid::wait_for_dependencies`] (`ld.global.nc.L1::no_allocate.v4.u32`).
     ///
     /// # Safety
     /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
-    /// - No launch that may overlap with this one or stands before it writes them: *unchecked*.
+    /// - No launch that precedes this one in the stream or may overlap with it writes them: *unchecked*.
     #[inline(always)]
     #[track_caller]
     #[must_use]
@@ -116,7 +118,7 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_early_x4(self.0, i) }
     }
 
-    /// Computes the address of element `i` here, ahead of a load that stands after a wait or a barrier.
+    /// Computes the address of element `i` here, ahead of a load that follows a wait or a barrier.
     /// Accesses no memory.
     ///
     /// # Safety
@@ -140,7 +142,7 @@ impl<T: Element> Global<T> {
     }
 
     /// [`Self::load`] of 4 bytes, as a volatile access: LLVM does not move it, and `ptxas` does not move it
-    /// below a barrier, a store or another such load. For several loads that must be in flight together
+    /// below a barrier, a store or another such load. Use it for several loads that must be in flight together
     /// (`ld.global.b32`).
     ///
     /// # Safety
@@ -168,14 +170,14 @@ impl<T: Element> Global<T> {
     }
 }
 
-/// Several views, one of which holds an element. A thread that knows which one passes the element's place, 64 bits,
-/// to other threads, for instance through shared memory. On the device the place is the address, so that the others
-/// do not choose between pointers.
+/// Several views, for elements of which only one thread knows the view. That thread passes an element's place (64 bits)
+/// to other threads, for instance through shared memory. On the device a place is an address, so that the other threads
+/// do not have to select a pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Views<T: Element, const N: usize>(pub [Global<T>; N]);
 
 impl<T: Element, const N: usize> Views<T, N> {
-    /// Where element `i` of view `which` lies, which is below `N`.
+    /// The place of element `i` of view `which`, which is below `N`: low word, high word.
     #[inline(always)]
     #[must_use]
     pub fn place(self, which: u32, i: u64) -> [u32; 2] {
@@ -183,10 +185,10 @@ impl<T: Element, const N: usize> Views<T, N> {
         [place as u32, (place >> 32) as u32]
     }
 
-    /// The view from a place on.
+    /// The view that starts at a place.
     ///
     /// # Safety
-    /// [`Self::place`] gave it, for the same views.
+    /// The place was returned by [`Self::place`] for the same views.
     #[inline(always)]
     #[must_use]
     pub unsafe fn at(self, [low, high]: [u32; 2]) -> Global<T> {
@@ -224,8 +226,8 @@ impl<T: Element> GlobalMut<T> {
         GlobalMut(self.0.cast())
     }
 
-    /// The same view in a register from here on, as by [`crate::thread::hold_u32`]: its address is not computed
-    /// again. No instruction.
+    /// The same view, with its address held in a register from here on, as by [`crate::thread::hold_u32`], so that the
+    /// compiler does not compute the address again. Emits no instruction.
     #[inline(always)]
     #[must_use]
     pub fn held(self) -> Self {
@@ -242,8 +244,8 @@ impl<T: Element> GlobalMut<T> {
     /// The same memory, for reads only.
     ///
     /// # Safety
-    /// - No element that is read through the result as a vector (`ld.global.nc`) is written during the launch, and no other
-    ///   without synchronization between.
+    /// - No element that is read through the result as a vector (`ld.global.nc`) is written during the launch, and no
+    ///   other element is written without synchronization between the write and the read.
     #[inline(always)]
     #[must_use]
     pub unsafe fn read_only(self) -> Global<T> {

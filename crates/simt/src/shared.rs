@@ -2,10 +2,10 @@
 //! a multiple of 1,024 bytes.
 //!
 //! Accesses are 32-bit words. A block starts with unwritten memory: reading a word before writing it
-//! is a fault on the emulator and undefined data on the device. Two threads that access a word, at least
-//! one of them writing, need a barrier between the accesses: [`crate::thread::sync_threads`],
+//! is a fault on the emulator and gives undefined data on the device. If two threads access a word, and at least
+//! one of them writes, a barrier must lie between the accesses: [`crate::thread::sync_threads`],
 //! [`crate::thread::NamedBarrier`], within a warp [`crate::warp::sync_warp`], and between the blocks of a cluster
-//! [`crate::cluster::sync_cluster`]. The emulator accepts nothing else as ordering, not even a fence.
+//! [`crate::cluster::sync_cluster`] or its two halves. The emulator accepts nothing else as ordering, not even a fence.
 
 use core::marker::PhantomData;
 

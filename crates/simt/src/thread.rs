@@ -60,7 +60,7 @@ pub fn warp_id() -> u32 {
     thread_idx_x() / WARP_SIZE
 }
 
-/// Waits for all threads of the block; what any thread wrote before is visible to all after
+/// Waits for all threads of the block. Writes of any thread before the barrier are visible to all threads after it
 /// (`barrier.cta.sync.aligned`, PTX ISA 9.7.13 `barrier`).
 ///
 /// # Safety
@@ -73,8 +73,8 @@ pub unsafe fn sync_threads() {
     unsafe { imp::thread::sync_threads() }
 }
 
-/// A barrier for some of the block's warps: one of 1 to 15, and the number of threads that complete it, those that wait
-/// ([`Self::sync`]) and those that do not ([`Self::arrive`]) together. Once complete it starts anew
+/// A named barrier for some of the block's warps. It is complete when as many threads as it was made for have arrived,
+/// either by [`Self::sync`], which waits, or by [`Self::arrive`], which does not. Then it is reset for its next use
 /// (PTX ISA 9.7.13 `barrier`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedBarrier {
@@ -83,21 +83,21 @@ pub struct NamedBarrier {
 }
 
 impl NamedBarrier {
-    /// Barrier `number`, 1 to 15, of `threads` threads, whole warps.
+    /// Barrier `number`, 1 to 15, which `threads` threads complete: a multiple of 32.
     #[inline(always)]
     #[must_use]
     pub const fn new(number: u32, threads: u32) -> Self {
         Self { number, threads }
     }
 
-    /// Waits until the barrier is complete; what its threads wrote before they arrived is visible after
-    /// (`barrier.cta.sync.aligned`).
+    /// Arrives, and waits until the barrier is complete. Writes that its threads made before they arrived are visible
+    /// afterwards (`barrier.cta.sync.aligned`).
     ///
     /// # Safety
     /// - All lanes of the warp make this call together; number and threads are in range, and all calls for a number
     ///   name the same threads.
-    /// - No warp arrives twice before the barrier is complete: barriers lead from all arrivals of a completion to each of
-    ///   the next. Nobody returns before it is complete.
+    /// - No warp arrives twice before the barrier is complete: by barriers, all arrivals of a completion happen before
+    ///   each arrival of the next completion. No thread returns before the barrier is complete.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn sync(self) {
@@ -105,8 +105,8 @@ impl NamedBarrier {
         unsafe { imp::thread::barrier_sync(self.number, self.threads) }
     }
 
-    /// Arrives without waiting (`barrier.cta.arrive.aligned`). The lanes of the warp see nothing of each other by it: for
-    /// that they need [`crate::warp::sync_warp`].
+    /// Arrives without waiting (`barrier.cta.arrive.aligned`). It does not make the writes of the warp's lanes visible
+    /// to each other; [`crate::warp::sync_warp`] does.
     ///
     /// # Safety
     /// - As [`Self::sync`].
@@ -119,7 +119,7 @@ impl NamedBarrier {
 }
 
 /// An optimisation barrier: `value` is computed here. Without it the compiler may sink the computation to
-/// its first use and keep all of its operands in registers until then. No instruction.
+/// its first use and keep all of its operands in registers until then. Emits no instruction.
 #[inline(always)]
 #[must_use]
 pub fn hold_u32(value: u32) -> u32 {

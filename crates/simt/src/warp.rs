@@ -5,7 +5,7 @@
 //! same place in the source. The member mask is always all lanes. These functions exchange values and
 //! do not order memory; only [`sync_warp`] does.
 //!
-//! A place is the line that calls into this module. A helper function with a collective inside is one place
+//! A place is the source location of the call into this module. A helper function that calls a collective is one place
 //! for all of its callers; give it `#[track_caller]` to distinguish them.
 
 use crate::{imp, math};
@@ -62,7 +62,7 @@ pub unsafe fn shuffle_idx_f32(value: f32, source_lane: u32) -> f32 {
     f32::from_bits(unsafe { imp::warp::shuffle_idx(value.to_bits(), source_lane) })
 }
 
-/// `value` of lane `lane_id() - delta`; a lane below `delta` gets its own. Only the low five bits
+/// `value` of lane `lane_id() - delta`; a lane below `delta` gets its own value. Only the low five bits
 /// of `delta` count (`shfl.sync.up.b32`).
 ///
 /// # Safety
@@ -99,7 +99,7 @@ pub unsafe fn shuffle_up_f32(value: f32, delta: u32) -> f32 {
     f32::from_bits(unsafe { imp::warp::shuffle_up(value.to_bits(), delta) })
 }
 
-/// `value` of lane `lane_id() + delta`; a lane for which that is past 31 gets its own. Only the low
+/// `value` of lane `lane_id() + delta`; a lane whose source would be above 31 gets its own value. Only the low
 /// five bits of `delta` count (`shfl.sync.down.b32`).
 ///
 /// # Safety
@@ -198,7 +198,7 @@ pub unsafe fn reduce_min_u32(value: u32) -> u32 {
     unsafe { imp::warp::reduce_min(value) }
 }
 
-/// Waits for all lanes of the warp; what any lane wrote before is visible to all after
+/// Waits for all lanes of the warp. Writes of any lane before the barrier are visible to all lanes after it
 /// (`bar.warp.sync`, PTX ISA 9.7.13).
 ///
 /// # Safety

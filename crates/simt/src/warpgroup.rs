@@ -32,18 +32,19 @@ use crate::ptx::warpgroup as form;
 #[cfg(not(target_feature = "sm_90a"))]
 use by_warp as form;
 
-/// Makes writes to shared memory visible to products (the async proxy): this thread's, if a barrier follows, and those of
-/// others that a barrier has made visible to it (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
+/// Makes writes to shared memory visible to products, which read through the async proxy: this thread's own earlier
+/// writes, if a barrier follows before the product, and writes of other threads that a barrier has made visible to this
+/// thread (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
 ///
-/// A product that reads a store which no such call makes visible is a fault on the emulator.
+/// On the emulator it is a fault if a product reads a store that no such fence has made visible.
 #[inline(always)]
 pub fn fence_shared() {
     form::fence_shared();
 }
 
-/// From here on each thread of the warpgroup may have `REGISTERS` registers, more than before: waits until the block's
-/// other warpgroups have given up as many (`setmaxnreg.inc.sync.aligned.u32`, PTX ISA 9.7.19, `sm_90a`). Elsewhere
-/// nothing.
+/// Raises the number of registers of each thread of the warpgroup to `REGISTERS`. Waits until the block's other
+/// warpgroups have given up enough registers ([`fewer_registers`]; `setmaxnreg.inc.sync.aligned.u32`, PTX ISA 9.7.19,
+/// `sm_90a`). Does nothing on other targets.
 ///
 /// # Safety
 /// - All threads of four warps, the first of which is a multiple of four, make this call together, once, from the same
@@ -55,8 +56,8 @@ pub unsafe fn more_registers<const REGISTERS: u32>() {
     unsafe { form::more_registers::<REGISTERS>() }
 }
 
-/// From here on each thread of the warpgroup has `REGISTERS` registers, fewer than before
-/// (`setmaxnreg.dec.sync.aligned.u32`, PTX ISA 9.7.19, `sm_90a`). Elsewhere nothing.
+/// Lowers the number of registers of each thread of the warpgroup to `REGISTERS`
+/// (`setmaxnreg.dec.sync.aligned.u32`, PTX ISA 9.7.19, `sm_90a`). Does nothing on other targets.
 ///
 /// # Safety
 /// - All threads of four warps, the first of which is a multiple of four, make this call together, once, from the same
@@ -67,7 +68,7 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
     unsafe { form::fewer_registers::<REGISTERS>() }
 }
 
-/// `A B` of BF16 matrices in f32, `left` by steps of A
+/// `A B` of BF16 matrices in f32: A of 64 x 128, of which `left` has one fragment per step, and B of 128 x 64
 /// (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
@@ -78,7 +79,7 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
 ///   from the same place in the source.
 /// - B is written, a barrier lies between, and no thread writes it without a barrier between; its address is a multiple
 ///   of 16 bytes.
-/// - The writers of B called [`fence_shared`] before that barrier, or this thread behind it.
+/// - The writers of B called [`fence_shared`] before that barrier, or this thread called it after the barrier.
 #[inline(always)]
 #[track_caller]
 #[must_use]
@@ -90,8 +91,8 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
     unsafe { form::bf16_m64n64k128(left, right) }
 }
 
-/// `sum + A B`, or `A B` if not `adds`, of BF16 matrices in f32, over two steps: A of 64 rows and B of 128 columns,
-/// both in shared memory ([`Rows`], a column of B being a row there)
+/// `sum + A B`, or `A B` if not `adds`, of BF16 matrices in f32, over an inner dimension of 32 (two steps): A of 64
+/// rows and B of 128 columns, both in shared memory ([`Rows`]; a column of B is a row there)
 /// (`wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
@@ -110,8 +111,9 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     unsafe { form::bf16_m64n128k32(left, right, adds, sum) }
 }
 
-/// `sum + A B` of BF16 matrices in f32, over four steps, which are whole rows, and the result of `meanwhile`: else as
-/// [`bf16_m64n128k32`], with equal bits. With `wgmma` that function runs while the product is in flight.
+/// `sum + A B` of BF16 matrices in f32, over an inner dimension of 64 (four steps, the whole of [`Rows`]). Otherwise as
+/// [`bf16_m64n128k32`], two calls of which give equal bits. Also returns the result of `meanwhile`, which with `wgmma`
+/// runs while the product is in flight.
 ///
 /// # Safety
 /// - As [`bf16_m64n64k128`], for both operands; they are not written by `meanwhile` either.
@@ -128,7 +130,7 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
     unsafe { form::bf16_m64n128k64(left, right, sum, meanwhile) }
 }
 
-/// `A B` of E4M3 matrices in f32, of two steps of A and steps `step` and `step + 1` of B
+/// `A B` of E4M3 matrices in f32, over two steps: those of A in `left`, and steps `step` and `step + 1` of B
 /// (`wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3`, PTX ISA 9.7.15.5.2; elsewhere as BF16).
 ///
 /// A tensor core may accumulate with fewer bits than f32: Hopper keeps about 14 bits below the largest
@@ -148,8 +150,8 @@ pub unsafe fn e4m3_m64n64k64<const N: usize>(
     unsafe { form::e4m3_m64n64k64(left, right, step) }
 }
 
-/// `A B` of matrices of signed 8-bit integers, in 32-bit integers, and the result of `meanwhile`. With `wgmma`
-/// that function runs while the product is in flight
+/// `A B` of matrices of signed 8-bit integers, in 32-bit integers, over an inner dimension of 128 (four steps). Also
+/// returns the result of `meanwhile`, which with `wgmma` runs while the product is in flight
 /// (`wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8`, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::s8_m16n8k32`]).
 ///
@@ -167,14 +169,15 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
     unsafe { form::s8_m64n64k128(left, right, meanwhile) }
 }
 
-/// Starts `A B` of BF16 matrices in f32, A of 64 rows and B of 64 columns, both with an inner dimension of 512: eight
-/// panels in shared memory each, a column of B being a row there
+/// Starts `A B` of BF16 matrices in f32, A of 64 rows and B of 64 columns, over an inner dimension of 512. Each lies in
+/// eight panels in shared memory; a column of B is a row there
 /// (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`bf16_m64n64k128`], for both operands. No thread writes B before all four warps have waited for the product, or A before the warp
-///   has whose 16 rows it writes: of A a warp reads its own 16 rows alone. Other lanes of that warp need [`crate::warp::sync_warp`] too.
+/// - As [`bf16_m64n64k128`], for both operands. No thread writes B before all four warps have waited for the product. A
+///   warp reads only its own 16 rows of A: no thread writes them before that warp has waited for the product, and a
+///   lane of that warp only after [`crate::warp::sync_warp`] too.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n64k512<const N: usize>(
@@ -185,15 +188,15 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
     unsafe { form::start_bf16_m64n64k512(left, right) }
 }
 
-/// Starts `sum + A B` of BF16 matrices in f32: A of 64 rows over an inner dimension of 32, B of 256 columns. Both lie in
-/// shared memory, A by rows, B *transposed*: its columns are 256 columns of four panels, its inner dimension 32 of their
-/// rows. The sum may be in flight itself
+/// Starts `sum + A B` of BF16 matrices in f32, A of 64 rows and B of 256 columns, over an inner dimension of 32. Both
+/// lie in shared memory: A in [`Rows`], B *transposed* in four panels, whose columns are its columns and of whose rows
+/// 32 are its inner dimension. The sum may still be in flight
 /// (`wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`, B transposed, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`start_bf16_m64n64k512`]; so a warp which has written its own rows of A itself
-///   needs no barrier: [`crate::warp::sync_warp`] behind its stores, and then [`fence_shared`] in all lanes, are enough.
+/// - As [`start_bf16_m64n64k512`]. So a warp which has written its own rows of A itself needs no barrier of more warps:
+///   [`crate::warp::sync_warp`] after its stores, and then [`fence_shared`] in all lanes, are enough.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
@@ -205,9 +208,10 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     unsafe { form::start_bf16_m64n256k32(left, right, sum) }
 }
 
-/// `sum + A B` of BF16 matrices in f32, and the result of `meanwhile`: A of 64 rows over four steps, in registers, B a panel in shared
-/// memory, *transposed*: its columns are the panel's 64, its inner dimension 64 of the panel's rows. With `wgmma` that function runs while
-/// the product is in flight (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, B transposed, PTX ISA 9.7.15.5.2; elsewhere
+/// `sum + A B` of BF16 matrices in f32, over an inner dimension of 64: A of 64 rows in registers, one fragment per
+/// step, and B *transposed* in a panel in shared memory, whose 64 columns are its columns and whose rows are its inner
+/// dimension. Also returns the result of `meanwhile`, which with `wgmma` runs while the product is in flight
+/// (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, B transposed, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
@@ -225,7 +229,8 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     unsafe { form::bf16_m64n64k64(left, right, sum, meanwhile) }
 }
 
-/// [`bf16_m64n64k64`] of `left[0]` and `right[0]`, then of the others, of which the second does not wait for the first.
+/// [`bf16_m64n64k64`] of `left[0]` and `right[0]`, and then of `left[1]` and `right[1]`, added to the same sum. There
+/// is no wait between the two products.
 ///
 /// # Safety
 /// - As [`bf16_m64n64k64`].
@@ -242,12 +247,12 @@ pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
     unsafe { form::bf16_m64n64k64_twice(left, right, sum, meanwhile) }
 }
 
-/// Waits until at most the last `PENDING` products that the warpgroup started are in flight: the others read their
-/// operands no more (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
+/// Waits until at most the last `PENDING` products that the warpgroup started are in flight. The earlier ones no longer
+/// read their operands (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
 ///
 /// # Safety
 /// - All threads of the warpgroup call it together.
-/// - Before a thread returns it has waited for all of its products.
+/// - A thread waits for all of its products before it returns.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn wait_for_products<const PENDING: u32>() {
@@ -256,8 +261,8 @@ pub unsafe fn wait_for_products<const PENDING: u32>() {
 }
 
 impl<const N: usize> FragmentsInFlight<N> {
-    /// The product, once at most the last `PENDING` products that the warpgroup started are in flight
-    /// (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
+    /// Waits until at most the last `PENDING` products that the warpgroup started are in flight, and returns this
+    /// product (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
     ///
     /// # Safety
     /// - All threads of the warpgroup call it together, and started at most `PENDING` products after this one.

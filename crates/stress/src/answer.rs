@@ -1,11 +1,11 @@
-//! What a cache answers, as something that can be kept and compared.
+//! Answers of a cache, in a form that can be stored and compared.
 
 use dsv4_kv::{KvError, StepPlan};
 
-/// An answer; a refusal as its `Debug` text.
+/// An answer. An error is kept as its `Debug` text.
 pub type Answer<T> = Result<T, String>;
 
-/// An answer of the cache as one that can be kept and compared.
+/// Converts a result of the cache to an `Answer`.
 ///
 /// # Errors
 /// The text of the cache's error.
@@ -13,33 +13,33 @@ pub fn answer<T>(result: Result<T, KvError>) -> Answer<T> {
     result.map_err(|error| format!("{error:?}"))
 }
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub struct Report {
-    /// The answer to its begin. If it was refused there is nothing else, but maybe the array.
+    /// The answer to `begin_step`. If it was refused, only `array` may also be present.
     pub begun: Answer<StepPlan>,
-    /// StepMeta of the group afterwards, if it can be read.
+    /// StepMeta of the group after `begin_step`, if the subject can read it.
     pub array: Option<Vec<i32>>,
-    /// The device's block table while it was open, if there is a device.
+    /// The device's block table while the step was open, if there is a device.
     pub table: Option<Vec<i32>>,
-    /// Blocks that were free while it was open, if that can be asked.
+    /// Number of free blocks while the step was open, if the subject can tell.
     pub free: Option<u32>,
-    /// The answers to a release of each of its requests while it was open, if that can be tried.
+    /// The answers to a release of each request of the step while it was open, if the subject can try that.
     pub releases: Vec<Answer<()>>,
-    /// The step of the other group that ran while it was open.
+    /// The outcome of the other group's step that ran while this one was open.
     pub meanwhile: Option<Box<Report>>,
     /// The answers to the commits that were tried.
     pub commits: Vec<Answer<()>>,
 }
 
 impl Report {
-    /// Of a step that was not begun.
+    /// The report of a step that was refused.
     #[must_use]
     pub fn refused(error: &KvError, array: Option<Vec<i32>>) -> Self {
         Self { array, ..Self::begun(Err(format!("{error:?}"))) }
     }
 
-    /// Of a step that was begun, and nothing more so far.
+    /// The report of a step that has begun, with nothing else so far.
     #[must_use]
     pub fn begun(begun: Answer<StepPlan>) -> Self {
         Self {
@@ -54,27 +54,27 @@ impl Report {
     }
 }
 
-/// What a ledger counts, between steps.
+/// The counts of a ledger between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks that nobody has.
+    /// Free blocks.
     pub free: u32,
     /// Blocks of the prefix tree.
     pub tree: u32,
-    /// Those of them that nobody refers to.
+    /// Blocks of the prefix tree that no reference holds.
     pub evictable: u32,
-    /// Checkpoints that nobody has.
+    /// Free checkpoints.
     pub free_checkpoints: u32,
     /// Checkpoints of the prefix tree.
     pub tree_checkpoints: u32,
-    /// Checkpoints of answers that requests have aside.
+    /// Checkpoints of answers that are kept aside while their requests run.
     pub outputs: u32,
     /// Blocks that were evicted so far.
     pub evicted: u64,
 }
 
-/// A lease as its holder sees it: tokens and bytes.
+/// A lease as its holder sees it: number of tokens, and bytes.
 pub type Pinned = (u32, u64);
 
-/// Token ids for commits to tell.
+/// Token ids that are passed to commits of requests whose ids do not matter.
 pub const TOKEN_IDS: [u32; 1024] = [7; 1024];

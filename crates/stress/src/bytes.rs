@@ -1,4 +1,4 @@
-//! The bytes of one request in one layer, read back and compared.
+//! Reads back the bytes of one request in one layer and compares them with the expected ones.
 
 use dsv4_kv::device::Backend;
 use dsv4_kv::state::{StateRow, StateView};
@@ -14,7 +14,7 @@ use dsv4_kv_tests::inputs::download;
 use dsv4_kv_tests::rings::pool;
 
 impl<B: Backend> Cache<B> {
-    /// The window, entries, indexer keys and compressor states of a request in `layer`, if they are
+    /// Compares the window, entries, indexer keys and compressor states of a request in `layer`, if its tokens are
     /// known.
     pub(super) fn check_request(
         &self,
@@ -32,7 +32,7 @@ impl<B: Backend> Cache<B> {
         let what = format!("{layer:?} of request {} at {tokens} tokens", request.name);
         let told = self.library.of(&request.says);
         self.check_entries(request, tokens, layer, told.layer(layer), &what)?;
-        // A long step that was rejected has overwritten what came before it.
+        // A long step that was rejected has overwritten rows of earlier tokens.
         if !progress.is_whole_at(tokens, config.max_draft + 1) {
             return Ok(());
         }
@@ -43,8 +43,8 @@ impl<B: Backend> Cache<B> {
             .try_for_each(|history| self.check_state(id, layer, &told, (history, tokens), &what))
     }
 
-    /// What the next query sees of the past, the last 127 tokens, is in the ring, each token in the row
-    /// of its position.
+    /// The ring must hold the rows of the last 127 tokens, which the next query sees, each in the ring row of its
+    /// position.
     fn check_window(
         &self,
         id: RequestId,
@@ -66,7 +66,7 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    /// Every entry that closed is where the block table says.
+    /// Every closed entry must be in the block that the block table names.
     fn check_entries(
         &self,
         request: &Request,
@@ -104,7 +104,8 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    /// What the next entry is made of is in the compressor's state, bit for bit: the tokens, or their sums.
+    /// The compressor's state must hold the inputs of the next entry, bit for bit: rows of tokens (CSA), or running
+    /// sums (HCA).
     fn check_state(
         &self,
         id: RequestId,

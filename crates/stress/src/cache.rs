@@ -1,4 +1,4 @@
-//! A whole cache put to the test: the manager, and the kernels of every step.
+//! A whole cache as the subject: the manager, and the kernels of every step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use dsv4_kv_tests::failing::Failing;
 use dsv4_kv_tests::fed::Fed;
 use dsv4_kv_tests::lazy::Lazy;
 
-/// Tokens of the captured steps.
+/// Most tokens of the captured steps.
 const BUCKET: u32 = 8;
 
-/// The buckets that a cache captures in each of its groups: one of a token a request, whose layers are
-/// one launch, and one to verify drafts.
+/// The buckets that a cache captures in each of its groups: one for one token per request, where each layer is one
+/// launch, and one for verifying drafts.
 #[must_use]
 pub fn buckets(config: &CacheConfig) -> [Bucket; 2] {
     let CacheConfig { max_requests, max_step_tokens, max_context: context, .. } = *config;
@@ -39,10 +39,10 @@ pub fn buckets(config: &CacheConfig) -> [Bucket; 2] {
     [decode, Bucket { tokens, tokens_per_request, requests: max_requests, context }]
 }
 
-/// A device that is late, and skips kernels.
+/// A device that runs work late, and skips kernels.
 pub type Skipping = Failing<Lazy<Emulator>>;
 
-/// An empty cache on such a device.
+/// An empty cache on a `Skipping` device.
 #[must_use]
 pub fn skipping(config: &CacheConfig, library: &Arc<Library>, seed: u64) -> Cache<Skipping> {
     let device = Failing::late(EmuOptions { seed, ..EmuOptions::default() });
@@ -50,33 +50,33 @@ pub fn skipping(config: &CacheConfig, library: &Arc<Library>, seed: u64) -> Cach
     Cache { kernels: Kernels::Skipped, ..Cache::new(&device, config, library, seed) }
 }
 
-/// A cache with its stories.
+/// A cache with the stories that its requests process.
 pub struct Cache<B: Backend> {
     pub(super) fed: Fed<B>,
     pub(super) library: Arc<Library>,
     kernels: Kernels,
-    /// Whether the bytes behind this operation are looked at. Where something is moved beside the steps it is not always so:
-    /// whoever looks waits for the device, which shall be late.
+    /// Whether bytes are compared after this operation. With a host tier this is false after some operations, because
+    /// reading bytes waits for the device, which should stay late.
     looks: bool,
     graphs: Vec<(LayerGroup, CapturedStep<B>)>,
     random: SmallRng,
-    /// What was wrong with the last step.
+    /// The fault of the last step.
     trouble: Option<String>,
-    /// Requests that are suspended.
+    /// Suspended requests.
     pub(super) suspended: BTreeMap<Name, Suspended>,
-    /// Leases that were not ended; some may have by themselves.
+    /// Leases that were not ended by their holder; some may have expired.
     pub(super) leases: BTreeMap<Name, Lease>,
-    /// Prompts that were asked for; some may have arrived.
+    /// Prompts that were requested from host memory; some may have arrived.
     pub(super) wanted: BTreeMap<Name, PrefetchId>,
-    /// The last one that was not wanted any more.
+    /// The prompt that was cancelled last.
     pub(super) cancelled: Option<PrefetchId>,
 }
 
 impl<B: Backend> Cache<B> {
-    /// An empty cache whose memory is poison.
+    /// An empty cache whose memory is poisoned.
     ///
     /// # Panics
-    /// If the device refuses, or the configuration is out of range.
+    /// If the device returns an error, or the configuration is out of range.
     #[must_use]
     pub fn new(
         device: &Device<B>,
@@ -112,13 +112,13 @@ impl<B: Backend> Cache<B> {
         }
     }
 
-    /// The cache, and the tensors of its steps.
+    /// The cache, and the input tensors of its steps.
     #[must_use]
     pub fn fed(&self) -> &Fed<B> {
         &self.fed
     }
 
-    /// Compares every byte of every request, in all layers, whose tokens are known.
+    /// Compares every byte of every request whose tokens are known, in all layers.
     ///
     /// # Errors
     /// Which bytes differ.
@@ -158,7 +158,7 @@ impl<B: Backend> Subject for Cache<B> {
             (report, Ok(())) => (report, None),
             (report, Err(trouble)) => (report, Some(trouble)),
         };
-        // As a server does, behind each step that went well.
+        // Saves checkpoints after each committed step, as a server does.
         let saved = match report.commits.last() {
             Some(Ok(())) => manager.save_wanted(stream),
             _ => Ok(()),

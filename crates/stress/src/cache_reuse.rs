@@ -1,4 +1,4 @@
-//! What requests of a cache with its kernels share.
+//! Prefix reuse, forks, suspended requests and leases of a cache with its kernels.
 
 use std::time::Duration;
 

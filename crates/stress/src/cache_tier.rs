@@ -1,4 +1,4 @@
-//! The host tier of a cache.
+//! The host tier of a cache with its kernels.
 
 use dsv4_kv::device::Backend;
 use dsv4_kv::{Admission, KvError};
@@ -25,7 +25,8 @@ impl<B: Backend> HostTier for Cache<B> {
                 self.cancelled = Some(id);
                 manager.cancel_prefetch(id)
             }
-            // Cancelled once more, unless others want it: whoever asked has cancelled it.
+            // Cancels the last cancelled prompt once more, unless another request still waits for it. This must not
+            // succeed, as the first caller has cancelled it already.
             None => {
                 let again = self.cancelled.filter(|&id| !manager.is_prefetching(id));
                 again.is_some_and(|id| manager.cancel_prefetch(id))

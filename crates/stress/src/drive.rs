@@ -1,4 +1,4 @@
-//! Does what a script says to a subject and to the model, and compares them after every operation.
+//! Applies the operations of a script to a subject and to the model, and compares them after every operation.
 
 mod tier;
 
@@ -16,37 +16,37 @@ use super::op::{Launches, Op, Step, TierOp};
 use super::subject::Subject;
 use super::tier::HostTier;
 
-/// Where a subject and the model part.
+/// The first difference between a subject and its model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Divergence {
-    /// The operation, counted from 0.
+    /// Number of the operation, from 0.
     pub op: u64,
-    /// What differs.
+    /// The difference.
     pub what: String,
 }
 
-/// What a subject is asked for one in whose cache no prefixes are shared.
+/// The error if a script has an operation on shared prefixes, and the cache does not share prefixes.
 const NO_PREFIXES: &str = "prefixes are not shared here";
 
-/// Operations between two comparisons of what the events said with what is there.
+/// Operations between two comparisons of the events with the contents of the prefix tree.
 const RESIDENT: u64 = 64;
 
-/// What happened, by name: answers of each kind, tokens, rejected tokens.
+/// Counts by name: answers of each kind, tokens, rejected tokens.
 pub type Counts = BTreeMap<String, u64>;
 
-/// A subject and its model, side by side.
+/// A subject and its model, which run the same operations.
 pub struct Run<S> {
     subject: S,
     model: Model,
-    /// What its events say is there.
+    /// The blocks that exist according to the events.
     index: Index,
     batch: EventBatch,
-    /// What happened so far.
+    /// Counts so far.
     pub counts: Counts,
     ops: u64,
     /// Whether the last operation was refused.
     refused: bool,
-    /// Whether it entered something that has arrived, all the same.
+    /// Whether the last operation entered a prefix that has arrived, even if it was refused.
     moved: bool,
 }
 
@@ -63,17 +63,17 @@ impl<S: Subject> Run<S> {
         &self.model
     }
 
-    /// What is put to the test.
+    /// The subject.
     pub fn subject(&self) -> &S {
         &self.subject
     }
 
-    /// Operations so far.
+    /// Number of operations so far.
     pub fn ops(&self) -> u64 {
         self.ops
     }
 
-    /// Does one operation and compares everything.
+    /// Applies one operation to both, and compares everything.
     ///
     /// # Errors
     /// [`Divergence`].
@@ -90,7 +90,7 @@ impl<S: Subject> Run<S> {
         result.map_err(|what| Divergence { op: turn, what })
     }
 
-    /// Releases every request: an idle cache is an empty one.
+    /// Releases every request, suspended ones too, and ends all leases. Then all blocks must be free or evictable.
     ///
     /// # Errors
     /// [`Divergence`].
@@ -105,7 +105,7 @@ impl<S: Subject> Run<S> {
         if self.model.shares() {
             self.apply(&Op::Expire(u64::MAX))?;
         }
-        // What nobody refers to stays in the tree until room is needed.
+        // Blocks without a reference stay in the tree until room is needed.
         let kept = self.subject.reuse().counts().evictable;
         let (idle, total) = (self.subject.counts(), self.model.config().num_blocks);
         if idle == (total - kept, 0) {
@@ -145,7 +145,8 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// The same of operations on what requests share. Copies and suspended requests are there without prefixes, too.
+    /// As `Self::judge`, for operations on shared prefixes, copies and suspended requests. Copies and suspended
+    /// requests also exist in caches that share no prefixes.
     fn judge_reuse(&mut self, op: &Op) -> Result<(), String> {
         let Self { subject, model, .. } = self;
         if matches!(op, Op::Pin { .. } | Op::Unpin(_) | Op::Expire(_)) && !model.shares() {
@@ -187,14 +188,15 @@ impl<S: Subject> Run<S> {
         result
     }
 
-    /// Which blocks became the prefix tree's.
+    /// Tells the model which blocks moved to the prefix tree.
     fn settle(&mut self) -> Result<(), String> {
         let Self { subject, model, .. } = self;
         let reuse = subject.reuse();
         model.settle(&|id| reuse.own_blocks(id))
     }
 
-    /// No block is lost, none has two owners, and what requests share is conserved.
+    /// Checks that no block is lost, that none has two owners, and that the counts of shared blocks and checkpoints add
+    /// up.
     fn conserve_shared(&mut self) -> Result<(), String> {
         let Self { subject, model, .. } = self;
         let (free, _) = subject.counts();
@@ -218,7 +220,7 @@ impl<S: Subject> Run<S> {
         tier.audit()
     }
 
-    /// What the events say is there is what can be there.
+    /// Checks the blocks that exist according to the events.
     fn check_events(&mut self) -> Result<(), String> {
         let Self { subject, model, index, batch, ops, .. } = self;
         let reuse = subject.reuse();
@@ -246,7 +248,7 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// Counts what came of a step.
+    /// Counts the outcome of a step.
     fn count_step(&mut self, step: &Step, report: &Report) {
         let group = step.group;
         self.count(&format!("{group} step"), &refusal(&report.begun));
@@ -274,7 +276,7 @@ impl<S: Subject> Run<S> {
         self.add("blocks given back by a drop", plan.new_blocks.into());
     }
 
-    /// Every request is there, with its blocks, and as long as its history.
+    /// Checks that every request exists, with its blocks, and with as many tokens as its history.
     fn conserve(&self) -> Result<(), String> {
         let (_, live) = self.subject.counts();
         if live as usize != self.model.live().len() {
@@ -312,7 +314,7 @@ impl<S: Subject> Run<S> {
     }
 }
 
-/// The name of a refusal.
+/// The name of the error, if it is one.
 fn answer_name<T>(got: &Result<T, KvError>) -> Option<String> {
     refusal(&got.as_ref().map_err(|error| format!("{error:?}")))
 }

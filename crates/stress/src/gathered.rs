@@ -1,4 +1,4 @@
-//! What attention of one layer gathers in a step, compared with the histories.
+//! Compares the rows that attention of one layer gathers in a step with the histories of the requests.
 
 use std::ops::Range;
 
@@ -16,14 +16,15 @@ use super::text::Text;
 use dsv4_kv_tests::inputs::{download, download_bits, upload};
 use dsv4_kv_tests::updated::Updated;
 
-/// Entries of a query's list.
+/// Length of a query's list of entries.
 const LIST: u32 = 4;
-/// Most queries whose gathers are compared.
+/// Most queries whose gathered rows are compared.
 const QUERIES: u32 = 24;
-/// Of so many steps whose watched layer has an indexer, one lets its last query score all it sees.
+/// In one of this many steps, on average, the last query scores all keys that it sees, if the watched layer has an
+/// indexer.
 const SCORED: u32 = 4;
 
-/// What is looked at in a step; nothing by default.
+/// The part of a step that is compared; nothing by default.
 #[derive(Default)]
 pub(super) struct Watch {
     /// The layer.
@@ -34,7 +35,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// One of the layers that are run, and some of the step's queries.
+    /// Chooses one of the layers that are run, and some of the step's queries.
     pub fn random(random: &mut SmallRng, layers: &[LayerId], tokens: u32) -> Self {
         let layer = random.random_range(0..layers.len().max(1));
         let count = tokens.min(QUERIES);
@@ -47,20 +48,20 @@ impl Watch {
 /// A query of a step.
 struct Query {
     request: Name,
-    /// What its request says.
+    /// The text of its request.
     says: Text,
     position: u32,
     /// The first position whose window row is known.
     from: u32,
-    /// Whether the request's tokens up to the query are of its own story.
+    /// Whether the request's tokens up to the query are those of its text.
     is_known: bool,
 }
 
-/// The gathers of one layer.
+/// The gathered rows of one layer.
 pub(super) struct Gathered<B: Backend> {
     layer: LayerId,
     queries: Vec<Query>,
-    /// Rows of `all`.
+    /// Rows per query of `all`.
     rows: u32,
     selected: Vec<i32>,
     window: Option<Buffer<B, bf16>>,
@@ -70,7 +71,7 @@ pub(super) struct Gathered<B: Backend> {
 }
 
 impl<B: Backend> Gathered<B> {
-    /// Gathers everything that attention of a layer can ask for; the windows only if they are whole.
+    /// Gathers everything that attention of a layer can request. Windows are gathered only if they are `whole`.
     pub fn new(
         watch: &Watch,
         model: &Model,
@@ -117,7 +118,7 @@ impl<B: Backend> Gathered<B> {
         Ok(gathered)
     }
 
-    /// Every query that is right was given its window, its list and all it sees.
+    /// Checks the window, the list and all visible entries of every query whose tokens are known.
     pub fn check(
         &self,
         stream: &Stream<B>,
@@ -138,7 +139,7 @@ impl<B: Backend> Gathered<B> {
             let position = position as usize;
             if let Some(window) = &window {
                 let from = (position + 1).saturating_sub(128);
-                // Draft layers may have been taken back behind it.
+                // Draft layers may have been rewound to a position after this one.
                 let known = from.max(known as usize).min(position + 1);
                 let want = told.window[known..=position].iter();
                 let first = at * 128 + known - from;

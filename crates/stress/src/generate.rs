@@ -1,4 +1,4 @@
-//! Random caches and random operations: mostly what a server does, sometimes what it must not.
+//! Random caches and random operations: mostly valid ones, as from a server, and sometimes invalid ones.
 
 pub mod reuse;
 pub mod tier;
@@ -19,39 +19,39 @@ use super::model::{Model, Progress, Request};
 use super::op::{Accept, Launches, Layers, Name, Op, Part, Step};
 use super::text::Text;
 
-/// What is asked of a generator.
+/// Which operations a generator makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manners {
-    /// Everything, refusals of every kind included.
+    /// All operations, also those that are refused.
     Any,
-    /// No more tokens are accepted than are right, so that every request's bytes are known.
+    /// Commits accept only genuine tokens, so that the bytes of every request are known.
     Genuine,
 }
 
-/// Which of the operations of [`Generator::reuse`] are [`Generator::copies`].
+/// The range of random numbers in [`Generator::reuse`] that leads to [`Generator::copies`].
 const COPIES: Range<u32> = 6..16;
 
-/// An endless script.
+/// Generates the operations of an endless script.
 pub struct Generator {
     random: SmallRng,
     manners: Manners,
     names: Name,
-    /// Names of requests that are gone, the last few.
+    /// Names of the last few released requests.
     gone: Vec<Name>,
     /// The last few prompts.
     said: Vec<Text>,
-    /// Requests that compute their prompt at once, and go.
+    /// Requests that compute their prompt at once, and are then released.
     visitors: Vec<Name>,
 }
 
-/// A small cache in which everything runs out.
+/// A small cache that runs out of slots, blocks and everything else.
 #[must_use]
 pub fn config(seed: u64) -> CacheConfig {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut model = ModelConfig::preset("tiny").expect("a preset");
     match random.random_range(0..16) {
         0 => model.layers = vec![LayerKind::Swa; 2],
-        // No layers for drafts.
+        // The model has no draft layers.
         1 => model.mtp_layers = 0,
         2 => {
             model.layers.push(LayerKind::Swa);
@@ -70,7 +70,7 @@ pub fn config(seed: u64) -> CacheConfig {
     }
 }
 
-/// A small cache of layers of every kind, for runs with kernels; its memory is poisoned.
+/// A small cache with layers of every kind, for runs with kernels; its memory is poisoned.
 #[must_use]
 pub fn kernel_config(seed: u64) -> CacheConfig {
     let mut random = SmallRng::seed_from_u64(seed);
@@ -88,7 +88,7 @@ pub fn kernel_config(seed: u64) -> CacheConfig {
 }
 
 impl Generator {
-    /// The script of a seed.
+    /// The operations of a seed.
     #[must_use]
     pub fn new(seed: u64, manners: Manners) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Generator {
         }
     }
 
-    /// The next operation, given where the last ones led.
+    /// The next operation, which depends on the state after the previous ones.
     pub fn next(&mut self, model: &Model) -> Op {
         if model.has_tier() && self.random.random_ratio(2, 3) {
             return self.tier(model);
@@ -123,7 +123,8 @@ impl Generator {
         }
     }
 
-    /// Whether the next request is admitted with its prompt. Seeds of runs with a host tier are chosen by hand: there all are.
+    /// Whether the next request is admitted with its prompt. With a host tier every request is, since the seeds of
+    /// those runs were chosen by hand.
     fn has_prompt(&mut self, model: &Model) -> bool {
         model.shares() && (model.has_tier() || !self.random.random_ratio(1, 8))
     }
@@ -133,19 +134,19 @@ impl Generator {
         Op::Admit(self.names)
     }
 
-    /// A live request, or now and then one that is not.
+    /// A live request, or sometimes one that does not exist.
     fn anyone(&mut self, model: &Model) -> Name {
         let live: Vec<_> = model.live().map(|(_, request)| request.name).collect();
         let stale = self.random.random_ratio(1, 30);
         match live.choose(&mut self.random) {
             Some(&name) if !stale => name,
-            // Nobody was ever called 0.
+            // No request is ever called 0.
             _ if self.random.random_ratio(1, 4) => 0,
             _ => self.gone.choose(&mut self.random).copied().unwrap_or(0),
         }
     }
 
-    /// Releases anyone, sooner if it cannot go on.
+    /// Releases a request: preferably one that cannot continue, else any.
     fn release(&mut self, model: &Model) -> Op {
         let is_stuck = |request: &Request| {
             let Progress { tokens, .. } = request.group(LayerGroup::Trunk);
@@ -161,7 +162,7 @@ impl Generator {
         Op::Release(name)
     }
 
-    /// Takes draft layers back by a few tokens, now and then by too many.
+    /// Rewinds the draft layers of a request by a few tokens, sometimes by too many.
     fn rewind(&mut self, model: &Model) -> Op {
         let request = self.anyone(model);
         let draft = model.named(request).map(|of| of.group(LayerGroup::Draft));
@@ -174,7 +175,7 @@ impl Generator {
         Op::RewindDraft { request, committed: tokens.saturating_sub(back) }
     }
 
-    /// A step, and now and then one of the other group while it is open.
+    /// A step, sometimes with a step of the other group while it is open.
     fn step(&mut self, model: &Model) -> Step {
         let group =
             if self.random.random_ratio(1, 4) { LayerGroup::Draft } else { LayerGroup::Trunk };
@@ -209,7 +210,7 @@ impl Generator {
         Step { group, launches, parts, layers, meanwhile: None, commits }
     }
 
-    /// What a server would let the request do, within the limits of a request alone.
+    /// A part that the request could have in a server's step, within the limits of a single request.
     fn part(&mut self, model: &Model, group: LayerGroup, request: &Request) -> Option<Part> {
         let (config, most) = (model.config(), model.rollback());
         let progress = request.group(group);
@@ -224,7 +225,7 @@ impl Generator {
             9..14 => self.random.random_range(1..=most),
             14..17 => self.random.random_range(1..=9),
             17 => self.random.random_range(1..=140),
-            // What is shared are whole blocks: there many chunks are long.
+            // Whole blocks are shared, so with shared prefixes many chunks are long.
             _ if model.shares() && self.random.random() => room,
             18 => *[3, 4, 5, 31, 127, 128, 129, 257].choose(&mut self.random)?,
             _ => room,
@@ -235,8 +236,7 @@ impl Generator {
         (tokens > 0).then_some(Part { request: request.name, ahead: 0, tokens, genuine })
     }
 
-    /// How a step of these parts is launched: one by one, or in a bucket that fits, or one that
-    /// does not.
+    /// How a step of these parts is launched: eagerly, in a bucket that fits, or in one that does not.
     fn launches(&mut self, model: &Model, group: LayerGroup, parts: &[Part]) -> Launches {
         let end = |part: &Part| {
             let start = model.named(part.request).map_or(0, |of| of.group(group).tokens);
@@ -269,7 +269,7 @@ impl Generator {
         }
     }
 
-    /// A bucket that is larger in some way, or too small.
+    /// Changes a bucket: makes it larger in some way, or too small.
     fn shrunk_or_grown(&mut self, bucket: &mut Bucket) {
         let Bucket { tokens, tokens_per_request, requests, context } = bucket;
         let fields = [tokens, tokens_per_request, requests, context];
@@ -283,7 +283,7 @@ impl Generator {
         }
     }
 
-    /// Commits to try: mostly one that is right, sometimes a wrong one before it, sometimes none.
+    /// The commits to try: mostly a valid one, sometimes an invalid one before it, sometimes none.
     fn commits(&mut self, model: &Model, parts: &[Part]) -> Vec<Vec<Accept>> {
         let mut commits = Vec::new();
         if self.random.random_ratio(1, 9) {
@@ -295,7 +295,7 @@ impl Generator {
         commits
     }
 
-    /// Accepts what is right, or with bad manners any part of what can be accepted.
+    /// Accepts all tokens or a part of them; with `Manners::Genuine` exactly the genuine ones.
     fn accept(&mut self, model: &Model, part: &Part) -> Accept {
         let Part { request, tokens, genuine, .. } = *part;
         let back = self.random.random_range(0..=model.rollback().min(tokens));
@@ -314,7 +314,7 @@ impl Generator {
         let mut commit: Vec<_> = parts.iter().map(|part| self.accept(model, part)).collect();
         let at = self.random.random_range(0..commit.len().max(1));
         let someone = self.anyone(model);
-        // Nobody was ever called 0.
+        // No request is ever called 0.
         let gone = self.gone.choose(&mut self.random).copied().unwrap_or(0);
         let gone = if self.random.random() { gone } else { 0 };
         let first = commit.first().map(|accept| accept.request);
@@ -332,7 +332,7 @@ impl Generator {
         commit
     }
 
-    /// Makes a step that is likely to be refused.
+    /// Changes the parts so that the step is likely to be refused.
     fn spoil(&mut self, model: &Model, parts: &mut Vec<Part>) {
         let request = self.anyone(model);
         let part = Part { request, ahead: 0, tokens: 1, genuine: 1 };

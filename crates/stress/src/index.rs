@@ -1,4 +1,4 @@
-//! What the events of a cache say is there.
+//! The blocks that exist according to the events of a cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,24 +6,25 @@ use dsv4_kv::events::{Event, EventBatch, Serial};
 
 use super::text::Prefix;
 
-/// The blocks that events say are there: all tokens down to the end of each.
+/// By serial number, the blocks that exist according to the events; each as the prefix that it ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Index(BTreeMap<Serial, Prefix>);
 
 impl Index {
-    /// Of a snapshot.
+    /// The blocks of a snapshot.
     ///
     /// # Errors
-    /// As of [`Self::apply`].
+    /// As [`Self::apply`].
     pub fn of(snapshot: &EventBatch) -> Result<Self, String> {
         let mut index = Self::default();
         index.apply(snapshot).map(|()| index)
     }
 
-    /// What is there after some events more.
+    /// Applies further events.
     ///
     /// # Errors
-    /// An event that cannot be: a block below one that is not there, one that is there already, the end of one that is not.
+    /// An inconsistent event: a block whose parent does not exist, a block that exists already, or the removal of a
+    /// block that does not exist.
     pub fn apply(&mut self, batch: &EventBatch) -> Result<(), String> {
         for event in batch.iter() {
             match event {
@@ -56,7 +57,7 @@ impl Index {
         Ok(())
     }
 
-    /// What is there.
+    /// The prefixes that exist.
     #[must_use]
     pub fn prefixes(&self) -> BTreeSet<&Prefix> {
         self.0.values().collect()

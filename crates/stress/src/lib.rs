@@ -1,20 +1,20 @@
-//! The stress test: random operations on a cache and on a model that is slow and obviously right,
-//! compared after every operation.
+//! The stress test: random operations on a cache and on a slow, simple reference model. The two are compared after
+//! every operation.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`op`] | operations and scripts |
 //! | [`generate`] | random caches and operations |
 //! | [`model`] | the reference model |
-//! | [`answer`] | answers, as something that can be compared |
-//! | [`subject`] | what is put to the test |
-//! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it, `cache_reuse` what its requests share, `cache_tier` what host memory keeps |
-//! | [`library`] | what its requests say |
-//! | [`reuse`], [`text`] | the same where prefixes are shared, and what requests say there |
-//! | [`index`] | what the events of a cache say is there |
-//! | [`tier`] | the same where host memory keeps what the device evicts |
-//! | [`drive`] | both side by side |
-//! | [`shrink`] | a failing script made short |
+//! | [`answer`] | answers, in a form that can be compared |
+//! | [`subject`] | the subject: a cache, or its ledger alone |
+//! | [`cache`] | a cache with its kernels as the subject: `run` runs its steps, `gathered` compares the gathered rows of a layer, `bytes` compares memory that is read back, `cache_reuse` is its prefix reuse, `cache_tier` its host tier |
+//! | [`library`] | the token histories of its requests |
+//! | [`reuse`], [`text`] | the subject where prefixes are shared, and the texts of requests there |
+//! | [`index`] | the blocks that exist according to the events of a cache |
+//! | [`tier`] | the subject where a host tier keeps evicted prefixes |
+//! | [`drive`] | runs subject and model together |
+//! | [`shrink`] | makes a failing script short |
 
 pub mod answer;
 mod bytes;
@@ -52,21 +52,21 @@ use subject::Subject;
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// Where it failed at first.
+    /// The divergence of the full run.
     pub found: Divergence,
-    /// Where the short script fails.
+    /// The divergence of the short script.
     pub shrunk: Divergence,
     /// The short script.
     pub script: Script,
 }
 
-/// How long a failing script is shrunk.
+/// Time limit for shrinking a failing script.
 pub const SHRINK: Duration = Duration::from_secs(120);
 
-/// Does `ops` random operations of a seed to a cache that `new` makes.
+/// Applies `ops` random operations of a seed to a cache that `new` creates.
 ///
 /// # Errors
-/// [`Failure`] with a short script, if the cache and its model part or something panics.
+/// [`Failure`] with a short script, if the cache and its model differ or something panics.
 pub fn stress<S: Subject>(
     seed: u64,
     ops: u64,
@@ -80,7 +80,7 @@ pub fn stress<S: Subject>(
 /// As [`stress`]; `watch` is called for each operation.
 ///
 /// # Errors
-/// As of [`stress`].
+/// As [`stress`].
 pub fn watched_stress<S: Subject>(
     seed: u64,
     ops: u64,
@@ -94,7 +94,8 @@ pub fn watched_stress<S: Subject>(
         Ok(counts) => return Ok(counts),
         Err(found) => found,
     };
-    // The same operations again, kept this time: to keep a million that go well would be a waste.
+    // Repeats the same operations and records them. The first run does not record, since most runs succeed, and a run
+    // may have a million operations.
     let mut script = Script { config: config.clone(), ops: Vec::new() };
     let found = run(found.op + 1, &mut |op| script.ops.push(op.clone())).err().unwrap_or(found);
     let (script, shrunk) =
@@ -102,7 +103,7 @@ pub fn watched_stress<S: Subject>(
     Err(Box::new(Failure { seed, found, shrunk, script }))
 }
 
-/// Does all of a script to a cache that `new` makes; a panic is a divergence.
+/// Applies all operations of a script to a cache that `new` creates; a panic is a divergence.
 ///
 /// # Errors
 /// The first [`Divergence`].
@@ -115,7 +116,7 @@ pub fn try_script<S: Subject>(new: impl Fn() -> S, script: &Script) -> Result<Co
     })
 }
 
-/// Does `ops` random operations of a seed to a cache that `new` makes, each handed to `each` first.
+/// Applies `ops` random operations of a seed to a cache that `new` creates. Each operation is passed to `each` first.
 ///
 /// # Errors
 /// The first [`Divergence`].
@@ -140,7 +141,7 @@ pub fn random_run<S: Subject>(
     })
 }
 
-/// Runs `work`; a panic becomes the divergence of the operation it happened in.
+/// Runs `work`; a panic becomes a divergence of the operation in which it happened.
 fn caught<S: Subject>(
     run: &mut Option<Run<S>>,
     work: impl FnOnce(&mut Option<Run<S>>) -> Result<(), Divergence>,

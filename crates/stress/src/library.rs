@@ -1,4 +1,4 @@
-//! What requests of a stress test say, and what a cache must hold and gather of it.
+//! The token histories of the requests of a stress test, and the bytes that a cache must store and gather for them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,26 +14,26 @@ use dsv4_kv_tests::inputs::oracle;
 use dsv4_kv_tests::stories::{Stored, Story};
 use kv_layout::geometry::CompressorKind;
 
-/// Texts whose bytes are kept at once.
+/// Number of texts whose bytes are cached at once.
 const KEPT: usize = 32;
 
-/// One layer of a story.
+/// The bytes of a story in one layer.
 pub struct LayerBytes {
-    /// Window rows as they are stored.
+    /// Window rows as stored.
     pub rows: Vec<EncodedRow>,
-    /// Window rows as they are gathered, `[512]` BF16 each.
+    /// Window rows as gathered, `[512]` BF16 each.
     pub window: Vec<Vec<u16>>,
-    /// Entries as they are gathered.
+    /// Entries as gathered.
     pub entries: Vec<Vec<u16>>,
-    /// Entries and keys as they are stored.
+    /// Entries and indexer keys as stored.
     pub stored: Stored,
-    /// In an HCA layer the running sums after each number of tokens; empty in others.
+    /// In an HCA layer, the running sums after each number of tokens; empty in other layers.
     sums: Vec<Option<RunningSums>>,
 }
 
-/// A story, and what each layer makes of it.
+/// A story, and its bytes in each layer.
 pub struct Told {
-    /// The tokens.
+    /// The inputs of its tokens.
     pub story: Story,
     layers: Vec<LayerBytes>,
 }
@@ -59,7 +59,7 @@ impl Told {
         Self { layers: layers.collect(), story }
     }
 
-    /// What a layer makes of it.
+    /// The bytes of one layer.
     #[must_use]
     pub fn layer(&self, layer: LayerId) -> &LayerBytes {
         &self.layers[layer.0 as usize]
@@ -76,24 +76,25 @@ fn decoded(format: RowFormat, rows: &[EncodedRow]) -> Vec<Vec<u16>> {
     rows.iter().map(|row| format.decode(row)).collect()
 }
 
-/// What requests of a stress test say, made when it is asked for, and a story that is never right.
+/// The stories of the requests of a stress test, made on demand, and a story for wrong drafts.
 pub struct Library {
     config: CacheConfig,
     drafts: Story,
-    /// By salt and token id: what is said by that token, again and again.
+    /// By salt and token id: the story of a text that repeats this token.
     stories: Mutex<BTreeMap<(u8, u32), Arc<Story>>>,
     told: Mutex<BTreeMap<Prefix, Arc<Told>>>,
 }
 
 impl Library {
-    /// For requests of `config`.
+    /// The library for requests of `config`.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
         let (stories, told) = (Mutex::default(), Mutex::default());
         Self { drafts: random(config, 0), config: config.clone(), stories, told }
     }
 
-    /// What a text says, as far as a request can get. A token says another thing at each position and under each salt.
+    /// The story of a text, up to the longest context of a request. A token has other inputs at each position and under
+    /// each salt.
     #[must_use]
     pub fn of(&self, text: &Text) -> Arc<Told> {
         let prefix = text.prefix(self.config.max_context);
@@ -115,7 +116,7 @@ impl Library {
         made
     }
 
-    /// Tokens that are never right.
+    /// Inputs of draft tokens that are always wrong.
     #[must_use]
     pub fn drafts(&self) -> &Story {
         &self.drafts

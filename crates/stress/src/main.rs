@@ -1,4 +1,4 @@
-//! Random operations on a cache, compared with a model after every one: `cargo xtask stress`.
+//! Random operations on a cache, compared with a model after every operation: `cargo xtask stress`.
 
 mod progress;
 
@@ -76,10 +76,10 @@ impl DeviceChoice {
     }
 }
 
-/// What came of one seed.
+/// The result of one seed.
 type Ran = Result<Counts, Box<Failure>>;
 
-/// What came of it.
+/// The result of the program.
 #[derive(Serialize)]
 struct Outcome {
     device: &'static str,
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything agreed.
+/// Returns whether no divergence was found.
 fn run(options: &Options) -> Result<bool> {
     if let Some(path) = &options.script {
         return run_script(options, path);
@@ -140,13 +140,13 @@ fn run(options: &Options) -> Result<bool> {
 
 fn run_seeds(options: &Options, progress: &Progress, seeds: Range<u64>) -> Result<Vec<Ran>> {
     Ok(match options.device {
-        // One after the other: a capture forbids other threads to allocate.
+        // Seeds run one after the other, since a capture forbids other threads to allocate.
         Some(DeviceChoice::Cuda) => {
             let device = dsv4_kv::open_cuda(CudaOptions::default())?;
             seeds.map(|seed| with_kernels((options, progress), &device, seed)).collect()
         }
         Some(DeviceChoice::Cpu) => {
-            // What is on its way between the device and host memory shall be late.
+            // Transfers between the device and host memory should finish late.
             let options_of = |seed| EmuOptions { seed, ..EmuOptions::default() };
             let late = |seed| Lazy::emulated(options_of(seed));
             seeds

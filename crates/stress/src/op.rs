@@ -1,5 +1,5 @@
-//! What a script is made of. Requests go by name, so that a script still means something when
-//! operations are taken out of it.
+//! The operations of a script. Requests have names, so that a script is still meaningful after operations are removed
+//! from it.
 
 use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use serde::{Deserialize, Serialize};
@@ -9,88 +9,88 @@ use super::text::Text;
 /// The name of a request: the number that its [`Op::Admit`] carries.
 pub type Name = u32;
 
-/// One operation. Every operation can be tried in every state; the model says what must come of it.
+/// One operation. Every operation can be tried in every state; the model determines the expected answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Admit a request and call it so.
+    /// Admits a request and gives it this name.
     Admit(Name),
-    /// Release it. A name that is free already stands for a handle that was kept too long, a name
-    /// that nobody had for a request of another cache.
+    /// Releases a request. The name of a released request stands for a handle that was kept too long. A name that was
+    /// never used stands for a request of another cache.
     Release(Name),
-    /// Begin a step, run it, and commit or drop it.
+    /// Begins a step, runs it, and commits or drops it.
     Step(Step),
-    /// Take a request's draft layers back.
+    /// Rewinds the draft layers of a request.
     RewindDraft {
         /// The request.
         request: Name,
-        /// Tokens that stay final.
+        /// Number of tokens that stay final.
         committed: u32,
     },
-    /// Admit a request with its prompt.
+    /// Admits a request with its prompt.
     AdmitWith {
-        /// The name that it gets.
+        /// The request's name.
         request: Name,
-        /// What it says.
+        /// The prompt and the answer.
         text: Text,
     },
-    /// Admit a copy of a request.
+    /// Admits a copy of a request.
     Fork {
         /// The request that is copied.
         of: Name,
         /// The name of the copy.
         request: Name,
-        /// The token that the copy goes on with.
+        /// The token that the copy repeats from there.
         answer: u32,
     },
-    /// Take a request out of its slot.
+    /// Suspends a request.
     Suspend(Name),
-    /// Let a suspended request go on.
+    /// Resumes a suspended request.
     Resume(Name),
-    /// End a suspended request.
+    /// Ends a suspended request.
     Discard(Name),
-    /// Pin a prompt until a time in seconds.
+    /// Pins a prompt until a time, in seconds.
     Pin {
         /// The name of the lease.
         lease: Name,
         /// The prompt.
         text: Text,
-        /// When it ends.
+        /// When the lease expires.
         until: u64,
     },
-    /// End a lease.
+    /// Ends a lease.
     Unpin(Name),
-    /// End the leases whose time is before so many seconds.
+    /// Ends the leases that expire before this time, in seconds.
     Expire(u64),
-    /// Something of the host tier.
+    /// An operation on the host tier.
     Tier(TierOp),
 }
 
-/// An operation on what host memory keeps.
+/// An operation on the host tier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TierOp {
-    /// Ask for what host memory has of a prompt.
+    /// Requests the prefix of a prompt that host memory has.
     Prefetch {
-        /// The name that this goes by.
+        /// The name of this prefetch.
         name: Name,
         /// The prompt.
         text: Text,
     },
-    /// Want it no more.
+    /// Cancels a prefetch.
     Cancel(Name),
-    /// Admit a request with its prompt, and wait for what host memory has of it.
+    /// Admits a request with its prompt, and waits for the prefix that host memory has.
     AdmitWaiting {
-        /// The name that it gets.
+        /// The request's name.
         request: Name,
-        /// What it says.
+        /// The prompt and the answer.
         text: Text,
     },
-    /// Enter what has arrived, and begin what comes next.
+    /// Enters finished transfers, and begins the next.
     Advance,
-    /// The same until nothing is left to do.
+    /// Repeats `Self::Advance` until no transfer is left.
     Settle,
-    /// The device does all that is queued. One that is late does nothing before it must.
+    /// Lets the device finish all queued work. A late device does no work before it must.
     CatchUp,
 }
 
@@ -103,15 +103,15 @@ pub struct Step {
     /// How its kernels are launched.
     #[serde(default)]
     pub launches: Launches,
-    /// What each request does.
+    /// The part of each request.
     pub parts: Vec<Part>,
-    /// The layers that are run before the first commit is tried; before the second, the others are.
+    /// The layers that are run before the first commit is tried. The remaining layers are run before the second.
     #[serde(default)]
     pub layers: Layers,
-    /// A step of the other group that begins and ends after this one has begun.
+    /// A step of the other group that begins and ends while this one is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meanwhile: Option<Box<Step>>,
-    /// Commits to try until one is not refused. If there is none the step is dropped.
+    /// Commits that are tried until one is accepted. If none is, the step is dropped.
     pub commits: Vec<Vec<Accept>>,
 }
 
@@ -120,7 +120,7 @@ fn trunk() -> LayerGroup {
 }
 
 impl Step {
-    /// The step to run while this one is open: one of its own group cannot be.
+    /// The step to run while this one is open. A step of the same group is not possible, and is ignored.
     #[must_use]
     pub fn meanwhile(&self) -> Option<&Self> {
         self.meanwhile.as_deref().filter(|other| other.group != self.group)
@@ -131,12 +131,12 @@ impl Step {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Launches {
-    /// One by one, for exactly the step's tokens.
+    /// Eager launches, for exactly the step's tokens.
     #[default]
     Eager,
-    /// One by one, for all tokens of a bucket.
+    /// Eager launches, for all tokens of a bucket.
     Bucket(Bucket),
-    /// By the graph that was captured for a bucket, if there is one and all layers are run.
+    /// The graph that was captured for a bucket, if there is one and all layers are run.
     Replay(Bucket),
 }
 
@@ -151,7 +151,7 @@ impl Launches {
     }
 }
 
-/// Which layers of a step are run.
+/// The layers of a step that are run before its first commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layers {
@@ -160,34 +160,34 @@ pub enum Layers {
     All,
     /// None.
     None,
-    /// All but one, counted from the group's first, around its end.
+    /// All but one, whose index in the group is this number modulo the number of layers.
     Without(u32),
     /// All, but one of them lacks its append.
     Unappended(u32),
 }
 
-/// What one request does in a step.
+/// The part of one request in a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// The request.
     pub request: Name,
-    /// Where it starts, counted from where it must start: 0 unless the step is to be refused.
+    /// How far the start is after the request's final tokens: 0 unless the step should be refused.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub ahead: u32,
-    /// Tokens it adds.
+    /// Number of tokens.
     pub tokens: u32,
-    /// Leading tokens that are its own story; the others are drafts that were never right.
+    /// Number of leading tokens that are those of its text; the others are wrong drafts.
     pub genuine: u32,
 }
 
-/// What a commit says of one request.
+/// The part of one request in a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accept {
     /// The request.
     pub request: Name,
-    /// Tokens that become final.
+    /// Number of tokens that become final.
     pub accepted: u32,
-    /// Token ids that are told; none if 0.
+    /// Number of token ids that are passed; none if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub told: u32,
 }
@@ -197,11 +197,11 @@ fn is_zero(value: &u32) -> bool {
     *value == 0
 }
 
-/// A cache and what is done to it.
+/// A cache and the operations on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Script {
-    /// The cache.
+    /// The configuration of the cache.
     pub config: CacheConfig,
-    /// What is done, in order.
+    /// The operations, in order.
     pub ops: Vec<Op>,
 }

@@ -1,19 +1,19 @@
-//! How far the operations are, on the terminal's error stream; nothing where that is no terminal.
+//! The progress of the operations, on standard error; nothing if that is not a terminal.
 
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar of operations, or of seconds where a time was asked for.
+/// A bar of operations, or of seconds if the run has a time.
 pub struct Progress {
     bar: ProgressBar,
     began: Instant,
-    /// What was asked for; 0 if nothing was.
+    /// The length of the run; 0 if the run has a number of operations.
     seconds: u64,
 }
 
 impl Progress {
-    /// Of a run of so many operations as [`Self::expect`] says, or of so many seconds, if these are not 0.
+    /// A bar of the operations announced by [`Self::expect`], or of `seconds` if that is not 0.
     pub fn new(seconds: u64) -> Self {
         let unit = if seconds > 0 { "s" } else { "operations" };
         let template = format!("{{bar:30}} {{pos}} of {{len}} {unit}, {{eta}} left");
@@ -23,14 +23,14 @@ impl Progress {
         Self { bar, began: Instant::now(), seconds }
     }
 
-    /// So many operations are to come.
+    /// Adds operations to the length of the bar.
     pub fn expect(&self, operations: u64) {
         if self.seconds == 0 {
             self.bar.inc_length(operations);
         }
     }
 
-    /// An operation was done.
+    /// Counts one finished operation.
     pub fn done(&self) {
         if self.seconds == 0 {
             self.bar.inc(1);
@@ -39,7 +39,7 @@ impl Progress {
         }
     }
 
-    /// Seeds that have begun end, even after the time that was asked for.
+    /// Shows the elapsed time, at most the length of the run: seeds that have begun may end later.
     fn show(&self, elapsed: Duration) {
         let seconds = elapsed.as_secs().min(self.seconds);
         if seconds != self.bar.position() {
@@ -47,7 +47,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }

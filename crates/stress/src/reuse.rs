@@ -1,4 +1,4 @@
-//! What is put to the test where requests share: a ledger, with what its user keeps of it.
+//! The subject where requests share prefixes.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::answer::{Answer, Counts, Pinned};
 use super::op::Name;
 use super::text::Text;
 
-/// Something whose requests share like a cache's. Suspended requests and leases stay with it, by name.
+/// A subject whose requests share prefixes. It keeps suspended requests and leases, by name.
 pub trait Reuse {
     /// Admits a request with its prompt.
     ///
@@ -24,16 +24,16 @@ pub trait Reuse {
     /// The cache's refusal.
     fn fork(&mut self, of: RequestId) -> Result<RequestId, KvError>;
 
-    /// Takes a request out of its slot, and keeps it under its name.
+    /// Suspends a request, and keeps it under `name`.
     ///
     /// # Errors
     /// The cache's refusal.
     fn suspend(&mut self, name: Name, id: RequestId) -> Result<(), KvError>;
 
-    /// Lets the suspended request of that name go on; `None` if there is none.
+    /// Resumes the suspended request of this name; `None` if there is none.
     fn resume(&mut self, name: Name) -> Option<Answer<RequestId>>;
 
-    /// Ends the suspended request of that name; whether there was one.
+    /// Ends the suspended request of this name; false if there is none.
     fn discard(&mut self, name: Name) -> bool;
 
     /// Pins a prompt.
@@ -42,30 +42,30 @@ pub trait Reuse {
     /// The cache's refusal.
     fn pin(&mut self, lease: Name, text: &Text, until: Duration) -> Result<Pinned, PinRefused>;
 
-    /// Ends a lease; `false` if there is none of that name, or it has ended.
+    /// Ends a lease; `false` if there is none of this name, or it has expired.
     fn unpin(&mut self, lease: Name) -> bool;
 
-    /// Ends the leases whose time is before `now`; how many.
+    /// Ends the leases that expire before `now`; returns their number.
     fn expire(&mut self, now: Duration) -> usize;
 
-    /// Whether a request alone has each of its blocks.
+    /// For each block of a request, whether the request is its only owner.
     fn own_blocks(&self, id: RequestId) -> Option<Vec<bool>>;
 
-    /// What is counted.
+    /// The ledger's counts.
     fn counts(&self) -> Counts;
 
-    /// What happened to the prefix tree, as [`drain_events`](dsv4_kv::events::EventSource::drain_events).
+    /// The events of the prefix tree, as [`drain_events`](dsv4_kv::events::EventSource::drain_events).
     fn drain(&mut self, batch: &mut EventBatch) -> Drained;
 
-    /// All that is there, as [`snapshot_events`](dsv4_kv::events::EventSource::snapshot_events).
+    /// All blocks of the prefix tree, as [`snapshot_events`](dsv4_kv::events::EventSource::snapshot_events).
     fn snapshot(&mut self) -> EventBatch;
 
-    /// The same to whoever only looks.
+    /// As `Self::snapshot`, without an effect on the event log.
     fn resident(&self) -> EventBatch;
 
-    /// Counts everything again.
+    /// Counts all blocks and checkpoints again, and compares.
     ///
     /// # Errors
-    /// What is not as it must be.
+    /// The first inconsistency.
     fn audit(&self) -> Result<(), String>;
 }

@@ -18,16 +18,16 @@ use super::subject::{accepted, token_ids};
 use dsv4_kv_tests::fed::{Inputs, Part};
 use dsv4_kv_tests::inputs::download;
 
-/// What a cache does with its kernels.
+/// Whether the kernels of a cache run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernels {
     /// They run, and bytes are compared.
     Run,
-    /// The device skips them: what is compared is the host's work alone.
+    /// The device skips them; only the work of the host is compared.
     Skipped,
 }
 
-/// What running a step takes.
+/// Everything that running a step needs.
 pub(super) struct Runner<'r, B: Backend> {
     pub stream: &'r Stream<B>,
     pub inputs: &'r Inputs<B>,
@@ -43,8 +43,8 @@ pub(super) struct Runner<'r, B: Backend> {
 }
 
 impl<B: Backend> Runner<'_, B> {
-    /// Runs a step, and the one of the other group while it is open; what came of it, and what was
-    /// wrong with what its kernels wrote.
+    /// Runs a step, and that of the other group while it is open. Returns the report, and the first fault in the rows
+    /// that kernels wrote.
     pub fn step(
         &mut self,
         groups: &mut [Option<Group<'_, B>>; 2],
@@ -91,7 +91,7 @@ impl<B: Backend> Runner<'_, B> {
         (report, trouble)
     }
 
-    /// Runs the layers that the step says, and compares what one of them gathers.
+    /// Runs the layers of the step that come before its first commit, and compares the gathered rows of one layer.
     fn run(&mut self, open: &mut Step<'_, B>, step: &op::Step) -> Result<(), String> {
         let (_, layers) = self.model.layers_of(step);
         if self.has_kernels() {
@@ -105,7 +105,7 @@ impl<B: Backend> Runner<'_, B> {
         gathered.map_or(Ok(()), |gathered| gathered.check(self.stream, self.library, self.model))
     }
 
-    /// Queues those layers, one by one or by a graph.
+    /// Queues those layers, one by one or as a graph.
     fn queue(
         &self,
         open: &mut Step<'_, B>,
@@ -118,7 +118,7 @@ impl<B: Backend> Runner<'_, B> {
             open.replay(graph)?;
             if let Some(layer) = watch.layer {
                 let updated = inputs.resume(open, layer)?;
-                // What a long chunk has overwritten cannot be gathered any more.
+                // Rows that a long chunk has overwritten cannot be gathered any more.
                 let whole = graph.bucket().tokens_per_request <= model.rollback();
                 gathered = Some(Gathered::new(watch, model, step, &updated, whole)?);
             }
@@ -138,7 +138,7 @@ impl<B: Backend> Runner<'_, B> {
         Ok(gathered)
     }
 
-    /// Runs what is left of the layers.
+    /// Runs the remaining layers.
     fn finish(&self, open: &mut Step<'_, B>) -> Result<(), String> {
         for (layer, _) in open.ids() {
             let updated = match open.progress(layer).map_err(text)? {
@@ -154,7 +154,7 @@ impl<B: Backend> Runner<'_, B> {
         self.kernels == Kernels::Run
     }
 
-    /// The graph that the step is to be run by.
+    /// The graph that replays the step, if there is one.
     fn graph(&self, step: &op::Step) -> Option<&CapturedStep<B>> {
         let op::Launches::Replay(bucket) = step.launches else { return None };
         let serves = |(group, graph): &&(LayerGroup, CapturedStep<B>)| {
@@ -164,7 +164,7 @@ impl<B: Backend> Runner<'_, B> {
         found.map(|(_, graph)| graph)
     }
 
-    /// Brings the step's tensors in place.
+    /// Copies the step's inputs to the device.
     fn load(&self, open: &Step<'_, B>, step: &op::Step) {
         let request = |part: &op::Part| self.model.named(part.request).expect("it is in a step");
         let told: Vec<_> =
@@ -181,7 +181,7 @@ impl<B: Backend> Runner<'_, B> {
         self.inputs.load(self.stream, &parts, open.tokens());
     }
 
-    /// StepMeta on the device: its sections, one behind the other.
+    /// StepMeta on the device: its sections, one after the other.
     fn array(&self, open: &Step<'_, B>) -> Vec<i32> {
         let section = |section| download(self.stream, &open.section(section));
         Section::ALL.into_iter().flat_map(section).collect()

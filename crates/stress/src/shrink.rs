@@ -1,11 +1,11 @@
-//! Makes a failing script short: takes out what it fails without.
+//! Makes a failing script short: removes everything that is not needed for the failure.
 
 use std::time::{Duration, Instant};
 
 use super::drive::Divergence;
 use super::op::{Launches, Layers, Op, Part, Script, Step};
 
-/// The shortest script found within `budget` that still fails, and how. `fails` runs a script.
+/// The shortest failing script found within `budget`, and its failure. `fails` runs a script.
 pub fn shrink(
     mut script: Script,
     mut divergence: Divergence,
@@ -28,7 +28,7 @@ pub fn shrink(
     }
 }
 
-/// Takes out every run of `size` operations that is not needed, the last first.
+/// Removes every run of `size` operations that is not needed, from the end to the start.
 fn without_runs(
     script: &mut Script,
     divergence: &mut Divergence,
@@ -46,7 +46,7 @@ fn without_runs(
     }
 }
 
-/// Makes every step simpler that need not be as it is.
+/// Makes steps simpler where the script still fails.
 fn simpler_steps(
     script: &mut Script,
     divergence: &mut Divergence,
@@ -56,7 +56,7 @@ fn simpler_steps(
     let mut at = 0;
     while at < script.ops.len() && Instant::now() < end {
         let mut turn = 0;
-        // As long as one way of making it simpler is left: each starts over if it helps.
+        // Tries the simplifications of this step in order, and starts again after each that helps.
         while let Some(Op::Step(step)) = script.ops.get(at) {
             let Some(simpler) = simpler(step).into_iter().nth(turn) else { break };
             let mut ops = script.ops.clone();
@@ -122,7 +122,7 @@ fn shorter_part(step: &Step, part: usize, tokens: u32) -> Step {
     shorter
 }
 
-/// Replaces the script's operations if it fails with the new ones, too.
+/// Replaces the operations of the script, if it still fails with the new ones.
 fn keep_if_failing(
     script: &mut Script,
     divergence: &mut Divergence,

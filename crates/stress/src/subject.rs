@@ -1,4 +1,4 @@
-//! What is put to the test: something that answers like a cache.
+//! The subject of a stress test: it answers like a cache.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +18,7 @@ use super::reuse::Reuse;
 use super::text::Text;
 use super::tier::HostTier;
 
-/// What a commit names; `ids` are the token ids that each part tells.
+/// The parts of a commit; `ids` are the token ids of each part.
 pub(super) fn accepted<'t>(
     model: &Model,
     commit: &[Accept],
@@ -32,7 +32,7 @@ pub(super) fn accepted<'t>(
     commit.iter().zip(ids).map(one).collect()
 }
 
-/// The token ids that a commit tells: of a request that shares the ones of its text, else any.
+/// The token ids of each part of a commit: those of its text for a request that shares prefixes, else arbitrary ones.
 pub(super) fn token_ids(model: &Model, commit: &[Accept]) -> Vec<Cow<'static, [u32]>> {
     let one = |accept: &Accept| {
         let told = accept.told.min(TOKEN_IDS.len() as u32);
@@ -49,7 +49,7 @@ pub(super) fn token_ids(model: &Model, commit: &[Accept]) -> Vec<Cow<'static, [u
 
 /// A cache, or its ledger alone.
 pub trait Subject {
-    /// Whether it runs layers and knows buckets, and answers for them.
+    /// Whether it runs layers and supports buckets, with the errors of a cache.
     const HAS_LAYERS: bool;
 
     /// Admits a request.
@@ -64,13 +64,13 @@ pub trait Subject {
     /// The cache's refusal.
     fn release(&mut self, id: RequestId) -> Result<(), KvError>;
 
-    /// Takes a request's draft layers back.
+    /// Rewinds a request's draft layers.
     ///
     /// # Errors
     /// The cache's refusal.
     fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError>;
 
-    /// Begins a step, runs it and ends it. `model`: before the step.
+    /// Begins a step, runs it and ends it. `model` is the model before the step.
     fn step(&mut self, model: &Model, step: &Step) -> Report;
 
     /// The block table of a request.
@@ -79,18 +79,18 @@ pub trait Subject {
     /// Final tokens of a request in a layer group.
     fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32>;
 
-    /// Blocks that are free, and requests that are admitted, as the subject counts them.
+    /// Number of free blocks and of admitted requests, as the subject counts them.
     fn counts(&self) -> (u32, u32);
 
-    /// The same, for what its requests share.
+    /// The subject's operations on shared prefixes.
     fn reuse(&mut self) -> &mut dyn Reuse;
 
-    /// The same where host memory keeps what the device evicts; `None` if there is none.
+    /// The subject's operations on its host tier; `None` if there is none.
     fn tier(&mut self) -> Option<&mut dyn HostTier> {
         None
     }
 
-    /// Compares bytes with the model's; `turn` chooses which.
+    /// Compares bytes in memory with those of the model; `turn` selects which.
     ///
     /// # Errors
     /// Which bytes differ.
@@ -99,18 +99,19 @@ pub trait Subject {
     }
 }
 
-/// The ledger alone: [`Ledger`], and each group's StepMeta in host memory.
+/// The ledger alone: [`Ledger`], and the StepMeta of each group in host memory.
 #[derive(Debug)]
 pub struct LedgerOnly {
     /// The ledger.
     pub ledger: Ledger,
     /// StepMeta, by [`LayerGroup::index`].
     pub arrays: [Vec<i32>; 2],
-    /// Requests that are suspended.
+    /// Suspended requests.
     pub suspended: BTreeMap<Name, Suspended>,
-    /// Leases that were not ended; some may have by themselves.
+    /// Leases that were not ended by their holder; some may have expired.
     pub leases: BTreeMap<Name, Lease>,
-    /// What requests are called here whose handles are another ledger's: of a rank that is told what another does.
+    /// Maps handles of another ledger to those of this one. A rank that receives the operations of another rank needs
+    /// it.
     pub ids: HashMap<RequestId, RequestId>,
 }
 
@@ -126,7 +127,7 @@ impl LedgerOnly {
         Ok(Self { ledger, arrays, suspended, leases, ids })
     }
 
-    /// What a request is called here.
+    /// The handle in this ledger.
     fn own(&self, id: RequestId) -> RequestId {
         self.ids.get(&id).copied().unwrap_or(id)
     }
@@ -275,7 +276,7 @@ impl Reuse for LedgerOnly {
     }
 }
 
-/// What a ledger counts.
+/// The counts of a ledger.
 pub(super) fn counts(ledger: &Ledger) -> Counts {
     let tree = ledger.tree_counts();
     Counts {

@@ -1,25 +1,25 @@
-//! What requests say where prefixes are shared: tokens of a small alphabet, written as runs.
+//! The texts of requests where prefixes are shared: tokens of a small alphabet, written as runs.
 
 use std::ops::Range;
 
 use dsv4_kv::Prompt;
 use serde::{Deserialize, Serialize};
 
-/// Tokens of a block.
+/// Tokens per block.
 pub const BLOCK: u32 = 128;
 
-/// A prompt under a salt, and what is answered to it.
+/// A prompt with a salt, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Text {
     /// The salt.
     pub salt: u8,
-    /// The prompt: token ids, each with how often it comes.
+    /// The prompt as runs: token ids, and how often each is repeated.
     pub runs: Vec<(u32, u32)>,
-    /// The token that comes behind the prompt, again and again.
+    /// The token that follows the prompt, repeated without end.
     pub answer: u32,
 }
 
-/// The first tokens of a text, under its salt. Two are equal if all of their tokens are.
+/// The first tokens of a text, with its salt. Two prefixes are equal if the salts and all tokens are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prefix {
     salt: u8,
@@ -27,7 +27,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// These tokens.
+    /// A prefix of these tokens.
     #[must_use]
     pub fn of(salt: u8, tokens: &[u32]) -> Self {
         let mut prefix = Self { salt, runs: Vec::new() };
@@ -35,12 +35,12 @@ impl Prefix {
         prefix
     }
 
-    /// More tokens.
+    /// Appends tokens.
     pub fn go_on(&mut self, tokens: &[u32]) {
         tokens.iter().for_each(|&token| self.go_on_with(token, 1));
     }
 
-    /// The same token so many times more.
+    /// Appends `count` times the same token.
     fn go_on_with(&mut self, token: u32, count: u32) {
         match self.runs.last_mut() {
             Some((last, sum)) if *last == token => *sum += count,
@@ -55,38 +55,38 @@ impl Prefix {
         self.salt
     }
 
-    /// Token ids, each with how often it comes.
+    /// Token ids, and how often each is repeated.
     #[must_use]
     pub fn runs(&self) -> &[(u32, u32)] {
         &self.runs
     }
 
-    /// Its tokens.
+    /// Number of tokens.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.runs.iter().map(|&(_, count)| count).sum()
     }
 }
 
-/// The salt of requests that share nothing.
+/// The salt of requests that share no prefixes.
 const UNSHARED: u8 = u8::MAX;
-/// What requests that share nothing say: so many different things.
+/// Number of different texts of requests that share no prefixes.
 const STORIES: u32 = 5;
 
 impl Text {
-    /// What a request says that shares nothing, by its name.
+    /// The text of a request that shares no prefixes, by its name.
     #[must_use]
     pub fn unshared(name: u32) -> Self {
         Self { salt: UNSHARED, runs: Vec::new(), answer: 10 + name % STORIES }
     }
 
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
         self.runs.iter().fold(0, |sum, &(_, count)| sum.saturating_add(count))
     }
 
-    /// The first `tokens` tokens.
+    /// The first `tokens` tokens, of the prompt and then of the answer.
     #[must_use]
     pub fn prefix(&self, tokens: u32) -> Prefix {
         let mut prefix = Prefix::of(self.salt, &[]);
@@ -105,7 +105,7 @@ impl Text {
         self.prefix(blocks * BLOCK)
     }
 
-    /// Token ids of some positions.
+    /// Token ids at these positions.
     #[must_use]
     pub fn tokens(&self, positions: Range<u32>) -> Vec<u32> {
         let all = self.runs.iter().flat_map(|&(token, count)| (0..count).map(move |_| token));
@@ -113,13 +113,13 @@ impl Text {
         all.skip(positions.start as usize).take(positions.len()).collect()
     }
 
-    /// The same first tokens, then another answer.
+    /// A text with the same first tokens, and then another answer.
     #[must_use]
     pub fn continued(&self, tokens: u32, answer: u32) -> Self {
         Self { salt: self.salt, runs: self.prefix(tokens).runs, answer }
     }
 
-    /// The prompt, as a cache is told of it; `tokens` and `salt` hold it.
+    /// The prompt in the form that a cache takes. `tokens` and `salt` are its contents.
     #[must_use]
     pub fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
         Prompt { tokens, salt, adapter: b"" }

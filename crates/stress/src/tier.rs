@@ -1,64 +1,64 @@
-//! What is put to the test where host memory keeps what the device evicts.
+//! The subject where a host tier keeps the prefixes that the device evicts.
 
 use dsv4_kv::{Admission, KvError, TierEvent};
 
 use super::op::Name;
 use super::text::Text;
 
-/// What a host tier shows of itself.
+/// The visible state of a host tier.
 #[derive(Debug)]
 pub struct Seen {
-    /// What it did since it was last asked.
+    /// Its events since the last call.
     pub events: Vec<TierEvent>,
-    /// Prompts that are still to arrive.
+    /// Prompts that have not arrived yet.
     pub wanted: Vec<Name>,
-    /// Whether something is on its way, in either direction.
+    /// Whether a transfer is under way, in either direction.
     pub is_moving: bool,
-    /// Checkpoints that host memory had no room for any more.
+    /// Number of checkpoints that host memory has evicted.
     pub evicted: u64,
 }
 
-/// Something that has a host tier like a cache. What is to arrive stays with it, by name.
+/// A subject with a host tier like that of a cache. It keeps the prompts that have not arrived, by name.
 pub trait HostTier {
-    /// Asks for what host memory has of a prompt; `false` if that is no more than the device has.
+    /// Requests the prefix of a prompt that host memory has; `false` if the device has as much.
     ///
     /// # Errors
     /// The cache's refusal.
     fn prefetch(&mut self, name: Name, text: &Text) -> Result<bool, KvError>;
 
-    /// A prompt is wanted no more; `false` if it was not to arrive.
+    /// Cancels a prefetch; `false` if the prompt was not being fetched.
     fn cancel(&mut self, name: Name) -> bool;
 
-    /// Admits a request with its prompt, and waits for what host memory has of it.
+    /// Admits a request with its prompt, and waits for the prefix that host memory has.
     ///
     /// # Errors
     /// The cache's refusal.
     fn admit_waiting(&mut self, text: &Text) -> Result<Admission, KvError>;
 
-    /// Enters what has arrived, and begins what comes next.
+    /// Enters finished transfers, and begins the next.
     ///
     /// # Errors
     /// The cache's refusal.
     fn advance(&mut self) -> Result<(), KvError>;
 
-    /// The same until nothing is left to do.
+    /// Repeats `Self::advance` until no transfer is left.
     ///
     /// # Errors
     /// The cache's refusal.
     fn settle(&mut self) -> Result<(), KvError>;
 
-    /// The device does all that is queued.
+    /// Lets the device finish all queued work.
     fn catch_up(&mut self);
 
-    /// Tokens of a prompt down to the deepest checkpoint that the device or host memory has.
+    /// Number of tokens of a prompt down to the deepest checkpoint that the device or host memory has.
     fn there(&self, text: &Text) -> u32;
 
-    /// What it shows of itself.
+    /// Its visible state.
     fn seen(&mut self) -> Seen;
 
-    /// Counts everything again.
+    /// Counts everything again, and compares.
     ///
     /// # Errors
-    /// What is not as it must be.
+    /// The first inconsistency.
     fn audit(&self) -> Result<(), String>;
 }

@@ -1,5 +1,5 @@
-//! Mistakes that other caches were shipped with, made on purpose: the stress test finds each of them,
-//! from every seed. Needs the feature `mistakes`.
+//! Mistakes that other caches were shipped with, made on purpose. The stress test must find each of them from every
+//! seed. Needs the feature `mistakes`.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
 
-/// Most operations of a run; a mistake that would show later is not found.
+/// Most operations of a run. A mistake that shows only later is not found.
 const OPS: u64 = 1500;
-/// Operations of a run without a mistake, which goes on to its end.
+/// Operations of a run without a mistake, which runs to its end.
 const CLEAN_OPS: u64 = 120;
 
-/// Four caches, in which requests grow beyond a window and a block, and what their requests say.
+/// Four caches whose requests grow beyond a window and a block, and the token histories of these requests.
 fn caches() -> Vec<(CacheConfig, Arc<Library>)> {
     (0..4)
         .into_par_iter()
@@ -43,7 +43,7 @@ fn caches() -> Vec<(CacheConfig, Arc<Library>)> {
         .collect()
 }
 
-/// Runs of `seeds` seeds with a mistake; where each was found, if it was.
+/// Runs each of `seeds` seeds with a mistake. Returns the divergence of each, or `None` if nothing was found.
 fn runs(
     caches: &[(CacheConfig, Arc<Library>)],
     mistake: Mistake,
@@ -80,8 +80,8 @@ fn every_mistake_is_found(seeds: u64) {
     }
 }
 
-/// What the search for poison says of a request's scores, of all queries of its last step, and what it
-/// should say if each saw one entry too many: the key that comes next, where the step does not write it.
+/// The poisoned reads found in the scores of all queries of a request's last step, and the expected ones if each query
+/// saw one entry too many: the next key, if the step does not write it.
 fn scored(seed: u64) -> [Vec<PoisonRead>; 2] {
     let mut random = SmallRng::seed_from_u64(seed);
     let layers = stories::tiny();
@@ -89,7 +89,7 @@ fn scored(seed: u64) -> [Vec<PoisonRead>; 2] {
     let config = stories::config(&layers, (MainFormat::Ue8m0, format), 2);
     let device = EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
     let mut fed = Fed::new(&device, CacheConfig { poison: true, ..config });
-    // Not at the end of a block: the next key's block is there, though nobody wrote the key.
+    // Not near the end of a block: then the block of the next key exists, though that key was never written.
     let (block, last) = (random.random_range(0..4), random.random_range(8..120));
     let (tokens, chunk) = (128 * block + last, random.random_range(1..5));
     let story = Story::random(&layers, tokens, seed);
@@ -109,7 +109,7 @@ fn scored(seed: u64) -> [Vec<PoisonRead>; 2] {
         }));
     }
     let config = fed.manager.config().clone();
-    // Nothing in layers without an indexer.
+    // Does nothing in layers without an indexer.
     fed.run(&parts, Padding::None, &[chunk as u32], &mut |_, updated| {
         updated.score(&config, 0..chunk as u32, 1)
     });
@@ -121,7 +121,7 @@ fn scored(seed: u64) -> [Vec<PoisonRead>; 2] {
     }
 }
 
-/// A key that is seen too early is named in every run; without the mistake nothing is.
+/// Checks that every run reports the key that is seen too early, and that without the mistake nothing is reported.
 fn every_early_score_is_named(seeds: u64) {
     let all = || (0..seeds).into_par_iter().map(scored).collect::<Vec<_>>();
     assert!(all().iter().all(|[found, _]| found.is_empty()), "found without a mistake");
@@ -134,8 +134,8 @@ fn every_early_score_is_named(seeds: u64) {
     println!("scores of keys seen too early: named in {seeds} of {seeds} runs");
 }
 
-/// A sample of [`every_mistake_is_found_in_100_of_100_runs`]. One test at a time: a mistake is made
-/// in the whole process.
+/// A sample of [`every_mistake_is_found_in_100_of_100_runs`]. There is only one test at a time, since a mistake is
+/// enabled in the whole process.
 #[test]
 fn every_mistake_is_found_in_some_runs() {
     every_mistake_is_found(4);

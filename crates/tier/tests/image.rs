@@ -1,4 +1,4 @@
-//! Images: what is read is what was written, and whatever was done to it is noticed.
+//! Images: a written image can be read, and any change of it is noticed.
 
 use dsv4_kv_tier::image::{HEADER, Image, Subject, decode, encode};
 use dsv4_kv_tier::{ImageError, Section};
@@ -15,7 +15,7 @@ fn subject(tokens: &[[u32; 128]]) -> Subject<'_> {
     Subject { identity: b"weights", root: b"salt", tokens, block_bytes, checkpoint_bytes }
 }
 
-/// Of the last two of three blocks.
+/// An image of the last two of three blocks.
 fn image(subject: &Subject<'_>) -> Vec<u8> {
     let blocks = |bytes: &mut Vec<u8>| bytes.extend((0..2 * BLOCK_BYTES).map(|at| at as u8));
     let checkpoint = |bytes: &mut Vec<u8>| bytes.extend([7; CHECKPOINT_BYTES as usize]);
@@ -33,7 +33,7 @@ fn what_is_written_is_read() {
     assert_eq!(decode(&bytes, &subject(&tokens)), Ok(want));
 }
 
-/// Every bit of every byte: the section that it is in is named.
+/// For every flipped bit the error names the section.
 #[test]
 fn every_flipped_bit_is_noticed() {
     let tokens = tokens();
@@ -81,7 +81,7 @@ fn every_other_length_is_noticed() {
     assert!(matches!(decode(&bytes, &subject), Err(ImageError::Length { .. })));
 }
 
-/// Whole images of something else: their digests are right.
+/// Complete images of other subjects, whose digests are right, are refused.
 #[test]
 fn foreign_images_are_refused() {
     let (tokens, mut others) = (tokens(), tokens());
@@ -90,7 +90,7 @@ fn foreign_images_are_refused() {
     let foreign = [
         (Subject { identity: b"other weights", ..own }, ImageError::Foreign),
         (Subject { root: b"other salt", ..own }, ImageError::Foreign),
-        // The same bytes, cut elsewhere.
+        // The same bytes, split at another place.
         (Subject { identity: b"weightss", root: b"alt", ..own }, ImageError::Foreign),
         (Subject { tokens: &others, ..own }, ImageError::OtherTokens),
         (Subject { tokens: &tokens[..2], ..own }, ImageError::OtherTokens),

@@ -1,5 +1,5 @@
-//! The same tokens under another salt or adapter: nothing is shared through host memory, or through files. Kernels do not run;
-//! what is looked up, moved, stored and read is.
+//! The same tokens under different salts or adapters: nothing is shared through host memory or through files. Kernels
+//! do not run; all lookups, transfers, stores and reads do.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -16,14 +16,14 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 const BLOCK: usize = 128;
-/// Tokens of a prompt: two blocks, and what is left to compute.
+/// Tokens of a prompt: two blocks, and one token to compute.
 const TOKENS: usize = 2 * BLOCK + 1;
-/// Pairs after which other prompts come, which nobody has.
+/// Number of pairs after which all prompts are replaced by new ones.
 const EPOCH: u32 = 256;
-/// Prompts of an epoch: every fourth begins alike.
+/// Prompts of an epoch; every fourth has the same beginning.
 const PROMPTS: u32 = 8;
 
-/// Salts and adapters, some of which are equal when they are written one behind the other.
+/// Salts and adapters, some of which are equal when they are concatenated.
 fn keys() -> Vec<(Vec<u8>, Vec<u8>)> {
     let parts: [&[u8]; 6] = [b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0\0\0\0\x01a"];
     let pairs =
@@ -37,7 +37,7 @@ fn prompt(epoch: u32, number: u32) -> Vec<u32> {
     tokens
 }
 
-/// A cache that has few prompts on the device, and what each salt has computed in this epoch.
+/// A cache with room for few prompts on the device, and the prefixes that each key has computed in this epoch.
 struct Run {
     fed: Fed<Null>,
     cold: Option<ColdTier<Null>>,
@@ -58,15 +58,15 @@ impl Run {
         Self { fed, cold, computed: HashMap::new(), keys: keys() }
     }
 
-    /// Whether a key has computed a prefix itself.
+    /// Checks that a key has computed a prefix itself.
     fn check(&self, key: usize, prefix: &[u32]) -> Result<(), String> {
         let own = self.computed.get(&key).is_some_and(|computed| computed.contains(prefix));
         let (len, keys) = (prefix.len(), &self.keys[key]);
         if own || len == 0 { Ok(()) } else { Err(format!("{len} tokens are not of {keys:?}")) }
     }
 
-    /// Brings what files and host memory have of a prompt under a key, goes on from it, computes the rest and ends. What it
-    /// has reused is what the key had computed itself.
+    /// Fetches a prompt under a key from files and host memory, continues from there, computes the rest, and ends.
+    /// Checks that the key has computed everything that it reused.
     fn ask(&mut self, key: usize, tokens: &[u32]) -> Result<(), String> {
         let (salt, adapter) = self.keys[key].clone();
         let asked = Prompt { tokens, salt: &salt, adapter: &adapter };
@@ -98,7 +98,7 @@ impl Run {
         Ok(())
     }
 
-    /// So many pairs: a prompt is asked for under one key, then under another.
+    /// Runs `count` pairs: requests a prompt under one key, then under another.
     fn pairs(&mut self, count: u32) -> Result<(), String> {
         let (mut random, begun) = (SmallRng::seed_from_u64(23), Instant::now());
         for number in 0..count {
@@ -121,9 +121,9 @@ impl Run {
     }
 }
 
-/// Host memory for the prompts of an epoch, and no more.
+/// Bytes of host memory for the prompts of an epoch.
 const EPOCHS_HOST: u64 = 64 << 20;
-/// Host memory for a few of them.
+/// Bytes of host memory for a few prompts.
 const FEW: u64 = 2 << 20;
 
 #[test]
@@ -147,7 +147,7 @@ fn through_store(count: u32, url: &str, options: &ColdOptions) {
     run.pairs(count).unwrap();
     let stats = run.cold.as_ref().unwrap().stats();
     println!("{stats:?}");
-    // Nobody has even looked at what is another's.
+    // No object of another owner was even opened.
     assert_eq!((stats.foreign, stats.damaged, stats.failed), (0, 0, 0), "{stats:?}");
     assert!(stats.restored > u64::from(count) / 5, "{stats:?}");
 }
@@ -163,7 +163,7 @@ fn another_salt_shares_nothing_through_thousands_of_files() {
     through_files(3_000);
 }
 
-/// A bucket of a server that speaks S3. It is empty before: what is in it would be found.
+/// A bucket of an S3 server. It must be empty at the start, since objects in it would be found.
 #[cfg(feature = "aws")]
 #[test]
 #[ignore = "needs a server: docs/reliability.md"]

@@ -5,23 +5,23 @@
 //! | `timestamp` | ms | never decreases |
 //! | `input_length` | tokens | at least 1 |
 //! | `output_length` | tokens | at least 1 |
-//! | `hash_ids` | one per 512 input tokens | may be absent, but not for [`Prompt`]s; equal ids at equal places are equal tokens |
+//! | `hash_ids` | one per 512 input tokens | may be absent, except where [`Prompt`]s are read; equal ids at equal indices are equal tokens |
 //!
-//! A line has at most [`MAX_LINE_BYTES`], a trace that is read whole at most [`MAX_REQUESTS`].
+//! A line has at most [`MAX_LINE_BYTES`]. A trace that is read as a whole has at most [`MAX_REQUESTS`].
 //!
 //! ```
 //! use std::path::Path;
 //!
 //! use dsv4_kv_trace::TraceReader;
 //!
-//! // A file is read by `TraceReader::open`; here are two lines of one.
+//! // A file is read by `TraceReader::open`; this example reads two lines of one.
 //! let lines = r#"{"timestamp": 1000, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
 //! {"timestamp": 3000, "input_length": 900, "output_length": 5, "hash_ids": [1, 7]}"#;
 //! let requests = TraceReader::new(Path::new("two lines"), lines.as_bytes()).read_requests(10)?;
 //!
 //! let (arrival, prompt) = &requests[1];
 //! assert_eq!((arrival.at_ms, arrival.input, arrival.cached_tokens()), (2000.0, 900, 904)); // times count from the first
-//! // Equal ids: the first 512 tokens of both are the same.
+//! // Equal first ids: the first 512 tokens of both prompts are the same.
 //! let of_first = requests[0].1.as_ref().map(|prompt| prompt.hash_ids[0]);
 //! assert_eq!(of_first, prompt.as_ref().map(|prompt| prompt.hash_ids[0]));
 //! # Ok::<(), dsv4_kv_trace::TraceError>(())
@@ -40,28 +40,29 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 /// One request of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
-    /// When it arrives, in milliseconds of virtual time.
+    /// Arrival time, in milliseconds of virtual time.
     pub at_ms: f64,
-    /// Tokens of its prompt, at least 1.
+    /// Number of prompt tokens, at least 1.
     pub input: u32,
-    /// Tokens it generates, at least 1.
+    /// Number of generated tokens, at least 1.
     pub output: u32,
 }
 
 impl Arrival {
-    /// Tokens the cache holds when the request ends: the last one generated is never fed back.
+    /// Number of tokens in the cache when the request ends. The last generated token is never fed back, so it is not
+    /// cached.
     #[must_use]
     pub fn cached_tokens(&self) -> u32 {
         self.input.saturating_add(self.output).saturating_sub(1)
     }
 
-    /// The same request in a load `factor` times smaller that arrives `speed` times faster: both
-    /// lengths and the time are divided by `factor`, so that as many requests run at once. No length becomes less than 1.
+    /// The same request in a load that is `factor` times smaller and arrives `speed` times faster. Both lengths and the
+    /// arrival time are divided by `factor`, so that as many requests run at once. No length becomes less than 1.
     ///
     /// # Errors
-    /// [`TooLong`] if its lengths together then pass [`u32::MAX`]; only a `factor` below 1 can do that.
+    /// [`TooLong`] if the sum of the lengths exceeds [`u32::MAX`], which only a `factor` below 1 can cause.
     pub fn shrunk(self, factor: f64, speed: f64) -> Result<Self, TooLong> {
-        // Saturates, as the sum then does not.
+        // The conversion saturates; the checked sum below does not.
         let length = |tokens: u32| ((f64::from(tokens) / factor).ceil() as u32).max(1);
         let (input, output) = (length(self.input), length(self.output));
         if input.checked_add(output).is_none() {
@@ -71,16 +72,16 @@ impl Arrival {
     }
 }
 
-/// What the prompt of a request says, as far as a trace tells.
+/// The prompt of a request, as far as a trace describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Tokens.
+    /// Length in tokens.
     pub tokens: u32,
-    /// One per [`HASH_TOKENS`] of them: prompts whose first ids are equal have those tokens in common.
+    /// One id per [`HASH_TOKENS`] tokens. Prompts with equal first ids have the tokens of these ids in common.
     pub hash_ids: Vec<u64>,
 }
 
-/// A request that is too long once its lengths are divided.
+/// A request that is too long after its lengths are divided.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
     "input_length {input} and output_length {output}, divided by {factor}, pass {} together",
@@ -92,7 +93,7 @@ pub struct TooLong {
     factor: f64,
 }
 
-/// Most bytes of a line, its end not counted.
+/// Most bytes of a line, without its line end.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
 /// Most requests of a load.
 pub const MAX_REQUESTS: u32 = 1_000_000;
@@ -100,7 +101,7 @@ pub const MAX_REQUESTS: u32 = 1_000_000;
 /// Input tokens that one element of `hash_ids` stands for.
 pub const HASH_TOKENS: u32 = 512;
 
-/// A trace that cannot be used: where, and why.
+/// Why a trace cannot be used, and in which file and line.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", Place { path, line: *line })]
 pub struct TraceError {
@@ -111,7 +112,7 @@ pub struct TraceError {
     problem: Problem,
 }
 
-/// A line of a file, or the file.
+/// The place of an error, as it is printed: a line of a file, or the file.
 struct Place<'a> {
     path: &'a Path,
     line: u64,
@@ -156,7 +157,7 @@ enum Problem {
     Empty,
 }
 
-/// The message alone: its line number is always 1, as each line is a document of its own.
+/// The message without serde's line number. Each line is a JSON document of its own, so that number is always 1.
 fn without_location(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let location = format!(" at line {} column {}", error.line(), error.column());
@@ -195,24 +196,24 @@ impl TraceReader {
 }
 
 impl<R: BufRead> TraceReader<R> {
-    /// A trace from anywhere; `path` names it in errors.
+    /// Reads a trace from any reader. `path` names the trace in errors.
     pub fn new(path: &Path, from: R) -> Self {
         Self { path: path.into(), from, text: Vec::new(), line: 0, first: None, last: 0 }
     }
 
-    /// The first `limit` requests, or all if there are fewer; at least one.
+    /// Reads the first `limit` requests, or all if there are fewer; at least one.
     ///
     /// # Errors
-    /// [`TraceError`] of the first line that is no request, if there is none at all, or if there are
-    /// more than [`MAX_REQUESTS`] within `limit`.
+    /// [`TraceError`] of the first line that is not a request; also if the trace has no request, or more than
+    /// [`MAX_REQUESTS`] requests within `limit`.
     pub fn read(mut self, limit: usize) -> Result<Vec<Arrival>, TraceError> {
         self.read_all(limit, Self::next)
     }
 
-    /// The prompts of the first `limit` requests, or of all if there are fewer; at least one.
+    /// Reads the prompts of the first `limit` requests, or of all if there are fewer; at least one.
     ///
     /// # Errors
-    /// As of [`Self::read`]; [`TraceError`] of the first line without `hash_ids`.
+    /// As [`Self::read`]; [`TraceError`] of the first line without `hash_ids`.
     pub fn read_prompts(mut self, limit: usize) -> Result<Vec<Prompt>, TraceError> {
         self.read_all(limit, |reader| {
             reader.next_line(|reader| {
@@ -223,11 +224,11 @@ impl<R: BufRead> TraceReader<R> {
         })
     }
 
-    /// The first `limit` requests, or all if there are fewer, at least one; with their prompts where the trace has
-    /// `hash_ids`.
+    /// Reads the first `limit` requests, or all if there are fewer; at least one. A request also has its prompt if its
+    /// line has `hash_ids`.
     ///
     /// # Errors
-    /// As of [`Self::read`].
+    /// As [`Self::read`].
     pub fn read_requests(
         mut self,
         limit: usize,
@@ -241,7 +242,7 @@ impl<R: BufRead> TraceReader<R> {
         })
     }
 
-    /// What `next` reads, `limit` times or until there is nothing more.
+    /// Calls `next` until it returns `None`, at most `limit` times, and collects the results.
     fn read_all<T>(
         &mut self,
         limit: usize,
@@ -257,7 +258,7 @@ impl<R: BufRead> TraceReader<R> {
         Err(self.located(problem))
     }
 
-    /// What `parse` makes of the next line, if there is one.
+    /// Reads the next line and applies `parse` to it; `None` at the end of the trace.
     fn next_line<T>(
         &mut self,
         parse: impl FnOnce(&mut Self) -> Result<T, Problem>,
@@ -270,7 +271,7 @@ impl<R: BufRead> TraceReader<R> {
         Some(read.and_then(|_| parse(self)).map_err(|problem| self.located(problem)))
     }
 
-    /// Reads the next line; whether there is one.
+    /// Reads the next line; false at the end of the trace.
     fn read_line(&mut self) -> Result<bool, Problem> {
         self.text.clear();
         let longest = MAX_LINE_BYTES as u64 + 1;
@@ -283,7 +284,8 @@ impl<R: BufRead> TraceReader<R> {
         if self.text.len() > MAX_LINE_BYTES { Err(Problem::LongLine) } else { Ok(true) }
     }
 
-    /// A folder, or a disk that fails, is no fault of a line.
+    /// Adds the file and the line to an error. An error of reading (a folder, a failing disk) gets no line, as it is
+    /// not an error of that line.
     fn located(&self, problem: Problem) -> TraceError {
         let line = if matches!(problem, Problem::Read(_)) { 0 } else { self.line };
         TraceError { path: self.path.clone(), line, problem }

@@ -1,32 +1,34 @@
-//! A request moves from one KV cache to another, or a prefix is copied, as an image that is checked before a byte of it is
-//! used.
+//! Moves a request from one KV cache to another, or copies a prefix, as an image. Every byte of an image is verified
+//! before it is used.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`mod@image`] | manifest and payload, and why they are refused |
-//! | [`transport`] | ways by which payloads come |
+//! | [`mod@image`] | manifest and payload, and the reasons to refuse them |
+//! | [`transport`] | ways to move payloads between processes and machines |
 //! | [`protocol`] | offers, reads, deadlines, quarantine, claims, admission |
 //!
 //! # While a prompt is computed
 //!
-//! A draft knows how far the request will be, so that its source can open it before the first step: [`Draft::opening`] goes to
-//! [`Receiver::open`]. After each step [`Sender::take`] copies the blocks that became full, and what it returns goes to
-//! [`Receiver::ready`]: they are read while the next step runs. The last call takes the state too; the offer goes to
-//! [`Receiver::offered`], and all bytes are compared with its digests before any is used.
+//! The length of a prompt is known in advance, so the source can open a draft before the first step: [`Draft::opening`]
+//! goes to [`Receiver::open`]. After each step [`Sender::take`] copies the blocks that became full and returns how many
+//! bytes are ready. That goes to [`Receiver::ready`], and the target reads these blocks while the next step runs. The
+//! last call of `take` copies the state too. The offer goes to [`Receiver::offered`]; the target uses bytes only after
+//! all of them match the digests of the offer.
 //!
 //! # From one cache to another
 //!
-//! The parts of a request leave its cache ([`dsv4_kv::transfer`]): blocks as soon as they are full, the state of its slot
-//! last. A [`Sender`] holds them in memory that its [`Transport`] has registered, and offers them: the manifest, with a
-//! digest of each part, goes over the control channel, whatever that is. A [`Receiver`] reads the bytes, compares them,
-//! and gives them to a [`Target`], which writes them to room that was reserved in its cache ([`Target::load`]), asks the source
-//! whether the request is its own now, and enters it when the source has said yes ([`Target::settle`]). The target's steps
-//! run meanwhile: no call waits for the source, which has a time to answer in.
+//! The parts of a request leave its cache ([`dsv4_kv::transfer`]) in this order: blocks as soon as they are full, then
+//! the state of its slot. A [`Sender`] holds them in memory that its [`Transport`] has registered, and offers them: it
+//! sends the manifest, with a digest of each part, over the control channel, which the caller provides. A [`Receiver`]
+//! reads the bytes, compares them with the digests, and gives them to a [`Target`]. The target writes them to room that
+//! was reserved in its cache ([`Target::load`]), claims the request from the source, and enters it when the source has
+//! said yes ([`Target::settle`]). The target's steps run meanwhile: no call waits for the source, whose answer has a
+//! deadline.
 //!
-//! A prefix is offered by [`Sender::offer_prefix`], read and compared in the same way, and entered in the prefix tree by
-//! [`Target::admit_prefix`]: both caches have it then, so that nobody is asked.
+//! A prefix is offered by [`Sender::offer_prefix`], read and compared in the same way, and entered in the prefix tree
+//! by [`Target::admit_prefix`]. Both caches then have it, so there is no claim.
 //!
-//! Times count from whenever the caller likes, on each side for itself.
+//! Times are durations since an instant that the caller chooses, on each side for itself.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,50 +1,50 @@
-//! Mistakes that tests make on purpose, to see that they are found. Only with the feature `mistakes`; without it nothing of
-//! them is left.
+//! Mistakes that tests make on purpose, to check that the tests find them. They need the feature `mistakes`; without it
+//! no mistake can be made.
 
 /// A protection that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
     Nothing,
-    /// Salt and adapter of an image are not compared with those that its target asked for.
+    /// Salt and adapter of an image are not compared with those that the target expects.
     OwnerIgnored,
     /// Bytes are not compared with their digests.
     DigestIgnored,
-    /// The source is not asked again whether it still holds what it offered.
+    /// The source is not asked, before admission, whether it still holds what it offered.
     EpochIgnored,
-    /// Memory whose read has missed its deadline is used again at once.
+    /// Memory whose read has missed its deadline is reused at once.
     NoQuarantine,
-    /// What is offered in the end is not compared with what was opened.
+    /// The offer is not compared with the opening.
     OpeningIgnored,
-    /// What was verified for another model or other formats is admitted.
+    /// A payload that was verified for another model or other formats is admitted.
     ShapeIgnored,
-    /// What was verified for other weights is admitted.
+    /// A payload that was verified for other weights is admitted.
     WeightsIgnored,
-    /// What was verified for another layout is admitted.
+    /// A payload that was verified for another layout is admitted.
     SectionsIgnored,
     /// A request is loaded into room for another position.
     RoomIgnored,
-    /// A source that does not answer is waited for without end.
+    /// The answer to a claim has no deadline.
     ClaimWithoutEnd,
     /// A source is asked for the same payload again.
     AsksAgain,
-    /// An offer that comes twice is read twice.
+    /// An offer that arrives twice is read twice.
     OffersRepeat,
     /// A target that gives up does not tell its source.
     GivesUpSilently,
     /// A sender takes more memory than it may.
     LimitIgnored,
-    /// Offers whose time has ended stay.
+    /// Expired offers are kept.
     LeaseIgnored,
-    /// Reads that have failed have no second deadline.
+    /// Failed reads have no second deadline.
     FailedStay,
-    /// Reads begin while the transport is to be ended.
+    /// Reads begin while the transport waits to be fenced.
     ReadsWhileDraining,
-    /// The transport is ended while reads go on that somebody waits for.
+    /// The transport is fenced while reads that are still needed go on.
     FenceWithoutDraining,
-    /// A transport that could not be made again is not tried again.
+    /// A transport that could not be reopened is not tried again.
     FenceOnce,
-    /// Transfers of two receivers have the same name.
+    /// Transfers of two receivers have the same id.
     IdsRepeat,
 }
 

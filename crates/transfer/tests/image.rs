@@ -1,4 +1,4 @@
-//! Images: what is written is read, and whatever else was done to one is refused, without a panic.
+//! Images: a written image can be read, and any changed image is refused, without a panic.
 
 use dsv4_kv::CacheConfig;
 use dsv4_kv::transfer::{PartLayout, Positions};
@@ -12,7 +12,7 @@ use kv_layout::geometry::LayerKind;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Bytes before the table, of a row of it, and of the digest behind the tokens.
+/// Bytes of the header, of a row of the table, and of the digest after the tokens.
 const HEADER: usize = 152;
 const ROW: usize = 40;
 const DIGEST: usize = 32;
@@ -21,7 +21,7 @@ fn config() -> CacheConfig {
     CacheConfig::new(ModelConfig::preset("tiny").unwrap())
 }
 
-/// Of a model with an HCA layer and a draft layer: its checkpoints are small.
+/// A model with an HCA layer and a draft layer, whose checkpoints are small.
 fn two_layers() -> CacheConfig {
     let model = config().model;
     let layers = vec![LayerKind::Hca, LayerKind::Swa];
@@ -79,7 +79,7 @@ impl Sample {
         HEADER + ROW * self.manifest.sections.len() + 4 * self.manifest.tokens.len() + DIGEST
     }
 
-    /// Writes the digest that bytes of this length have.
+    /// Updates the digest of the manifest after a change.
     fn seal(&self, bytes: &mut [u8]) {
         let end = self.manifest_bytes() - DIGEST;
         let digest = blake3::hash(&bytes[..end]);
@@ -103,7 +103,7 @@ fn what_is_written_is_read() {
         assert_eq!(bytes.len(), sample.manifest_bytes() + sample.payload.len());
         let image = Image::decode(&bytes, &sample.expected()).unwrap();
         assert_eq!((image.manifest(), image.payload()), (&sample.manifest, &sample.payload[..]));
-        // By two ways, of tokens that the target does not know.
+        // Manifest and payload separately, with tokens that the target does not know.
         let expected = Expected { tokens: None, ..sample.expected() };
         Image::new(sample.manifest.clone(), &sample.payload, &expected).unwrap();
         verify(&sample.manifest, &sample.payload).unwrap();
@@ -114,7 +114,7 @@ fn what_is_written_is_read() {
     }
 }
 
-/// An extreme number, or any.
+/// A random number, often an extreme one.
 fn number(random: &mut StdRng) -> u32 {
     match random.random_range(0..5) {
         0 => u32::MAX - random.random_range(0..4),
@@ -124,7 +124,7 @@ fn number(random: &mut StdRng) -> u32 {
     }
 }
 
-/// Does something to an image: what, and whether it is a change at all.
+/// Changes an image at random, and returns a description of the change.
 fn mutate(sample: &Sample, bytes: &mut Vec<u8>, random: &mut StdRng) -> &'static str {
     let (manifest, len) = (sample.manifest_bytes(), bytes.len());
     let rows = sample.manifest.sections.len();
@@ -144,7 +144,7 @@ fn mutate(sample: &Sample, bytes: &mut Vec<u8>, random: &mut StdRng) -> &'static
             "longer"
         }
         3 => {
-            // The same bytes in another order.
+            // Swaps two rows of the table.
             let [a, b] = [0; 2].map(|_| random.random_range(0..rows));
             let (a, b) = (HEADER + ROW * a.min(b), HEADER + ROW * a.max(b));
             if a < b {
@@ -168,7 +168,7 @@ fn mutate(sample: &Sample, bytes: &mut Vec<u8>, random: &mut StdRng) -> &'static
             "foreign fingerprint, sealed"
         }
         6 => {
-            // Any number but the source's, which the image itself says nothing about.
+            // Any number except the source's, which cannot be checked.
             let words = (HEADER + ROW * rows + 4 * sample.manifest.tokens.len()) / 4;
             let word = random.random_range(0..words);
             if !(32..36).contains(&word) {
@@ -216,7 +216,7 @@ fn refuse_mutations(samples: &[Sample], random: &mut StdRng) {
     }
 }
 
-/// Each refusal, by the change that it is for.
+/// Each change of an image gets its own refusal.
 #[test]
 fn refusals_name_what_is_wrong() {
     let mut random = StdRng::seed_from_u64(3);
@@ -232,7 +232,7 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(changed(8, 1), ImageError::Version { found: 1 });
     assert_eq!(changed(12, 1), ImageError::Flags { found: 1, needed: 0 });
     assert_eq!(changed(12, 2 << 16), ImageError::UnknownKind { found: 2 });
-    // A request that says that it is a prefix, and a prefix that says that it is a request.
+    // A request whose header says that it is a prefix.
     assert_eq!(changed(12, 1 << 16), ImageError::NoBoundary { at: at(6, 5) });
     assert_eq!(changed(16, 1), ImageError::Foreign(Fact::Shape));
     assert_eq!(changed(48, 1), ImageError::Foreign(Fact::Weights));
@@ -267,7 +267,7 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(refused, ImageError::NoDraftLayers { found: 5 });
 }
 
-/// Each refusal of a prefix that is none of a request.
+/// The refusals that only prefixes have.
 #[test]
 fn refusals_of_prefixes_name_what_is_wrong() {
     let mut random = StdRng::seed_from_u64(6);
@@ -286,14 +286,14 @@ fn refusals_of_prefixes_name_what_is_wrong() {
     }
     let refused = check(at(128, 129), ImageKind::Prefix).unwrap_err();
     assert_eq!(refused, ImageError::Drafts { at: at(128, 129) });
-    // The windows of draft layers are part of it, or are not; and a request has no checkpoint.
+    // A prefix has draft windows or has none; and a request has no checkpoint.
     let refused = check(at(128, 0), ImageKind::Prefix).unwrap_err();
     assert!(matches!(refused, ImageError::Section { section: 1, .. }), "{refused}");
     let refused = check(at(128, 128), ImageKind::Request).unwrap_err();
     assert!(matches!(refused, ImageError::Section { section: 1, .. }), "{refused}");
 }
 
-/// A manifest that was not decoded may name any number of bytes.
+/// A manifest that was not decoded may state any number of bytes.
 #[test]
 fn sections_longer_than_memory_are_refused() {
     let mut random = StdRng::seed_from_u64(4);
@@ -309,14 +309,14 @@ fn sections_longer_than_memory_are_refused() {
     assert!(!Fabric::default().write(1, usize::MAX, &[1]));
 }
 
-/// Model, formats, weights, salt and adapter count; what only makes a cache larger does not.
+/// A fingerprint depends on model, formats, weights, salt and adapter, and not on the size of the cache.
 #[test]
 fn a_fingerprint_is_of_what_makes_other_bytes() {
     use kv_layout::index_row::IndexFormat;
     let own = Fingerprint::new(&config(), b"w", b"s", b"a");
     let larger = CacheConfig { max_draft: 3, num_blocks: 9, max_requests: 4, ..config() };
     assert_eq!(Fingerprint::new(&larger, b"w", b"s", b"a"), own);
-    // The same model from a checkpoint's file, where it has another name.
+    // The same model read from a checkpoint's `config.json`, where it has another name.
     let read = ModelConfig::from_json(include_str!("../../../tests/configs/flash.json")).unwrap();
     let preset = ModelConfig::preset("flash").unwrap();
     assert_ne!(read.name, preset.name);

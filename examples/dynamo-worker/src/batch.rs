@@ -1,4 +1,4 @@
-//! Steps of all requests that run, on the one engine there is.
+//! Runs steps of all running requests on the one engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::args::Options;
 use crate::moves::{self, Asked, Offers};
 use crate::request::{Job, Update};
 
-/// The longest time without a look at subscribers and offers.
+/// Longest time between two calls that serve subscribers and offers.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The same while a worker is asked for a request.
+/// As [`POLL_INTERVAL`], while the answer to a claim is outstanding.
 const CLAIM_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What the rest of the worker knows of an engine that runs.
+/// The data of a running engine that the rest of the worker needs.
 #[derive(Clone)]
 pub struct Ready {
     /// Most tokens of a request.
     pub context: u32,
-    /// Tokens that the model has.
+    /// Size of the vocabulary.
     pub vocabulary: u32,
     /// Tokens that end a request.
     pub end: Vec<u32>,
@@ -38,17 +38,17 @@ pub struct Ready {
     pub blocks: u32,
     /// Tokens of a step.
     pub step_tokens: u32,
-    /// Where events are published, if they are.
+    /// The endpoint of events, if they are published.
     pub events: Option<String>,
-    /// Whose requests may come.
+    /// The fingerprint that arriving requests must have.
     pub fingerprint: Fingerprint,
-    /// The parts that they have.
+    /// The layout of parts that arriving requests must have.
     pub layout: PartLayout,
-    /// What is offered, by a prefill worker.
+    /// The offers of a prefill worker.
     pub offers: Option<Arc<Offers>>,
 }
 
-/// What is said when a request does not come from another worker.
+/// Logged when a request cannot be taken from another worker.
 const LOST: &str = "a request did not come; it is computed here";
 
 /// A request in the cache.
@@ -60,12 +60,12 @@ struct Running {
     reused: u32,
 }
 
-/// A request that has come, and whose worker is asked for it.
+/// A request that was loaded, and whose prefill worker was asked for it.
 struct Arriving {
     asked: Asked,
     sequence: Sequence,
     updates: UnboundedSender<Update>,
-    /// Tokens that it has.
+    /// Number of its tokens that were computed.
     tokens: u32,
 }
 
@@ -86,7 +86,7 @@ impl<B: Backend> Batch<B> {
     /// An engine without requests.
     ///
     /// # Errors
-    /// Addresses that cannot be had.
+    /// An address that is not available, or a cache without room for a port.
     pub fn new(mut engine: Engine<B>, options: &Options) -> Result<Self> {
         let cache = engine.cache_mut();
         let shares = options.checkpoints > 0 && options.mode != DisaggregationMode::Decode;
@@ -102,7 +102,7 @@ impl<B: Backend> Batch<B> {
         Ok(Self { engine, port, fingerprint, chunk, offers, publisher, waiting, arriving, running })
     }
 
-    /// What the rest of the worker knows of it.
+    /// The data that the rest of the worker needs.
     pub fn ready(&self) -> Ready {
         let (cache, model) = (self.engine.cache(), self.engine.model());
         Ready {
@@ -118,7 +118,7 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// Runs until nobody can send jobs any more. What is not done then is dropped.
+    /// Runs until all senders of jobs are dropped. Jobs that are not done then are dropped.
     pub fn run(&mut self, jobs: &Receiver<Job>) {
         while self.take(jobs) {
             self.drop_cancelled();
@@ -133,7 +133,8 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// Takes what has come, and waits a moment if there is nothing to do. `false`: nothing will come any more.
+    /// Takes new jobs, and waits a moment if there is nothing to do. Returns `false` once all senders of jobs are
+    /// dropped.
     fn take(&mut self, jobs: &Receiver<Job>) -> bool {
         if self.running.is_empty() && (self.waiting.is_empty() || !self.arriving.is_empty()) {
             let pause = if self.arriving.is_empty() { POLL_INTERVAL } else { CLAIM_POLL_INTERVAL };
@@ -163,7 +164,7 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// Admits what waits, oldest first, while there are slots: blocks are enough for all slots.
+    /// Admits waiting jobs, oldest first, while there are slots: blocks are enough for all slots.
     fn admit(&mut self) {
         let most = self.engine.cache().config().max_requests as usize;
         while self.running.len() + self.arriving.len() < most {
@@ -194,7 +195,7 @@ impl<B: Backend> Batch<B> {
         self.compute(sequence, updates)
     }
 
-    /// Admits a request whose prompt is computed here, as far as the cache has not computed it before.
+    /// Admits a request whose prompt is computed here, except for the prefix that the cache has.
     fn compute(
         &mut self,
         mut sequence: Sequence,
@@ -207,7 +208,7 @@ impl<B: Backend> Batch<B> {
         Ok(())
     }
 
-    /// Lets go on here what other workers have given up since.
+    /// Admits requests that other workers have handed over since the last call.
     fn settle(&mut self) {
         for arriving in std::mem::take(&mut self.arriving) {
             let Arriving { asked, mut sequence, updates, tokens: reused } = arriving;
@@ -230,7 +231,7 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// One token of every request that decodes, and a chunk of every prompt.
+    /// Runs a step: one token of every request that decodes, and a chunk of every prompt.
     fn step(&mut self) -> Result<(), ModelError> {
         self.end_finished();
         if self.running.is_empty() {
@@ -241,7 +242,7 @@ impl<B: Backend> Batch<B> {
         let mut works: Vec<Work> = Vec::new();
         for (index, request) in running.iter().enumerate() {
             let others = running.len() - index - 1;
-            // A decode worker computes the last token of a prompt, whose logits say how it goes on.
+            // A prefill worker leaves the last token of a prompt to the decode worker, which needs its logits.
             let left = offers.as_ref().map_or(usize::MAX, |_| request.left_to_offer());
             let work = request.sequence.next((*chunk).min(budget - others).min(left));
             budget -= work.tokens.len();
@@ -267,7 +268,7 @@ impl<B: Backend> Batch<B> {
         Ok(())
     }
 
-    /// Ends what has all its tokens, or is as far as it is to be offered.
+    /// Ends requests that have all their tokens, or offers them once they can be offered.
     fn end_finished(&mut self) {
         let Self { engine, port, running, offers, fingerprint, .. } = self;
         let is_done = |request: &mut Running| match offers {
@@ -281,7 +282,8 @@ impl<B: Backend> Batch<B> {
                     let request = (id, sequence.tokens());
                     match moves::offer(engine, port, offers, *fingerprint, request) {
                         Ok(ticket) => Update::Offered(Some(ticket), reused),
-                        // Without room for the payload, for example. Who asked computes the prompt again.
+                        // For example, if there is no room for the payload. The decode worker then computes the prompt
+                        // again.
                         Err(error) => {
                             tracing::warn!("a prompt was computed and cannot be offered: {error:#}");
                             Update::Offered(None, reused)
@@ -317,7 +319,7 @@ impl<B: Backend> Batch<B> {
 }
 
 impl Running {
-    /// Tokens that a prefill worker computes: all of the prompt but the last.
+    /// Tokens that a prefill worker still has to compute: all of the prompt but the last one.
     fn left_to_offer(&self) -> usize {
         self.sequence.tokens().len() - 1 - self.sequence.cached()
     }

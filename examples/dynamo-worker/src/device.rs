@@ -1,4 +1,4 @@
-//! The model, and where it runs.
+//! Loads the model, and runs the engine on a device.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -15,10 +15,11 @@ use crate::request::Job;
 
 /// Memory of the emulated device.
 const EMULATED: u64 = 16 << 30;
-/// Blocks that may come and go between two steps.
+/// Most blocks that may enter or leave the prefix tree between two steps.
 const EVENTS: u32 = 4096;
 
-/// Runs the engine until there are no more jobs. Says once what it is, or why it could not be started.
+/// Runs the engine until all senders of jobs are dropped. Sends one message: the engine's data, or why it could not be
+/// started.
 pub fn run(options: &Options, jobs: &Receiver<Job>, ready: &Sender<Result<Ready>>) {
     let run = || {
         let model = load(options)?;
@@ -30,7 +31,7 @@ pub fn run(options: &Options, jobs: &Receiver<Job>, ready: &Sender<Result<Ready>
         on_device(&device, model, options, (jobs, ready))
     };
     if let Err(error) = run() {
-        // Nobody waits any more if the start was given up.
+        // Sending fails if the start was given up.
         let _ = ready.send(Err(error));
     }
 }
@@ -51,8 +52,8 @@ fn on_device<B: Backend>(
     let limits = EngineLimits {
         requests: max_requests,
         context,
-        // All requests fit at once, so that none is ever taken out. Where prefixes are reused, each may also hold blocks of the
-        // prefix tree that another request computed at the same time.
+        // All requests fit at once, so that none is ever preempted. If prefixes are reused, each may also hold blocks
+        // of the prefix tree that another request has computed at the same time.
         cached_tokens: max_requests
             .saturating_mul(context.next_multiple_of(128))
             .saturating_mul(if checkpoints > 0 { 2 } else { 1 }),

@@ -11,12 +11,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`] | options |
-//! | [`worker`] | [`KvWorker`]: what Dynamo calls |
+//! | [`worker`] | [`KvWorker`]: the interface for Dynamo |
 //! | [`request`] | a request of Dynamo as a job, or why it is refused |
-//! | [`batch`] | steps of all that run |
-//! | [`moves`] | requests that leave and come |
-//! | [`questions`] | the port at which decode workers ask |
-//! | [`ticket`] | what a decode worker needs of a prefill worker |
+//! | [`batch`] | steps of all running requests |
+//! | [`moves`] | requests that leave and arrive |
+//! | [`questions`] | the port at which decode workers claim requests |
+//! | [`ticket`] | the data by which a decode worker takes a request from a prefill worker |
 //! | [`device`] | the model and where it runs |
 
 pub mod args;

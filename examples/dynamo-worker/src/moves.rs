@@ -1,4 +1,4 @@
-//! Requests that leave for a decode worker, and come from a prefill worker.
+//! Requests that leave for a decode worker, and that arrive from a prefill worker.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -20,18 +20,18 @@ use crate::args::Options;
 use crate::questions::{ANSWER_TIMEOUT, Answers, Question, answer_all, wake};
 use crate::ticket::{Asks, Remote, Ticket, asked};
 
-/// How long an offer is kept that nobody claims.
+/// How long an offer is kept that is not claimed.
 const OFFER_LIFETIME: Duration = Duration::from_secs(60);
-/// Bytes that offers take together.
+/// Most bytes of all offers together.
 const HELD: u64 = 16 << 30;
-/// How long a read may take.
+/// Deadlines of reads.
 const DEADLINES: Deadlines = Deadlines {
     read: Duration::from_secs(10),
     fence: Duration::from_secs(30),
     quiet: Duration::from_secs(30),
 };
 
-/// What a prefill worker offers, and the threads that answer who asks for it.
+/// The offers of a prefill worker, and the address of the threads that answer claims.
 pub struct Offers {
     held: Mutex<Held>,
     control: SocketAddr,
@@ -39,15 +39,15 @@ pub struct Offers {
 
 struct Held {
     sender: Sender<Files>,
-    /// What times of offers count from.
+    /// The instant from which the times of offers count.
     start: Instant,
 }
 
 impl Offers {
-    /// Listens from now on.
+    /// Starts to listen for claims.
     ///
     /// # Errors
-    /// A directory or an address that cannot be had.
+    /// A directory or an address that is not available.
     pub fn listen(options: &Options) -> Result<Arc<Self>> {
         let sender = Sender::new(Files::new(&options.exchange)?, HELD);
         let control = &options.control;
@@ -59,12 +59,12 @@ impl Offers {
         Ok(offers)
     }
 
-    /// Offers that nobody has claimed yet.
+    /// Number of offers that were not claimed yet.
     pub fn open(&self) -> usize {
         self.lock().sender.offers()
     }
 
-    /// Takes back what nobody has claimed for long.
+    /// Takes back offers whose lifetime has ended.
     pub fn expire(&self) {
         let Held { sender, start } = &mut *self.lock();
         for source in sender.expire(start.elapsed()) {
@@ -93,10 +93,10 @@ impl Drop for Offers {
     }
 }
 
-/// Offers a request as far as it is; its tokens are `tokens`.
+/// Offers a request at its current position. `tokens` has its tokens, at least up to that position.
 ///
 /// # Errors
-/// What the device, the cache or the transport refuses; nothing is offered then.
+/// Any error of the device, the cache or the transport; nothing is offered then.
 pub fn offer<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
@@ -123,10 +123,10 @@ pub fn offer<B: Backend>(
     Ok(Ticket::new(offers.control, &offer))
 }
 
-/// Reads and verifies what a ticket is for: a request with all tokens of `prompt` but the last. Waits for it.
+/// Reads and verifies the request of a ticket, which must have all tokens of `prompt` but the last. Waits for the read.
 ///
 /// # Errors
-/// Another's, another model's or a damaged request; a read that fails or is late.
+/// A request of another owner or another model, a damaged request, or a read that fails or is late.
 pub fn fetch(
     exchange: &Path,
     ticket: &Ticket,
@@ -134,7 +134,7 @@ pub fn fetch(
     prompt: &[u32],
 ) -> Result<Verified> {
     let offer = ticket.offer().context("the ticket is no offer")?;
-    // Of the layout's own cache: no request of it is larger.
+    // No limit is needed: the receiver refuses payloads that do not fit the layout and `max_context`.
     let mut receiver = Receiver::new(Files::new(exchange)?, DEADLINES, u64::MAX);
     let tokens = &prompt[..prompt.len() - 1];
     let expected = Expected { fingerprint, layout, tokens: Some(tokens), max_context };
@@ -148,19 +148,19 @@ pub fn fetch(
     }
 }
 
-/// A request that has come, whose worker is asked whether it may go on here.
+/// A request that was loaded, and whose prefill worker was asked for it.
 pub struct Asked {
     claim: Claim,
     remote: Remote,
     begun: Instant,
-    /// Of the weights that run here.
+    /// The digest of the weights that run here.
     weights: [u8; 32],
 }
 
-/// Loads a request that came, and asks its worker for it.
+/// Loads a verified request, and asks its prefill worker for it.
 ///
 /// # Errors
-/// As [`Target::load`], and no room.
+/// As [`Target::load`]; an error if the cache has no room.
 pub fn load<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
@@ -169,13 +169,13 @@ pub fn load<B: Backend>(
     let (cache, stream) = engine.moves();
     let room = cache.reserve(verified.manifest().at)?;
     let (mut remote, begun) = (Remote::new(ticket.control), Instant::now());
-    // Connecting and answering have as long each.
+    // Connecting and answering may each take `ANSWER_TIMEOUT`.
     let until = 2 * ANSWER_TIMEOUT;
     let claim = Target { cache, stream, port, weights }.load(verified, room, until, &mut remote)?;
     Ok(Asked { claim, remote, begun, weights })
 }
 
-/// Lets a request go on here, if its worker has said so; the request, or who is asked still.
+/// Admits a request if its prefill worker has said yes. Returns the request, or `Asked` if the answer is outstanding.
 ///
 /// # Errors
 /// As [`Target::settle`].
@@ -191,10 +191,10 @@ pub fn settle<B: Backend>(
     }
 }
 
-/// Nobody waits for a request any more.
+/// Gives a request up that was asked for.
 pub fn give_up<B: Backend>(engine: &mut Engine<B>, port: &mut Port<B>, asked: Asked) {
     let (cache, stream) = engine.moves();
     let Asked { claim, mut remote, weights, .. } = asked;
-    // An error would be of another cache's room.
+    // This fails only for a claim of another cache.
     let _ = Target { cache, stream, port, weights }.give_up(claim, &mut remote);
 }

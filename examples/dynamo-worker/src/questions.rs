@@ -1,5 +1,5 @@
-//! The port at which decode workers ask: each connection is answered by a thread of its own, so that one that is silent
-//! holds up nobody else.
+//! The port at which decode workers claim requests. Several threads answer connections, so that a silent connection
+//! delays no other.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,21 +8,22 @@ use std::time::{Duration, Instant};
 
 /// How long the prefill worker may take to answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long whoever connects may take for the whole question: who waits behind others is answered in time all the same.
+/// How long a client may take to send the whole question. It is short, so that clients that wait for a thread are still
+/// answered in time.
 const ASK_TIMEOUT: Duration = Duration::from_millis(500);
-/// Connections that are answered at once.
+/// Number of threads, and so of connections that are served at the same time.
 const THREADS: usize = 32;
 
-/// A question: what it is, then epoch and lease, little-endian. The answer is one byte.
+/// A question: one byte for its kind, then epoch and lease, little-endian. The answer is one byte.
 pub type Question = [u8; 17];
 
-/// Who answers questions.
+/// Answers questions.
 pub trait Answers: Send + Sync + 'static {
     /// The answer to a question.
     fn answer(&self, question: Question) -> bool;
 }
 
-/// Answers who connects, in threads that end when `who` is dropped, and calls [`wake`] then.
+/// Answers connections in threads, which end when `who` is dropped. Its `Drop` must call [`wake`].
 ///
 /// # Errors
 /// No thread could be started.
@@ -43,7 +44,7 @@ pub fn answer_all<A: Answers>(listener: TcpListener, who: &Weak<A>) -> std::io::
     Ok(())
 }
 
-/// Wakes the threads, each of which takes one connection, and finds that there is nothing left to answer for.
+/// Wakes all threads with one connection each, so that they notice that `who` was dropped.
 pub fn wake(control: &SocketAddr) {
     for _ in 0..THREADS {
         if TcpStream::connect_timeout(control, ASK_TIMEOUT).is_err() {
@@ -57,7 +58,7 @@ fn answer_one(mut asks: TcpStream, who: &impl Answers) -> std::io::Result<()> {
     asks.write_all(&[who.answer(question).into()])
 }
 
-/// Reads a question. All of it has one deadline, however many reads it takes.
+/// Reads a question. One deadline applies to all of it, regardless of the number of reads.
 fn read(asks: &mut TcpStream) -> std::io::Result<Question> {
     let (begun, mut question, mut there) = (Instant::now(), Question::default(), 0);
     while there < question.len() {
@@ -81,7 +82,7 @@ fn read(asks: &mut TcpStream) -> std::io::Result<Question> {
 mod tests {
     use super::*;
 
-    /// Says whether a question ends with 1.
+    /// Answers whether a question ends with 1.
     struct Last(SocketAddr);
 
     impl Drop for Last {
@@ -105,7 +106,7 @@ mod tests {
         answer[0]
     }
 
-    /// Who connects and is silent holds up nobody, nor do more of them than there are threads.
+    /// Silent connections delay no other connection, even if they are more than the threads.
     #[test]
     fn silent_connections_hold_up_nobody() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -120,7 +121,7 @@ mod tests {
             }
             drop(silent);
         }
-        // The port is free when its threads have ended.
+        // The port is free once all threads have ended.
         drop(who);
         let begun = Instant::now();
         while TcpListener::bind(control).is_err() {
@@ -129,7 +130,7 @@ mod tests {
         }
     }
 
-    /// One that sends its question byte by byte has no longer than others.
+    /// A client that sends its question byte by byte has no more time than others.
     #[test]
     fn a_question_has_one_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

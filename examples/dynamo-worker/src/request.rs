@@ -1,4 +1,4 @@
-//! A request of Dynamo as a job, or why it is refused.
+//! Converts a request of Dynamo to a job, or refuses it.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -18,31 +18,32 @@ pub struct Job {
     pub prompt: Vec<u32>,
     /// How it is continued.
     pub continuation: Continuation,
-    /// What another worker has computed of it, and whom to ask for it.
+    /// The part that a prefill worker has computed, and the ticket by which to claim it.
     pub moved: Option<(Verified, Ticket)>,
-    /// A receiver that is dropped cancels the request.
+    /// Gets the updates. Dropping the receiver cancels the request.
     pub updates: UnboundedSender<Update>,
 }
 
-/// What becomes of a job.
+/// An update of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// A token.
+    /// A generated token.
     Token(u32),
-    /// The end, with how many tokens of the prompt were not computed here.
+    /// The job is complete. Has the number of prompt tokens that were not computed here.
     Finished(Finish, u32),
-    /// The prompt is computed and offered; nothing follows. Without a ticket there is nothing to move.
+    /// The prompt was computed and offered; nothing follows. Without a ticket there is nothing to move. The number is
+    /// as in [`Self::Finished`].
     Offered(Option<Ticket>, u32),
-    /// It failed; nothing follows.
+    /// The job has failed; nothing follows.
     Failed(String),
 }
 
-/// An error of a kind.
+/// An error of this kind.
 pub fn error(kind: BackendError, message: impl Into<String>) -> DynamoError {
     DynamoError::builder().error_type(ErrorType::Backend(kind)).message(message.into()).build()
 }
 
-/// What a request is refused for, if it asks for what is not done here.
+/// The name of the first option of a request that is not supported, if any.
 fn unsupported(request: &PreprocessedRequest) -> Option<&'static str> {
     let SamplingOptions {
         n,
@@ -75,10 +76,10 @@ fn unsupported(request: &PreprocessedRequest) -> Option<&'static str> {
     refused.into_iter().find_map(|(is_set, name)| is_set.then_some(name))
 }
 
-/// How a request is continued by a model with so long a context, so many token ids, and these that end a request.
+/// How a request is continued by a model with this context length, vocabulary size, and tokens that end a request.
 ///
 /// # Errors
-/// What is not done here, and what is too long.
+/// Options that are not supported, tokens outside of the vocabulary, and prompts that are empty or too long.
 pub fn continuation(
     request: &PreprocessedRequest,
     (context, vocabulary): (u32, u32),
@@ -101,9 +102,9 @@ pub fn continuation(
             context.saturating_sub(1)
         ));
     }
-    // It ends where the context does.
+    // Generation ends at the end of the context at the latest.
     let most = max_tokens.map_or(room, |most| room.min(most as usize));
-    // Whatever else ends a request, texts too, the frontend finds.
+    // The frontend handles all other conditions that end a request, such as stop texts.
     let ends = !ignore_eos.unwrap_or(false) && min_tokens.unwrap_or(0) <= 1;
     let SamplingOptions { temperature, top_p, seed, .. } = &request.sampling_options;
     let sampling = Sampling {

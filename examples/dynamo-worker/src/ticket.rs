@@ -1,5 +1,5 @@
-//! What a decode worker needs to take a request from a prefill worker. It travels in `disaggregated_params`, which Dynamo
-//! reads nothing of.
+//! The ticket by which a decode worker takes a request from a prefill worker. It travels in `disaggregated_params`,
+//! which Dynamo does not interpret.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::questions::{ANSWER_TIMEOUT, Question};
 
-/// An offer, and who made it.
+/// An offer, and the address of the prefill worker that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
-    /// Where to ask whether the request may be taken.
+    /// The address at which to claim the request.
     pub control: SocketAddr,
     /// The manifest in hexadecimal.
     manifest: String,
-    /// Where the payload is, in hexadecimal.
+    /// The descriptor of the payload in hexadecimal.
     payload: String,
 }
 
@@ -40,7 +40,7 @@ impl Ticket {
         Self { control, manifest, payload }
     }
 
-    /// The offer; `None` if it is not one.
+    /// The offer; `None` if the ticket is not valid hexadecimal.
     #[must_use]
     pub fn offer(&self) -> Option<Offer> {
         let payload = Descriptor(from_hex(&self.payload)?);
@@ -48,16 +48,16 @@ impl Ticket {
     }
 }
 
-/// What a question is.
+/// The kind of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asks {
-    /// Whether the request is the decode worker's.
+    /// Asks whether the decode worker may take the request.
     Claim = 0,
-    /// Nothing: the decode worker does not want it.
+    /// Tells that the decode worker does not want the request.
     GivesUp = 1,
 }
 
-/// What is asked, and the source that it is about; `None` if it is no question.
+/// The kind of a question and its source; `None` if the kind is unknown.
 #[must_use]
 pub fn asked(question: Question) -> Option<(Asks, Source)> {
     let [epoch, lease] = [1, 9].map(|at| {
@@ -73,15 +73,15 @@ pub fn asked(question: Question) -> Option<(Asks, Source)> {
     Some((asks, Source { epoch, lease }))
 }
 
-/// The prefill worker, as a decode worker reaches it: each question goes from a thread of its own, since it may not be
-/// answered.
+/// The control channel of a decode worker to a prefill worker. Each question is sent by a thread of its own, since an
+/// answer may never arrive.
 pub struct Remote {
     control: SocketAddr,
     answer: Option<mpsc::Receiver<Result<bool, String>>>,
 }
 
 impl Remote {
-    /// Of the worker that listens there.
+    /// The channel to the worker that listens at `control`.
     #[must_use]
     pub fn new(control: SocketAddr) -> Self {
         Self { control, answer: None }
@@ -96,7 +96,7 @@ impl Remote {
         let control = self.control;
         let ask = move || {
             let answer = exchange(control, asks, source);
-            // Nobody waits for what comes too late.
+            // Sending fails if the answer comes too late.
             let _ = tell.send(answer.map_err(|error| format!("{control}: {error}")));
         };
         let thread = std::thread::Builder::new().name("asks".into()).spawn(ask);
@@ -132,7 +132,7 @@ impl Control for Remote {
     }
 
     fn give_up(&mut self, source: Source) {
-        // Its lease ends by itself too.
+        // If this message is lost, the lease expires.
         let _ = self.send(Asks::GivesUp, source);
     }
 }
@@ -141,7 +141,7 @@ impl Control for Remote {
 mod tests {
     use super::*;
 
-    /// A worker is asked, and told; whoever asks does not wait for it.
+    /// Questions arrive as they were sent, and the sender does not wait for the answer.
     #[test]
     fn questions_are_read_as_they_were_asked() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

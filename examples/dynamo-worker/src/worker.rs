@@ -1,4 +1,4 @@
-//! What Dynamo calls.
+//! The interface for Dynamo.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use crate::moves;
 use crate::request::{Job, Update, continuation, error};
 use crate::ticket::Ticket;
 
-/// A worker. Its engine runs in a thread of its own from `start` to `cleanup`.
+/// A worker. Its engine runs in a separate thread from `start` to `cleanup`.
 pub struct KvWorker {
     options: Options,
     running: Mutex<Option<Running>>,
@@ -65,7 +65,8 @@ impl KvWorker {
         }
     }
 
-    /// What a prefill worker has computed, verified. A request that cannot be had is computed here.
+    /// Reads and verifies the request that a prefill worker has computed. `None` if that fails; the prompt is then
+    /// computed here.
     async fn fetch(
         &self,
         request: &PreprocessedRequest,
@@ -160,7 +161,8 @@ impl LLMEngine for KvWorker {
                         yield Ok(output.with_usage(usage(reused)));
                     }
                     Some(Update::Offered(ticket, reused)) => {
-                        // Without a ticket the decode worker computes the prompt: a token.
+                        // Without a ticket the decode worker computes the prompt itself, which is a single token or
+                        // could not be offered.
                         let params = ticket.map_or(Ok(serde_json::json!({})), serde_json::to_value);
                         let mut output = LLMEngineOutput::length().with_usage(usage(reused));
                         output.disaggregated_params = params.ok();
@@ -181,7 +183,7 @@ impl LLMEngine for KvWorker {
 
     async fn cleanup(&self) -> Result<(), DynamoError> {
         let Some(Running { jobs, ready, thread }) = self.lock().take() else { return Ok(()) };
-        // Its thread ends when nobody can send jobs.
+        // The thread ends when all senders of jobs are dropped.
         drop((jobs, ready));
         match tokio::task::spawn_blocking(move || thread.join()).await {
             Ok(Ok(())) => Ok(()),

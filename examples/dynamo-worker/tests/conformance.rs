@@ -1,4 +1,4 @@
-//! Dynamo's own conformance kit, a whole move between two workers, and moves that fail.
+//! Dynamo's own conformance kit, a complete move between two workers, and moves that fail.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ async fn answers(worker: &KvWorker, request: PreprocessedRequest) -> Vec<LLMEngi
     stream.map(|item| item.unwrap()).collect().await
 }
 
-/// The tokens, and how many of the prompt were not computed.
+/// The generated tokens, and the number of prompt tokens that were not computed.
 async fn tokens(worker: &KvWorker, request: PreprocessedRequest) -> (Vec<u32>, Option<u32>) {
     let answers = answers(worker, request).await;
     let last = answers.last().unwrap();
@@ -80,7 +80,7 @@ async fn start(mode: DisaggregationMode, exchange: &Path) -> KvWorker {
     worker
 }
 
-/// A prompt that was computed elsewhere goes on as it does alone; whatever is wrong with a ticket, it is computed here.
+/// A prompt that was computed elsewhere continues as it does alone. With any invalid ticket it is computed here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_moved_has_the_same_answer() {
     let directory = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ async fn a_request_that_moved_has_the_same_answer() {
         let ticket = ticket(&prefill, &prompt).await;
         let moved = request(&prompt, Some(ticket.clone()));
         assert_eq!(tokens(&decode, moved).await, (expected.clone(), Some(len - 1)), "{len}");
-        // Once: it is computed again.
+        // A ticket works once: now the prompt is computed again.
         let again = request(&prompt, Some(ticket.clone()));
         assert_eq!(tokens(&decode, again).await, (expected.clone(), Some(0)), "{len}, again");
     }
@@ -106,7 +106,7 @@ async fn a_request_that_moved_has_the_same_answer() {
     let mut other_prompt = prompt;
     other_prompt[3] = 10;
     let (other, _) = tokens(&alone, request(&other_prompt, None)).await;
-    // Of other tokens, no ticket at all, one with a byte changed, and one whose worker is not there.
+    // A ticket of other tokens, an invalid ticket, one with changed bytes, and one whose worker cannot be reached.
     let foreign = request(&other_prompt, Some(good.clone()));
     assert_eq!(tokens(&decode, foreign).await, (other, Some(0)));
     let mut damaged = good.clone();
@@ -119,7 +119,7 @@ async fn a_request_that_moved_has_the_same_answer() {
         let asked = request(&prompt, Some(wrong));
         assert_eq!(tokens(&decode, asked).await, (expected.clone(), Some(0)));
     }
-    // It was not claimed by any of them.
+    // None of them has claimed the request.
     let moved = request(&prompt, Some(good));
     assert_eq!(tokens(&decode, moved).await, (expected, Some(49)));
     for worker in [alone, prefill, decode] {
@@ -127,7 +127,7 @@ async fn a_request_that_moved_has_the_same_answer() {
     }
 }
 
-/// Prefixes are reused, and a router can follow them.
+/// Prefixes are reused, and reported to routers.
 #[tokio::test(flavor = "multi_thread")]
 async fn prefixes_are_reused_and_told() {
     let exchange = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! Dynamo's frontend and two workers, each a process: found by files, asked by TCP, followed by ZMQ.
+//! Dynamo's frontend and two workers, each a process: discovery by files, requests by TCP, events by ZMQ.
 //!
-//! `cargo xtask scale-test --dynamo-worker` installs the frontend and runs this; by hand `DSV4_DYNAMO_PYTHON` names a Python that
-//! has `ai-dynamo` and `ai-dynamo-runtime` 1.6.1.
+//! `cargo xtask scale-test --dynamo-worker` installs the frontend and runs this test. To run it by hand, set
+//! `DSV4_DYNAMO_PYTHON` to a Python that has `ai-dynamo` and `ai-dynamo-runtime` 1.6.1.
 
 mod fleet;
 
@@ -11,13 +11,14 @@ const FRONTEND: &str = "needs a Python with Dynamo's frontend, named by DSV4_DYN
 /// Tokens of an answer.
 const TOKENS: u32 = 6;
 
-/// A text of so many tokens, each a byte, of its own.
+/// A text of `tokens` bytes, each a token, that differs for each `number`.
 fn text(number: usize, tokens: usize) -> String {
     let letter = |at: usize| char::from(b'a' + ((at * at + 7 * number + at / 11) % 26) as u8);
     (0..tokens).map(letter).collect()
 }
 
-/// So many prompts of 300 tokens, three times each: the second and the third time with another end behind the first two blocks.
+/// Sends `prompts` prompts of 300 tokens three times each. The second and third time they end differently after the
+/// first two blocks.
 fn ask_again_and_again(fleet: &Fleet, prompts: usize) -> Vec<Answer> {
     let ask = |round: usize| {
         (0..prompts).map(move |number| {
@@ -27,7 +28,7 @@ fn ask_again_and_again(fleet: &Fleet, prompts: usize) -> Vec<Answer> {
     };
     let first: Vec<_> = ask(1).collect();
     assert!(first.iter().all(|answer| answer.cached == 0), "{first:?}");
-    // Its worker's events are on their way to the router.
+    // Wait until the workers' events have reached the router.
     std::thread::sleep(std::time::Duration::from_secs(2));
     (2..4).flat_map(ask).collect()
 }
@@ -42,8 +43,8 @@ fn a_prefix_goes_to_who_has_it() {
     assert_eq!(reused, again.len(), "{again:?}");
 }
 
-/// The control: a frontend that chooses at random finds some of the prefixes. That it finds all of eight has a chance of one in
-/// thousands.
+/// The control: a frontend that routes at random finds some of the prefixes. The chance that it finds all eight is one
+/// in thousands.
 #[test]
 #[ignore = "needs a Python with Dynamo's frontend, named by DSV4_DYNAMO_PYTHON"]
 fn without_the_router_prefixes_are_missed() {
@@ -54,7 +55,7 @@ fn without_the_router_prefixes_are_missed() {
     assert!(reused < again.len(), "{again:?}");
 }
 
-/// A prompt is computed by one worker and answered by the other, as by one that does both.
+/// One worker computes the prompt and another one answers, with the same answer as from a worker that does both.
 #[test]
 #[ignore = "needs a Python with Dynamo's frontend, named by DSV4_DYNAMO_PYTHON"]
 fn a_request_moves_and_has_the_same_answer() {

@@ -5,13 +5,13 @@
 //! cargo run --release -p dsv4-kv --example two_ranks -- cuda    GPUs 0 and 1
 //! ```
 //!
-//! | | a rank has | what goes between ranks |
+//! | | a rank has | communication between ranks |
 //! |---|---|---|
-//! | data-parallel attention | requests of its own | nothing |
-//! | tensor-parallel attention | all requests, whose rows are the same for all heads, and half of the heads | nothing: ranks that are told the same have equal bookkeeping |
+//! | data-parallel attention | requests of its own | none |
+//! | tensor-parallel attention | all requests, whose rows are the same for all heads, and half of the heads | none: after the same calls, ranks have the same bookkeeping |
 //!
-//! Each rank runs in a thread of its own. What it has in the end, and what its attention gave, is compared with one device
-//! that does everything: every byte and every bit.
+//! Each rank runs in a thread of its own. The bytes of its requests and the bits of its attention are compared with
+//! those of one device that does all the work: all must be equal.
 
 mod rank;
 
@@ -23,7 +23,7 @@ use dsv4_kv::open_cuda;
 
 use rank::{HEADS, Outcome, Work, run};
 
-/// The requests: what tells their tokens apart.
+/// The requests, as numbers from which their tensors are generated.
 const REQUESTS: [u64; 3] = [11, 22, 33];
 
 fn main() -> Result<()> {
@@ -44,7 +44,7 @@ fn emulated() -> [EmuDevice; 2] {
     [0, 1].map(|seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() }))
 }
 
-/// Runs everything and compares it.
+/// Runs all requests on one device, then divides them between two in both ways, and compares the results.
 fn check<B: Backend>(devices: &[Device<B>; 2]) -> Result<()> {
     for (rank, device) in devices.iter().enumerate() {
         println!("rank {rank}: {}", device.info().name);
@@ -66,14 +66,14 @@ fn check<B: Backend>(devices: &[Device<B>; 2]) -> Result<()> {
     let tables = whole.tables.len();
     println!("tensor-parallel: {}, block tables of {tables} steps", said(&whole));
 
-    // What compares finds each rank's heads in the other's place, and requests that nobody has.
+    // The comparison is tested too: swapped ranks must not be accepted.
     ranks.swap(0, 1);
     ensure!(tensor_parallel(&whole, &ranks).is_err(), "heads that are exchanged are not found");
     ensure!(data_parallel(&whole, &ranks).is_err(), "requests that are there twice are not found");
     Ok(())
 }
 
-/// Each has requests of its own.
+/// Compares ranks that have requests of their own.
 fn data_parallel(whole: &Outcome, ranks: &[Outcome; 2]) -> Result<()> {
     let states = [&ranks[0].states[..], &ranks[1].states].concat();
     ensure!(states == whole.states, "data-parallel: a request has other bytes than alone");
@@ -83,7 +83,7 @@ fn data_parallel(whole: &Outcome, ranks: &[Outcome; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Each has all requests, and half of the heads.
+/// Compares ranks that have all requests, and half of the heads each.
 fn tensor_parallel(whole: &Outcome, ranks: &[Outcome; 2]) -> Result<()> {
     for (rank, outcome) in ranks.iter().enumerate() {
         ensure!(outcome.tables == whole.tables, "tensor-parallel: rank {rank} has other blocks");
@@ -97,7 +97,7 @@ fn tensor_parallel(whole: &Outcome, ranks: &[Outcome; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Both ranks at once.
+/// Runs both ranks at the same time.
 fn both<B: Backend>(devices: &[Device<B>; 2], work: [Work<'_>; 2]) -> Result<[Outcome; 2]> {
     let [first, second] = thread::scope(|scope| {
         let rank = |rank: usize| {
@@ -113,7 +113,7 @@ fn both<B: Backend>(devices: &[Device<B>; 2], work: [Work<'_>; 2]) -> Result<[Ou
     Ok([ended(first)?, ended(second)?])
 }
 
-/// What was compared.
+/// A summary of what was compared.
 fn said(whole: &Outcome) -> String {
     let bytes: usize = whole.states.iter().map(Vec::len).sum();
     let rows = whole.attended.len() * HEADS as usize;

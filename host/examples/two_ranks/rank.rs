@@ -1,4 +1,4 @@
-//! One rank: a cache, and the tensors that a model would give it.
+//! One rank: a cache, and generated tensors in place of a model's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,34 +23,34 @@ const LAYERS: [LayerKind; 3] = [LayerKind::Swa, LayerKind::Csa, LayerKind::Hca];
 const CHUNK: u32 = 64;
 /// Tokens of the first prompt; each further one is longer.
 const PROMPT: u32 = 130;
-/// Tokens behind each prompt, which attend.
+/// Tokens that are decoded after each prompt; only these attend.
 const DECODED: u32 = 5;
-/// Entries of a list; no request has as many.
+/// Elements of a list of entries. No request has as many entries.
 const LISTED: u32 = 128;
 
-/// What a rank does.
+/// The work of a rank.
 pub struct Work<'w> {
-    /// Which requests, by what tells their tokens apart.
+    /// Its requests, as numbers from which their tensors are generated.
     pub requests: &'w [u64],
-    /// Which heads of attention.
+    /// Its heads of attention.
     pub heads: Range<u32>,
 }
 
-/// What attended: a request, a position and a layer.
+/// A query: request, position and layer.
 pub type Query = (u64, u32, u32);
 
-/// What came of it.
+/// The results of a rank.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// All bytes of each request.
     pub states: Vec<Vec<u8>>,
     /// The block table of each request after each step.
     pub tables: Vec<Vec<Vec<BlockId>>>,
-    /// The rank's heads, `[heads, 512]`, as bits.
+    /// The attention of the rank's heads for each query, `[heads, 512]` BF16, as bits.
     pub attended: BTreeMap<Query, Vec<u16>>,
 }
 
-/// A number between -1 and 1 that depends on all of these.
+/// A pseudorandom number between -1 and 1, which depends on all elements of `what`.
 fn noise(what: [u64; 4]) -> f32 {
     let mut mixed = 0x9E37_79B9_7F4A_7C15_u64;
     for number in what {
@@ -70,7 +70,7 @@ struct Compressor<B: Backend> {
 }
 
 impl<B: Backend> Compressor<B> {
-    /// Of windows of `ratio` tokens; `columns` of them make one of `channels`.
+    /// For windows of `ratio` tokens, with `columns` projected values per token and entries of `channels` channels.
     fn new(stream: &Stream<B>, (ratio, columns, channels): (u64, u64, u64)) -> Result<Self> {
         let (device, tokens) = (stream.device(), u64::from(max_step_tokens()));
         let [kv, gate] = ["keys", "gates"].map(|name| device.allocate(name, tokens * columns));
@@ -85,7 +85,7 @@ impl<B: Backend> Compressor<B> {
         Ok(Self { columns, kv: kv?, gate: gate?, ape, norm })
     }
 
-    /// Brings the projections of a step's tokens to the device.
+    /// Uploads the projections of a step's tokens.
     fn load(&self, stream: &Stream<B>, tokens: &[(u64, u32)], layer: u64) -> Result<(), KvError> {
         for (to, number) in [(&self.kv, 3), (&self.gate, 4)] {
             let of = |&(request, position): &(u64, u32)| {
@@ -111,9 +111,9 @@ struct Rank<B: Backend> {
     tensors: Tensors<B>,
 }
 
-/// What a model gives the cache, and what attention reads and writes.
+/// The tensors that a model would give the cache, and those of attention.
 struct Tensors<B: Backend> {
-    /// Window rows of a step, of one layer after the other.
+    /// Window rows of a step; every layer reuses them.
     rows: Buffer<B, bf16>,
     csa: [Compressor<B>; 2],
     hca: Compressor<B>,
@@ -160,7 +160,8 @@ impl<B: Backend> Rank<B> {
         Ok(Self { cache: KvCacheManager::new(device.clone(), config)?, stream, tensors })
     }
 
-    /// A step of these tokens of these requests; those of `attending` attend.
+    /// Runs a step of `requests`. `tokens`: request and position of each token; `attending`: indices of those that
+    /// attend.
     fn step(
         &mut self,
         requests: &[StepRequest],
@@ -192,7 +193,7 @@ impl<B: Backend> Rank<B> {
 }
 
 impl<B: Backend> Tensors<B> {
-    /// Brings what a layer makes of a step's tokens to the device.
+    /// Uploads the window rows and projections of a step's tokens in one layer.
     fn load(
         &self,
         stream: &Stream<B>,
@@ -212,7 +213,7 @@ impl<B: Backend> Tensors<B> {
         }
     }
 
-    /// A layer: update, attention of some tokens, append.
+    /// Runs a layer: update, attention of the tokens in `attending`, append.
     fn run(
         &self,
         step: &mut Step<'_, B>,
@@ -260,7 +261,7 @@ impl<B: Backend> Tensors<B> {
         Ok(())
     }
 
-    /// A query's heads, and a list of all entries that it sees, the latest first.
+    /// Uploads a query's heads, and a list of all entries that it sees, the latest first.
     fn ask(&self, stream: &Stream<B>, (request, position, layer): Query) -> Result<(), KvError> {
         let channels = self.heads.clone().flat_map(|head| (0..512).map(move |at| (head, at)));
         let value = |(head, channel): (u32, u32)| {
@@ -280,12 +281,12 @@ impl<B: Backend> Tensors<B> {
     }
 }
 
-/// Computes the prompts in chunks, then a token of each request a step.
+/// Computes the prompts in chunks, then decodes one token of each request per step.
 pub fn run<B: Backend>(device: &Device<B>, work: &Work<'_>) -> Result<Outcome> {
     let mut rank = Rank::new(device, work.heads.clone())?;
     let mut outcome = Outcome::default();
     let ids: Vec<_> = work.requests.iter().map(|_| rank.cache.admit()).collect::<Result<_, _>>()?;
-    // By what the request is, so that it is the same on every rank.
+    // The length depends on the request alone, so that it is the same on every rank.
     let prompt = |request: u64| PROMPT + 3 * request as u32;
     let mut done = vec![0; ids.len()];
     loop {

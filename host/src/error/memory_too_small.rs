@@ -1,4 +1,4 @@
-//! The refusal of a cache that does not fit.
+//! The refusal of a cache that does not fit into the memory given.
 
 /// Memory that does not hold the slots, blocks and buffers that a cache needs at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

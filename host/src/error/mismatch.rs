@@ -1,10 +1,10 @@
-//! Tokens, tensors and lists of a caller that do not belong to what the cache was given before.
+//! Tokens, tensors and lists that do not match what the caller passed before.
 
 use std::ops::Range;
 
 use crate::ids::{LayerId, RequestId};
 
-/// A token id in a commit that is not the prompt's.
+/// A token id in a commit that differs from the prompt's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{request}: token {token} at position {position}, where its prompt has {expected}; name the tokens that the step ran"
@@ -12,11 +12,11 @@ use crate::ids::{LayerId, RequestId};
 pub struct TokenMismatch {
     /// The request.
     pub request: RequestId,
-    /// Position of the first other token.
+    /// Position of the first token that differs.
     pub position: u32,
     /// The token that the commit names.
     pub token: u32,
-    /// The prompt's.
+    /// The token of the prompt.
     pub expected: u32,
 }
 
@@ -30,11 +30,11 @@ pub struct RowsMismatch {
     pub layer: LayerId,
     /// Address of the rows of the update.
     pub updated: u64,
-    /// Address of those that were given.
+    /// Address of the rows that were passed.
     pub found: u64,
 }
 
-/// Lists that are not of all queries that read them.
+/// Lists that do not cover all queries that read them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "queries {queries:?} were asked for, and the lists are of {lists:?}; give lists of all of them"
@@ -42,6 +42,6 @@ pub struct RowsMismatch {
 pub struct ListsMismatch {
     /// The queries asked for.
     pub queries: Range<u32>,
-    /// Those that have lists.
+    /// The queries that have lists.
     pub lists: Range<u32>,
 }

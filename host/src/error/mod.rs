@@ -1,5 +1,5 @@
-//! Why the cache refuses or fails. A refusal leaves all state as it was; what a failed device call
-//! leaves is said by the function that returns it.
+//! Errors of the cache. A refusal leaves all state as it was. If a call of the device failed, the documentation of the
+//! function that returns the error says what is left.
 
 mod limited_by;
 mod memory_too_small;
@@ -34,7 +34,7 @@ pub enum KvError {
     /// A setting outside its range.
     #[error("{setting} is {value}; it must be between {least} and {most}")]
     Config {
-        /// A field of `CacheConfig`, or what else was set.
+        /// The field of `CacheConfig`, or another setting.
         setting: &'static str,
         /// Its value.
         value: u64,
@@ -46,10 +46,10 @@ pub enum KvError {
     /// A tensor of the model's files that is missing, or of another shape or type.
     #[error(transparent)]
     ModelFile(Box<CheckpointError>),
-    /// A constant of the model that the kernels do not take.
+    /// A constant of the model that the kernels do not support.
     #[error("model: {0}")]
     Model(Box<ConfigError>),
-    /// A weight in NVFP4 that no product takes.
+    /// A weight in NVFP4 that the products do not support.
     #[error(transparent)]
     Linear(#[from] LinearError),
     /// A draft layer that stores compressed entries.
@@ -70,13 +70,13 @@ pub enum KvError {
         /// Greatest value allowed.
         most: u32,
     },
-    /// The memory given does not hold the slots, blocks and buffers that are needed at least.
+    /// The memory given is too small for the slots, blocks and buffers that are needed at least.
     #[error(transparent)]
     MemoryTooSmall(Box<MemoryTooSmall>),
     /// All request slots are taken.
     #[error("all {slots} request slots are taken; release or suspend a request first")]
     NoFreeSlot {
-        /// Slots there are.
+        /// Number of slots.
         slots: u32,
     },
     /// The step needs more blocks than are free.
@@ -102,7 +102,7 @@ pub enum KvError {
     /// The queue of prefetches is full.
     #[error("{most} prompts wait to come from host memory; ask again when one has arrived")]
     TooManyPrefetches {
-        /// Most of them.
+        /// Most prompts that can wait.
         most: usize,
     },
     /// No memory is left for the slot of another suspended request.
@@ -119,7 +119,7 @@ pub enum KvError {
     /// The checkpoint was saved in another cache.
     #[error("the checkpoint was saved in another cache; use it in that one")]
     ForeignCheckpoint,
-    /// A position that a request cannot be saved at.
+    /// A position at which the request cannot be saved.
     #[error(
         "{request} cannot be saved at {boundary}: that must be a multiple of 128, at most {committed} (its final tokens), \
          and {}",
@@ -132,12 +132,12 @@ pub enum KvError {
         boundary: u32,
         /// Final tokens it has.
         committed: u32,
-        /// Tokens that were written, rejected ones included, or may have been; `u32::MAX` after a restore that failed.
+        /// Tokens that were or may have been written, rejected ones included; `u32::MAX` after a restore that failed.
         written: u32,
         /// Tokens that may be written beyond the position: `max_draft` + 1.
         limit: u32,
     },
-    /// A request cannot continue from a checkpoint: it has other blocks than those of the tokens before it, or has not computed all of them.
+    /// The request cannot continue from the checkpoint: it has too few tokens, or other blocks than those before it.
     #[error(
         "{request} has {committed} tokens and {blocks} blocks; to continue at position {boundary} it needs at least \
          {boundary} tokens and exactly {needed} blocks"
@@ -151,15 +151,15 @@ pub enum KvError {
         committed: u32,
         /// Blocks it has.
         blocks: u32,
-        /// Blocks of so many tokens.
+        /// Blocks of `boundary` tokens.
         needed: u32,
     },
-    /// The checkpoint was saved of another request, whose tokens are not those of this one's blocks.
+    /// The checkpoint was saved from another request, whose tokens are not those of this request's blocks.
     #[error("the checkpoint was saved of {saved}, not of {request}; only {saved} goes on from it")]
     OtherRequest {
         /// The request.
         request: RequestId,
-        /// The one that was saved, by the id that it was admitted under.
+        /// The request that was saved, by the id that it was admitted under.
         saved: RequestId,
     },
     /// The handle is of a request that was released, or never admitted.
@@ -182,8 +182,8 @@ pub enum KvError {
         /// The step's layer group.
         group: LayerGroup,
     },
-    /// Rows that the request would need to go on are overwritten: by a step that was rejected, by a restore that failed, or by
-    /// draft layers that ran further ahead of the trunk than can be taken back.
+    /// Rows that the request needs to continue are overwritten: by a step that was rejected, by a restore that failed,
+    /// or by draft layers that ran further ahead of the trunk than can be taken back.
     #[error("{request} cannot go on at token {committed}: {}", text::overwritten(*group))]
     Overwritten {
         /// The request.
@@ -199,7 +199,7 @@ pub enum KvError {
         /// The request.
         request: RequestId,
     },
-    /// The step does not continue where the request stands.
+    /// The step does not start at the request's next token.
     #[error("{request} has {committed} tokens, the step starts at {start}; start at {committed}")]
     WrongStart {
         /// The request.
@@ -271,7 +271,7 @@ pub enum KvError {
         /// Tokens the last step wrote.
         written: u32,
     },
-    /// A part of a step's tokens was accepted of a request that wrote too many to be undone.
+    /// Only some tokens of a request were accepted, and it wrote too many in the step for the others to be undone.
     #[error(
         "{request}: {accepted} of {written} tokens accepted, but a step that can be rolled back \
          has at most {limit} (max_draft + 1)"
@@ -286,7 +286,7 @@ pub enum KvError {
         /// Most tokens of a step that can be partly rejected.
         limit: u32,
     },
-    /// The draft layers cannot go to that token.
+    /// The draft layers cannot go back to that token.
     #[error(
         "{request}: the draft layers can go back to between {earliest} and {committed} tokens, not to {to}: {}",
         text::not_there(*to, *committed)
@@ -298,8 +298,8 @@ pub enum KvError {
         to: u32,
         /// Tokens that the draft layers have.
         committed: u32,
-        /// Fewest tokens to which they can go back: `max_draft` + 1 behind the last one written, or where a request that
-        /// came from a checkpoint or another cache has begun.
+        /// Fewest tokens to which they can go back: `max_draft` + 1 before the last one written, or where a request
+        /// that came from a checkpoint or another cache began.
         earliest: u32,
     },
     /// No step of the group is open.
@@ -330,10 +330,10 @@ pub enum KvError {
     /// Window rows in other memory than those that the layer was updated with.
     #[error(transparent)]
     RowsMismatch(RowsMismatch),
-    /// Lists of entries that are not of all queries that read them.
+    /// Lists of entries that do not cover all queries that read them.
     #[error(transparent)]
     ListsMismatch(ListsMismatch),
-    /// Token ids that are not those of the accepted tokens.
+    /// Token ids whose number is not that of the accepted tokens.
     #[error(
         "{request}: {given} token ids for {accepted} accepted tokens; give one for each, or none"
     )]
@@ -345,12 +345,12 @@ pub enum KvError {
         /// Token ids given.
         given: usize,
     },
-    /// A layer that the step left out, or left before its append.
+    /// A layer that the step has not finished: it was left out, lacks its append, or failed.
     #[error("layer {} is {progress}; a step that is committed has finished every layer of its group", layer.0)]
     LayerUnfinished {
         /// The first such layer.
         layer: LayerId,
-        /// How far it is.
+        /// Its progress.
         progress: LayerProgress,
     },
     /// A layer that the step has updated already.
@@ -358,7 +358,7 @@ pub enum KvError {
     LayerRepeated {
         /// The layer.
         layer: LayerId,
-        /// How far it is.
+        /// Its progress.
         progress: LayerProgress,
     },
     /// Reads of a layer that the step has not updated.
@@ -366,7 +366,7 @@ pub enum KvError {
     LayerNotUpdated {
         /// The layer.
         layer: LayerId,
-        /// How far it is.
+        /// Its progress.
         progress: LayerProgress,
     },
     /// A layer of another group.
@@ -388,7 +388,7 @@ pub enum KvError {
     WindowOverwritten {
         /// Tokens of the longest chunk.
         tokens: u32,
-        /// Most tokens that leave every window whole.
+        /// Most tokens per request whose append leaves every window whole.
         limit: u32,
     },
     /// A query weight of the indexer that is not of the model's shape.
@@ -397,9 +397,9 @@ pub enum KvError {
         found[0], found[1], expected[0], expected[1]
     )]
     QueryWeight {
-        /// Columns of the product, and values of a row.
+        /// Columns of its product, and values per row.
         found: [u64; 2],
-        /// Those of the model.
+        /// The same of the model's.
         expected: [u64; 2],
     },
     /// An indexer and a workspace for different numbers of heads.
@@ -410,7 +410,7 @@ pub enum KvError {
         /// Heads that the workspace was made for.
         workspace: u32,
     },
-    /// A workspace in which a step of another cache has selected.
+    /// A workspace that belongs to another cache, whose step has selected with it.
     #[error("the indexer's workspace belongs to another cache; make one for each cache")]
     ForeignWorkspace,
     /// The layer does not exist.
@@ -418,7 +418,7 @@ pub enum KvError {
     NoSuchLayer {
         /// The layer asked for.
         layer: LayerId,
-        /// Layers there are.
+        /// Number of layers.
         layers: u32,
     },
     /// The model has no layers of the group.
@@ -440,12 +440,12 @@ pub enum KvError {
     WrongLayerKind {
         /// The layer.
         layer: LayerId,
-        /// What it is.
+        /// Its kind.
         found: LayerKind,
-        /// What the operation is for.
+        /// The kind that the operation is for.
         needed: LayerKind,
     },
-    /// A workspace that does not hold what one query of the indexer needs.
+    /// A workspace too small for one query of the indexer.
     #[error("the indexer's workspace has {bytes} bytes; one query needs {needed}")]
     WorkspaceTooSmall {
         /// Bytes given.
@@ -481,8 +481,8 @@ pub enum KvError {
         /// Every kernel that refused rows since the last check.
         refusals: Vec<Refusal>,
     },
-    /// A gather returned rows, or the indexer scored keys, that nobody wrote. Rows that attention in place reads are not
-    /// searched: they make its result NaN. Reported by a cache with `CacheConfig::poison`.
+    /// A gather returned rows, or the indexer scored keys, that were never written. Rows that attention in place reads
+    /// are not searched: they make its result NaN. Reported by a cache with `CacheConfig::poison`.
     #[error(
         "{count} gathered rows or scored keys hold what nobody wrote; {}",
         describe_first(rows)

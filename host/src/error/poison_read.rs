@@ -1,19 +1,19 @@
-//! What the search for poison reports: reads of memory that nobody wrote.
+//! Reports of the search for poison: reads of rows that were never written.
 
 use crate::ids::{LayerId, RequestId, SlotId};
 
-/// What a row that nobody wrote was read as.
+/// The kind of a row that was read but never written, and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PoisonedRow {
     /// The sliding-window key of the token at this position.
     Window(u32),
-    /// The compressed entry of this number, gathered by a list or among all.
+    /// The compressed entry with this index in its request, gathered by a list or with all others.
     Entry(u32),
-    /// The indexer key of this entry, for its score.
+    /// The indexer key of the entry with this index, which was scored.
     Key(u32),
 }
 
-/// A row that nobody wrote, and the query that read it.
+/// A row that was never written, and the query that read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PoisonRead {
     /// The layer.
@@ -28,7 +28,7 @@ pub struct PoisonRead {
     pub row: PoisonedRow,
 }
 
-/// The first of several in words.
+/// The first of the rows as text; empty if there are none.
 pub(super) fn describe_first(rows: &[PoisonRead]) -> String {
     rows.first().map_or_else(String::new, |row| format!("the first: {row:?}"))
 }

@@ -1,4 +1,4 @@
-//! What kernels refused.
+//! Rows that kernels refused.
 
 use kernels_gpu::table::KERNELS;
 
@@ -7,14 +7,15 @@ use kernels_gpu::table::KERNELS;
 pub struct Refusal {
     /// The kernel.
     pub kernel: &'static str,
-    /// Rows it refused since the last check.
+    /// Rows that it refused since the last check.
     pub count: u32,
-    /// Whether it writes the cache. If so, rows may be missing, and the bytes of all requests are suspect: release them.
+    /// Whether it writes the cache. If so, rows may be missing, and the bytes of all requests are suspect: release
+    /// them.
     ///
-    /// If not, it is a gather, attention, the indexer's scores, or a digest, and has changed no row of the cache. What it
-    /// returned for the queries it refused is wrong, and so is what was computed from it, later layers included. A list that
-    /// names an entry that its query does not see, or an output with fewer rows than the query sees entries, is the
-    /// ordinary reason. Reject the step, or release the requests that have committed it; the others are sound.
+    /// If not, it is a gather, attention, the indexer's scores, or a digest, and has changed no row of the cache. Its
+    /// results for the refused queries are wrong, and so is everything computed from them, later layers included. The
+    /// usual cause is a list that names an entry that its query does not see, or an output with fewer rows than the
+    /// query sees entries. Reject the step, or release the requests that have committed it; other requests are sound.
     pub writes: bool,
 }
 
@@ -28,8 +29,8 @@ impl Refusal {
     }
 }
 
-/// Pointers of the table through which kernels write, but not to the cache. One that is not named here counts as the
-/// cache's.
+/// Names of the pointers of the table through which kernels write something else than the cache. A mutable pointer that
+/// is not listed here counts as one to the cache.
 const RESULTS: [&str; 13] = [
     "arrivals",
     "exchange",
@@ -46,7 +47,7 @@ const RESULTS: [&str; 13] = [
     "tile",
 ];
 
-/// Refusals in words, as an error tells them, and what to do.
+/// Refusals as the text of an error, with advice.
 pub fn describe(refusals: &[Refusal]) -> String {
     let one = |refusal: &Refusal| format!("{} of {}", refusal.count, refusal.kernel);
     let list = refusals.iter().map(one).collect::<Vec<_>>().join(", ");
@@ -69,7 +70,7 @@ pub fn describe(refusals: &[Refusal]) -> String {
 mod tests {
     use super::*;
 
-    /// Of the kernels that count what they refuse, these only read.
+    /// Among the kernels that count refused rows, only those whose names begin as in `reads` leave the cache unchanged.
     #[test]
     fn kernels_that_write_the_cache_are_told_from_those_that_read() {
         let reads = ["attend_", "digest_", "gather_", "index_score"];

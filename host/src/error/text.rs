@@ -3,7 +3,7 @@
 use crate::bucket::Bucket;
 use crate::ids::LayerGroup;
 
-/// From which position on a request's rows are still there.
+/// The positions at which a request can still be saved, because its rows are not overwritten.
 pub(crate) fn still_there(written: u32, limit: u32) -> String {
     if written == u32::MAX {
         return "it has lost its rows in a restore that failed; restore it again, or release it"
@@ -26,7 +26,7 @@ pub(super) fn bucket_range(field: &str, most: u32) -> String {
     format!("it must be between 1 and {most} ({limit})")
 }
 
-/// Why a request cannot go on, and what to do.
+/// Why a request cannot continue, and what to do.
 pub(super) fn overwritten(group: LayerGroup) -> &'static str {
     match group {
         LayerGroup::Trunk => {
@@ -58,7 +58,7 @@ pub(super) fn queries(first: u32, end: u32, tokens: u32) -> String {
     format!("the step covers {tokens} tokens")
 }
 
-/// How a step was begun whose graph is another's, and what to do.
+/// How a step was begun that got a graph of another bucket, and what to do.
 pub(super) fn begun_with(step: Option<&Bucket>) -> String {
     let advice = "begin it with Launches::Bucket of the graph's bucket";
     step.map_or_else(

@@ -1,8 +1,8 @@
 //! `CsaIndexer`: picks the entries that a CSA layer's queries attend to.
 //!
-//! One workspace serves all layers, and bounds the memory of scores: a chunk of queries that does not
-//! fit is taken in parts. Nothing here allocates, reads back or depends on device data, so that it
-//! can be captured.
+//! One workspace serves all layers, and bounds the memory of scores: queries that do not fit at once are taken in
+//! parts. Selection allocates nothing, reads nothing back and does not depend on device data, so that it can be
+//! captured.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -30,12 +30,11 @@ pub use select::{Activations, ProjectedQueries};
 pub use weights::{IndexerWeights, QueryValues, padded_columns};
 pub use workspace::{IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 
-/// The weight of the query projection, `[heads * 128, q_lora_rank]`, with zeros behind each row up to a multiple
-/// of 32.
+/// The weight of the query projection, `[heads * 128, q_lora_rank]`, each row padded with zeros to a multiple of 32.
 #[derive(Clone)]
 pub enum QueryWeight<B: Backend> {
-    /// In BF16. Up to 64 queries take a launch for the product and one for RoPE, Hadamard transform and quantisation; more take one
-    /// for all.
+    /// In BF16. Up to 64 queries take two launches: one for the product, one for RoPE, Hadamard transform and
+    /// quantisation. More take one launch for both.
     Bf16(Buffer<B, bf16>),
     /// In NVFP4: one launch from activations to queries.
     Nvfp4(Nvfp4Linear<B>),
@@ -81,9 +80,9 @@ impl<B: Backend> QueryWeight<B> {
 
 /// The indexer of one CSA layer: its weights.
 ///
-/// The products take columns in steps of 32. A model with others has zeros behind its weights, and
-/// activations of [`Self::latent_columns`] and [`Self::hidden_columns`] columns, with zeros behind theirs: the
-/// sums are the same. Released models need none.
+/// The products need a multiple of 32 columns. For a model with another number, rows of weights are padded with zeros,
+/// and activations must have [`Self::latent_columns`] and [`Self::hidden_columns`] columns, padded likewise: the sums
+/// are the same. Released models need no padding.
 pub struct CsaIndexer<B: Backend> {
     heads: u32,
     latent_columns: u32,
@@ -93,14 +92,13 @@ pub struct CsaIndexer<B: Backend> {
 }
 
 impl<B: Backend> CsaIndexer<B> {
-    /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16 or NVFP4) and
-    /// `head_weight` (`[heads, hidden_size]` BF16), the checkpoint's `indexer.wq_b` and
-    /// `indexer.weights_proj`, with zeros behind each row up to a multiple of 32.
+    /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16 or NVFP4) and `head_weight`
+    /// (`[heads, hidden_size]` BF16), the checkpoint's `indexer.wq_b` and `indexer.weights_proj`, each row padded with
+    /// zeros to a multiple of 32.
     ///
     /// # Errors
-    /// [`KvError::Device`] for a model whose query latent or hidden state has no columns, or more than `2^31`, or for a weight in
-    /// BF16 that is too short; [`KvError::QueryWeight`] for one in
-    /// NVFP4 of another shape.
+    /// [`KvError::Device`] for a model whose query latent or hidden state has no columns, or more than `2^31`, or for a
+    /// weight in BF16 that is too short; [`KvError::QueryWeight`] for one in NVFP4 of another shape.
     pub fn new(
         model: &ModelConfig,
         query_weight: impl Into<QueryWeight<B>>,
@@ -150,7 +148,7 @@ impl<B: Backend> CsaIndexer<B> {
         Self::new(model, query, upload(stream, "indexer head weight", &head)?)
     }
 
-    /// `[heads * 128, latent_columns]`, BF16 or NVFP4: for callers who multiply by it themselves, and give the product to
+    /// `[heads * 128, latent_columns]`, BF16 or NVFP4, for callers who compute the product themselves and pass it to
     /// [`crate::step::UpdatedLayer::select_projected`].
     #[must_use]
     pub fn query_weight(&self) -> &QueryWeight<B> {
@@ -163,13 +161,13 @@ impl<B: Backend> CsaIndexer<B> {
         &self.head_weight
     }
 
-    /// Columns of [`Activations::latent`]: the model's, and zeros up to a multiple of 32.
+    /// Columns of [`Activations::latent`]: the model's, padded with zeros to a multiple of 32.
     #[must_use]
     pub fn latent_columns(&self) -> u32 {
         self.latent_columns
     }
 
-    /// Columns of [`Activations::hidden`]: the model's, and zeros up to a multiple of 32.
+    /// Columns of [`Activations::hidden`]: the model's, padded with zeros to a multiple of 32.
     #[must_use]
     pub fn hidden_columns(&self) -> u32 {
         self.hidden_columns
@@ -190,7 +188,7 @@ fn check_columns(model: &ModelConfig) -> Result<(), KvError> {
     Ok(check_argument("hidden columns", model.hidden_size, 1, 1 << 31)?)
 }
 
-/// Rows of `columns`, with zeros behind each.
+/// Rows of `columns` values, each padded with zeros to [`padded_columns`].
 fn padded_rows(weight: &[bf16], columns: u32) -> Vec<bf16> {
     let zeros = vec![bf16::ZERO; (padded_columns(columns) - columns) as usize];
     weight.chunks_exact(columns as usize).flat_map(|row| [row, &zeros].concat()).collect()

@@ -16,16 +16,17 @@ use crate::ops::{
 use crate::step::{Csa, EntryLists, UpdatedLayer};
 use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
 
-/// What the indexer projects. Row 0 belongs to the first query that gets a list, not to the step's first.
+/// Inputs of the indexer's projections. Row 0 belongs to the first query that gets a list, not to the step's first.
 pub struct Activations<'i, B: Backend> {
-    /// `[queries, CsaIndexer::latent_columns]` BF16: the normed latent that the query projection takes too.
+    /// `[queries, CsaIndexer::latent_columns]` BF16: the normed query latent, which attention's query projection reads
+    /// too.
     pub latent: &'i Buffer<B, bf16>,
     /// `[queries, CsaIndexer::hidden_columns]` BF16: the layer's input.
     pub hidden: &'i Buffer<B, bf16>,
 }
 
-/// The indexer's projections, without rotation and constants. Row 0 belongs to the first query that gets a list, not to the
-/// step's first.
+/// The indexer's projections, before RoPE, Hadamard transform, quantisation and scaling. Row 0 belongs to the first
+/// query that gets a list, not to the step's first.
 pub struct ProjectedQueries<'i, B: Backend> {
     /// `[queries, heads * 128]` f32.
     pub queries: &'i Buffer<B, f32>,
@@ -33,12 +34,12 @@ pub struct ProjectedQueries<'i, B: Backend> {
     pub weights: &'i Buffer<B, f32>,
 }
 
-/// Queries of the step that are taken together.
+/// A run of the step's queries that is processed together.
 #[derive(Clone, Copy)]
 struct Part {
-    /// The first, by its place in the step.
+    /// Index of the first in the step.
     first: u32,
-    /// The first, by its place among the queries asked for.
+    /// Index of the first among the queries asked for.
     offset: u32,
     count: u32,
 }
@@ -59,11 +60,12 @@ fn rows<B: Backend, T: bytemuck::Pod>(
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
-    /// Queues everything from activations to `lists`: for each of their queries the `k` entries with the largest
-    /// scores, largest first, the older entry first among equal ones; all that it sees, oldest first,
-    /// if those are no more than `k`; -1 behind them. [`Self::attend`] and [`Self::gather_entries`] take the lists.
+    /// Queues everything from activations to `lists`. Each of their queries gets the `k` entries with the largest
+    /// scores, largest first, the older entry first among equal ones. If a query sees at most `k` entries, it gets all
+    /// of them, oldest first. The rest of a list is -1. [`Self::attend`] and [`Self::gather_entries`] take the lists.
     ///
-    /// `workspace` is memory of this cache for projections and scores; queries that do not fit at once are taken in parts.
+    /// `workspace` holds projections and scores, and belongs to this cache. Queries that do not fit at once are taken
+    /// in parts.
     ///
     /// # Errors
     /// [`KvError::IndexerHeads`], [`KvError::ForeignWorkspace`]; as [`Self::select_projected`].
@@ -106,12 +108,12 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         })
     }
 
-    /// As [`Self::select`], from projections that the caller has made.
+    /// As [`Self::select`], from projections that the caller has computed.
     ///
     /// # Errors
-    /// [`KvError::NoSuchQueries`]; [`KvError::ForeignWorkspace`]; [`KvError::Config`] if the workspace is for shorter requests than
-    /// the cache; [`KvError::Device`] if a tensor is too short, if lists would replace inputs, if `k` is above 2048, if a launch
-    /// failed, or while another capture than the step's own records the stream.
+    /// [`KvError::NoSuchQueries`]; [`KvError::ForeignWorkspace`]; [`KvError::Config`] if the workspace is for shorter
+    /// requests than the cache; [`KvError::Device`] if a tensor is too short, if lists would replace inputs, if `k` is
+    /// above 2048, if a launch failed, or while another capture than the step's own records the stream.
     pub fn select_projected(
         &self,
         projected: &ProjectedQueries<'_, B>,
@@ -132,7 +134,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         })
     }
 
-    /// Calls `select` with each part of the queries that the workspace holds, and its lists.
+    /// Cuts the queries into parts that fit into the workspace, and calls `select` with each part and its lists.
     fn in_parts(
         &self,
         workspace: &IndexerWorkspace<B>,
@@ -142,7 +144,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     ) -> Result<(), KvError> {
         let EntryLists { queries, k, entries: selected } = lists;
         self.check_outputs("select", [("selected", selected.span())])?;
-        // Lists of one part would replace inputs of the next.
+        // Otherwise lists of one part would replace inputs of the next.
         if let Some((other, _)) = inputs.iter().find(|(_, span)| span.overlaps(&selected.span())) {
             let (kernel, argument) = ("select", "selected");
             return Err(DeviceError::Aliased { kernel, argument, other }.into());
@@ -164,7 +166,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         launches.end()
     }
 
-    /// Queues the queries of a part, from projections to the form that scores take.
+    /// Queues RoPE, Hadamard transform and quantisation of a part's projected queries, for scoring.
     fn quantise(
         &self,
         workspace: &IndexerWorkspace<B>,
@@ -184,8 +186,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         Ok(ops::index_query(access.stream, &quantisation)?)
     }
 
-    /// Queues by `launch` the queries of a part, from a latent and a weight to the form that scores take. The heads'
-    /// weights are projected.
+    /// Queues `launch`, which makes the quantised queries of a part from their latents and the query weight. The head
+    /// weights must have been projected before.
     fn product<W>(
         &self,
         workspace: &IndexerWorkspace<B>,
@@ -207,7 +209,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         Ok(launch(access.stream, &product)?)
     }
 
-    /// Queues scores and lists of a part whose queries are made.
+    /// Queues scores and lists of a part whose queries are quantised.
     fn list_part(
         &self,
         workspace: &IndexerWorkspace<B>,
@@ -218,8 +220,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let (stream, memory, config) = (access.stream, &access.core.memory, &access.core.config);
         let queries = access.queries(part.first..part.first + part.count)?;
         let (keys, table) = (access.pools.index_keys(config)?, memory.table());
-        // As many as the longest request of the step, or of its bucket, has entries: no more than the cache's longest, for which
-        // `in_parts` has seen that the workspace has room.
+        // One column for each entry of the longest request of the step, or of its bucket. `in_parts` has checked that
+        // the workspace has room for the longest request of the cache.
         let columns = columns(access.shape.context);
         let IndexerWorkspace { scores, maxima, .. } = workspace;
         let quantised = workspace.queries();

@@ -22,18 +22,18 @@ pub struct IndexerWeights {
 pub enum QueryValues {
     /// `[heads * 128, q_lora_rank]`.
     Bf16(Vec<bf16>),
-    /// `[heads * 128, CsaIndexer::latent_columns]`: with zeros behind each row.
+    /// `[heads * 128, CsaIndexer::latent_columns]`: each row padded with zeros.
     Nvfp4(Nvfp4Matrix),
 }
 
 impl IndexerWeights {
-    /// Those of CSA layer `layer` of a checkpoint, counted through the trunk, then through the MTP layers. The query
-    /// projection stays in NVFP4 if the checkpoint has it so. Released ones have it as E4M3 with UE8M0 scales, which
-    /// BF16 holds exactly.
+    /// The weights of CSA layer `layer` of a checkpoint; layers are counted through the trunk, then through the MTP
+    /// layers. The query projection stays in NVFP4 if the checkpoint has it in NVFP4. Released checkpoints have it as
+    /// E4M3 with UE8M0 scales, which BF16 represents exactly.
     ///
     /// # Errors
     /// [`KvError::ModelFile`] for a tensor that is missing, of another shape or type, or not exact in BF16;
-    /// [`KvError::Linear`] for one in NVFP4 that no product takes.
+    /// [`KvError::Linear`] for one in NVFP4 that the products do not support.
     pub fn of_layer(checkpoint: &Checkpoint, layer: u32) -> Result<Self, KvError> {
         let model = &checkpoint.config().cache;
         let prefix = format!("{}.attn.indexer", checkpoint.layer_prefix(layer));
@@ -49,7 +49,7 @@ impl IndexerWeights {
     }
 }
 
-/// The matrix of these parts, with zeros behind each row.
+/// The matrix of these parts, each row padded with zeros.
 fn padded(rows: u32, columns: u32, parts: &Nvfp4Parts) -> Result<Nvfp4Matrix, KvError> {
     let Nvfp4Parts { codes, scales, scale } = parts;
     let inner = padded_columns(columns);
@@ -62,7 +62,7 @@ fn padded(rows: u32, columns: u32, parts: &Nvfp4Parts) -> Result<Nvfp4Matrix, Kv
     Ok(Nvfp4Matrix::from_parts(rows, inner, codes, scales, *scale)?)
 }
 
-/// Columns of activations that the products take for a model with these, at most `2^31`: the next multiple of 32.
+/// The columns that the products need for `columns` columns of a model, at most `2^31`: the next multiple of 32.
 ///
 /// # Panics
 /// Above `u32::MAX - 31`, in a build that checks for overflow.

@@ -16,28 +16,29 @@ use crate::ids::CacheId;
 use crate::memory::buffer_spec::{Allocator, BufferSpec};
 use crate::ops::{IndexQueries, most_maxima};
 
-/// What a workspace shall hold, and in how much memory.
+/// Limits of a workspace: the steps that it serves, and its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceLimits {
-    /// Tokens of the longest request: at least the cache's [`CacheConfig::max_context`](crate::CacheConfig::max_context). Steps
-    /// of a cache with a longer context refuse to select with the workspace.
+    /// Tokens of the longest request: at least the cache's
+    /// [`CacheConfig::max_context`](crate::CacheConfig::max_context). Steps of a cache with a longer context refuse to
+    /// select with the workspace.
     pub context: u32,
-    /// Queries that are to be scored at once, at most.
+    /// Most queries that are scored at once.
     pub queries: u32,
-    /// Bytes that it may take; fewer queries are scored at once if they do not hold that many.
+    /// Most bytes of device memory. If they do not suffice for `queries` queries, fewer are scored at once.
     pub bytes: u64,
 }
 
-/// What a workspace takes on the device.
+/// The size of a workspace on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkspaceSize {
     /// Queries that are scored at once; more are taken in parts.
     pub queries: u32,
     /// Bytes that one query needs.
     pub bytes_per_query: u64,
-    /// Bytes of all of it.
+    /// Bytes in total.
     pub bytes: u64,
-    /// Allocations. A driver may round each up: CUDA to 2 MiB.
+    /// Number of allocations. A driver may round each up: CUDA to 2 MiB.
     pub buffers: u32,
 }
 
@@ -66,7 +67,7 @@ impl WorkspaceSize {
     }
 }
 
-/// The buffers, each once.
+/// The buffers of a workspace.
 struct Specs {
     projected: BufferSpec<f32>,
     projected_weight: BufferSpec<f32>,
@@ -89,7 +90,7 @@ impl Specs {
             query: BufferSpec::new("indexer queries", of(query)),
             weight: BufferSpec::new("indexer head weights", of(heads)),
             scores: BufferSpec::new("indexer scores", of(columns.into())),
-            // A step has no more columns, and may have fewer.
+            // For the longest context: no step has more columns.
             maxima: BufferSpec::new("maxima of scores", of(most_maxima(columns))),
         }
     }
@@ -103,12 +104,13 @@ impl Specs {
     }
 }
 
-/// Memory of the indexers of one cache, for all of its layers: projections, queries and scores of as many queries as fit.
+/// Memory of the indexers of one cache, for all of its layers: projections, queries and scores of as many queries as
+/// fit.
 ///
-/// It belongs to the first cache whose step selects with it, also if a launch of that call fails. Steps of one cache run
-/// one after another on the device, in whichever streams. Those of two caches may overlap, and would overwrite each
-/// other's scores. Threads that select with one workspace take turns: a selection's launches are queued without those of
-/// another between them.
+/// It belongs to the first cache whose step selects with it, also if a launch of that call fails. Steps of one cache
+/// run one after another on the device, in whichever streams. Those of two caches may overlap, and would overwrite each
+/// other's scores. Threads that select with one workspace take turns: a selection's launches are queued without those
+/// of another between them.
 pub struct IndexerWorkspace<B: Backend> {
     pub(super) heads: u32,
     pub(super) columns: u32,
@@ -121,7 +123,8 @@ pub struct IndexerWorkspace<B: Backend> {
     pub(super) maxima: Buffer<B, f32>,
     memory: Vec<Memory<B>>,
     cache: OnceLock<CacheId>,
-    /// Held while the launches of a selection are queued: those of two threads must not alternate, as both use this memory.
+    /// Held while the launches of a selection are queued: those of two threads must not alternate, as both use this
+    /// memory.
     queueing: Mutex<()>,
 }
 
@@ -132,10 +135,10 @@ impl<B: Backend> fmt::Debug for IndexerWorkspace<B> {
 }
 
 impl<B: Backend> IndexerWorkspace<B> {
-    /// A workspace with these limits: [`WorkspaceSize::new`] says what it takes.
+    /// A workspace with these limits; [`WorkspaceSize::new`] computes its size.
     ///
     /// # Errors
-    /// As [`WorkspaceSize::new`]; [`KvError::Device`] if the memory is not there.
+    /// As [`WorkspaceSize::new`]; [`KvError::Device`] if the device lacks the memory.
     pub fn new(
         device: &Device<B>,
         model: &ModelConfig,
@@ -161,13 +164,13 @@ impl<B: Backend> IndexerWorkspace<B> {
         })
     }
 
-    /// What it takes on the device.
+    /// Its size on the device.
     #[must_use]
     pub fn size(&self) -> WorkspaceSize {
         self.size
     }
 
-    /// Makes it `cache`'s, unless it is another's.
+    /// Makes it belong to `cache`, unless it belongs to another cache.
     pub(super) fn belong_to(&self, cache: CacheId) -> Result<(), KvError> {
         let owner = *self.cache.get_or_init(|| cache);
         if owner == cache { Ok(()) } else { Err(KvError::ForeignWorkspace) }
@@ -179,19 +182,19 @@ impl<B: Backend> IndexerWorkspace<B> {
         self.queueing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where queries go.
+    /// The buffers of quantised queries and head weights.
     pub(super) fn queries(&self) -> IndexQueries<'_, B> {
         IndexQueries { query: &self.query, weight: &self.weight, heads: self.heads }
     }
 
-    /// All of it, for a graph to retain.
+    /// Its memory, for a graph to retain.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         self.memory.clone()
     }
 }
 
-/// Scores of a row: the entries of a request of `context` tokens, in whole tiles.
+/// Scores per query: the entries of a request of `context` tokens, rounded up to whole tiles.
 pub(super) fn columns(context: u32) -> u32 {
     (context / CSA_RATIO).max(1).next_multiple_of(TILE)
 }

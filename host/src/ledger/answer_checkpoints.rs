@@ -22,26 +22,27 @@ impl Ledger {
         let Some(sharing) = self.sharing.as_mut().filter(|sharing| sharing.keeps_outputs) else {
             return;
         };
-        let Some(sharer) = sharing.sharers[slot.0 as usize].as_mut() else { return };
-        if !sharer.is_told || tokens < sharer.next_output {
+        let Some(request_prefix) = sharing.of_slot[slot.0 as usize].as_mut() else { return };
+        if !request_prefix.can_register || tokens < request_prefix.next_output {
             return;
         }
-        sharer.next_output = (tokens / BLOCK_TOKENS + 1) * BLOCK_TOKENS;
-        if sharer.next_output <= self.limits.context {
-            self.saves.add(slot, sharer.next_output);
+        request_prefix.next_output = (tokens / BLOCK_TOKENS + 1) * BLOCK_TOKENS;
+        if request_prefix.next_output <= self.limits.context {
+            self.saves.add(slot, request_prefix.next_output);
         }
     }
 
     /// Moves the checkpoint of an answer to the prefix tree, when its request gives up its slot.
     pub(super) fn keep_output(&mut self, slot: SlotId) {
         let Self { sharing: Some(sharing), checkpoints, .. } = self else { return };
-        let Sharing { tree, sharers, offers, outputs, .. } = &mut **sharing;
+        let Sharing { tree, of_slot, offers, outputs, .. } = &mut **sharing;
         let Some(saved) = take(outputs, slot) else { return };
-        let sharer = sharers[slot.0 as usize].as_ref();
-        let refused = match sharer.and_then(|sharer| sharer.place_of(&saved)) {
-            None => Some(saved),
-            Some(place) => offers.attach(tree, place, saved),
-        };
+        let request_prefix = of_slot[slot.0 as usize].as_ref();
+        let refused =
+            match request_prefix.and_then(|request_prefix| request_prefix.place_of(&saved)) {
+                None => Some(saved),
+                Some(place) => offers.attach(tree, place, saved),
+            };
         refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
     }
 

@@ -32,7 +32,7 @@ impl Ledger {
         let Self { requests, growing, .. } = self;
         let mut check = requests.check();
         for part in step {
-            let Some((request, met)) = check.meet(part.id) else {
+            let Some((request, met)) = check.visit(part.id) else {
                 return Err(self.refused(part.id));
             };
             let (progress, held) = (request.groups[group.index()], request.blocks.len() as u32);

@@ -59,7 +59,7 @@ use crate::pool_kind::PoolUnit;
 use crate::step_meta::StepLayout;
 pub(crate) use fork::Fork;
 use open_step::{Growth, OpenStep};
-pub(crate) use prefix_tree::Sharer;
+pub(crate) use prefix_tree::RequestPrefix;
 pub use prefix_tree::{Admission, Prompt};
 use prefix_tree::{Pools, Sharing};
 pub(crate) use tier::{LoadTarget, StoreSource};
@@ -97,8 +97,8 @@ pub struct Ledger {
     #[serde(skip)]
     sharing: Option<Box<Sharing>>,
     #[serde(skip)]
-    /// Blocks that were freed since the last `take_unowned`; none unless the cache is poisoned.
-    unowned: UnitList,
+    /// Blocks that were freed since the last `take_freed`; none unless the cache is poisoned.
+    freed: UnitList,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
     /// Limits of a step, from the configuration of the cache.
@@ -111,7 +111,7 @@ impl Ledger {
     /// An empty ledger.
     ///
     /// # Errors
-    /// [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range.
+    /// [`KvError::Model`], [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range.
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         config.validate()?;
         let has_entries = config.model.layers.iter().any(|&kind| kind != LayerKind::Swa);
@@ -139,7 +139,7 @@ impl Ledger {
             growing: Vec::with_capacity(config.max_requests as usize),
             saves: Saves::new(config),
             sharing: Sharing::new(config, has_entries),
-            unowned: UnitList::new(if config.poison { config.num_blocks } else { 0 }),
+            freed: UnitList::new(if config.poison { config.num_blocks } else { 0 }),
             limits: StepLimits::of_cache(config),
             rollback_tokens: config.step_tokens_with_rollback(),
         })
@@ -170,8 +170,8 @@ impl Ledger {
         self.check_in_no_step(id)?;
         self.stop_sharing(id.slot());
         self.saves.forget(id.slot());
-        let Self { requests, shares, blocks, checkpoints, unowned, .. } = self;
-        let mut pools = Pools { blocks, checkpoints, unowned };
+        let Self { requests, shares, blocks, checkpoints, freed, .. } = self;
+        let mut pools = Pools { blocks, checkpoints, freed };
         // In reverse, so that the pool hands them out again in the same order.
         pools.give_up(requests.release(id).into_iter().flatten(), shares);
         Ok(())
@@ -291,8 +291,8 @@ impl Ledger {
 
     /// The pools that take back released blocks and checkpoints.
     fn pools(&mut self) -> Pools<'_> {
-        let Self { blocks, checkpoints, unowned, .. } = self;
-        Pools { blocks, checkpoints, unowned }
+        let Self { blocks, checkpoints, freed, .. } = self;
+        Pools { blocks, checkpoints, freed }
     }
 
     /// The error for an id that names no request of this ledger.

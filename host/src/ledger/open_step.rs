@@ -97,12 +97,12 @@ pub(super) struct OpenStep {
     /// of the other group may take more while this one is open.
     pub taken: Vec<(SlotId, u32)>,
     /// Checkpoints that its kernels write.
-    pub saving: Vec<Saving>,
+    pub saving: Vec<OpenSave>,
 }
 
 /// A request that a step saves in a checkpoint.
 #[derive(Debug, Serialize)]
-pub(super) struct Saving {
+pub(super) struct OpenSave {
     pub slot: SlotId,
     pub boundary: u32,
     pub storage: StateCheckpoint,
@@ -110,7 +110,7 @@ pub(super) struct Saving {
 
 /// A checkpoint that a step is to write.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
+pub(super) struct PlannedSave {
     pub slot: SlotId,
     pub boundary: u32,
     /// Index in the step of the first token of its request; `start` is the position of that token.

@@ -6,7 +6,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use super::Ledger;
 use super::answer_checkpoints;
 use super::open_step::Accepted;
-use super::prefix_tree::{Admission, Pools, Prompt, Sharer, Sharing};
+use super::prefix_tree::{Admission, Pools, Prompt, RequestPrefix, Sharing};
 use crate::block::{BLOCK, Held};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
 use crate::error::{KvError, TokenMismatch};
@@ -51,13 +51,13 @@ impl Ledger {
             request.blocks.extend(path.map(|(_, block)| Held::shared(block)));
             request.blocks.reverse();
         }
-        sharing.sharers[id.slot().0 as usize] = Some(Sharer {
+        sharing.of_slot[id.slot().0 as usize] = Some(RequestPrefix {
             reference: adopted.reference,
-            tokens: sharing.told(&[]),
+            tokens: sharing.token_buffer(&[]),
             prompt: (reused, tokens[reused as usize..].into()),
             checkpoints: sharing.placement.checkpoints(tokens.len() as u32, matched),
             next_output: 0,
-            is_told: true,
+            can_register: true,
         });
         Ok((Admission { id, reused, matched }, place))
     }
@@ -65,8 +65,11 @@ impl Ledger {
     /// Wants the planned checkpoints that a request has not passed: those of its prompt, and the first of its answer.
     pub(crate) fn plan_checkpoints(&mut self, id: RequestId) -> Result<(), KvError> {
         let start = self.committed(id)?;
-        let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(id.slot()));
-        let Some(checkpoints) = sharer.map(|sharer| sharer.checkpoints) else { return Ok(()) };
+        let request_prefix = self.sharing.as_ref().and_then(|sharing| sharing.of(id.slot()));
+        let Some(checkpoints) = request_prefix.map(|request_prefix| request_prefix.checkpoints)
+        else {
+            return Ok(());
+        };
         let next = |&(at, _): &(u32, Origin)| checkpoints.after(at);
         let mut all = std::iter::successors(checkpoints.after(start), next);
         all.try_for_each(|(boundary, _)| self.want_checkpoint(id, boundary))?;
@@ -75,17 +78,23 @@ impl Ledger {
     }
 
     /// Removes and returns the blocks that were freed since the last call; none unless the cache is poisoned.
-    pub(crate) fn take_unowned(&mut self) -> impl Iterator<Item = BlockId> {
-        std::iter::from_fn(|| self.unowned.pop().map(BlockId))
+    pub(crate) fn take_freed(&mut self) -> impl Iterator<Item = BlockId> {
+        std::iter::from_fn(|| self.freed.pop().map(BlockId))
     }
 
     /// Refuses token ids that differ from the request's prompt: later requests would reuse rows of other tokens.
-    pub(super) fn check_told(&self, group: LayerGroup, part: &Accepted<'_>) -> Result<(), KvError> {
+    pub(super) fn check_prompt_tokens(
+        &self,
+        group: LayerGroup,
+        part: &Accepted<'_>,
+    ) -> Result<(), KvError> {
         let Accepted { id: request, tokens, .. } = *part;
-        let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(request.slot()));
-        let Some(sharer) = sharer.filter(|_| group == LayerGroup::Trunk) else { return Ok(()) };
+        let request_prefix = self.sharing.as_ref().and_then(|sharing| sharing.of(request.slot()));
+        let Some(request_prefix) = request_prefix.filter(|_| group == LayerGroup::Trunk) else {
+            return Ok(());
+        };
         let committed = self.committed(request)?;
-        match sharer.first_mismatch(committed, tokens) {
+        match request_prefix.first_mismatch(committed, tokens) {
             None => Ok(()),
             Some((at, expected)) => {
                 let (position, token) = (committed + at as u32, tokens[at]);
@@ -111,29 +120,32 @@ impl Ledger {
     fn register_part(&mut self, part: &Accepted<'_>) {
         let slot = part.id.slot();
         let Some((sharing, requests, mut pools)) = self.sharing_parts() else { return };
-        let Sharing { tree, sharers, .. } = sharing;
-        let Some(sharer) = sharers[slot.0 as usize].as_mut() else { return };
+        let Sharing { tree, of_slot, .. } = sharing;
+        let Some(request_prefix) = of_slot[slot.0 as usize].as_mut() else { return };
         // After tokens without ids, the prefix of all later blocks is unknown.
-        sharer.is_told &= part.tokens.len() == part.accepted as usize;
-        if !sharer.is_told {
+        request_prefix.can_register &= part.tokens.len() == part.accepted as usize;
+        if !request_prefix.can_register {
             return self.save_no_further(slot);
         }
-        sharer.tokens.extend_from_slice(part.tokens);
+        request_prefix.tokens.extend_from_slice(part.tokens);
         let Some(request) = requests.of_slot_mut(slot) else { return };
-        let (closed, _) = sharer.tokens.as_chunks::<BLOCK>();
-        let held = request.blocks.get_mut(sharer.reference.blocks() as usize..).unwrap_or_default();
+        let (closed, _) = request_prefix.tokens.as_chunks::<BLOCK>();
+        let held = request
+            .blocks
+            .get_mut(request_prefix.reference.blocks() as usize..)
+            .unwrap_or_default();
         // A block that a fork shares cannot move to the tree, and neither can the blocks after it.
         let own = held.iter().zip(closed).take_while(|(held, _)| held.is_own()).count();
-        sharer.is_told = own == closed.len();
+        request_prefix.can_register = own == closed.len();
         let take = |index: usize| match held[index].share() {
             Some(block) => block,
             None => unreachable!("own blocks were counted, and each is asked for once"),
         };
         let freed = |freed| pools.take_back(freed);
-        let registered = tree.extend(&mut sharer.reference, &closed[..own], take, freed);
+        let registered = tree.extend(&mut request_prefix.reference, &closed[..own], take, freed);
         debug_assert!(registered.is_ok(), "the reference is this tree's");
-        sharer.tokens.drain(..own * BLOCK);
-        if !sharer.is_told {
+        request_prefix.tokens.drain(..own * BLOCK);
+        if !request_prefix.can_register {
             self.save_no_further(slot);
         }
     }
@@ -141,8 +153,9 @@ impl Ledger {
     /// Forgets the wanted checkpoints after the registered blocks, for a request that registers no more: the prefix
     /// tree would not take them.
     fn save_no_further(&mut self, slot: SlotId) {
-        let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(slot));
-        let registered = sharer.map_or(0, |sharer| sharer.reference.blocks() * BLOCK_TOKENS);
+        let request_prefix = self.sharing.as_ref().and_then(|sharing| sharing.of(slot));
+        let registered = request_prefix
+            .map_or(0, |request_prefix| request_prefix.reference.blocks() * BLOCK_TOKENS);
         self.saves.forget_behind(slot, registered);
     }
 
@@ -152,10 +165,10 @@ impl Ledger {
         let Self { sharing: Some(sharing), requests, saves, checkpoints, .. } = self else {
             return;
         };
-        let Sharing { tree, sharers, offers, outputs, keeps_outputs, .. } = &mut **sharing;
-        let of = |id: RequestId| requests.get(id).and(sharers[id.slot().0 as usize].as_ref());
+        let Sharing { tree, of_slot, offers, outputs, keeps_outputs, .. } = &mut **sharing;
+        let of = |id: RequestId| requests.get(id).and(of_slot[id.slot().0 as usize].as_ref());
         for (id, saved) in saves.extract_saved(|id| of(id).is_some()) {
-            let refused = match of(id).and_then(|sharer| sharer.place_of(&saved)) {
+            let refused = match of(id).and_then(|request_prefix| request_prefix.place_of(&saved)) {
                 None => Some(saved),
                 Some((.., Origin::Output)) if *keeps_outputs => {
                     answer_checkpoints::replace(outputs, id.slot(), saved)
@@ -170,28 +183,31 @@ impl Ledger {
     pub(super) fn stop_sharing(&mut self, slot: SlotId) {
         self.attach_saved();
         self.keep_output(slot);
-        let sharer = self.take_sharer(slot);
-        self.release_sharer(sharer);
+        let request_prefix = self.take_sharer(slot);
+        self.release_sharer(request_prefix);
     }
 
     /// Removes and returns a request's place in the prefix tree, when it gives up its slot.
-    pub(super) fn take_sharer(&mut self, slot: SlotId) -> Option<Sharer> {
-        self.sharing.as_mut()?.sharers[slot.0 as usize].take()
+    pub(super) fn take_sharer(&mut self, slot: SlotId) -> Option<RequestPrefix> {
+        self.sharing.as_mut()?.of_slot[slot.0 as usize].take()
     }
 
     /// Sets the place in the prefix tree of a resumed request, which is now in `slot`.
-    pub(super) fn put_sharer(&mut self, slot: SlotId, sharer: Option<Sharer>) {
+    pub(super) fn put_sharer(&mut self, slot: SlotId, request_prefix: Option<RequestPrefix>) {
         if let Some(sharing) = self.sharing.as_mut() {
-            sharing.sharers[slot.0 as usize] = sharer;
+            sharing.of_slot[slot.0 as usize] = request_prefix;
         }
     }
 
     /// Releases a request's reference to the prefix tree.
-    pub(super) fn release_sharer(&mut self, sharer: Option<Sharer>) {
-        let (Some(sharer), Some((sharing, _, mut pools))) = (sharer, self.sharing_parts()) else {
+    pub(super) fn release_sharer(&mut self, request_prefix: Option<RequestPrefix>) {
+        let (Some(request_prefix), Some((sharing, _, mut pools))) =
+            (request_prefix, self.sharing_parts())
+        else {
             return;
         };
-        let released = sharing.tree.release(sharer.reference, |freed| pools.take_back(freed));
+        let released =
+            sharing.tree.release(request_prefix.reference, |freed| pools.take_back(freed));
         debug_assert!(released.is_ok(), "the reference is this tree's");
     }
 
@@ -200,21 +216,27 @@ impl Ledger {
     /// in its prompt.
     pub(super) fn fork_sharing(&mut self, from: SlotId, to: SlotId, committed: u32) {
         let Some(sharing) = self.sharing.as_deref_mut() else { return };
-        let Some(sharer) = sharing.sharers[from.0 as usize].as_ref() else { return };
-        let Ok(reference) = sharing.tree.refer_again(&sharer.reference) else {
+        let Some(request_prefix) = sharing.of_slot[from.0 as usize].as_ref() else { return };
+        let Ok(reference) = sharing.tree.refer_again(&request_prefix.reference) else {
             unreachable!("the reference is this tree's")
         };
-        let tokens = sharing.told(&sharer.tokens);
+        let tokens = sharing.token_buffer(&request_prefix.tokens);
         let checkpoints = sharing.placement.checkpoints(committed.saturating_add(1), 0);
-        let (prompt, is_told) = ((0, Box::default()), sharer.is_told);
-        sharing.sharers[to.0 as usize] =
-            Some(Sharer { reference, tokens, prompt, checkpoints, next_output: 0, is_told });
+        let (prompt, can_register) = ((0, Box::default()), request_prefix.can_register);
+        sharing.of_slot[to.0 as usize] = Some(RequestPrefix {
+            reference,
+            tokens,
+            prompt,
+            checkpoints,
+            next_output: 0,
+            can_register,
+        });
         self.want_output(to, committed);
     }
 
     /// The prefix tree with its users, the requests, and the pools that take back what the tree gives up.
     pub(super) fn sharing_parts(&mut self) -> Option<(&mut Sharing, &mut Requests, Pools<'_>)> {
-        let Self { sharing, requests, blocks, checkpoints, unowned, .. } = self;
-        Some((sharing.as_deref_mut()?, requests, Pools { blocks, checkpoints, unowned }))
+        let Self { sharing, requests, blocks, checkpoints, freed, .. } = self;
+        Some((sharing.as_deref_mut()?, requests, Pools { blocks, checkpoints, freed }))
     }
 }

@@ -69,7 +69,7 @@ pub(super) struct Sharing {
     /// Checkpoints offered to the lower tier, if there is one.
     pub offers: Offers,
     /// By slot.
-    pub sharers: Vec<Option<Sharer>>,
+    pub of_slot: Vec<Option<RequestPrefix>>,
     /// Whether checkpoints of answers are kept.
     pub keeps_outputs: bool,
     /// The last checkpoint of each running request's answer, the oldest first. It moves to the tree when the request
@@ -77,12 +77,12 @@ pub(super) struct Sharing {
     pub outputs: Vec<(SlotId, SavedCheckpoint)>,
     /// Most tokens of a request whose ids are known and that are not registered in the tree: part of
     /// a block, and a step.
-    pub most_told: usize,
+    pub token_capacity: usize,
 }
 
 /// A request that uses the prefix tree.
 #[derive(Debug)]
-pub(crate) struct Sharer {
+pub(crate) struct RequestPrefix {
     /// To the end of the request's registered blocks.
     pub(super) reference: Reference,
     /// Ids of the tokens after the registered blocks.
@@ -94,7 +94,7 @@ pub(crate) struct Sharer {
     /// Next boundary at which its answer is saved.
     pub(super) next_output: u32,
     /// Whether its blocks can still be registered: all token ids were given, and no closed block is shared with a fork.
-    pub(super) is_told: bool,
+    pub(super) can_register: bool,
 }
 
 /// The pools that take back blocks and checkpoints from requests and from the prefix tree.
@@ -102,13 +102,13 @@ pub(super) struct Pools<'l> {
     pub blocks: &'l mut BlockPool,
     pub checkpoints: &'l mut CheckpointPool,
     /// Freed blocks that the manager still has to poison.
-    pub unowned: &'l mut UnitList,
+    pub freed: &'l mut UnitList,
 }
 
 impl Pools<'_> {
     /// Returns a block to the pool, and marks it for poisoning.
     pub fn free_block(&mut self, block: Block) {
-        self.unowned.add(block.id().0);
+        self.freed.add(block.id().0);
         self.blocks.give_back(block);
     }
 
@@ -152,31 +152,31 @@ impl Sharing {
             placement: Placement { block_tokens: BLOCK_TOKENS, junctions: true, interval },
             model: config.identity(),
             offers: Offers::default(),
-            sharers: (0..config.max_requests).map(|_| None).collect(),
+            of_slot: (0..config.max_requests).map(|_| None).collect(),
             keeps_outputs: config.keep_outputs,
             outputs: Vec::with_capacity(config.max_requests as usize),
-            most_told: BLOCK + config.max_step_tokens as usize,
+            token_capacity: BLOCK + config.max_step_tokens as usize,
         }))
     }
 
-    pub fn of(&self, slot: SlotId) -> Option<&Sharer> {
-        self.sharers.get(slot.0 as usize)?.as_ref()
+    pub fn of(&self, slot: SlotId) -> Option<&RequestPrefix> {
+        self.of_slot.get(slot.0 as usize)?.as_ref()
     }
 
     /// As [`Self::of`], mutable.
-    pub fn of_mut(&mut self, slot: SlotId) -> Option<&mut Sharer> {
-        self.sharers.get_mut(slot.0 as usize)?.as_mut()
+    pub fn of_mut(&mut self, slot: SlotId) -> Option<&mut RequestPrefix> {
+        self.of_slot.get_mut(slot.0 as usize)?.as_mut()
     }
 
     /// A copy of `tokens`, with capacity for the tokens of a step.
-    pub fn told(&self, tokens: &[u32]) -> Vec<u32> {
-        let mut told = Vec::with_capacity(self.most_told);
-        told.extend_from_slice(tokens);
-        told
+    pub fn token_buffer(&self, tokens: &[u32]) -> Vec<u32> {
+        let mut buffer = Vec::with_capacity(self.token_capacity);
+        buffer.extend_from_slice(tokens);
+        buffer
     }
 }
 
-impl Sharer {
+impl RequestPrefix {
     /// Moves the request back to its first `tokens` tokens. The tokens that follow may differ from those before.
     pub fn go_back(&mut self, tokens: u32) {
         let registered = self.reference.blocks() * BLOCK_TOKENS;

@@ -55,9 +55,9 @@ pub(crate) struct Request {
 struct Slot {
     /// Admissions and releases so far: odd while it is taken.
     turns: u64,
-    /// Number of the last check that named its request; see [`Check::meet`].
+    /// Number of the last check that named its request; see [`Check::visit`].
     #[serde(skip)]
-    met_in: u64,
+    visited_in: u64,
     /// The request in the slot; empty if the slot is free.
     request: Request,
 }
@@ -102,13 +102,13 @@ pub(crate) struct Check<'r> {
 impl Check<'_> {
     /// The request, if the id is of this ledger and current, and whether an earlier call of this check named it.
     #[inline]
-    pub fn meet(&mut self, id: RequestId) -> Option<(&Request, bool)> {
+    pub fn visit(&mut self, id: RequestId) -> Option<(&Request, bool)> {
         let entry = self.slots.get_mut(id.slot().0 as usize)?;
         if !entry.is_of(id.generation()) | (id.ledger() != self.ledger) {
             return None;
         }
-        let met = entry.met_in == self.number;
-        entry.met_in = self.number;
+        let met = entry.visited_in == self.number;
+        entry.visited_in = self.number;
         Some((&entry.request, met))
     }
 }

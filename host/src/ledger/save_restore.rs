@@ -141,8 +141,10 @@ impl Ledger {
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
         self.saves.forget(id.slot());
-        if let Some(sharer) = self.sharing.as_mut().and_then(|sharing| sharing.of_mut(id.slot())) {
-            sharer.go_back(boundary);
+        if let Some(request_prefix) =
+            self.sharing.as_mut().and_then(|sharing| sharing.of_mut(id.slot()))
+        {
+            request_prefix.go_back(boundary);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 use kv_layout::geometry::WINDOW;
 
 use super::Ledger;
-use super::open_step::{Accepted, Mark, Saving, StepPlan, StepRequest};
+use super::open_step::{Accepted, OpenSave, PlannedSave, StepPlan, StepRequest};
 use super::wanted_checkpoints::Saves;
 use crate::bucket::Bucket;
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint, is_boundary};
@@ -89,7 +89,7 @@ impl Ledger {
         plan: StepPlan,
         step: &[StepRequest],
     ) -> StepPlan {
-        self.saves.marks.clear();
+        self.saves.planned.clear();
         if group != LayerGroup::Trunk || self.checkpoints.total() == 0 {
             return plan;
         }
@@ -99,34 +99,34 @@ impl Ledger {
         }
         // A step with few tokens per request has one launch per layer, whose kernel writes no checkpoints.
         let free = if most <= self.rollback_tokens { 0 } else { self.checkpoints.free() as usize };
-        let Saves { wanted, marks, .. } = &mut self.saves;
+        let Saves { wanted, planned, .. } = &mut self.saves;
         let mut token = 0;
         for &StepRequest { id, start, tokens } in step {
             let slot = id.slot();
             let wanted = wanted.get(slot.0 as usize).map_or(&[][..], Vec::as_slice);
             let inside = wanted.iter().filter(|&&at| (start + 1..=start + tokens).contains(&at));
-            let mark = |&boundary: &u32| Mark { slot, boundary, token, start };
-            marks.extend(inside.map(mark).take(free - marks.len()));
+            let save = |&boundary: &u32| PlannedSave { slot, boundary, token, start };
+            planned.extend(inside.map(save).take(free - planned.len()));
             token += tokens;
         }
-        let copies = marks.iter().filter(|mark| mark.copied().is_some()).count();
+        let copies = planned.iter().filter(|save| save.copied().is_some()).count();
         StepPlan { saves: Some(copies as u32), ..plan }
     }
 
     /// Writes the planned saves to StepMeta, with the checkpoints that [`Self::enter_saves`] will take, in that order.
     pub(super) fn write_saves(&self, layout: StepLayout, array: &mut [i32]) {
-        let marks = || self.saves.marks.iter().zip(self.checkpoints.next_free());
-        let rows = marks().map(|(mark, checkpoint)| {
-            let first = mark.boundary - WINDOW;
-            let from = first.max(mark.start);
+        let planned = || self.saves.planned.iter().zip(self.checkpoints.next_free());
+        let rows = planned().map(|(save, checkpoint)| {
+            let first = save.boundary - WINDOW;
+            let from = first.max(save.start);
             SavedRows {
-                token: mark.token + (from - mark.start),
+                token: save.token + (from - save.start),
                 row: checkpoint.0 * WINDOW + (from - first),
-                rows: mark.boundary - from,
+                rows: save.boundary - from,
             }
         });
-        let copies = marks().filter_map(|(mark, checkpoint)| {
-            let (slot, boundary, end) = (mark.slot, mark.boundary, mark.copied()?);
+        let copies = planned().filter_map(|(save, checkpoint)| {
+            let (slot, boundary, end) = (save.slot, save.boundary, save.copied()?);
             Some(CheckpointCopy { slot, checkpoint, boundary, end }.words())
         });
         step_meta::fill_saves(array, layout, rows, copies);
@@ -135,9 +135,9 @@ impl Ledger {
     /// Takes the planned checkpoints for a step that begins.
     pub(super) fn enter_saves(&mut self, group: LayerGroup) {
         let Self { saves, checkpoints, open, .. } = self;
-        for Mark { slot, boundary, .. } in saves.marks.drain(..) {
+        for PlannedSave { slot, boundary, .. } in saves.planned.drain(..) {
             let Some(storage) = checkpoints.take() else { break };
-            open[group.index()].saving.push(Saving { slot, boundary, storage });
+            open[group.index()].saving.push(OpenSave { slot, boundary, storage });
             if let Some(wanted) = saves.wanted.get_mut(slot.0 as usize) {
                 wanted.retain(|&at| at != boundary);
             }
@@ -151,7 +151,7 @@ impl Ledger {
             return;
         }
         let Self { open, requests, saves, checkpoints, .. } = self;
-        for Saving { slot, boundary, storage } in open[group.index()].saving.drain(..) {
+        for OpenSave { slot, boundary, storage } in open[group.index()].saving.drain(..) {
             let committed =
                 |id| requests.get(id).map(|request| request.groups[group.index()].committed);
             match requests.in_slot(slot).filter(|&id| committed(id) >= Some(boundary)) {
@@ -159,7 +159,7 @@ impl Ledger {
                     let request = Some(requests.first_id(id));
                     saves.saved.push((id, storage.saved(request, boundary, false)));
                 }
-                None => saves.give_up(Saving { slot, boundary, storage }, checkpoints),
+                None => saves.give_up(OpenSave { slot, boundary, storage }, checkpoints),
             }
         }
         for part in accepted {
@@ -184,13 +184,13 @@ impl Ledger {
 
 impl Saves {
     /// Returns the checkpoint and marks the boundary as wanted again.
-    fn give_up(&mut self, saving: Saving, checkpoints: &mut CheckpointPool) {
+    fn give_up(&mut self, saving: OpenSave, checkpoints: &mut CheckpointPool) {
         checkpoints.give_back(saving.storage);
         self.add(saving.slot, saving.boundary);
     }
 }
 
-impl Mark {
+impl PlannedSave {
     /// One past the position of the last row that comes from the rings; `None` if all rows come from the step.
     fn copied(self) -> Option<u32> {
         (self.boundary - WINDOW < self.start).then_some(self.start)

@@ -154,7 +154,7 @@ impl Ledger {
         let rollback = self.rollback_tokens;
         let mut check = self.requests.check();
         for part in accepted {
-            let Some((request, met)) = check.meet(part.id) else {
+            let Some((request, met)) = check.visit(part.id) else {
                 return Err(self.refused(part.id));
             };
             let progress = request.groups[group.index()];
@@ -162,7 +162,7 @@ impl Ledger {
                 return Err(commit_refusal(group, rollback, part, progress));
             }
         }
-        accepted.iter().try_for_each(|part| self.check_told(group, part))
+        accepted.iter().try_for_each(|part| self.check_prompt_tokens(group, part))
     }
 
     /// Rejects the open step of `group`, if there is one: every request has the tokens and blocks

@@ -77,8 +77,8 @@ impl Ledger {
         self.keep_output(id.slot());
         let (ledger, first_id) = (self.requests.ledger(), self.requests.first_id(id));
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
-        let (wanted, sharer) = (self.saves.take(id), self.take_sharer(id.slot()));
-        Ok(Suspended { ledger, first_id, blocks, groups, saved_slot, wanted, sharer })
+        let (wanted, request_prefix) = (self.saves.take(id), self.take_sharer(id.slot()));
+        Ok(Suspended { ledger, first_id, blocks, groups, saved_slot, wanted, request_prefix })
     }
 
     /// Refuses a request that was suspended in another cache.
@@ -89,13 +89,14 @@ impl Ledger {
 
     /// Turns `id`, a new request to whose slot the state was copied, into the suspended request. Frees the spare slot.
     pub(crate) fn attach(&mut self, id: RequestId, suspended: Suspended) {
-        let Suspended { first_id, blocks, groups, saved_slot, wanted, sharer, .. } = suspended;
+        let Suspended { first_id, blocks, groups, saved_slot, wanted, request_prefix, .. } =
+            suspended;
         self.requests.set_first_id(id, first_id);
         if let Some(request) = self.requests.get_mut(id) {
             request.blocks.extend(blocks);
             request.groups = groups;
         }
-        self.put_sharer(id.slot(), sharer);
+        self.put_sharer(id.slot(), request_prefix);
         for boundary in wanted {
             if boundary <= groups[LayerGroup::Trunk.index()].committed {
                 self.saves.add_due(id, boundary);
@@ -108,10 +109,10 @@ impl Ledger {
 
     /// Frees what a suspended request held.
     pub(crate) fn discard_suspended(&mut self, suspended: Suspended) {
-        let Suspended { blocks, saved_slot, sharer, .. } = suspended;
-        self.release_sharer(sharer);
-        let Self { shares, blocks: free, checkpoints, unowned, .. } = self;
-        let mut pools = Pools { blocks: free, checkpoints, unowned };
+        let Suspended { blocks, saved_slot, request_prefix, .. } = suspended;
+        self.release_sharer(request_prefix);
+        let Self { shares, blocks: free, checkpoints, freed, .. } = self;
+        let mut pools = Pools { blocks: free, checkpoints, freed };
         pools.give_up(blocks.into_iter().rev(), shares);
         self.return_suspended_slot(saved_slot);
     }

@@ -3,7 +3,7 @@
 use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
-use super::open_step::Mark;
+use super::open_step::PlannedSave;
 use crate::checkpoints::SavedCheckpoint;
 use crate::config::CacheConfig;
 use crate::ids::{LayerGroup, RequestId, SlotId};
@@ -34,7 +34,7 @@ pub(super) struct Saves {
     pub saved: Vec<(RequestId, SavedCheckpoint)>,
     /// Checkpoints that the step checked last will write. Scratch.
     #[serde(skip)]
-    pub marks: Vec<Mark>,
+    pub planned: Vec<PlannedSave>,
     /// Checkpoints that are being saved after a step, one for each element of `due`.
     #[serde(skip)]
     pub taken: Vec<(RequestId, SavedCheckpoint)>,
@@ -54,7 +54,7 @@ impl Saves {
             wanted,
             due: Vec::with_capacity(due),
             saved: Vec::with_capacity(checkpoints),
-            marks: Vec::with_capacity(checkpoints),
+            planned: Vec::with_capacity(checkpoints),
             taken: Vec::with_capacity(checkpoints),
         }
     }

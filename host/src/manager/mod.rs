@@ -75,8 +75,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// Allocates all device memory that the cache will ever need.
     ///
     /// # Errors
-    /// [`KvError::Config`]; [`KvError::DraftLayerKind`]; [`KvError::Device`] with the buffer that did
-    /// not fit.
+    /// [`KvError::Model`], [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range;
+    /// [`KvError::Device`] with the buffer that did not fit.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
         let core = Core::new(device, config)?;
         let has_drafts = !core.config.group_layers(LayerGroup::Draft).is_empty();

@@ -58,7 +58,7 @@ impl<B: Backend> KvCacheManager<B> {
         let (core, trunk, mut draft) = self.parts();
         core.check_stream(stream)?;
         let running = stream.running("copying between steps").map_err(KvError::from)?;
-        core.ledger().take_unowned().for_each(|block| trunk.freed.add_block(block));
+        core.ledger().take_freed().for_each(|block| trunk.freed.add_block(block));
         let groups = std::iter::once(&mut *trunk).chain(draft.as_deref_mut());
         for (group, memory) in LayerGroup::ALL.into_iter().zip(groups) {
             memory.follow(stream)?;

@@ -45,7 +45,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`Self::admit_with`].
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`],
     /// [`KvError::ForeignCheckpoint`], [`KvError::OtherRequest`], [`KvError::NotRestorable`]: nothing has changed then.
     /// [`KvError::Device`]: if the device failed during the copy or after it, the contents of the slot are unknown, and
     /// later steps refuse the request ([`KvError::Overwritten`]) until it is restored or released; else nothing has

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::block::Held;
 use crate::error::KvError;
 use crate::ids::{CacheId, RequestId, SlotId};
-use crate::ledger::Sharer;
+use crate::ledger::RequestPrefix;
 use crate::ledger::requests::Progress;
 
 /// A request that was suspended: its blocks, and a copy of what its slot held. It takes part in no step until it is
@@ -30,7 +30,7 @@ pub struct Suspended {
     pub(crate) wanted: Vec<u32>,
     /// Its place in the prefix tree.
     #[serde(skip)]
-    pub(crate) sharer: Option<Sharer>,
+    pub(crate) request_prefix: Option<RequestPrefix>,
 }
 
 impl Suspended {

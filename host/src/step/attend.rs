@@ -1,4 +1,4 @@
-//! Attention of a layer's queries over the rows of the cache where they lie.
+//! Attention in place: a layer's queries attend to the rows of the cache as they are stored, without a gather.
 
 use std::ops::{Range, RangeBounds};
 use std::sync::PoisonError;
@@ -16,10 +16,10 @@ use crate::ops::{
     self, Attended, AttendedEntries, Attention, OwnRows, QueryForm, SwaRing, WindowAppend,
 };
 
-/// The tensors of attention of some queries of a step: what it reads of the model, and where its results go.
+/// Inputs and outputs of attention for a range of a step's queries.
 ///
-/// Row 0 of `query`, `out` and `lse` belongs to the first query of the range that is attended, not to the step's first: for
-/// `attend(n - 1..n, ..)` over tensors of the whole step, give [`Buffer::slice`]s of them.
+/// Row 0 of `query`, `out` and `lse` belongs to the first query of that range, not to the first of the step. For
+/// `attend(n - 1..n, ..)` over tensors of the whole step, pass [`Buffer::slice`]s of them.
 ///
 /// ```
 /// use dsv4_kv::device::{EmuDevice, EmuOptions, bf16};
@@ -50,7 +50,7 @@ use crate::ops::{
 /// layer.append()?;
 /// step.commit(&[Accepted::count(id, 3)])?;
 ///
-/// // The third token has three keys: three quarters of their value.
+/// // The third token sees three keys, and the sink has a quarter of the weight: the result is 0.75.
 /// let mut results = vec![bf16::ZERO; 3 * 4 * 512];
 /// stream.download(&out, 0, &mut results)?;
 /// assert_eq!(results[2 * 4 * 512].to_f32(), 0.75);
@@ -61,31 +61,33 @@ pub struct AttentionTensors<'i, B: Backend> {
     pub heads: u32,
     /// `[queries, heads, 512]` BF16.
     pub query: &'i Buffer<B, bf16>,
-    /// What has been done to `query`.
+    /// How `query` was processed before.
     pub form: QueryForm,
-    /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
+    /// `[heads]` f32: a logit per head that takes part in the softmax and has no value.
     pub sinks: &'i Buffer<B, f32>,
-    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, with inverse RoPE. Padding stays untouched. Not in the memory of the
-    /// layer's `kv`.
+    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, after inverse RoPE. Rows of padding are not
+    /// written. Must not overlap the layer's `kv`.
     pub out: &'i Buffer<B, bf16>,
-    /// `[queries, heads]` f32, if it is wanted: the natural logarithm of the softmax's denominator, the sink included.
+    /// `[queries, heads]` f32, optional: the natural logarithm of the softmax's denominator, including the sink.
     pub lse: Option<&'i Buffer<B, f32>>,
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Swa> {
-    /// Queues attention of the step's queries in the range `queries`, `..` for all, to their sliding windows.
+    /// Queues attention of the step's queries in the range `queries` (`..` = all) to their sliding windows.
     ///
-    /// All rows are read where they lie, as the cache stores them, and a query's bits depend on its request alone, and on
-    /// [`crate::CacheConfig::attention_split`] in layers with entries. Rows
-    /// of the step itself lie in the ring where no request has more than `max_draft` + 1 tokens. For longer chunks
-    /// the layer's first call queues a launch that quantises them into memory of the step, as `append` will.
+    /// All rows are read in place. The bits of a query's result depend on its request alone, and in layers with entries
+    /// also on [`crate::CacheConfig::attention_split`]. If no request has more than `max_draft` + 1 tokens in the step,
+    /// the rows of the step itself are already in the ring. For longer chunks, the layer's first call queues a launch
+    /// that quantises them into memory of the step, as `append` will.
     ///
-    /// In a poisoned cache a row that nobody wrote gives NaN. No queries are nothing, whatever `heads` are.
+    /// In a cache with `CacheConfig::poison`, a row that was never written makes the result NaN. An empty range queues
+    /// nothing, whatever `heads` is.
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
-    /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too short, if results would replace
-    /// rows of the layer's `kv`, if a launch failed, or while another capture than the step's own records the stream.
+    /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too
+    /// short, if results would replace rows of the layer's `kv`, if a launch failed, or while a capture other than the
+    /// step's own records the stream.
     pub fn attend(
         &self,
         queries: impl RangeBounds<u32>,
@@ -96,18 +98,19 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
-    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to the entries that each
-    /// query's list names: one softmax over both.
+    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to the entries in
+    /// each query's list: one softmax over both.
     ///
-    /// Of each list the first `min(k, entries that the query sees)` elements are read; later ones are ignored. Lists of
-    /// `select` fit: entries first, then -1. A -1 among the elements that are read is a key without weight. The number of
-    /// elements that are read decides how keys are divided among blocks, so a list that is padded with -1 can have other
-    /// last bits with another `k`: choose `k` independently of the batch.
+    /// Only the first `min(k, entries that the query sees)` elements of a list are read. Lists from `select` fit:
+    /// entries first, then -1. A -1 among the elements that are read is a key without weight. The number of elements
+    /// that are read decides how keys are divided among thread blocks. So another `k` can change the last bits of the
+    /// result of a list that is padded with -1: choose `k` independently of the batch.
     ///
-    /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
+    /// Otherwise as [`UpdatedLayer::attend`] of a layer with only a window.
     ///
     /// # Errors
-    /// As there; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] for `k` out of range.
+    /// As in a layer with only a window; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] for `k`
+    /// out of range.
     pub fn attend(
         &self,
         queries: impl RangeBounds<u32>,
@@ -125,13 +128,13 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
 }
 
 impl<B: Backend> UpdatedLayer<'_, B, Hca> {
-    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to all entries that each query
-    /// sees: one softmax over both.
+    /// Queues attention of the step's queries in the range `queries` to their sliding windows and to all entries that
+    /// each query sees: one softmax over both.
     ///
-    /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
+    /// Otherwise as [`UpdatedLayer::attend`] of a layer with only a window.
     ///
     /// # Errors
-    /// As there.
+    /// As in a layer with only a window.
     pub fn attend(
         &self,
         queries: impl RangeBounds<u32>,
@@ -143,8 +146,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Hca> {
 }
 
 impl<B: Backend, K> UpdatedLayer<'_, B, K> {
-    /// Queues attention to windows and, if there are some, to entries, at most so many of a query; before the layer's
-    /// first of a long chunk also the quantisation of the step's own rows.
+    /// Queues attention to windows and, if `which` is given, to entries, at most its number per query. The layer's
+    /// first call in a step with long chunks also queues the quantisation of the step's own rows.
     fn attend_to(
         &self,
         queries: Range<u32>,
@@ -188,13 +191,13 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
             entries: attended,
             out: tensors.out,
             lse: tensors.lse,
-            // All forms count in the word of `Whole`.
+            // All forms of the kernel count refused rows in the fault word of `Whole`.
             faults: access.fault_word::<Attend>(AttendKernel {
                 format: ring.format,
                 form: AttendForm::Whole(keys),
             }),
         };
-        // The call is checked before any launch is queued: a refused one queues nothing.
+        // Checked before any launch is queued: a refused call queues nothing.
         let out = tensors.out.span();
         let lse = tensors.lse.map_or(out, |lse| lse.span());
         self.check_outputs("attend", [("out", out), ("lse", lse)])?;
@@ -202,13 +205,14 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if !is_in_ring {
             self.quantise_once(&attention)?;
         }
-        // SAFETY: the cache alone writes StepMeta, by copies in the order of its steps, and hands out views of it. The launch is of
-        // the step, and runs in its order.
+        // SAFETY: the cache alone writes StepMeta, by copies in the order of its steps, and hands out views of it. The
+        // launch is of the step, and runs in its order.
         unsafe { ops::attend(access.stream, &attention) }?;
         launches.end()
     }
 
-    /// Queues the quantisation of the step's own rows, unless a call before has. Attention that would be refused queues nothing.
+    /// Queues the quantisation of the step's own rows, unless an earlier call has. For attention that would be refused
+    /// it queues nothing.
     fn quantise_once(&self, attention: &Attention<'_, B>) -> Result<(), KvError> {
         let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
         if !*has_own_rows {
@@ -241,7 +245,7 @@ impl<B: Backend> Access<'_, B> {
         }
     }
 
-    /// Entries that a query of the step may see; 1 where that is none, since a launch takes at least one.
+    /// Most entries that a query of the step may see, but at least 1, the least that a launch takes.
     fn most_entries(&self) -> Result<u32, KvError> {
         Ok((self.shape.context / self.pools.ratio()?).max(1))
     }

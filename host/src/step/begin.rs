@@ -21,12 +21,12 @@ use crate::trace;
 pub enum Launches<'b> {
     /// One by one, for exactly the step's tokens.
     Eager,
-    /// For all tokens of a bucket, the rest being padding: by a graph that was captured for it, or
-    /// one by one.
+    /// For all tokens of a bucket; those that the step does not have are padding. The kernels are launched one by one,
+    /// or by a graph that was captured for the bucket.
     Bucket(&'b Bucket),
 }
 
-/// One layer group of a cache, ready for a step. It borrows what the group's steps share, so that two
+/// One layer group of a cache, ready for a step. It borrows the memory that all steps of the group use, so that two
 /// steps of a group are never open at once.
 pub struct Group<'a, B: Backend> {
     pub(crate) core: &'a Core<B>,
@@ -36,11 +36,11 @@ pub struct Group<'a, B: Backend> {
 
 impl<'a, B: Backend> Group<'a, B> {
     /// Begins a step: takes the blocks that it needs, sends its StepMeta, enters new blocks into the
-    /// device's block table and builds the work lists, all queued in `stream`.
+    /// device's block table and builds the work lists. All work of the device is queued in `stream`.
     ///
-    /// All or nothing: on any error, of the device too, no block is taken and no request changes. A step that was leaked before is
-    /// rejected first, and prefixes that nobody refers to may have been evicted for it. If
-    /// the group's last step ran in another stream, `stream` waits for it on the device.
+    /// All or nothing: on any error, of the device too, no block is taken and no request changes. After an error of the
+    /// device, prefixes without a reference may have been evicted. A leaked step of the group (`std::mem::forget`) is rejected first. If the
+    /// group's last step ran in another stream, `stream` waits for it on the device.
     ///
     /// # Errors
     /// As [`Ledger::begin_step`]; [`KvError::Bucket`] for a bucket out of the cache's range, and the
@@ -55,7 +55,7 @@ impl<'a, B: Backend> Group<'a, B> {
         Group { core, memory, group: *group }.into_step(stream, launches, requests)
     }
 
-    /// As [`Self::begin_step`], for as long as the cache is borrowed.
+    /// As [`Self::begin_step`], but consumes the group: the step can live as long as the borrow of the cache.
     ///
     /// # Errors
     /// As [`Self::begin_step`].
@@ -81,7 +81,7 @@ impl<'a, B: Backend> Group<'a, B> {
     }
 }
 
-/// Checks the step, queues what precedes its layers, and enters it in the ledger.
+/// Checks the step, queues the work that precedes its layers, and enters the step in the ledger.
 #[inline]
 fn begin<B: Backend>(
     core: &Core<B>,
@@ -115,7 +115,8 @@ fn begin<B: Backend>(
     Ok(BegunStep { shape, plan, bucket, recording: Recording::Nothing })
 }
 
-/// Checks the step, and queues StepMeta and what has to be poisoned before it.
+/// Checks the step, and queues three things: the copy of StepMeta, the poisoning of freed slots and blocks, and the
+/// copies from rings to checkpoints.
 fn stage<B: Backend>(
     core: &Core<B>,
     memory: &mut StepMemory<B>,
@@ -135,7 +136,7 @@ fn stage<B: Backend>(
     memory.lay_out(layout);
     if group == LayerGroup::Trunk {
         // Draft layers have no blocks.
-        ledger.take_unowned().for_each(|block| memory.freed.add_block(block));
+        ledger.take_freed().for_each(|block| memory.freed.add_block(block));
     }
     let layers = core.config.group_layers(group);
     memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
@@ -156,7 +157,7 @@ impl<B: Backend> StepMemory<B> {
         Ok(ops::list_closing_tokens(stream, &lists)?)
     }
 
-    /// Queues the copies of rows that the step overwrites and a checkpoint keeps.
+    /// Queues copies of the ring rows that a checkpoint keeps and that the step overwrites.
     fn save_from_rings(
         &self,
         stream: &Stream<B>,

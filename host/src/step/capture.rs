@@ -9,15 +9,16 @@ use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
 use std::fmt;
 
-/// The launches of a step as a graph, for every step of a bucket. It owns all memory that it touches.
+/// The launches of a step as a graph, which every step of a bucket can replay. It keeps all memory that it touches
+/// alive.
 pub struct CapturedStep<B: Backend> {
     pub(super) graph: Graph<B>,
     pub(super) bucket: Bucket,
-    /// How far it brings each layer of its group.
+    /// The progress of each layer of the group after a replay.
     pub(super) progress: Vec<LayerProgress>,
-    /// Of each layer the address of the window rows that it updates it with, which it retains.
+    /// For each layer, the address of the window rows with which the graph updates it. The graph retains their memory.
     pub(super) rows: Vec<Option<u64>>,
-    /// StepMeta of the group that it was captured over, which no other group has.
+    /// The StepMeta of the group that the graph was captured over. No other group has the same address.
     pub(super) step_meta: DevicePtr<i32>,
 }
 
@@ -31,13 +32,13 @@ impl<B: Backend> fmt::Debug for CapturedStep<B> {
 }
 
 impl<B: Backend> CapturedStep<B> {
-    /// The steps that it serves.
+    /// The bucket whose steps it serves.
     #[must_use]
     pub fn bucket(&self) -> Bucket {
         self.bucket
     }
 
-    /// Launches, copies and fills of which it consists.
+    /// Number of launches, copies and fills in the graph.
     #[must_use]
     pub fn nodes(&self) -> u64 {
         self.graph.nodes()
@@ -45,7 +46,7 @@ impl<B: Backend> CapturedStep<B> {
 }
 
 impl<B: Backend> Layers<'_, B> {
-    /// Refuses a graph that was captured over other memory, or for another bucket.
+    /// Refuses a graph that was captured over the memory of another group, or for another bucket.
     fn check_graph(&self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         if self.memory.step_meta.buffer().ptr() != graph.step_meta {
             return Err(KvError::ForeignGraph);
@@ -57,7 +58,7 @@ impl<B: Backend> Layers<'_, B> {
         Ok(())
     }
 
-    /// Queues a graph, and takes over how far it brings each layer.
+    /// Queues a graph, and enters the progress that it brings to each layer.
     pub(super) fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         self.check_graph(graph)?;
         let states = graph.progress.iter().zip(&self.memory.progress);
@@ -71,7 +72,7 @@ impl<B: Backend> Layers<'_, B> {
         if !may_have_run(&replayed) {
             return replayed;
         }
-        // The emulator runs a graph node by node: where one fails, those before it have run.
+        // The emulator runs a graph node by node: if a node fails, the nodes before it have run.
         self.touched = true;
         let memory = &mut *self.memory;
         let now = memory.progress.iter_mut().zip(&mut memory.rows);
@@ -85,7 +86,7 @@ impl<B: Backend> Layers<'_, B> {
         replayed
     }
 
-    /// Queues a graph again whose layers are all finished, with the same rows.
+    /// Queues a graph again. Its layers must be finished, and updated with the same rows.
     pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
         self.check_graph(graph)?;
         let limit = self.core.config.step_tokens_with_rollback();
@@ -103,7 +104,7 @@ impl<B: Backend> Layers<'_, B> {
             if progress != LayerProgress::Finished {
                 return Err(KvError::LayerNotUpdated { layer, progress });
             }
-            // It would store other rows than the step has.
+            // The graph would store other rows than the layer's update did.
             if let (&Some(updated), &Some(found)) = rows
                 && updated != found
             {

@@ -12,10 +12,10 @@ use crate::ops::{self, Compression, CsaDecode, Flush, KeyFlush, WorkList, window
 use crate::pool_kind::PoolKind;
 use kernels_gpu::launch::{DecodeCsa, FlushCsa};
 
-/// What a CSA layer's update reads.
+/// Inputs of a CSA layer's update.
 pub struct CsaInputs<'i, B: Backend> {
-    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step. Nobody writes them before
-    /// [`UpdatedLayer::append`].
+    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step's tokens. They must
+    /// not be written before [`UpdatedLayer::append`].
     pub kv: &'i Buffer<B, bf16>,
     /// The compressor of the entries.
     pub main: CompressorInputs<'i, B>,
@@ -26,12 +26,13 @@ pub struct CsaInputs<'i, B: Backend> {
 impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// Queues the layer's update: entries and indexer keys of the windows that the step closes are
     /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
-    /// Where no request has more than `max_draft` + 1 tokens, one launch does that and the append, with the
+    /// If no request has more than `max_draft` + 1 tokens, one launch does that and the append, with the
     /// same bytes.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while another capture
-    /// than the step's own records the stream. If one begins behind the first launch, the layer has failed.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while a capture
+    /// other than the step's own records the stream. If such a capture begins after the first launch, the layer has
+    /// failed.
     pub fn update(
         mut self,
         inputs: &CsaInputs<'_, B>,
@@ -56,7 +57,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         Ok(self.updated(inputs.kv))
     }
 
-    /// Everything in one launch.
+    /// Queues the update and the append as one launch.
     fn decode(&mut self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let keys = access.pools.index_keys(&access.core.config)?;
@@ -71,7 +72,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         self.tracker.queued(unsafe { ops::decode_csa(access.stream, &decode) })
     }
 
-    /// Entries and keys of the windows that close, into scratch memory.
+    /// Queues the pooling of entries and indexer keys of the windows that close, into scratch memory.
     fn compress(&self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let (tokens, scratch) = (access.step_tokens(), access.compressed());
@@ -113,7 +114,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         self.tracker.queued(ops::flush_csa(access.stream, &flush, &keys))
     }
 
-    /// The step's tokens into both state rings.
+    /// Queues the writes of the step's tokens to the state rings of both compressors.
     fn write_states(&mut self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
         for (which, pool, inputs) in [
             (CsaCompressor::Main, PoolKind::MainState, &inputs.main),

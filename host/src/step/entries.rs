@@ -1,4 +1,4 @@
-//! What layers with compressed entries share: the parts of their updates, and the gathers of entries.
+//! Parts that CSA and HCA layers share: steps of their updates, and the gathers of entries.
 
 use std::ops::RangeBounds;
 
@@ -82,15 +82,15 @@ mod sealed {
 }
 
 impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
-    /// Queues the gather of the entries that each query's list names into `tile` (`[queries, k, 512]` BF16, zero where there
-    /// is none). Row 0 of the tile belongs to the first query of the range, not of the step. An index that a query does not
-    /// see gives a row of zeros, and is reported by [`crate::KvCacheManager::check_faults`]. Without queries, or with lists
-    /// of no elements, there is nothing to gather.
+    /// Queues the gather of the entries in each query's list into `tile` (`[queries, k, 512]` BF16, a row of zeros for
+    /// -1). Row 0 of the tile belongs to the first query of the range, not of the step. An entry that the query does
+    /// not see also gives a row of zeros, and is reported by [`crate::KvCacheManager::check_faults`]. With an empty
+    /// range, or lists of no elements, nothing is queued.
     ///
     /// # Errors
-    /// [`KvError::NoSuchQueries`]; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] if a tensor is too
-    /// short, if an output would replace rows of the layer's `kv`, if the launch failed, or while another capture than the step's
-    /// own records the stream.
+    /// [`KvError::NoSuchQueries`]; [`KvError::ListsMismatch`] if a query has no list; [`KvError::Device`] if a tensor
+    /// is too short, if an output would replace rows of the layer's `kv`, if the launch failed, or while a capture
+    /// other than the step's own records the stream.
     pub fn gather_entries(
         &self,
         queries: impl RangeBounds<u32>,
@@ -116,15 +116,16 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         launches.end()
     }
 
-    /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
-    /// BF16) and their number into `lengths` (`[queries]` i32). Row 0 of both belongs to the first query of the range, not of
-    /// the step. Rows past the length keep what they held. A query that sees
-    /// more than `rows` entries gets the first `rows`, and is reported by [`crate::KvCacheManager::check_faults`].
+    /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]` BF16), and of their
+    /// number into `lengths` (`[queries]` i32). Row 0 of both belongs to the first query of the range, not of the step.
+    /// Rows of the tile past a query's length are not written. A query that sees more than `rows` entries gets the
+    /// first `rows`, and is reported by [`crate::KvCacheManager::check_faults`].
     ///
     /// `rows` may be 0 in a step whose contexts are too short for an entry: then only `lengths` is written.
     ///
     /// # Errors
-    /// As [`Self::gather_entries`]; [`KvError::Device`] for no rows in a step or graph whose queries may see entries.
+    /// As [`Self::gather_entries`]; [`KvError::Device`] if `rows` is 0 in a step or graph whose queries may see
+    /// entries.
     pub fn gather_all(
         &self,
         queries: impl RangeBounds<u32>,
@@ -149,8 +150,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         launches.end()
     }
 
-    /// Queues the number of entries that each query sees into `lengths` (`[queries]`; row 0 is that of
-    /// the range's first query); 0 for padding.
+    /// Queues the count of the entries that each query sees into `lengths` (`[queries]` i32; 0 for padding). Row 0
+    /// belongs to the first query of the range, not of the step.
     ///
     /// # Errors
     /// As [`Self::gather_entries`].

@@ -6,21 +6,21 @@ use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer};
 use crate::error::{KvError, ListsMismatch};
 
-/// A list of entries for each of some queries of a step.
+/// One list of entries for each query in a range of a step.
 ///
-/// Give the same value to `select`, which writes the lists, and to `attend` and `gather_entries`, which read those of their
-/// queries: then writer and readers agree on the queries and on `k`.
+/// Pass the same value to `select`, which writes the lists, and to `attend` and `gather_entries`, which read them. Then
+/// writer and readers agree on the queries and on `k`.
 pub struct EntryLists<'i, B: Backend> {
-    /// The queries that have a list, by their tokens' places in the step.
+    /// The queries that have a list, by the index of their tokens in the step.
     pub queries: Range<u32>,
-    /// Elements of a list, and so the distance from one list to the next. `select` takes at most 2,048.
+    /// Elements per list, and the stride between lists. `select` takes at most 2,048.
     pub k: u32,
-    /// `[queries, k]` i32: entries of the query's request, -1 where there is none.
+    /// `[queries, k]` i32: entries of the query's request; -1 = none.
     pub entries: &'i Buffer<B, i32>,
 }
 
 impl<B: Backend> EntryLists<'_, B> {
-    /// `[queries, k]` i32, and what lies behind: the lists from that of the first of `queries` on.
+    /// The part of `entries` from the list of `queries.start` to the end of the buffer: i32, `k` per list.
     pub(super) fn of(&self, queries: Range<u32>) -> Result<Buffer<B, i32>, KvError> {
         let Self { queries: all, k, entries } = self;
         if queries.start < all.start || queries.end > all.end {

@@ -12,23 +12,24 @@ use crate::ops::{self, HcaCompression, HcaDecode, HcaFlush, WorkList, run_capaci
 use crate::pool_kind::PoolKind;
 use kernels_gpu::launch::{DecodeHca, FlushHca};
 
-/// What an HCA layer's update reads.
+/// Inputs of an HCA layer's update.
 pub struct HcaInputs<'i, B: Backend> {
-    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step. Nobody writes them before
-    /// [`UpdatedLayer::append`].
+    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step's tokens. They must
+    /// not be written before [`UpdatedLayer::append`].
     pub kv: &'i Buffer<B, bf16>,
     /// The compressor of the entries.
     pub main: CompressorInputs<'i, B>,
 }
 
 impl<'s, B: Backend> Layer<'s, B, Hca> {
-    /// Queues the layer's update: the step's tokens are folded into the running sums; entries of the
-    /// windows that close are normed, rotated, quantised and stored. Where no request has more than
+    /// Queues the layer's update: the step's tokens are added to the running sums; entries of the
+    /// windows that close are normed, rotated, quantised and stored. If no request has more than
     /// `max_draft` + 1 tokens, one launch does that and the append, with the same bytes.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while another capture
-    /// than the step's own records the stream. If one begins behind the first launch, the layer has failed.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while a capture
+    /// other than the step's own records the stream. If such a capture begins after the first launch, the layer has
+    /// failed.
     pub fn update(
         mut self,
         inputs: &HcaInputs<'_, B>,
@@ -50,7 +51,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         Ok(self.updated(inputs.kv))
     }
 
-    /// Everything in one launch.
+    /// Queues the update and the append as one launch.
     fn decode(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let faults = access.fault_word::<DecodeHca>(access.core.config.main_format);
@@ -62,7 +63,8 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         self.tracker.queued(unsafe { ops::decode_hca(access.stream, &decode) })
     }
 
-    /// Queues the addition of the step's tokens to the running sums; what closing windows pooled goes to scratch memory.
+    /// Queues the addition of the step's tokens to the running sums. The pooled sums of windows that close go to
+    /// scratch memory.
     fn compress(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let scratch = access.compressed();
@@ -74,7 +76,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
             runs: &scratch.hca_runs(access.shape),
             pooled: &scratch.hca_pooled,
         };
-        // Each launch by itself: where the second is refused, the first has overwritten state rows.
+        // Each launch is tracked by itself: if the second is refused, the first has already overwritten state rows.
         ops::HCA_LAUNCHES.into_iter().try_for_each(|part| {
             self.tracker.queued(ops::compress_hca_part(access.stream, &windows, part))
         })

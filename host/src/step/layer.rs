@@ -1,6 +1,6 @@
 //! One layer of a step: [`Layer`] before its update, [`UpdatedLayer`] after it.
 //!
-//! The types are the order of a layer: update, then reads, then append. Entries are pooled before the
+//! The types enforce the order within a layer: update, then reads, then append. Entries are pooled before the
 //! step's tokens enter the state ring, since a chunk overwrites rows that its own first tokens need;
 //! a layer is updated before its entries are read, since a token that closes a window sees its entry;
 //! and windows are gathered or attended to before a long chunk's rows enter the window ring.
@@ -37,7 +37,7 @@ pub struct Csa;
 #[derive(Clone, Copy, Debug)]
 pub struct Hca;
 
-/// What a layer's launches reach: its pools, StepMeta, scratch, and the stream.
+/// What a layer's launches use: its pools, StepMeta, scratch, and the stream.
 pub(crate) struct Access<'s, B: Backend> {
     pub core: &'s Core<B>,
     pub group: LayerGroup,
@@ -48,7 +48,7 @@ pub(crate) struct Access<'s, B: Backend> {
     pub compressed: Option<&'s Compressed<B>>,
     pub stream: &'s Stream<B>,
     pub shape: StepShape,
-    /// By which capture launches are recorded.
+    /// Which capture records the launches, if any.
     pub recording: Recording,
 }
 
@@ -68,14 +68,14 @@ impl<B: Backend, K> fmt::Debug for Layer<'_, B, K> {
     }
 }
 
-/// A layer whose update is queued: queries can attend, or what they read be gathered, and the step's rows are still
-/// to be appended to its window, unless the update did that too.
+/// A layer whose update is queued: its rows can be attended to or gathered. Then the step's rows are to be appended to
+/// its window, unless the update has done that.
 pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(crate) access: Access<'s, B>,
     pub(super) tracker: Tracker<'s>,
     /// `[tokens, 512]` BF16: the step's window rows, which are read until they are appended.
     pub(super) kv: Buffer<B, bf16>,
-    /// Whether the step's own planes hold them; in a captured step, whether they will when its graph is replayed.
+    /// Whether the step's own planes hold these rows; in a captured step, whether they will when its graph is replayed.
     pub(super) has_own_rows: Mutex<bool>,
     kind: PhantomData<K>,
 }
@@ -89,10 +89,10 @@ impl<B: Backend, K> fmt::Debug for UpdatedLayer<'_, B, K> {
     }
 }
 
-/// A compressor's weights, and what the model projected for the step's tokens.
+/// A compressor's weights, and the model's projections of the step's tokens.
 ///
-/// `columns` is 1024 for the main entries of a CSA layer (the half that the next window pools, then
-/// its own window's), 256 for its indexer keys, 512 in an HCA layer; `channels` is 512, 128, 512.
+/// `columns` is 1024 for the main entries of a CSA layer (512 that the next window pools, then 512 that the token's own
+/// window pools), 256 for its indexer keys (in the same two halves), 512 in an HCA layer; `channels` is 512, 128, 512.
 pub struct CompressorInputs<'i, B: Backend> {
     /// `[tokens, columns]` f32, keys.
     pub kv: &'i Buffer<B, f32>,
@@ -123,12 +123,12 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
         &self.access.pools.schema
     }
 
-    /// Goes on with a layer that this step has updated before, by a captured graph or through a handle
-    /// that was dropped. `kv`: the tensor of the update, or of the graph, which nobody has written since.
+    /// Continues with a layer that this step has already updated, by a captured graph or through a handle that was
+    /// dropped. `kv` is the tensor of that update, which must not have been written since.
     ///
     /// # Errors
-    /// [`KvError::LayerNotUpdated`]; [`KvError::RowsMismatch`] if the update had another tensor; [`KvError::Device`] if `kv` is
-    /// too short.
+    /// [`KvError::LayerNotUpdated`]; [`KvError::RowsMismatch`] if the update had another tensor; [`KvError::Device`] if
+    /// `kv` is too short.
     pub fn already_updated(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
@@ -160,7 +160,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         &self.access.pools.schema
     }
 
-    /// Tokens that launches cover.
+    /// Tokens that launches cover: the step's, or those of its bucket.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.access.shape.tokens
@@ -172,8 +172,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         self.access.stream
     }
 
-    /// Refuses outputs of `kernel` that overlap the step's `kv`: it is still to be appended, or to be read by
-    /// [`Self::gather_window`].
+    /// Refuses outputs of `kernel` that overlap the step's `kv`: the append, or [`Self::gather_window`], may still read
+    /// it.
     pub(crate) fn check_outputs<const N: usize>(
         &self,
         kernel: &'static str,
@@ -186,13 +186,12 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         })
     }
 
-    /// Queues the quantisation of the step's rows into the sliding-window ring, unless the update has
-    /// done that, and finishes the layer. Of a chunk longer than the ring only the last rows are
-    /// written.
+    /// Queues the quantisation of the step's rows into the sliding-window ring, unless the update has done that, and
+    /// finishes the layer. If a chunk is longer than the ring, only its last rows are written.
     ///
     /// # Errors
-    /// [`KvError::Device`] if the launch failed, or while another capture than the step's own records the stream. The layer then counts as
-    /// updated: go on with [`Layer::already_updated`].
+    /// [`KvError::Device`] if the launch failed, or while a capture other than the step's own records the stream. The
+    /// layer then stays updated: continue with [`Layer::already_updated`].
     pub fn append(mut self) -> Result<(), KvError> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
@@ -211,7 +210,7 @@ impl<'s, B: Backend> Access<'s, B> {
         self.sections.get(which)
     }
 
-    /// The word in which a kernel counts what it refuses.
+    /// The word in which a kernel counts the rows that it refuses.
     pub fn fault_word<O: Operation>(&self, variant: O::Variant) -> &Buffer<B, u32> {
         self.core.memory.faults[self.group.index()].word(O::kernel(variant))
     }
@@ -230,14 +229,14 @@ impl<'s, B: Backend> Access<'s, B> {
         self.pools.window(&self.core.config)
     }
 
-    /// The rows of checkpoints that the layer's launches write; `None` of a step that cannot save.
+    /// The rows of checkpoints that the layer's launches write; `None` in a step that cannot save.
     pub fn checkpoint_rows(&self) -> Option<ops::CheckpointRows<'_, B>> {
         let row = self.section(Section::CheckpointRow);
         (!row.is_empty()).then(|| self.core.memory.state.rows(self.pools.schema.layer, row))
     }
 
-    /// Refuses launches that would only be recorded by a capture that is not the step's own: the step would count them as run, and a
-    /// graph of them could be replayed beside steps whose memory they use.
+    /// Refuses launches while a capture other than the step's own records the stream: it would only record them. The
+    /// step would count them as run, and a graph of them could be replayed beside steps whose memory they use.
     pub fn running(&self) -> Result<StepLaunches<'s, B>, KvError> {
         let operation = "queueing work of a step's layer in a capture that is not the step's own";
         Ok(StepLaunches(match self.recording {
@@ -246,7 +245,8 @@ impl<'s, B: Backend> Access<'s, B> {
         }))
     }
 
-    /// The same of launches that only read, which [`Layers::record_reads`](super::Layers::record_reads) may record too.
+    /// As [`Self::running`], for launches that only read: [`Layers::record_reads`](super::Layers::record_reads) may
+    /// record them too.
     pub fn reading(&self) -> Result<StepLaunches<'s, B>, KvError> {
         if self.recording == Recording::Reads {
             return Ok(StepLaunches(None));
@@ -265,11 +265,12 @@ impl<'s, B: Backend> Access<'s, B> {
     }
 }
 
-/// Launches of a step, which run, or which its own capture records.
+/// Launches of a step, which run, or are recorded by the step's own capture.
 pub(crate) struct StepLaunches<'s, B: Backend>(Option<Running<'s, B>>);
 
 impl<B: Backend> StepLaunches<'_, B> {
-    /// Behind the last: refuses to count them as run if another thread has begun to capture the stream meanwhile.
+    /// To be called after the last launch. Refuses to count the launches as run if another thread has begun to capture
+    /// the stream meanwhile.
     pub fn end(self) -> Result<(), KvError> {
         self.0.map_or(Ok(()), |running| Ok(running.end()?))
     }

@@ -18,8 +18,8 @@ use crate::memory::step_memory::StepMemory;
 use crate::step_meta::Section;
 use crate::trace::Span;
 
-/// The layers of one group in one step, each to be updated once, in any order. Everything is queued
-/// in the stream that the step was begun with.
+/// The layers of one group in one step. Each is updated once, in any order. All work is queued in the stream that the
+/// step was begun with.
 pub struct Layers<'a, B: Backend> {
     pub(super) core: &'a Core<B>,
     pub(super) memory: &'a mut StepMemory<B>,
@@ -32,7 +32,7 @@ pub struct Layers<'a, B: Backend> {
     pub(super) recording: Recording,
     /// Whether a kernel of a layer was queued.
     pub(super) touched: bool,
-    /// Of the step; none of a capture.
+    /// The span of the step; none in a capture.
     pub(super) span: Span,
 }
 
@@ -47,7 +47,7 @@ impl<B: Backend> fmt::Debug for Layers<'_, B> {
 }
 
 impl<'a, B: Backend> Layers<'a, B> {
-    /// No layer started.
+    /// The layers of a step that has begun, none of them started.
     pub(super) fn new(
         core: &'a Core<B>,
         memory: &'a mut StepMemory<B>,
@@ -64,7 +64,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         Self { core, memory, group, ids, stream, shape, plan, bucket, recording, touched, span }
     }
 
-    /// The span of the step, to be entered while the model runs; [`crate::trace`] says what it tells.
+    /// The span of the step, which the embedder can enter while the model runs; [`crate::trace`] lists its fields.
     #[cfg(feature = "tracing")]
     #[must_use]
     pub fn span(&self) -> &Span {
@@ -95,16 +95,16 @@ impl<'a, B: Backend> Layers<'a, B> {
         &self.stream
     }
 
-    /// One array of the step's StepMeta, i32, for kernels of the embedder: `[tokens]`, padded to a multiple of
-    /// four, at the same address in every step of a bucket; of the table's sections `[new blocks]`, of [`Section::Copies`]
-    /// `[copies, 4]`, padded in the same way, and empty in a capture. [`Section::CheckpointRow`] is empty in a step that
-    /// cannot save.
+    /// One section of the step's StepMeta, i32, for kernels of the embedder. Sections of tokens are `[tokens]`, padded
+    /// to a multiple of four, at the same address in every step of a bucket. Those of the block table are
+    /// `[new blocks]`, padded in the same way, and [`Section::Copies`] is `[copies, 4]`; these three are empty in a
+    /// capture. [`Section::CheckpointRow`] is empty in a step that cannot save.
     #[must_use]
     pub fn section(&self, section: Section) -> View<B, i32> {
         self.memory.sections.get(section).clone()
     }
 
-    /// How far a layer is.
+    /// The progress of a layer in the step.
     ///
     /// # Errors
     /// [`KvError::WrongLayerGroup`].
@@ -112,7 +112,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         self.index(layer).map(|index| self.memory.progress[index])
     }
 
-    /// A layer with a sliding window alone.
+    /// A layer with only a sliding window, to be updated.
     ///
     /// # Errors
     /// [`KvError::WrongLayerGroup`], [`KvError::WrongLayerKind`].
@@ -120,7 +120,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         self.layer(layer, LayerKind::Swa)
     }
 
-    /// A CSA layer.
+    /// A CSA layer, to be updated.
     ///
     /// # Errors
     /// As [`Self::swa`].
@@ -128,7 +128,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         self.layer(layer, LayerKind::Csa)
     }
 
-    /// An HCA layer.
+    /// An HCA layer, to be updated.
     ///
     /// # Errors
     /// As [`Self::swa`].
@@ -162,7 +162,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         ))
     }
 
-    /// A layer's place in the group.
+    /// A layer's index in the group.
     fn index(&self, layer: LayerId) -> Result<usize, KvError> {
         let Range { start: first, end } = self.ids;
         let group = self.group;
@@ -173,8 +173,8 @@ impl<'a, B: Backend> Layers<'a, B> {
         }
     }
 
-    /// Waits for the step's stream and reports rows that kernels refused since the last check: a step
-    /// with refusals is better dropped than committed.
+    /// Waits for the step's stream and reports rows that kernels refused since the last check. A step with
+    /// refusals should be dropped, not committed.
     ///
     /// # Errors
     /// As [`crate::KvCacheManager::check_faults`].
@@ -182,7 +182,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         self.core.check_faults(&self.stream, &[self.group])
     }
 
-    /// Waits for the step's stream and reports reads of rows that nobody had written.
+    /// Waits for the step's stream and reports reads of rows that were never written.
     ///
     /// # Errors
     /// As [`crate::KvCacheManager::check_poison`].
@@ -198,7 +198,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         self.touched
     }
 
-    /// Refuses a step of which a layer is not finished.
+    /// Refuses a step with a layer that is not finished.
     pub(super) fn check_finished(&self) -> Result<(), KvError> {
         let mut layers = self.ids.clone().zip(&self.memory.progress);
         match layers.find(|&(_, &progress)| progress != LayerProgress::Finished) {
@@ -209,7 +209,7 @@ impl<'a, B: Backend> Layers<'a, B> {
         }
     }
 
-    /// How far each layer is.
+    /// The progress of each layer of the group.
     pub(super) fn all_progress(&self) -> &[LayerProgress] {
         &self.memory.progress
     }

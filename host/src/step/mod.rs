@@ -6,12 +6,12 @@
 //! | `open_step.rs` | [`Step`]: commit, or rejection when it is dropped |
 //! | `layers.rs` | [`Layers`]: the layers of a step, or of a capture |
 //! | `layer.rs` | [`Layer`], [`UpdatedLayer`]: one layer, before and after its update |
-//! | `window.rs`, `csa.rs`, `hca.rs`, `entries.rs` | what layers of each kind do |
-//! | `attend.rs` | attention over the rows where they lie |
+//! | `window.rs`, `csa.rs`, `hca.rs`, `entries.rs` | the update of each kind of layer, and the gathers |
+//! | `attend.rs` | attention in place: over the rows as the cache stores them |
 //! | `entry_lists.rs` | [`EntryLists`]: which entries each query reads |
 //! | `record.rs`, `capture.rs` | a step as a graph: [`Group::capture`], [`CapturedStep`] |
-//! | `recorded_reads.rs` | what layers read as a graph, in one step: [`Layers::record_reads`] |
-//! | `shape.rs`, `tracker.rs` | what launches cover, and what was queued |
+//! | `recorded_reads.rs` | the reads of one open step as a graph: [`Layers::record_reads`] |
+//! | `shape.rs`, `tracker.rs` | the sizes that launches cover; which launches were queued |
 
 mod attend;
 mod begin;

@@ -10,18 +10,18 @@ use crate::error::KvError;
 use crate::ledger::{Accepted, StepPlan, Written};
 use crate::trace;
 
-/// An open step of one layer group. Its StepMeta, blocks and work lists are queued on the device; what
-/// is left is each layer's update, reads and append, through [`Layers`], to which it dereferences.
+/// An open step of one layer group. Its StepMeta, blocks and work lists are queued on the device. The update, reads and
+/// append of each layer remain to be queued, through [`Layers`], to which it dereferences.
 ///
 /// [`Self::commit`] makes tokens final. Dropping the step rejects it: every request has the tokens and
-/// blocks that it had before. Until the first kernel of a layer was queued that is all. After it, the
-/// rows of other requests are untouched, and a request that had at most `max_draft` + 1 tokens in the
-/// step may run them again; one with more has lost rows that it needs, and is refused by later steps
-/// with [`KvError::Overwritten`] until it is restored from its checkpoint or released.
+/// blocks that it had before. If a kernel of a layer was queued, rows of the step's requests are written too; those of
+/// other requests are untouched. A request that had at most `max_draft` + 1 tokens in the step may run them again. A
+/// request with more has lost rows that it needs, and later steps refuse it with [`KvError::Overwritten`] until it is
+/// restored from its checkpoint or released.
 pub struct Step<'a, B: Backend> {
-    // The only state besides `committed`: `mem::swap` of two steps' `layers` must leave two valid steps.
+    // All other state is in here: `mem::swap` of two steps' `layers` must leave two valid steps.
     layers: Layers<'a, B>,
-    /// Whether it was committed, and so is not to be rejected.
+    /// Whether the step was committed: then dropping it rejects nothing.
     committed: bool,
 }
 
@@ -36,13 +36,13 @@ impl<'a, B: Backend> Step<'a, B> {
         Self { layers, committed: false }
     }
 
-    /// The step in numbers.
+    /// The sizes of the step.
     #[must_use]
     pub fn plan(&self) -> StepPlan {
         self.layers.plan
     }
 
-    /// Queues a captured step: the layers that it covers are as far as it was recorded, or have failed.
+    /// Queues a captured step. Each layer that it covers then has the progress that was recorded, or has failed.
     ///
     /// # Errors
     /// [`KvError::ForeignGraph`] if it was captured over another cache or layer group;
@@ -53,8 +53,8 @@ impl<'a, B: Backend> Step<'a, B> {
         self.layers.replay(graph)
     }
 
-    /// Queues a captured step that [`Self::replay`] has queued before. It writes the same bytes again
-    /// if its inputs are the same: for benchmarks.
+    /// Queues a captured step again, after [`Self::replay`]. If its inputs are the same, it writes the same bytes: for
+    /// benchmarks.
     ///
     /// # Errors
     /// [`KvError::ForeignGraph`]; [`KvError::LayerNotUpdated`] if the step has not finished one of
@@ -65,8 +65,8 @@ impl<'a, B: Backend> Step<'a, B> {
         self.layers.repeat(graph)
     }
 
-    /// Ends the step: of each request the first `accepted` tokens become final; the others are discarded. Waits for nothing:
-    /// the device may still run the step.
+    /// Ends the step: the first `accepted` tokens of each request become final, and the others are discarded. Waits for
+    /// nothing: the device may still run the step.
     ///
     /// On an error the step is rejected, as if it had been dropped; [`Self::try_commit`] keeps it.
     ///
@@ -76,9 +76,11 @@ impl<'a, B: Backend> Step<'a, B> {
         Ok(self.try_commit(accepted)?)
     }
 
-    /// As [`Self::commit`], but an error holds the step, which is still open: finish it, or commit it otherwise.
+    /// As [`Self::commit`], but an error holds the step, which is still open: finish its layers, or commit other
+    /// tokens.
     ///
-    /// The error borrows the cache: a function that returns `Box<dyn Error>` or `anyhow::Error` cannot return it by `?`.
+    /// The error borrows the cache: a function that returns `Box<dyn Error>` or `anyhow::Error` cannot return it by
+    /// `?`.
     ///
     /// # Errors
     /// [`CommitRefused`]: as [`Self::commit`].
@@ -124,8 +126,8 @@ impl<B: Backend> Drop for Step<'_, B> {
     }
 }
 
-/// A commit that was refused: the step, still open, and why. Converted to [`KvError`] (by `?`) it
-/// drops the step.
+/// A refused commit: the step, still open, and the error. Conversion to [`KvError`] (also by `?`) drops
+/// the step.
 pub struct CommitRefused<'a, B: Backend>(Box<(Step<'a, B>, KvError)>);
 
 impl<'a, B: Backend> CommitRefused<'a, B> {
@@ -135,7 +137,7 @@ impl<'a, B: Backend> CommitRefused<'a, B> {
         &self.0.1
     }
 
-    /// The step, to finish it or to commit it otherwise.
+    /// The step, to finish its layers or to commit other tokens.
     #[must_use]
     pub fn into_step(self) -> Step<'a, B> {
         self.0.0

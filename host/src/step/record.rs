@@ -11,17 +11,17 @@ use crate::ledger::{StepPlan, may_save};
 use crate::trace::Span;
 
 impl<B: Backend> Group<'_, B> {
-    /// Captures what `record` queues, of the layers it is handed and of the caller's own, as a graph
-    /// for steps of `bucket`; nothing of it runs. The graph keeps the cache's memory and `retained`
-    /// alive. It may cover some of the layers only. [`super::Step::replay`] queues it.
+    /// Captures a graph for steps of `bucket`: the work of the layers that `record` is given, and other launches that
+    /// it queues. Nothing of it runs. The graph keeps the cache's memory and `retained` alive. It may cover only some
+    /// of the layers. [`super::Step::replay`] queues it.
     ///
-    /// Give every call in `record` the queries `..`, which are all of the bucket: a range is part of the graph. With a shorter one
-    /// the graph is valid, and the results of the other queries keep what they held.
-    /// `retained` is all other memory that is touched: tensors and, with `select`, the memory of the
+    /// Pass the queries `..`, all queries of the bucket, to every call in `record`: the range is part of the graph. A
+    /// graph with a shorter range is valid, but leaves the results of the other queries as they were. `retained` is all
+    /// other memory that the graph touches: tensors and, with `select`, the memory of the
     /// [workspace](crate::IndexerWorkspace::memory) and of each [indexer](crate::CsaIndexer::memory).
     ///
     /// # Errors
-    /// [`KvError::Bucket`] for a bucket out of the cache's range; what `record` returned;
+    /// [`KvError::Bucket`] for a bucket out of the cache's range; the error of `record`;
     /// [`KvError::Device`] if it allocated, waited, or touched memory that is not retained.
     pub fn capture(
         &mut self,

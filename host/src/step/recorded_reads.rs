@@ -1,4 +1,4 @@
-//! What updated layers read, as a graph of its own that an open step queues again and again.
+//! The reads of updated layers as a graph, which an open step can queue repeatedly.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,8 +8,8 @@ use super::shape::Recording;
 use crate::device::{Backend, DeviceError, Graph, Memory, Stream};
 use crate::error::KvError;
 
-/// Attention, lists and gathers of a step as a graph, which only that step queues, as often as it likes: for benchmarks. It holds
-/// the step until it is dropped.
+/// Attention, indexer lists and gathers of a step as a graph. Only that step can queue it, any number of times: for
+/// benchmarks. It borrows the step until it is dropped.
 pub struct RecordedReads<'s, B: Backend> {
     graph: Graph<B>,
     stream: Stream<B>,
@@ -23,13 +23,13 @@ impl<B: Backend> fmt::Debug for RecordedReads<'_, B> {
 }
 
 impl<B: Backend> RecordedReads<'_, B> {
-    /// Launches of which it consists.
+    /// Number of launches in the graph.
     #[must_use]
     pub fn nodes(&self) -> u64 {
         self.graph.nodes()
     }
 
-    /// Queues it in the stream of its step.
+    /// Queues the graph in the stream of its step.
     ///
     /// # Errors
     /// [`KvError::Device`].
@@ -39,11 +39,11 @@ impl<B: Backend> RecordedReads<'_, B> {
 }
 
 impl<B: Backend> Layers<'_, B> {
-    /// Captures what `record` queues of layers that are updated, and launches of the caller's own; nothing of it runs. Updates and
-    /// appends are refused in it. The graph keeps the cache's memory and `retained` alive.
+    /// Captures the reads of updated layers that `record` queues, and other launches that it queues. Nothing of it
+    /// runs. Updates and appends are refused in it. The graph keeps the cache's memory and `retained` alive.
     ///
     /// # Errors
-    /// What `record` returned; [`KvError::Device`] if it allocated, waited, or touched memory that is not retained.
+    /// The error of `record`; [`KvError::Device`] if it allocated, waited, or touched memory that is not retained.
     pub fn record_reads<E: From<DeviceError>>(
         &mut self,
         mut retained: Vec<Memory<B>>,
@@ -53,7 +53,7 @@ impl<B: Backend> Layers<'_, B> {
         retained.extend(core.memory.memory().iter().chain(self.memory.memory()).cloned());
         let (stream, memory) = (self.stream.clone(), &mut *self.memory);
         let (ids, span) = (self.ids.clone(), self.span.clone());
-        // A value of its own, so that what is recorded ends with it.
+        // A separate value, so that `Recording::Reads` ends with it.
         let mut layers = Layers {
             recording: Recording::Reads,
             stream: stream.clone(),

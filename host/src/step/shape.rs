@@ -15,31 +15,31 @@ pub(crate) struct StepShape {
     pub requests: u32,
     /// Most tokens that a request has after the step.
     pub context: u32,
-    /// Tokens that a request may write and lose again: `max_draft` + 1.
+    /// Most tokens of a request that a rejection undoes without loss: `max_draft` + 1.
     pub rollback: u32,
 }
 
-/// By which capture a step's launches are recorded.
+/// Which capture records the launches of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recording {
-    /// None: they run.
+    /// None: the launches run.
     Nothing,
-    /// That of a whole step.
+    /// The capture of a whole step.
     Step,
-    /// That of what updated layers read ([`Layers::record_reads`](super::Layers::record_reads)).
+    /// The capture of reads of updated layers ([`Layers::record_reads`](super::Layers::record_reads)).
     Reads,
 }
 
 /// A step that has begun, or is captured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BegunStep {
-    /// What its launches cover.
+    /// Sizes that its launches cover.
     pub shape: StepShape,
-    /// What it takes of the cache.
+    /// Its sizes without padding; all zero in a capture.
     pub plan: StepPlan,
     /// The bucket that it runs under.
     pub bucket: Option<Bucket>,
-    /// Whether it is captured: then its launches run in the steps that replay them.
+    /// Which capture records it. Recorded launches run in the steps that replay the graph.
     pub recording: Recording,
 }
 
@@ -56,8 +56,8 @@ impl StepShape {
         Self { tokens, tokens_per_request, requests, context, rollback }
     }
 
-    /// Whether a layer's update and append are one launch, without a work list: no request has so many
-    /// tokens that it writes a ring row which the step reads.
+    /// Whether a layer's update and append are one launch, without a work list. This needs at most `max_draft` + 1
+    /// tokens per request: then no token overwrites a ring row that the step still reads.
     pub fn is_fused(&self) -> bool {
         self.tokens_per_request <= self.rollback
     }

@@ -5,8 +5,8 @@ use crate::error::KvError;
 use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
 
-/// Whether a launch was queued, or may have been. A driver may report the error of earlier work for a
-/// launch that it has queued, and the emulator runs a kernel up to the fault that it meets.
+/// Whether a launch was queued, or may have been. A driver may report an earlier error for a launch that it has queued,
+/// and the emulator runs a kernel up to its fault.
 pub(super) fn may_have_run(launch: &Result<(), KvError>) -> bool {
     use DeviceError::{Cuda, Fault, KernelFault};
     match launch {
@@ -18,7 +18,7 @@ pub(super) fn may_have_run(launch: &Result<(), KvError>) -> bool {
     }
 }
 
-/// What was queued of a layer, and what that means for the step.
+/// Records which launches of a layer were queued, in the progress of the layer and in the step.
 pub(crate) struct Tracker<'s> {
     pub layer: LayerId,
     pub progress: &'s mut LayerProgress,
@@ -37,8 +37,8 @@ impl Tracker<'_> {
         }
     }
 
-    /// Takes note of a launch that writes rows of the cache. Where it or a later one of the same update
-    /// fails, the layer is half updated.
+    /// Records a launch that writes rows of the cache. The layer counts as failed until [`Self::reached`], since a
+    /// failure of this launch or of a later one of the update leaves it half updated.
     pub fn queued(&mut self, launch: Result<(), impl Into<KvError>>) -> Result<(), KvError> {
         let launch = launch.map_err(Into::into);
         if may_have_run(&launch) {
@@ -48,13 +48,13 @@ impl Tracker<'_> {
         launch
     }
 
-    /// Takes note of an append, which can be repeated if it fails.
+    /// Records an append, which can be repeated if it fails.
     pub fn appended(&mut self, launch: Result<(), KvError>) -> Result<(), KvError> {
         *self.touched |= may_have_run(&launch);
         launch
     }
 
-    /// All launches up to here were queued.
+    /// Sets the progress of the layer, after all launches up to it were queued.
     pub fn reached(&mut self, progress: LayerProgress) {
         *self.progress = progress;
     }

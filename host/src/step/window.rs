@@ -1,4 +1,4 @@
-//! The sliding window: layers that have nothing else, and its gather in all layers.
+//! The sliding window: the update of layers with only a window, and the gather of windows in all layers.
 
 use std::ops::{Bound, Range, RangeBounds};
 
@@ -12,12 +12,12 @@ use crate::ops::{self, GatheredRows, StepQueries, StepTokens};
 
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
-    /// step. There is nothing to pool. Where no request has more than `max_draft` + 1 tokens, this appends them; else
-    /// [`UpdatedLayer::append`] does. Nobody writes them before that.
+    /// step's tokens. If no request has more than `max_draft` + 1 tokens, this appends them to the ring; otherwise
+    /// [`UpdatedLayer::append`] does. They must not be written before that.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, if the launch failed, or while another capture than the
-    /// step's own records the stream. The update can then be repeated.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, if the launch failed, or while a capture
+    /// other than the step's own records the stream. The update can then be repeated.
     pub fn update(mut self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
         self.tracker.check_not_started()?;
         let launches = self.access.running()?;
@@ -34,17 +34,17 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
 }
 
 impl<B: Backend, K> UpdatedLayer<'_, B, K> {
-    /// Queues the gather of the sliding windows of the step's queries in the range `queries`, `..` for all.
+    /// Queues the gather of the sliding windows of the step's queries in the range `queries` (`..` = all).
     ///
-    /// Keys of the step itself are read from its window rows, through the quantisation that the cache
-    /// applies. `tile`: `[queries, 128, 512]` BF16, row j of a query its j-th oldest key, rows past its
-    /// length zero. `lengths`: `[queries]` i32, 1 to 128, and 0 for padding, whose tile stays
-    /// untouched. Row 0 of both belongs to the first query of the range, not of the step.
+    /// Keys of the step itself are read from its window rows, and quantised as the cache stores them. `tile`:
+    /// `[queries, 128, 512]` BF16; row j is the query's j-th oldest key, and rows past its length are zero. `lengths`:
+    /// `[queries]` i32, 1 to 128. Padding has length 0, and its part of the tile is not written. Row 0 of both belongs
+    /// to the first query of the range, not of the step.
     ///
     /// # Errors
-    /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more
-    /// than `max_draft` + 1 tokens of a request; [`KvError::Device`] if a tensor is too short, if the
-    /// launch failed, or while another capture than the step's own records the stream.
+    /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
+    /// `max_draft` + 1 tokens of a request; [`KvError::Device`] if a tensor is too short, if the launch failed, or
+    /// while a capture other than the step's own records the stream.
     pub fn gather_window(
         &self,
         queries: impl RangeBounds<u32>,
@@ -71,7 +71,7 @@ impl<B: Backend> Access<'_, B> {
         self.sections.tokens(self.shape.tokens)
     }
 
-    /// The queries of the step, or of its bucket, that a range names: `..` all of them.
+    /// Resolves a range of queries of the step, or of its bucket: `..` is all of them.
     pub fn range(&self, queries: impl RangeBounds<u32>) -> Range<u32> {
         let start = match queries.start_bound() {
             Bound::Included(&first) => first,
@@ -86,7 +86,7 @@ impl<B: Backend> Access<'_, B> {
         start..end
     }
 
-    /// A part of the step's tokens as queries.
+    /// The step's tokens in a range, as queries.
     pub fn queries(&self, queries: Range<u32>) -> Result<StepQueries<'_, B>, KvError> {
         let StepTokens { position, slot, index, count: tokens, .. } = self.step_tokens();
         let Range { start: first, end } = queries;
@@ -96,7 +96,7 @@ impl<B: Backend> Access<'_, B> {
         Ok(StepQueries { position, slot, index, first, count: end - first })
     }
 
-    /// In a poisoned cache, queues the search of a gathered tile for rows that nobody wrote.
+    /// In a cache with `CacheConfig::poison`, queues the search of a gathered tile for rows that were never written.
     pub fn find_poison(
         &self,
         queries: &StepQueries<'_, B>,

@@ -1,24 +1,26 @@
-//! What a cache tells a `tracing` subscriber, all at level `DEBUG`, with the target `dsv4_kv` (feature `tracing`).
+//! Spans and events of a cache for a `tracing` subscriber, all at level `DEBUG`, with the target `dsv4_kv` (feature
+//! `tracing`).
 //!
-//! | span | from, to | fields |
+//! | span | what it covers | fields |
 //! |---|---|---|
-//! | `admission` | a request that is admitted, or asks to be | `prompt_tokens`, `reused`, `matched` |
-//! | `prefill` | the begin of a step, its end; a request has more than `max_draft` + 1 tokens in it | `group`, `requests`, `tokens`, `new_blocks` |
-//! | `decode` | the same; no request has more | `group`, `requests`, `tokens`, `new_blocks` |
-//! | `commit` | inside of these, the step's commit | `accepted` |
+//! | `admission` | the admission of a request, or the attempt | `prompt_tokens`, `reused`, `matched` |
+//! | `prefill` | a step, from its begin to its end, in which a request has more than `max_draft` + 1 tokens | `group`, `requests`, `tokens`, `new_blocks` |
+//! | `decode` | a step, from its begin to its end, in which no request has more | `group`, `requests`, `tokens`, `new_blocks` |
+//! | `commit` | the commit of a step, inside its `prefill` or `decode` | `accepted` |
 //! | `tier` | a call that moves prefixes from or to host memory | `call` |
 //!
 //! | event | when | fields |
 //! |---|---|---|
 //! | `refused` | an admission, a step or a commit returns an error | `error` |
 //! | `rejected` | a step is dropped | |
-//! | `moved` | something has arrived, or could not be moved: in `tier`, or where an admission finds it | `what` |
+//! | `moved` | a transfer of the host tier has ended, or failed: in `tier`, or in an admission that finds it | `what` |
 //!
-//! They time the host: a step's kernels may still run when it is committed. A step's span is open from its begin to its
-//! end, and entered in its begin; `Layers::span` hands it out, to be entered around the layers' calls and the model.
+//! Spans measure time of the host: a step's kernels may still run when it is committed. A step's span is open from its
+//! begin to its end, and is entered while it begins. `Layers::span` returns it: enter it around the calls of the layers
+//! and of the model.
 //!
-//! Without the feature there is no code for them. With it, and without a subscriber that wants them, they cost a load
-//! and a branch each and allocate nothing.
+//! Without the feature there is no code for spans and events. With it, and without a subscriber for them, each costs a
+//! load and a branch, and allocates nothing.
 
 #[cfg(not(feature = "tracing"))]
 mod off;

@@ -1,11 +1,11 @@
-//! The functions of `on` where the feature `tracing` is off: they do nothing.
+//! The functions of `on`, for builds without the feature `tracing`: they do nothing.
 
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Accepted, Admission, Prompt, StepPlan, StepRequest};
 use crate::manager::host_tier::TierEvent;
 
-/// No span.
+/// Stands for a span.
 #[derive(Clone)]
 pub(crate) struct Span;
 

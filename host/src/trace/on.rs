@@ -1,4 +1,4 @@
-//! Spans and events, told.
+//! Spans and events, for builds with the feature `tracing`.
 
 pub(crate) use tracing::Span;
 use tracing::field::Empty;
@@ -10,18 +10,18 @@ use crate::ids::LayerGroup;
 use crate::ledger::{Accepted, Admission, Prompt, StepPlan, StepRequest};
 use crate::manager::host_tier::TierEvent;
 
-/// Whether anyone may want to know.
+/// Whether no subscriber wants level `DEBUG`.
 fn is_off() -> bool {
     Level::DEBUG > STATIC_MAX_LEVEL || Level::DEBUG > LevelFilter::current()
 }
 
-/// An admission.
+/// The span of an admission.
 pub(crate) fn admission(prompt: Option<&Prompt<'_>>) -> Span {
     let tokens = prompt.map(|prompt| prompt.tokens.len());
     debug_span!(target: "dsv4_kv", "admission", prompt_tokens = tokens, reused = Empty, matched = Empty)
 }
 
-/// What came of an admission.
+/// Records the result of an admission.
 pub(crate) fn admitted(span: &Span, result: &Result<Admission, KvError>) {
     match result {
         Ok(admission) => {
@@ -31,7 +31,7 @@ pub(crate) fn admitted(span: &Span, result: &Result<Admission, KvError>) {
     }
 }
 
-/// A step that begins. `decodes`: most tokens of a request in a decode step.
+/// The span of a step that begins. `decodes`: most tokens of a request in a decode step.
 pub(crate) fn step(group: LayerGroup, requests: &[StepRequest], decodes: u32) -> Span {
     if is_off() {
         return Span::none();
@@ -45,17 +45,17 @@ pub(crate) fn step(group: LayerGroup, requests: &[StepRequest], decodes: u32) ->
     }
 }
 
-/// What a step that has begun takes.
+/// Records the blocks that a step took when it began.
 pub(crate) fn begun(span: &Span, plan: StepPlan) {
     span.record("new_blocks", plan.new_blocks);
 }
 
-/// A step that was dropped.
+/// The event of a step that was dropped.
 pub(crate) fn rejected(span: &Span) {
     debug!(name: "rejected", target: "dsv4_kv", parent: span, "rejected");
 }
 
-/// The commit of a step.
+/// The span of the commit of a step.
 pub(crate) fn commit(step: &Span, accepted: &[Accepted<'_>]) -> Span {
     if is_off() {
         return Span::none();
@@ -64,17 +64,17 @@ pub(crate) fn commit(step: &Span, accepted: &[Accepted<'_>]) -> Span {
     debug_span!(target: "dsv4_kv", parent: step, "commit", accepted = tokens)
 }
 
-/// A call that moves prefixes.
+/// The span of a call that moves prefixes.
 pub(crate) fn tier(call: &'static str) -> Span {
     debug_span!(target: "dsv4_kv", "tier", call)
 }
 
-/// Something that the host tier has done.
+/// An event of the host tier.
 pub(crate) fn moved(event: &TierEvent) {
     debug!(name: "moved", target: "dsv4_kv", what = ?event, "moved");
 }
 
-/// Something that was refused.
+/// The event of an admission, step or commit that returns an error.
 pub(crate) fn refused(error: &KvError) {
     debug!(name: "refused", target: "dsv4_kv", %error, "refused");
 }

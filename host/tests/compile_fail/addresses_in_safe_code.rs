@@ -1,4 +1,4 @@
-//! Whoever makes pointers of addresses, or launches, answers for it.
+//! Making a pointer from an address, and launching a kernel, need `unsafe`: the caller answers for them.
 
 use dsv4_kv::device::{DeviceError, DevicePtr, EmuDevice, Emulator, Operation, Stream};
 

@@ -1,4 +1,4 @@
-//! A cache's ledger is read: what changes it alone would leave the device's memory behind.
+//! A cache lends its ledger for reading only: a change of the ledger alone would not reach the device's memory.
 
 use dsv4_kv::device::Emulator;
 use dsv4_kv::{KvCacheManager, KvError, Prompt};

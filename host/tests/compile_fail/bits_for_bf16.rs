@@ -1,4 +1,4 @@
-//! BF16 tensors have elements of their own type: buffers of 16-bit integers are none.
+//! BF16 tensors have elements of type `bf16`: buffers of 16-bit integers are refused.
 
 use dsv4_kv::device::{Buffer, Emulator, View};
 use dsv4_kv::ops::WindowAppend;

@@ -1,4 +1,4 @@
-//! What is captured cannot be committed: it runs when the graph is replayed.
+//! The layers of a capture cannot be committed: they run only when the graph is replayed.
 
 use dsv4_kv::device::Emulator;
 use dsv4_kv::step::Layers;

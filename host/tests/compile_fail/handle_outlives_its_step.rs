@@ -1,4 +1,4 @@
-//! A layer's handle does not outlive the step it was made for.
+//! A layer's handle does not outlive the step that it was made for.
 
 use dsv4_kv::device::{Buffer, Emulator, Stream, bf16};
 use dsv4_kv::{KvCacheManager, KvError, Launches, LayerId};

@@ -1,4 +1,4 @@
-//! What a step has recorded of its reads holds the step: it is neither updated nor committed meanwhile.
+//! A graph of recorded reads borrows its step: meanwhile the step is neither updated nor committed.
 
 use dsv4_kv::device::{Backend, Buffer, bf16};
 use dsv4_kv::{Accepted, KvError, LayerId, Step};

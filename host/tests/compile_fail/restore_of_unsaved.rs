@@ -1,4 +1,4 @@
-//! A request goes on from what was saved: storage in which nothing is saved is no checkpoint.
+//! A request continues only from a saved checkpoint: storage in which nothing is saved is refused.
 
 use dsv4_kv::device::{Emulator, Stream};
 use dsv4_kv::{KvCacheManager, KvError, RequestId, SavedCheckpoint, StateCheckpoint};

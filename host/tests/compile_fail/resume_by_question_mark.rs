@@ -1,4 +1,4 @@
-//! What a refusal hands back is not dropped by `?`: a suspended request, a checkpoint.
+//! A refusal returns the suspended request, or the checkpoint: `?` cannot drop it.
 
 use dsv4_kv::device::{Emulator, Stream};
 use dsv4_kv::{KvCacheManager, KvError, RequestId, SavedCheckpoint, Suspended};

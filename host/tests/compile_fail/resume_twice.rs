@@ -1,4 +1,4 @@
-//! A suspended request is resumed once: what it held is then another's.
+//! A suspended request is resumed once: then its memory belongs to the resumed request.
 
 use dsv4_kv::device::{Emulator, Stream};
 use dsv4_kv::{KvCacheManager, Suspended};

@@ -1,4 +1,4 @@
-//! The memory of all slots and checkpoints, which can be written, is had of a cache that nobody uses any more.
+//! Writable memory of all slots and checkpoints is returned only by a call that consumes the cache.
 
 use dsv4_kv::device::{Emulator, Stream};
 use dsv4_kv::{KvCacheManager, KvError};

@@ -1,4 +1,4 @@
-//! A layer group has one open step: its StepMeta and scratch are that step's.
+//! A layer group has one open step, which uses the group's StepMeta and scratch memory.
 
 use dsv4_kv::device::{Emulator, Stream};
 use dsv4_kv::{KvCacheManager, KvError, Launches};

@@ -1,4 +1,4 @@
-//! A view is only read.
+//! A view can only be read.
 
 use dsv4_kv::device::{DeviceError, DevicePtrMut, Emulator, Stream, View};
 

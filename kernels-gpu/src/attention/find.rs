@@ -1,8 +1,9 @@
-//! The second warpgroup finds the rows of keys for the third to load, of two tiles at a time, a key a thread.
+//! The second warpgroup finds the rows that the third warpgroup loads: for two tiles at a time, one key a thread.
 //!
-//! A key is found in three steps, each of which waits for what the one before it loaded: its entry by the list, the
-//! entry's block by the table, the row. A thread begins each of them two tiles later than the one before. The third
-//! warpgroup would wait for these loads with those of rows, which share a scoreboard.
+//! A key is found in three steps, each of which waits for the load of the one before it: the list gives the entry, the
+//! block table gives the entry's block, and from these follows the row. A thread begins each step two tiles later than
+//! the step before. The third warpgroup does not do this itself, because it would wait for these loads together with
+//! those of rows: they share a scoreboard.
 
 use kv_layout::main_row::{DATA_BYTES, data_offset};
 use simt::{thread, warp};
@@ -12,18 +13,18 @@ use super::memory::{Arrays, FOUND_TILES, TILE, WARPGROUP, found};
 use super::rows::{Row, Source};
 use crate::fault;
 
-/// Tiles whose keys are found together.
+/// Number of tiles whose keys are found together.
 const TILES: u32 = WARPGROUP / TILE;
 const _: () = assert!(FOUND_TILES == 2 * TILES);
 
-/// Loads of the list in flight, for the first two pairs of tiles of this thread block: of each pair one key a thread.
+/// Loads of the list in flight, for the first two pairs of tiles of this thread block: one key of each pair a thread.
 pub struct FirstKeys<'a> {
     finder: Finder<'a>,
     listed: [Listed; 2],
 }
 
 impl<'a> FirstKeys<'a> {
-    /// Starts with the keys of a block: tiles `first..end`.
+    /// Starts the search for the keys of tiles `first..end` of a block.
     ///
     /// # Safety
     /// `keys` are a live query's; the pointers have the shapes of the kernel table; the second warpgroup calls it.
@@ -47,7 +48,7 @@ impl<'a> FirstKeys<'a> {
         Self { finder, listed }
     }
 
-    /// Goes on to their blocks, and to the next lists.
+    /// Starts the loads of their blocks, and of the list for the next two pairs.
     ///
     /// # Safety
     /// As [`Self::start`].
@@ -63,7 +64,8 @@ impl<'a> FirstKeys<'a> {
     }
 }
 
-/// Loads of the block table in flight, for the first two pairs of tiles of this thread block, and of the list for the next two.
+/// Loads of the block table in flight, for the first two pairs of tiles of this thread block, and of the list for the
+/// next two.
 pub struct FirstBlocks<'a> {
     finder: Finder<'a>,
     listed: [Listed; 2],
@@ -94,7 +96,7 @@ impl<'a> FirstBlocks<'a> {
     }
 }
 
-/// Where the search is: two tiles are located, the next two listed.
+/// The state of the search: one pair of tiles is located, and the next pair is listed.
 pub struct Finder<'a> {
     source: Source<'a>,
     keys: Keys,
@@ -102,25 +104,25 @@ pub struct Finder<'a> {
     end: u32,
     listed: Listed,
     located: Located,
-    /// The thread's keys that are listed and cannot be read.
+    /// Number of the thread's keys that are listed and cannot be read.
     refused: u32,
 }
 
 impl Finder<'_> {
-    /// The thread's key of pair `pair` of tiles.
+    /// Starts the load of the list for the thread's key of pair `pair` of tiles.
     ///
     /// # Safety
     /// As [`FirstKeys::start`].
     #[inline(always)]
     unsafe fn list<W: KeySet>(&self, pair: u32) -> Listed {
         let key = thread::thread_idx_x() - WARPGROUP;
-        // Held, so that what depends on the thread alone does not stay in registers.
+        // Held, so that the part of the expression that depends on the thread alone does not stay in registers.
         let tile = thread::hold_u32(self.first + TILES * pair + key / TILE);
         // SAFETY: by this function's own contract.
         unsafe { self.keys.list::<W>(self.source, (tile, key % TILE), self.end) }
     }
 
-    /// The block of a key's entry.
+    /// Starts the load of the block of a key's entry.
     ///
     /// # Safety
     /// As [`FirstKeys::start`].
@@ -130,9 +132,10 @@ impl Finder<'_> {
         unsafe { self.keys.locate::<W>(self.source, listed) }
     }
 
-    /// Called with each tile when it is weighed: then the third warpgroup has read where the rows of this tile and of
-    /// those before it lie, as it does so before it arrives at `unpacked`. After every second one it publishes the row
-    /// locations of the tiles three and four further on, in the place of this tile's and of the one's before it.
+    /// Publishes later row locations; called for each tile, once its weights are stored. By then the third warpgroup
+    /// has read the row locations of this tile and of earlier ones: it reads them before it arrives at `unpacked`. For
+    /// every second tile, this publishes the row locations of the tiles three and four after it, in the place of those
+    /// of this tile and the one before.
     ///
     /// # Safety
     /// As [`FirstKeys::start`]; once a tile, in turn.
@@ -154,8 +157,9 @@ impl Finder<'_> {
         }
     }
 
-    /// Prefetches the data of a key's row into L2, one tile and more before the third warpgroup loads it. Only of keys without a list, as most
-    /// of those rows are not in L2 and a block has many tiles: for a list it takes longer, and so do scales.
+    /// Prefetches the data of a key's row into L2, more than one tile before the third warpgroup loads it. Only for
+    /// keys without a list: most of those rows are not in L2, and a block has many tiles. With a list it was slower,
+    /// and so was a prefetch of scales.
     ///
     /// # Safety
     /// As [`FirstKeys::start`].
@@ -166,7 +170,7 @@ impl Finder<'_> {
         unsafe { row.planes.data.prefetch_l2(data_offset(row.row), DATA_BYTES as u32) }
     }
 
-    /// Stores the location of the row of the thread's key of a pair of tiles.
+    /// Stores the row location of the thread's key of a pair of tiles.
     ///
     /// # Safety
     /// As [`FirstKeys::start`]; no thread still reads the row locations that these replace.
@@ -196,7 +200,8 @@ impl Finder<'_> {
     }
 }
 
-/// Waits until it is known where the rows of tile `tile` lie. Called by the third warpgroup before the first of two tiles.
+/// Waits until the row locations of tile `tile` are in shared memory. The third warpgroup calls it before the first of
+/// two tiles.
 ///
 /// # Safety
 /// All threads of the warpgroup call it together, for each pair of tiles that there is.
@@ -217,7 +222,7 @@ pub unsafe fn row_of(source: Source<'_>, arrays: Arrays, (tile, row): (u32, u32)
     source.row(unsafe { arrays.found.load_u32x2(2 * at) })
 }
 
-/// Whether tile `tile` is the first of those that are found together.
+/// Whether tile `tile` is the first of a pair that is found together.
 #[inline(always)]
 pub const fn is_first_of_pair(tile: u32) -> bool {
     tile.is_multiple_of(TILES)

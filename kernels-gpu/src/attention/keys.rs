@@ -1,4 +1,4 @@
-//! Where the keys of a query lie: window rows in the ring or among the step's own, then entries.
+//! The keys of a query and where their rows lie: window rows in the ring or among the step's own rows, then entries.
 
 use core::marker::PhantomData;
 
@@ -12,19 +12,19 @@ use super::rows::{ENTRIES, NONE, OWN, RING, Source};
 use crate::args::Attend;
 use crate::fault_injection;
 
-/// The keys that queries attend to.
+/// A kind of key set that queries attend to.
 pub trait KeySet {
     /// Whether there are entries.
     const HAS_ENTRIES: bool;
-    /// Whether a list names those that count.
+    /// Whether a list names the entries that count.
     const IS_LISTED: bool;
-    /// Which kind it is.
+    /// The kind of key set.
     const KEYS: AttendedKeys;
-    /// Whether many keys are several parts.
+    /// Whether a large number of keys is divided into several parts.
     const HAS_PARTS: bool = matches!(Self::KEYS, AttendedKeys::All);
-    /// Most tiles of a cluster of eight blocks over which a query is spread.
+    /// Most tiles of a cluster in the spread form, where a query is spread over eight blocks.
     const SPREAD_TILES: u32 = SPREAD_TILES;
-    /// Blocks of a cluster, among which the keys of a part are split, unless a launch has each part in one block.
+    /// Blocks of a cluster. The keys of a part are split among them, unless the launch has each part in one block.
     const CLUSTER_BLOCKS: u32 = Self::KEYS.blocks();
 }
 
@@ -34,7 +34,7 @@ pub struct Window;
 pub struct List;
 /// The window, and all entries that a query sees.
 pub struct All;
-/// The keys of `W`, so few that they are one part of at most [`SHORT_SPREAD_TILES`] tiles.
+/// The key set `W` for short key lists: one part of at most [`SHORT_SPREAD_TILES`] tiles.
 pub struct Short<W>(PhantomData<W>);
 
 impl<W: KeySet> KeySet for Short<W> {
@@ -63,19 +63,19 @@ impl KeySet for All {
     const KEYS: AttendedKeys = AttendedKeys::All;
 }
 
-/// A key, and the entry that the list names for it, whose load may be in flight.
+/// A key, and the entry that the list names for it. The load of the entry may be in flight.
 #[derive(Clone, Copy)]
 pub struct Listed {
     key: u32,
     entry: i32,
 }
 
-/// The same, and the cache block of that entry, whose load may be in flight.
+/// A `Listed` key, and the cache block of its entry. The load of the block may be in flight.
 #[derive(Clone, Copy)]
 pub struct Located {
     listed: Listed,
     block: u32,
-    /// Whether it is an entry that counts and has a place in the table.
+    /// Whether the key is an entry that counts and that has an element in the block table.
     is_known: bool,
 }
 
@@ -83,14 +83,14 @@ impl Listed {
     /// No key.
     pub const NONE: Self = Self { key: u32::MAX, entry: -1 };
 
-    /// The same, whose load begins here, as [`Located::held`].
+    /// The same value; its load begins here, as in [`Located::held`].
     #[inline(always)]
     pub fn held(self) -> Self {
         Self { entry: thread::hold_u32(self.entry.cast_unsigned()).cast_signed(), ..self }
     }
 
-    /// The same, once it has been loaded. `ptxas` would move a copy between registers to where the next load begins,
-    /// and wait there; it does not move a shuffle.
+    /// The same value, once it has been loaded. This is a shuffle, because `ptxas` would move a copy between registers
+    /// to where the next load begins, and would wait there; it does not move a shuffle.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
@@ -107,51 +107,52 @@ impl Located {
     /// No key.
     pub const NONE: Self = Self { listed: Listed::NONE, block: u32::MAX, is_known: false };
 
-    /// The same, whose load begins here: the compiler would move it to where the block is needed first, behind other
-    /// waits.
+    /// The same value; its load begins here. Without this the compiler would move the load to the first use of the
+    /// block, after other waits.
     #[inline(always)]
     pub fn held(self) -> Self {
         Self { block: thread::hold_u32(self.block), ..self }
     }
 }
 
-/// The keys of a query: window rows, the row of position `p` as key `p % 128`, then entries in the order of its list.
-/// So all window rows but one of consecutive queries are the same keys.
+/// The keys of a query: the window rows, where the row of position `p` is key `p % 128`, then the entries, in the order
+/// of the query's list. So consecutive queries have the same window keys but for one row.
 #[derive(Clone, Copy)]
 pub struct Keys {
-    /// Whether the query is valid: no padding, its slot exists, its position is not negative, and it fits the step's
-    /// own rows.
+    /// Whether the query is valid: it is not padding, its slot exists, its position is not negative, and it fits in the
+    /// step's own rows.
     pub is_live: bool,
-    /// Whether the query counts as a fault: neither valid nor padding, or it sees more entries than the launch may
-    /// attend to.
+    /// Whether the query counts as a fault: it is neither valid nor padding, or it sees more entries than the launch
+    /// may attend to.
     pub is_refused: bool,
     /// The query's position in its request.
     pub position: u32,
-    /// Window rows, at most 128.
+    /// Number of window rows, at most 128.
     window: u32,
-    /// Tokens of the request in this step up to and including the query, if the step's rows are not in the ring; else 0. The
-    /// row of the token `age` positions before the query is among the step's rows if `age < own`, else in the ring.
+    /// Number of tokens of the request in this step up to and including the query, if the step's rows are not in the
+    /// ring; else 0. The row of the token `age` positions before the query is among the step's rows if `age < own`,
+    /// else in the ring.
     own: u32,
     /// First row of the slot's ring.
     ring_start: u64,
-    /// The query's own row within it: `position % ring_rows`.
+    /// The query's own row within the ring: `position % ring_rows`.
     newest: u32,
-    /// Rows of it.
+    /// Rows of the ring.
     ring_rows: u32,
     /// The step's row of the query.
     token: u32,
-    /// Entries that it attends to, and that it sees.
+    /// Number of entries that the query attends to, and number of entries that it sees.
     entries: u32,
     visible: u32,
-    /// Where its list and its request's row of the block table start.
+    /// Elements at which the query's list and its request's row of the block table start.
     list: u64,
     table: u64,
-    /// First of the tiles that it has here, and how many: all, or a part.
+    /// The first tile and the number of tiles: of all keys, or of one part.
     pub first_tile: u32,
     pub tiles: u32,
 }
 
-/// Slot, position and index of a query in the step: loads that nothing waits for yet.
+/// Slot, position and index of a query in the step. Their loads may be in flight.
 #[derive(Clone, Copy)]
 pub struct Token {
     /// The step's row of the query.
@@ -182,7 +183,7 @@ impl Token {
 }
 
 impl Token {
-    /// Puts it into shared memory, as number `i` of such.
+    /// Stores the token in shared memory, at index `i`.
     ///
     /// # Safety
     /// Nobody reads that before a barrier.
@@ -193,7 +194,7 @@ impl Token {
         unsafe { memory.store_u32x4(4 * i, words) }
     }
 
-    /// What [`Self::store`] put there, of query `query`.
+    /// Loads the token of query `query` that [`Self::store`] stored at index `i`.
     ///
     /// # Safety
     /// It was put there, and a barrier has passed.
@@ -211,15 +212,15 @@ impl Token {
 }
 
 impl Keys {
-    /// Those of query `query`, whose place in the step is `token`.
+    /// The keys of query `query`, whose place in the step is `token`.
     #[inline(always)]
     pub fn of<W: KeySet>(args: &Attend, query: u32, token: Token) -> Self {
         let (params, Token { token, slot, position, index }) = (args.params, token);
-        // Rows of the step itself that lie outside the ring: the query's own and those before it.
+        // The step's own rows, which are not in the ring: the query's own and those before it.
         let own = if params.own_rows > 0 { index.wrapping_add(1) } else { 0 };
         let has_own = params.own_rows == 0 || index <= token && token < params.own_rows;
         let has_slot = slot >= 0 && (slot as u32) < params.slots;
-        // So a live query has one key at least: its own.
+        // So a live query has at least one key: its own.
         let is_live = has_slot && has_own && position.cast_signed() >= 0;
         let next = position.wrapping_add(1);
         let window = next.min(WINDOW);
@@ -247,8 +248,9 @@ impl Keys {
         }
     }
 
-    /// Whether its window is that of `before`, the query before it in the launch, but for one row, its own: it is the
-    /// next of the same request. Both are valid: else `ring_start` names no request.
+    /// Whether the window is that of `before`, the previous query of the launch, except for one row, the query's own:
+    /// this is the next query of the same request. Both queries must be valid: otherwise `ring_start` identifies no
+    /// request.
     #[inline(always)]
     pub const fn follow(self, before: Self) -> bool {
         self.ring_start == before.ring_start
@@ -256,7 +258,7 @@ impl Keys {
             && (self.own == before.own + 1 || self.own == 0 && before.own == 0)
     }
 
-    /// Parts of its keys.
+    /// Number of parts into which the keys are divided.
     #[inline(always)]
     pub const fn parts<W: KeySet>(self, args: &Attend) -> u32 {
         let split = KeySplit::of_blocks(args.params.split);
@@ -271,15 +273,15 @@ impl Keys {
         Self { first_tile, tiles: end - first_tile, ..self }
     }
 
-    /// The keys of piece `piece` of `pieces`, as [`Self::of_part`], of so few tiles that their product with `pieces`
-    /// is a u32: less code.
+    /// The keys of piece `piece` of `pieces`, as [`Self::of_part`], in less code. The product of the tiles and `pieces`
+    /// must fit in a u32.
     #[inline(always)]
     pub const fn of_piece(self, piece: u32, pieces: u32) -> Self {
         let [first, end] = [self.tiles * piece / pieces, self.tiles * (piece + 1) / pieces];
         Self { first_tile: self.first_tile + first, tiles: end - first, ..self }
     }
 
-    /// Key `row` of tile `tile`; none from tile `end` on.
+    /// Key `row` of tile `tile`; no key if `tile` is `end` or more.
     ///
     /// # Safety
     /// The pointers have the shapes of the kernel table.
@@ -295,13 +297,13 @@ impl Keys {
         if !W::IS_LISTED {
             return Listed { key, entry: at as i32 };
         }
-        // Without a branch, from the list's start if need be: nothing waits for the load yet.
+        // No branch: a key that is not an entry loads the start of the list, so that nothing waits for a load yet.
         let at = if at < self.entries { at } else { 0 };
         // SAFETY: an element of the query's list, which is not empty.
         Listed { key, entry: unsafe { source.0.selected.load(self.list + u64::from(at)) } }
     }
 
-    /// Whether a key is an entry that counts, if its block exists.
+    /// Whether a key is an entry that counts. Whether its block exists is checked later.
     #[inline(always)]
     fn is_seen(self, listed: Listed) -> bool {
         listed.key.wrapping_sub(self.window) < self.entries
@@ -327,7 +329,7 @@ impl Keys {
         Located { listed, block, is_known }
     }
 
-    /// Where the row of key `key` of the window lies, as [`Self::row`].
+    /// The location of the row of window key `key`, in the format of [`Self::row`].
     #[inline(always)]
     pub fn window_row(self, args: &Attend, key: u32) -> [u32; 2] {
         let listed = Listed { key, entry: -1 };
@@ -335,8 +337,8 @@ impl Keys {
         self.row::<Window>(Source(args), located)
     }
 
-    /// Where the row of a key lies: the number of the row, and in the two highest bits in which planes. For
-    /// [`Source::places`].
+    /// The location of the row of a key: the number of the row, and in the two highest bits the planes in which it
+    /// lies. `Source::row` and [`Source::places`] decode it.
     #[inline(always)]
     pub fn row<W: KeySet>(self, source: Source<'_>, located: Located) -> [u32; 2] {
         let args = source.0;

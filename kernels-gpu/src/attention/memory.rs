@@ -1,4 +1,4 @@
-//! The block of a launch: its threads, what lies where in its shared memory, and its barriers.
+//! The layout of a block: its threads, its shared memory and its barriers.
 
 use kv_layout::attention::{AttendedKeys, TILE_KEYS};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
@@ -12,57 +12,58 @@ pub const HEADS: u32 = 64;
 pub(super) const WARPGROUP: u32 = 128;
 /// Threads that multiply: the first two warpgroups.
 pub(super) const MULTIPLYING_THREADS: u32 = 2 * WARPGROUP;
-/// Threads of a block. Those of the third warpgroup unpack keys, four a key, two keys one after the other.
+/// Threads of a block. In the third warpgroup, four threads unpack a key, and each thread unpacks two keys of a tile in
+/// turn.
 pub const BLOCK_THREADS: u32 = 3 * WARPGROUP;
 /// Most blocks of a cluster.
 pub(super) const CLUSTER_BLOCKS: u32 = AttendedKeys::All.blocks();
-/// Keys of a tile, and eights of them.
+/// Keys of a tile, and groups of eight keys in it.
 pub(super) const TILE: u32 = TILE_KEYS;
 pub(super) const EIGHTS: u32 = TILE / 8;
 /// Words of a matrix of 64 rows of BF16.
 pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
-/// Words of a panel of it.
+/// Words of a panel (64 columns) of such a matrix.
 pub(super) const PANEL: u32 = Panels::<0>::WORDS;
 const _: () = assert!(TILE == HEADS && MATRIX == 8 * PANEL);
 
-/// First words of what lies in a block's shared memory: two tiles of keys, two of weights, and queries.
+/// First words of the large arrays in a block's shared memory: two tiles of keys, two of weights, and the queries.
 pub(super) const KEYS: u32 = 0;
 pub(super) const WEIGHTS: u32 = 2 * MATRIX;
 pub(super) const QUERIES: u32 = WEIGHTS + 2 * PANEL;
 pub(super) const WORDS: usize = (QUERIES + MATRIX) as usize;
-/// Bytes from which on the small arrays lie.
+/// Byte at which the small arrays start.
 pub(super) const ARRAYS: u32 = 4 * WORDS as u32;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = ARRAYS + Arrays::BYTES;
 
 pub(super) type Memory = Shared<u32, WORDS>;
 
-/// Tiles whose row locations are in shared memory at a time, and words of those.
+/// Number of tiles whose row locations are in shared memory at a time, and words of these.
 pub(super) const FOUND_TILES: u32 = 4;
 const FOUND: usize = (FOUND_TILES * TILE * 2) as usize;
 
 /// The small arrays in a block's shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Arrays {
-    /// `[2, 8]` of both tiles: which keys count, bit `4 i` of word `n` for key `8 n + i`.
+    /// `[2, 8]`, for both tiles: which keys count, as bit `4 i` of word `n` for key `8 n + i`.
     pub mask: Shared<u32, { 2 * EIGHTS as usize }>,
-    /// `[2, 64]` of both tiles: what a head's sums of values before it are multiplied by.
+    /// `[2, 64]`, for both tiles: the factor by which a head's sums of values of earlier tiles are multiplied.
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
     pub rotation: Shared<f32, { ROPE_DIM as usize }>,
-    /// `[4, 64, 2]` of four tiles: where a key's row lies, as [`super::keys::Keys::row`] says it.
+    /// `[4, 64, 2]`, for four tiles: the location of each key's row, in the format of [`super::keys::Keys::row`].
     pub found: Shared<u32, FOUND>,
-    /// `[64]` what a head's weights are relative to. This and what follows take the place of the queries, in the end.
+    /// `[64]` the base of each head's weights. This array and the next ones replace the queries at the end.
     pub base: Shared<f32, { HEADS as usize }>,
-    /// `[64]` a head's sum of weights.
+    /// `[64]` the sum of each head's weights.
     pub sum: Shared<f32, { HEADS as usize }>,
-    /// `[64, blocks]` what a head's results of each block are multiplied by.
+    /// `[64, blocks]` the factor by which each block's sums of values of a head are multiplied.
     pub output_scales: Shared<f32, { (HEADS * CLUSTER_BLOCKS) as usize }>,
 }
 
 impl Arrays {
     const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM + FOUND as u32);
-    /// Where `found` lies.
+    /// Byte at which `found` starts.
     pub(super) const FOUND_AT: u32 = ARRAYS + Self::BYTES - 4 * FOUND as u32;
 
     /// # Safety
@@ -91,28 +92,30 @@ pub(super) fn panels(first: u32) -> Panels<WORDS> {
     unsafe { Panels::at(Memory::at(0), first) }
 }
 
-/// The tile of keys that tile `tile` of a block goes to.
+/// The keys of tile `tile` of a block. Tiles use two places in turn.
 #[inline(always)]
 pub(super) fn keys_of(tile: u32) -> Panels<WORDS> {
     panels(KEYS + tile % 2 * MATRIX)
 }
 
-/// The weights of tile `tile` of a block, a row a head.
+/// The weights of tile `tile` of a block, one row a head. Tiles use two places in turn.
 #[inline(always)]
 pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
     panels(WEIGHTS + tile % 2 * PANEL).panel(0)
 }
 
-/// The queries are in shared memory. The second warpgroup arrives, at once unless it writes a part of raw queries; the first
-/// waits. It also orders what the four warps of the first have copied or written, each behind `wait_for_groups`: they write
-/// rows of other warps, and a warp's product reads its own 16 rows of the queries, behind the fence for the first tile's keys.
+/// The queries are in shared memory. The second warpgroup arrives: at once, unless it writes some of the queries
+/// because they are raw. The first warpgroup waits. The barrier also orders what the four warps of the first have
+/// copied (each after `wait_for_groups`) or written, since they write rows of other warps. A warp's product reads its
+/// own 16 rows of the queries, after the fence for the keys of the first tile.
 pub(super) const QUERIES_READY: NamedBarrier = NamedBarrier::new(1, 2 * WARPGROUP);
 
-/// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait, if queries are
-/// raw; else the block's barrier in `merge::write` orders them.
+/// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait if queries are
+/// raw; otherwise the block's barrier in `merge::write` orders them.
 pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * WARPGROUP);
 
-/// The multiplying warpgroups have stored their partial outputs of a part, and then whether the block is the last to do so.
+/// Used twice by the multiplying warpgroups: after they have stored their partial outputs of a part, and after one
+/// thread has stored whether the block is the last to do so.
 pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * WARPGROUP);
 
 /// The row locations of two tiles are in shared memory. The second warpgroup arrives, the third waits.
@@ -121,29 +124,29 @@ pub(super) const fn found(pair: u32) -> NamedBarrier {
     NamedBarrier::new(12 + pair % 2, 2 * WARPGROUP)
 }
 
-/// The keys of a tile, and which of them count, are in shared memory. The third warpgroup arrives, the first waits.
-/// The first may then write weights and factors in the place of those two tiles before: the third has waited for
-/// [`multiplied`].
+/// The keys of a tile, and the mask of those that count, are in shared memory. The third warpgroup arrives, the first
+/// waits. The first may then write weights and factors in the place of those of the tile two before: the third has
+/// waited for [`multiplied`].
 #[inline(always)]
 pub(super) const fn unpacked(tile: u32) -> NamedBarrier {
     NamedBarrier::new(2 + tile % 2, 2 * WARPGROUP)
 }
 
-/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. It orders
-/// the tile's keys for the second too: the first has waited for [`unpacked`] and has called `fence_shared`.
+/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. The barrier
+/// also orders the tile's keys for the second: the first has waited for [`unpacked`] and has called `fence_shared`.
 #[inline(always)]
 pub(super) const fn weighed(tile: u32) -> NamedBarrier {
     NamedBarrier::new(4 + tile % 2, 2 * WARPGROUP)
 }
 
-/// The first (0) or second (1) half of a tile's keys is not read any more; nor, with the second, its weights. The first two
-/// warpgroups arrive, the third waits before it writes the tile after the next.
+/// The first (0) or second (1) half of a tile's keys is no longer read; after the second half, nor are its weights. The
+/// first two warpgroups arrive; the third waits before it writes the tile two after this one, which has the same place.
 #[inline(always)]
 pub(super) const fn multiplied(tile: u32, half: u32) -> NamedBarrier {
     NamedBarrier::new(6 + 2 * half + tile % 2, 3 * WARPGROUP)
 }
 
-/// Waits for all threads of the block, wherever they call this.
+/// Waits for all threads of the block. Warps may call it at different places.
 ///
 /// # Safety
 /// Every thread of the block calls it; those of a warp from the same place.

@@ -1,5 +1,5 @@
-//! The blocks among which keys are split add up their partial outputs, each for some of the heads, and write the sums: the heads'
-//! results, or those of a part, which [`super::parts`] adds up.
+//! The end of a work item: the blocks among which keys are split add up their partial outputs, each for some of the
+//! heads. They write the sums: the results of the heads, or those of a part, which [`super::parts`] adds up.
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::{cluster_arrive, cluster_wait, sync_cluster};
@@ -18,13 +18,13 @@ use super::work_item::{Split, Task};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Stride of a head's sums in shared memory, in words: stores of pairs by a warp have no bank conflicts.
+/// Stride of a head's sums in shared memory, in words, chosen so that a warp's stores of pairs have no bank conflicts.
 const STRIDE: u32 = HEAD_DIM + 8;
-/// Words of a block's sums, which take the place of its keys and of the first weights.
+/// Words of a block's sums, which replace its keys and the first tile of weights.
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
-/// Loads early what [`write`] needs late: returns the sink of the thread's head, times log2 e, in each of the first
-/// 64 threads; stores the cosines and sines of the rotary angles in `arrays`.
+/// Loads the data that [`write`] needs at the end: returns the sink of the thread's head, times log2 e, in each of the
+/// first 64 threads; stores the cosines and sines of the rotary angles in `arrays`.
 ///
 /// # Safety
 /// As [`write`], in the first warpgroup; a barrier follows.
@@ -45,11 +45,12 @@ pub unsafe fn load_early(args: &Attend, keys: Keys, arrays: Arrays, task: Task) 
     }
 }
 
-/// Stores a thread's sums of values for [`write`], once all products of the block are done: each thread has waited
-/// for its own. They overwrite keys and weights.
+/// Stores a thread's sums of values for [`write`], once all products of the block are complete: each thread has waited
+/// for its own. The sums overwrite keys and weights.
 ///
 /// # Safety
-/// All threads of a multiplying warpgroup call it together, or [`store_none`], before [`write`]; the others call [`wait`].
+/// All threads of a multiplying warpgroup call it together, or [`store_none`], before [`write`]; the others call
+/// [`wait`].
 #[inline(always)]
 pub unsafe fn store(values: FragmentsN256) {
     // SAFETY: by this function's own contract.
@@ -69,8 +70,8 @@ pub unsafe fn store_none() {
     unsafe { barrier() }
 }
 
-/// Merges the blocks' parts and writes the heads. The first warpgroup has put what the heads' weights are relative to
-/// and their sums into `arrays`, where the queries were until [`store`].
+/// Merges the partial outputs of the blocks and writes the heads. The first warpgroup has stored the bases and the sums
+/// of the heads' weights in `arrays`, where the queries were until [`store`].
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
@@ -96,7 +97,7 @@ pub unsafe fn write<W: KeySet>(args: &Attend, keys: Keys, arrays: Arrays, sink: 
     }
 }
 
-/// The barriers of [`store`] and [`write`], for threads that have no part in it.
+/// The barriers of [`store`] and [`write`], for threads that take no part in them.
 ///
 /// # Safety
 /// As [`write`].
@@ -121,7 +122,7 @@ unsafe fn split_barrier(split: Split) {
     unsafe { if split.blocks > 1 { sync_cluster() } else { thread::sync_threads() } }
 }
 
-/// Waits until no thread of these blocks reads another block's memory any more.
+/// Waits until no thread of these blocks still reads another block's memory.
 ///
 /// # Safety
 /// As [`split_barrier`].
@@ -136,7 +137,7 @@ unsafe fn wait_before_exit(split: Split) {
     }
 }
 
-/// Puts a thread's sums into shared memory, `[64, 512]`: those of the second warpgroup into the last 256 columns.
+/// Stores a thread's sums in shared memory, `[64, 512]`: those of the second warpgroup in the last 256 columns.
 ///
 /// # Safety
 /// As [`store`].
@@ -167,10 +168,11 @@ unsafe fn load<W: KeySet, const N: usize>(memory: Shared<f32, N>, rank: u32, i: 
     unsafe { if W::CLUSTER_BLOCKS > 1 { memory.load_from(rank, i) } else { memory.load(i) } }
 }
 
-/// What the sums of each block are multiplied by, a head a thread; the log-sum-exp if it is asked for.
+/// Computes the factors by which the sums of each block are multiplied, one head a thread, and stores them in `arrays`;
+/// writes the log-sum-exp if it is requested.
 ///
 /// # Safety
-/// As [`write`], behind [`split_barrier`].
+/// As [`write`], after [`split_barrier`].
 #[inline(always)]
 unsafe fn store_output_scales<W: KeySet>(
     args: &Attend,
@@ -184,7 +186,7 @@ unsafe fn store_output_scales<W: KeySet>(
     }
     let tiles = keys.tiles;
     let is_part = W::HAS_PARTS && task.heads.parts > 1;
-    // The sink is no part's.
+    // The sink belongs to no part: it is added with all parts.
     let sink = if is_part { f32::NEG_INFINITY } else { sink };
     let split = task.split;
     let has_keys = |rank: u32| {
@@ -230,8 +232,8 @@ unsafe fn store_output_scales<W: KeySet>(
     }
 }
 
-/// Adds up the block's share of the heads, `N` quarters of their channels, applies inverse RoPE, and writes
-/// them, a head a warp.
+/// Adds up the block's share of the heads, `N` quarters of their channels, and writes them, one head a warp: with
+/// inverse RoPE, unless they belong to a part.
 ///
 /// # Safety
 /// As [`write`], with the output scales in `arrays`.
@@ -243,7 +245,7 @@ unsafe fn write_heads<W: KeySet, const N: usize>(
     task: Task,
 ) {
     const WARPS: u32 = MULTIPLYING_THREADS / 32;
-    // Where there is half, it lies where the second warpgroup's sums do.
+    // Half of the channels lies where the sums of the second warpgroup are.
     let column = 4 * thread::lane_id() + HEAD_DIM - CHANNELS * N as u32;
     let (tiles, split) = (keys.tiles, task.split);
     // SAFETY: by this function's own contract.

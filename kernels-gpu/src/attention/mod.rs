@@ -1,31 +1,33 @@
-//! Attention over the rows of the cache where they lie: window, list and sink in one softmax.
+//! Attention in place, over the stored rows of the cache: window and entries in one softmax, with a sink.
 //! See docs/specification.md, section 13.
 //!
-//! A *work item* is a query, a part of its keys, and up to 64 of its heads. How many blocks share one, and by which
-//! kernel, is in docs/architecture.md, D33. All forms give a query the same bits, which depend on its request alone, and on
-//! the length of its list where that is padded: not on what else is in the step.
+//! A *work item* is a query, a part of its keys, and up to 64 of its heads. docs/architecture.md, D33 says how many
+//! blocks share a work item, and which kernel (form) runs it. All forms give the same bits for a query. These depend
+//! only on its request, and on the length of its list where the list is padded; never on the other queries of the step.
 //!
-//! Names here, and those of papers: *scores* are `S = Q K^T`, *weights* `P`, *values* `V`, and the sums of values the
-//! accumulator `O`; the *base*, which weights are relative to, is the running maximum `m`, raised only where it has
-//! to be; the sum of weights is `l`, and the *factor* of a raised base the rescaling of `O`.
+//! Terms, with the symbols of the FlashAttention papers: *scores* are `S = Q K^T`, *weights* are `P`, *values* are `V`,
+//! and the *sums of values* are the accumulator `O`. The *base* of the weights is the running maximum `m`, raised only
+//! where necessary. The *sum of weights* is `l`. The *factor* of a raised base rescales `O`.
 //!
-//! The kernels here ([`attend`]) have a cluster of two blocks for a work item with entries, and one block for a
-//! window. The keys, 64 a tile, are split between the two by their number alone. Each block runs through its tiles by
-//! online softmax; then each adds up both blocks' results for half of the heads, in the order of the blocks. With
-//! one-block split ([`kv_layout::attention::KeySplit`]) a work item has one block, which runs through all tiles; then
-//! the blocks of a cluster have different work items.
+//! The kernels of this module ([`attend`]) use a cluster of two blocks for a work item with entries, and one block for
+//! a work item with a window alone. The keys, in tiles of 64, are split between the two blocks by their number alone.
+//! Each block runs through its tiles by online softmax; then each adds up the results of both blocks for half of the
+//! heads, in the order of the blocks. With one-block split ([`kv_layout::attention::KeySplit`]), a work item has one
+//! block, which runs through all tiles; the blocks of a cluster then have different work items.
 //!
-//! Very many keys have several parts (split-KV, as in Flash-Decoding). Each work item stores its partial result and
-//! log-sum-exp in global memory, and the block that is last with its heads adds up the parts, in their order.
+//! A large number of keys is divided into several parts (split-KV, as in Flash-Decoding). Each work item stores its
+//! partial result and log-sum-exp in global memory. The last block to finish for a group of heads adds up the parts, in
+//! their order.
 //!
-//! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights;
-//! each accumulates half of the channels of the values (`work_item::Channels`). With fewer still, [`spread`] has eight
-//! blocks for a work item. In chunks of prompts, windows have [`consecutive`]: a block takes several queries, and keeps
-//! the rows that they share.
+//! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights; each
+//! accumulates half of the channels of the values (`work_item::Channels`). With fewer queries still, [`spread`] uses
+//! eight blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block takes several
+//! queries in turn, and keeps the rows that they share.
 //!
-//! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
-//! the second by the other half; if the block has half of them, the second by all of those. The third unpacks the next tiles
-//! meanwhile, whose rows the second finds. Named barriers hand tiles over.
+//! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by the first half of the
+//! channels of the values. The second warpgroup multiplies the weights by the other half, and finds the rows of the
+//! next tiles. If the block has only half of the channels, the second warpgroup multiplies all of these. The third
+//! warpgroup loads and unpacks the next tiles meanwhile. Named barriers hand tiles over.
 
 pub mod consecutive;
 mod find;
@@ -64,19 +66,21 @@ pub use unpack::KeyFormat;
 use unpack::RawKeys;
 use work_item::{Channels, Heads, Split, Task};
 
-/// Registers of a thread of the first, second and third warpgroup. For rows with F32 scales, which take more to
-/// unpack, the first leaves some to the third.
+/// Registers of a thread of the first (scorer), second (multiplier) and third (unpacker) warpgroup. Rows with F32
+/// scales need more registers to unpack, so there the first warpgroup leaves some to the third.
 const SCORER: u32 = 216;
 const SCORER_F32: u32 = 208;
 const MULTIPLIER: u32 = 160;
 const UNPACKER: u32 = 128;
 const UNPACKER_F32: u32 = 136;
-/// Registers of a thread when a block starts: as many as 65,536 are enough for, in units of 8.
+/// Registers of a thread when a block starts: the register file of 65,536 divided by the threads, rounded down to a
+/// multiple of 8.
 const AT_START: u32 = 65_536 / BLOCK_THREADS / 8 * 8;
 const _: () = assert!(can_be_set(SCORER, UNPACKER) && can_be_set(SCORER_F32, UNPACKER_F32));
 
-/// Whether `setmaxnreg` can deal these out: no more than the block started with, to the first warpgroup more than at
-/// the start and to the others fewer, or as many. In the other direction it is an illegal instruction.
+/// Whether `setmaxnreg` can set these counts: the total is at most what the block started with, the first warpgroup
+/// gets at least its initial count, and the others at most theirs. `setmaxnreg.inc` to fewer registers, or
+/// `setmaxnreg.dec` to more, is an illegal instruction.
 const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
     (scorer + MULTIPLIER + unpacker) * WARPGROUP <= BLOCK_THREADS * AT_START
         && scorer >= AT_START
@@ -84,18 +88,20 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
         && unpacker <= AT_START
 }
 
-/// Attention of 64 heads of a query.
+/// Computes attention for one work item: up to 64 heads of a query, and a part of its keys.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * clusters_per_part * parts * tokens`, rounded up, of `heads / 64` groups,
-/// rounded up, with 384 threads a block and `W::CLUSTER_BLOCKS` blocks a cluster call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * clusters_per_part *
+/// parts * tokens`, rounded up, of `heads / 64` groups, rounded up, with 384 threads a block and `W::CLUSTER_BLOCKS`
+/// blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let split = Split::of::<W>(&args);
     let (first_head, cluster) = Heads::of_cluster(&args, thread::block_idx_x() / split.blocks);
     let (channels, work_item) = Channels::of_cluster(&args, cluster);
     let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
-    // All first parts, then all second ones: in a graph for longer requests, blocks without a part come last.
+    // First the first parts of all queries, then the second ones: in a graph for longer requests, blocks without a part
+    // come last.
     let tokens = args.params.tokens;
     let (query, part) =
         if W::HAS_PARTS { (work_item % tokens, work_item / tokens) } else { (work_item, 0) };
@@ -123,7 +129,8 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let task = Task { heads, split, channels };
         let arrays = Arrays::new();
         let own = own_tiles(keys, split);
-        // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
+        // The shuffle shows the compiler that the value is the same in all lanes, so that descriptors stay in uniform
+        // registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 2 {
             if is_f32::<F>() {
@@ -178,7 +185,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     }
 }
 
-/// The first panel of the second half of the channels.
+/// The first panel (of 64 channels) of the second half of the channels.
 const HALF: u32 = 4;
 
 /// Whether rows have F32 scales.
@@ -187,14 +194,15 @@ const fn is_f32<F: KeyFormat>() -> bool {
     matches!(F::FORMAT, MainFormat::F32)
 }
 
-/// The block's first tile, and one past its last.
+/// The range of the block's tiles: the first, and one past the last.
 #[inline(always)]
 fn own_tiles(keys: Keys, split: Split) -> (u32, u32) {
     let (first, end) = split.tiles_of(keys.tiles, split.rank);
     (keys.first_tile + first, keys.first_tile + end)
 }
 
-/// Starts a tile's weights times the keys' channels from panel `panel` on: of the first half of the keys, or the second.
+/// Starts the product of a tile's weights by 256 channels of its values, from panel `panel` on, for the first (`half`
+/// 0) or second (`half` 1) half of the tile's keys; adds it to `sum`.
 ///
 /// # Safety
 /// All threads of the warpgroup call it together; weights and keys are there.
@@ -209,9 +217,9 @@ unsafe fn start_values(
     unsafe { start_bf16_m64n256k32(weights, keys.from(panel, TILE / 2 * half), sum) }
 }
 
-/// Runs through the block's tiles, which the last warpgroup unpacks: scores, weights, and the first half of the channels
-/// of the sums of values. A tile's values are in flight while the next tile is waited for, and its places are handed on half
-/// by half.
+/// Runs through the block's tiles, which the third warpgroup unpacks: computes scores, weights, and the sums of values
+/// of the first half of the channels. While the products with a tile's values run, it waits for the next tile. It
+/// releases the shared memory of a tile in two halves.
 ///
 /// # Safety
 /// Tiles `first..end` are the block's, the copy of the queries is under way; all threads of the first warpgroup call it
@@ -227,14 +235,15 @@ unsafe fn score_tiles((first, end): (u32, u32), arrays: Arrays) -> (FragmentsN25
         QUERIES_READY.sync();
         if tiles > 0 {
             unpacked(0).sync();
-            // Products read by the async proxy what others stored: the third warpgroup, and all who copied queries. The
-            // reader fences, for both multiplying warpgroups: a fence would make the third wait for its loads.
+            // Products read, by the async proxy, what other threads stored: the third warpgroup, and all threads that
+            // copied queries. The reader fences, for both multiplying warpgroups: a fence in the third would make it
+            // wait for its loads.
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let mask = KeyMask::load(arrays, 0);
             softmax.weigh_first(mask.apply(scores.wait::<0>()), arrays);
-            // For weights. Those of a warp's own heads are ordered by `sync_warp` in `softmax`, for the second
-            // warpgroup by the barrier.
+            // Makes the weights visible to the async proxy. `sync_warp` in `softmax` orders them for the warp's own
+            // products, and the barrier for the second warpgroup's.
             fence_shared();
             weighed(0).arrive();
             let mut tile = 0;
@@ -267,8 +276,8 @@ unsafe fn score_tiles((first, end): (u32, u32), arrays: Arrays) -> (FragmentsN25
     (values, softmax)
 }
 
-/// The same without values, in a block that has half of their channels: the second warpgroup has all of those. What
-/// the scores have read is handed on as soon as they have come.
+/// As [`score_tiles`] without values, in a block that has half of the channels: the second warpgroup multiplies all of
+/// these. Releases the keys of a tile as soon as its scores are complete.
 ///
 /// # Safety
 /// As [`score_tiles`].
@@ -305,8 +314,9 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), arrays: Arrays) -> Softmax
     softmax
 }
 
-/// Runs through the block's tiles, as they are weighed: the sums of values of half of the channels, from panel
-/// `PANEL` on. Finds the rows of keys meanwhile, and counts the refused entries if `reports_refused`.
+/// Runs through the block's tiles, each once its weights are stored: computes the sums of values of half of the
+/// channels, from panel `PANEL` on. Meanwhile it finds the rows of later tiles, and counts refused entries if
+/// `reports_refused`.
 ///
 /// # Safety
 /// As [`score_tiles`], for the second warpgroup.
@@ -346,8 +356,8 @@ unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
     values
 }
 
-/// Unpacks the block's tiles, each half as soon as the tile before the last is not read there any more. A row's loads begin
-/// before the row half a tile earlier is unpacked.
+/// Unpacks the block's tiles, each half as soon as the tile two before it, which has the same place, is no longer read
+/// there. The loads of a row begin before the thread unpacks the row that is half a tile earlier.
 ///
 /// # Safety
 /// As [`score_tiles`], for the last warpgroup.
@@ -370,7 +380,7 @@ unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32
             if find::is_first_of_pair(next) && next < tiles {
                 find::wait_for(next);
             }
-            // Past the last tile any row.
+            // After the last tile any row serves: its load is not used.
             let first = if next < tiles { (next, row) } else { second };
             raw = unpack_half::<F>(raw, arrays, (tile, 1), find::row_of(source, arrays, first));
             unpacked(tile).arrive();
@@ -379,8 +389,8 @@ unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32
     }
 }
 
-/// Unpacks the lane's channels of a row of half a tile, once its place is free. The loads of those of the next row begin
-/// before.
+/// Unpacks the lane's channels of a row of half a tile, once its place in shared memory is free. The loads of the
+/// lane's channels of the next row begin before that; they are returned.
 ///
 /// # Safety
 /// As [`unpack_tiles`].
@@ -394,15 +404,15 @@ unsafe fn unpack_half<F: KeyFormat>(
     let row = (thread::thread_idx_x() - MULTIPLYING_THREADS) / 4;
     // SAFETY: by this function's own contract.
     unsafe {
-        // Waits for the loads. Who waits for one waits for all that were issued since, which share its scoreboard: so
-        // the next begin behind it.
+        // Waits for the loads. A wait for one load also waits for all later ones, which share its scoreboard: so the
+        // next loads begin after it.
         let is_nan = raw.has_nan::<F>();
         let next = RawKeys::load::<F>(next);
         if tile >= 2 {
             multiplied(tile, half).sync();
         }
         raw.unpack::<F>(is_nan, tile, row + TILE / 2 * half);
-        // A bit of four lanes is a key's.
+        // Four lanes, and so four bits of the mask, belong to one key.
         let mask = warp::ballot(raw.is_there());
         if thread::lane_id() == 0 {
             let eight = EIGHTS / 2 * half + thread::warp_id() - MULTIPLYING_THREADS / 32;

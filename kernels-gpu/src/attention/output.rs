@@ -1,4 +1,4 @@
-//! A head's result on its way out: inverse RoPE, rounded to BF16.
+//! Writes the result of a head: inverse RoPE, rounded to BF16.
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::thread;
@@ -11,13 +11,13 @@ use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;
 use crate::unroll::unroll;
 
-/// Channels of a head that a warp adds up at a time, four a lane.
+/// Channels of a head that a warp handles at a time, four a lane.
 pub const CHANNELS: u32 = 4 * 32;
-/// Such quarters of a head.
+/// Number of such groups of channels (quarters) in a head.
 pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
 
-/// Writes a head's result, four channels of each 128 a lane, of all channels or the block's half; with inverse RoPE
-/// on rotary channels, which are last.
+/// Writes a head's result: of each 128 channels a lane has four. `values` are all channels, or the block's half. Rotary
+/// channels, which are last, get inverse RoPE.
 ///
 /// # Safety
 /// As [`super::merge::write`].
@@ -30,8 +30,8 @@ pub unsafe fn store_head<const N: usize>(
 ) {
     let channel = task.first_channel() + 4 * thread::lane_id();
     let to = (task.heads.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
-    // Of the last quarter half of the lanes have rotary channels. The others' are not rotated by an angle of 0: an
-    // infinity would make its neighbour NaN.
+    // In the last quarter, half of the lanes have rotary channels. The others are not rotated by an angle of 0 instead:
+    // an infinity would make its neighbour NaN.
     let has_rotary = N == QUARTERS || task.channels.has_rotary();
     let is_rotary = has_rotary && channel + CHANNELS * (N as u32 - 1) >= NOPE_DIM;
     unroll::<N>(|n| {
@@ -60,7 +60,7 @@ fn inverse_rope_packed(
     packed([low[0], low[1], high[0], high[1]])
 }
 
-/// A pair of channels rotated back by the angle of this cosine and sine.
+/// Rotates a pair of channels back by the angle of this cosine and sine.
 #[inline(always)]
 pub fn inverse_rope([a, b]: [f32; 2], [cos, sin]: [f32; 2]) -> [f32; 2] {
     [a * cos + b * sin, b * cos - a * sin]
@@ -78,7 +78,7 @@ pub unsafe fn pair_rotation(args: &Attend, position: u32, pair: u32) -> [u32; 2]
     [cos.to_bits(), sin.to_bits()]
 }
 
-/// Cosine and sine of a lane's two pairs of the last quarter.
+/// Cosine and sine of the angles of a lane's two pairs of channels in the last quarter.
 ///
 /// # Safety
 /// As [`rotation`].
@@ -88,7 +88,8 @@ pub unsafe fn last_rotation(arrays: Arrays) -> [f32; 4] {
     unsafe { rotation(arrays, 4 * thread::lane_id() + CHANNELS * (QUARTERS as u32 - 1)) }
 }
 
-/// Cosine and sine of the angles of two pairs of channels from `channel` on; of channels that are not rotated 1 and 0.
+/// Cosine and sine of the angles of the two pairs of channels from `channel` on; 1 and 0 for channels that are not
+/// rotated.
 ///
 /// # Safety
 /// `arrays` has them, and a barrier has passed.
@@ -101,7 +102,7 @@ pub unsafe fn rotation(arrays: Arrays, channel: u32) -> [f32; 4] {
     unsafe { arrays.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
 }
 
-/// The sinks of the thread's heads, which are needed in the end; 0 past the last.
+/// Loads the sinks of the thread's two heads, which are used at the end; 0 for heads past the last.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table.

@@ -1,5 +1,5 @@
-//! The parts of a query's keys (split-KV): each has a partial output and a log-sum-exp in global memory, and the block that is the last to
-//! store those of its heads adds up the parts, in their order.
+//! The parts of a query's keys (split-KV). Each part has a partial output and a log-sum-exp in global memory. The block
+//! that is the last to store those of its heads adds up the parts, in their order.
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::atomic::DeviceAtomicU32;
@@ -15,14 +15,15 @@ use super::work_item::{Channels, Heads, Split, Task};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Element of the parts' sums where those of head `head` of part `part` start for the lane.
+/// The element of `part_sums` at which the lane's channels of head `head` of part `part` start.
 #[inline(always)]
 fn sums_of(args: &Attend, task: Task, part: u32, head: u32) -> u64 {
     let row = task.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
     row * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id())
 }
 
-/// Stores what head `head` gets of the block's part, four channels of each 128 a lane, of all channels or the block's half.
+/// Stores the partial output of head `head` for the block's part: of each 128 channels a lane has four. `values` are
+/// all channels, or the block's half.
 ///
 /// # Safety
 /// As [`super::merge::write`], in a launch with several parts.
@@ -36,11 +37,12 @@ pub unsafe fn store<const N: usize>(args: &Attend, task: Task, head: u32, values
     });
 }
 
-/// Adds up the parts of the block's share of the heads, all channels of them, if all other blocks have stored theirs.
+/// Adds up the parts for the block's share of the heads, with all their channels, if all other blocks have stored
+/// theirs.
 ///
 /// # Safety
-/// As [`super::merge::write`], whose threads call it when they have stored their partial outputs and no thread reads the block's shared
-/// memory any more.
+/// As [`super::merge::write`], whose threads call it when they have stored their partial outputs and no thread reads
+/// the block's shared memory any more.
 #[inline(always)]
 pub unsafe fn finish<W: KeySet>(args: &Attend, arrays: Arrays, task: Task) {
     const WARPS: u32 = MULTIPLYING_THREADS / 32;
@@ -51,7 +53,7 @@ pub unsafe fn finish<W: KeySet>(args: &Attend, arrays: Arrays, task: Task) {
         if thread::thread_idx_x() == 0 {
             let counter = task.heads.group(args) * u64::from(W::CLUSTER_BLOCKS) + u64::from(rank);
             let is_last = arrive(args, counter, task.heads.parts * task.channels.halves);
-            // The mask of keys is not read any more.
+            // The mask of keys is no longer read, so its first word is free.
             arrays.mask.store(0, u32::from(is_last));
         }
         PART_WRITTEN.sync();
@@ -64,7 +66,7 @@ pub unsafe fn finish<W: KeySet>(args: &Attend, arrays: Arrays, task: Task) {
         let mut head = rank + blocks * thread::warp_id();
         while is_there(head) {
             let other = head + blocks * WARPS;
-            // What is under way for one is waited for with the other.
+            // Two heads at a time: their loads overlap.
             let [of_head, of_other] =
                 add_up(args, task, [head, if is_there(other) { other } else { head }]);
             store_head(args, all, head, (of_head, rotation));
@@ -76,12 +78,13 @@ pub unsafe fn finish<W: KeySet>(args: &Attend, arrays: Arrays, task: Task) {
     }
 }
 
-/// Increments counter `counter`, after the block has stored its partial output; whether it is the last of `blocks` to do so, which sets
-/// the counter to 0.
+/// Increments counter `counter`, after the block has stored its partial output. Returns whether this block is the last
+/// of `blocks` to do so; the last block sets the counter to 0.
 ///
 /// # Safety
-/// One thread of the block calls it. A barrier before orders the block's stores, and one behind the loads of all partial outputs. `counter` is
-/// one of `arrivals`, at which `blocks` blocks arrive in a launch, and 0 before it.
+/// One thread of the block calls it. A barrier before the call orders the block's stores, and one after it orders the
+/// loads of all partial outputs. `counter` is one of `arrivals`, at which `blocks` blocks arrive in a launch, and 0
+/// before it.
 #[inline(always)]
 pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
     // SAFETY: by this function's own contract; the arrival is ordered behind what the block has stored, and what
@@ -96,11 +99,11 @@ pub unsafe fn arrive(args: &Attend, counter: u64, blocks: u32) -> bool {
     }
 }
 
-/// Parts whose loads are under way together.
+/// Number of parts whose loads are under way together.
 pub const AT_ONCE: usize = 2;
 
-/// The results of two heads over all parts, four channels of each 128 a lane; their log-sum-exps are written if they
-/// are asked for.
+/// The results of two heads over all parts: of each 128 channels a lane has four. Writes their log-sum-exps if they are
+/// requested.
 ///
 /// # Safety
 /// All parts are stored; all lanes of the warp call it together.
@@ -128,7 +131,7 @@ unsafe fn add_up(args: &Attend, task: Task, heads: [u32; 2]) -> [[[f32; 4]; QUAR
     }
 }
 
-/// log2 of the softmax's denominator of a head, of parts from `first` on; -infinity past the last.
+/// log2 of the softmax's denominators of a head, for the parts from `first` on; -infinity past the last part.
 ///
 /// # Safety
 /// As [`add_up`].
@@ -146,7 +149,8 @@ unsafe fn lse_of(args: &Attend, task: Task, first: u32, head: u32) -> [f32; AT_O
     })
 }
 
-/// What a head gets of parts from `first` on, four channels of each 128 a lane; past the last anything.
+/// The partial outputs of a head for the parts from `first` on: of each 128 channels a lane has four. Past the last
+/// part the values are undefined: those of the last part.
 ///
 /// # Safety
 /// As [`add_up`].
@@ -175,14 +179,14 @@ pub struct PartsSoftmax {
 }
 
 impl PartsSoftmax {
-    /// Of a head with this sink.
+    /// The softmax of a head with this sink, without parts.
     #[inline(always)]
     pub fn new(sink: f32) -> Self {
         let sink = sink * core::f32::consts::LOG2_E;
         Self { sink, most: sink, total: 0.0 }
     }
 
-    /// Takes some parts into what weights are relative to.
+    /// Raises the base of the weights to the largest log2 denominator of these parts, if that is larger.
     #[inline(always)]
     pub fn raise(&mut self, lse: [f32; AT_ONCE]) {
         self.most = lse.iter().fold(self.most, |most, &lse| max(most, lse));
@@ -197,7 +201,8 @@ impl PartsSoftmax {
         weight
     }
 
-    /// What the weighted sum of all parts is multiplied by, and the natural logarithm of the whole denominator.
+    /// The factor by which the weighted sum of all parts is multiplied, and the natural logarithm of the whole
+    /// denominator.
     #[inline(always)]
     pub fn end(self) -> (f32, f32) {
         let Self { most, total, .. } = self;

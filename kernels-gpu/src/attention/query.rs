@@ -1,4 +1,4 @@
-//! The queries of a block's heads, on their way into shared memory: as they are, or normed and rotated.
+//! Brings the queries of a block's heads into shared memory: as they are, or normed and rotated.
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::math::mul_add;
@@ -16,27 +16,27 @@ use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
 use crate::math::{rms_scale, rotate};
 use crate::unroll::{array_from_fn, unroll};
 
-/// For [`start`]: the warpgroup copies queries that are ready, all of them.
+/// For [`start`]: the warpgroup copies all queries, if they are ready.
 pub const COPIES_ALL: bool = true;
-/// For [`start`]: it copies none.
+/// For [`start`]: the warpgroup copies no queries.
 pub const COPIES_NONE: bool = false;
 
-/// Sixteens of bytes of a head.
+/// Number of 16-byte pieces of a head.
 const SIXTEENS: u32 = HEAD_DIM / 8;
 
 /// Brings the heads' queries into shared memory; heads past the last are zero.
 ///
-/// Queries that are ready are copied by the first warpgroup, with [`COPIES_ALL`]; its copies are its threads' last
-/// group, and still under way. The second warpgroup, with [`COPIES_NONE`], has the first rows to find, and arrives at
-/// [`QUERIES_READY`] at once. Both norm and rotate raw queries, a part each, and the second arrives when it has
-/// written its own.
+/// The first warpgroup, with [`COPIES_ALL`], copies queries that are ready. Its copies are the last `cp.async` group of
+/// its threads, and still under way when this returns. The second warpgroup, with [`COPIES_NONE`], has the first rows
+/// to find, and arrives at [`QUERIES_READY`] at once. Raw queries are normed and rotated by both warpgroups, each for a
+/// share of the heads; the second then arrives when it has written its share.
 ///
-/// Calls `meanwhile`, which in some of the threads stores cosines and sines in `arrays`, and then `next`, both before queries
-/// are normed and rotated, if they are raw.
+/// Calls `meanwhile`, which in some of the threads stores cosines and sines in `arrays`, and then `next` with its
+/// result. If queries are raw, it calls both before it norms and rotates.
 ///
 /// # Safety
-/// The heads exist; all threads of the multiplying warpgroups call it together, the first with [`COPIES_ALL`], the second with
-/// [`COPIES_NONE`]. The first waits for the group, and at [`QUERIES_READY`], before it reads queries.
+/// The heads exist; all threads of the multiplying warpgroups call it together, the first with [`COPIES_ALL`], the
+/// second with [`COPIES_NONE`]. The first waits for the group, and at [`QUERIES_READY`], before it reads queries.
 #[inline(always)]
 pub unsafe fn start<const COPIES: bool, T, U>(
     args: &Attend,
@@ -85,8 +85,8 @@ unsafe fn start_copies(args: &Attend, task: Task) {
     unsafe { copy_ready::<WARPGROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
 }
 
-/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on, to a matrix of
-/// 64 rows in shared memory; its other rows are zeroed.
+/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on, to a matrix of 64
+/// rows in shared memory; zeroes the other rows of the matrix.
 ///
 /// # Safety
 /// The rows exist; the block's first `THREADS` threads call it once; the matrix lies in `memory`.
@@ -116,7 +116,7 @@ pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
     }
 }
 
-/// Norms and rotates queries, a head a warp, and rounds them once. A lane has eight channels of each half of a head.
+/// Norms and rotates queries, one head a warp, and rounds them once. A lane has eight channels of each half of a head.
 ///
 /// # Safety
 /// As [`start`]; `arrays` has cosines and sines.
@@ -159,7 +159,7 @@ unsafe fn norm_and_rotate(args: &Attend, arrays: Arrays, task: Task) {
     }
 }
 
-/// A lane's channels of a head, normed, those of its second half rotated if `is_rotary`.
+/// Norms a lane's channels of a head, and rotates those in its second half if `is_rotary`.
 ///
 /// # Safety
 /// All lanes of the warp call it together, with the channels of one head.

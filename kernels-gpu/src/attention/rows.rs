@@ -1,4 +1,4 @@
-//! Where the row of a key lies: in which planes, and there.
+//! The location of a key's row: its planes, and the row in them.
 
 use kv_layout::main_row::data_offset;
 use simt::mem::{Global, Views};
@@ -6,11 +6,11 @@ use simt::mem::{Global, Views};
 use crate::args::Attend;
 use crate::row::RowFormat;
 
-/// The pointers and sizes that keys are found by: the launch's.
+/// The arguments of the launch, as the pointers and sizes by which keys are found.
 #[derive(Clone, Copy)]
 pub struct Source<'a>(pub &'a Attend);
 
-/// Rows of a cache: planes of data and scales; or a row: where its data and its scales begin.
+/// A plane of data and one of scales. `Source::at` returns them from the start of one row on.
 #[derive(Clone, Copy)]
 pub struct Planes {
     /// `[rows, 576]` u8.
@@ -19,29 +19,29 @@ pub struct Planes {
     pub scale: Global<u8>,
 }
 
-/// Planes that a row lies in: those of the rings.
+/// Number of the planes of the rings.
 pub const RING: u32 = 0;
-/// Those of the step's own rows.
+/// Number of the planes of the step's own rows.
 pub const OWN: u32 = 1;
-/// Those of compressed entries.
+/// Number of the planes of compressed entries.
 pub const ENTRIES: u32 = 2;
-/// None: the row that is named exists, in the ring, and does not count.
+/// No key: the location names a row of the ring that exists, but does not count.
 pub const NONE: u32 = 3;
 
-/// The row of a key, or one whose bytes do not count.
+/// The row of a key, or a row whose bytes do not count.
 #[derive(Clone, Copy)]
 pub struct Row {
-    /// Where it lies.
+    /// The planes in which the row lies.
     pub planes: Planes,
-    /// Its number there.
+    /// The index of the row in the planes.
     pub row: u64,
-    /// Whether it is the key's.
+    /// Whether the row is that of a key, and so counts.
     pub is_there: bool,
 }
 
 impl Source<'_> {
-    /// The row that the words of [`super::keys::Keys::row`] name: for the kernels of whole queries, which are no faster with
-    /// [`Self::places`], and slower behind other kernels.
+    /// The row at a location of [`super::keys::Keys::row`]. The kernels of `super::attend` use this: with
+    /// [`Self::places`] they are no faster, and are slower after other kernels.
     #[inline(always)]
     pub fn row(self, words: [u32; 2]) -> Row {
         let args = self.0;
@@ -56,8 +56,8 @@ impl Source<'_> {
         Row { planes, row, is_there: plane != NONE }
     }
 
-    /// Where the row lies that the words of [`super::keys::Keys::row`] name, of data and of scales, and whether it is
-    /// a key's; of no key in the ring.
+    /// The addresses of the data and of the scales of the row at a location of [`super::keys::Keys::row`], and whether
+    /// it is the row of a key. Without a key they are those of a row of the ring.
     #[inline(always)]
     pub fn places<F: RowFormat>(self, words: [u32; 2]) -> ([u32; 4], bool) {
         let (plane, row) = plane_and_row(words);
@@ -83,14 +83,14 @@ impl Source<'_> {
         Views([self.0.ring_data, self.0.own_data, self.0.entry_data])
     }
 
-    /// Those of scales.
+    /// The planes of scales, by number.
     #[inline(always)]
     fn scales(self) -> Views<u8, 3> {
         Views([self.0.ring_scale, self.0.own_scale, self.0.entry_scale])
     }
 }
 
-/// The planes and the number of the row that the words of [`super::keys::Keys::row`] name.
+/// Splits a location of [`super::keys::Keys::row`] into the number of the planes and the index of the row.
 #[inline(always)]
 const fn plane_and_row([low, high]: [u32; 2]) -> (u32, u64) {
     (high >> 30, (high as u64 & 0x3FFF_FFFF) << 32 | low as u64)

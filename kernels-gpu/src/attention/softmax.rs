@@ -1,4 +1,4 @@
-//! Online softmax: weights of a tile, and what its sums so far are worth.
+//! Online softmax: the weights of a tile, and the factors by which earlier sums are multiplied.
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::math::approx::{ex2, ex2_ftz, lg2};
@@ -11,29 +11,30 @@ use super::memory::{Arrays, EIGHTS, HEADS, TILE, WORDS, weights_of};
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
-/// What a product is multiplied by: `512^-1/2`, and log2 e, so that weights are powers of two.
+/// The factor by which a product of query and key is multiplied: `512^-1/2`, and log2 e, so that weights are powers of
+/// two.
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
-/// How far scores, times log2 e, may be from the base, which weights are relative to. A head's base is 0 if the
-/// largest score of its first tile lies within this of 0, else that score; it is raised to a later tile's largest
-/// score only if that exceeds it by more. So no weight exceeds 2^24, and few tiles need their largest score; the
+/// How far scores, times log2 e, may be from the base of the weights. The base of a head is 0 if the largest score of
+/// its first tile is within this distance of 0, else that score. It is raised to the largest score of a later tile only
+/// if that score is more than this above it. So no weight exceeds 2^24, and few tiles need their largest score. The
 /// relative precision of sums does not depend on the base.
 const SLACK: f32 = 24.0;
 
-/// If a thread's weights of a head add up to no more than this, none of them is above 2^[`SLACK`]: half of that, so that
-/// rounding hides none.
+/// If a thread's weights of a head add up to at most this, none of them is above 2^[`SLACK`]. This is half of that, so
+/// that the rounding of the sum cannot hide one.
 const SMALL_SUM: f32 = (1_u32 << (SLACK as u32 - 1)) as f32;
 
-/// If a thread's 16 weights of a head add up to no less than this, one of them is at least 2^-[`SLACK`]: a sixteenth
-/// of it is twice that.
+/// If a thread's 16 weights of a head add up to at least this, one of them is at least 2^-[`SLACK`]: a sixteenth of
+/// this is twice that.
 const NEAR_SUM: f32 = 1.0 / (1_u32 << (SLACK as u32 - 5)) as f32;
 
-/// A thread's part of the softmax: of heads [`first_row`] and eight further.
+/// A thread's part of the softmax, for two heads: [`first_row`] and the eighth after it.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// What weights are relative to: 0 or a score times log2 e. None is more than [`SLACK`] above it; -infinity
-    /// before the first.
+    /// The bases of the weights: 0 or a score, times log2 e. No score is more than [`SLACK`] above its base. -infinity
+    /// before the first tile.
     base: [f32; 2],
     /// Sums of the thread's weights.
     sum: [f32; 2],
@@ -46,17 +47,19 @@ pub fn first_row() -> u32 {
 }
 
 impl Softmax {
-    /// No keys yet.
+    /// A softmax without keys.
     #[inline(always)]
     pub const fn new() -> Self {
         Self { base: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Writes the weights of the keys of tile `tile` from their products with the queries, -infinity of keys that do not count. Returns, of each head, the
-    /// factor by which its earlier sums of values must be multiplied, since its base may have been raised.
+    /// Writes the weights of the keys of tile `tile`, from their products with the queries; the products of keys that
+    /// do not count are -infinity. Returns, for each head, the factor by which its earlier sums of values must be
+    /// multiplied, since its base may have been raised.
     ///
-    /// Weights are first written relative to the bases so far. Only if one may be above 2^[`SLACK`] are the bases
-    /// raised, and the weights written again: a thread's sum of weights costs less than the maximum of four threads.
+    /// The weights are first written relative to the present bases. Only if one of them may be above 2^[`SLACK`] are
+    /// the bases raised, and the weights written again: a thread's sum of weights costs less than the maximum over four
+    /// threads.
     ///
     /// # Safety
     /// All threads of the warpgroup call it together; nobody reads the weights before a barrier.
@@ -81,7 +84,7 @@ impl Softmax {
         }
     }
 
-    /// The same of tile 0, before which there is no base.
+    /// As [`Self::weigh`], for tile 0, before which there is no base.
     ///
     /// # Safety
     /// As [`Self::weigh`].
@@ -95,7 +98,8 @@ impl Softmax {
         }
     }
 
-    /// Raises the bases of heads with a score that is far above theirs; what sums so far are multiplied by.
+    /// Raises the bases of the heads that have a score far above their base. Returns the factors by which their earlier
+    /// sums are multiplied.
     ///
     /// # Safety
     /// As [`Self::weigh`].
@@ -106,7 +110,7 @@ impl Softmax {
         [0, 1].map(|i| {
             let base = self.base[i];
             self.base[i] = raised(base, most[i]);
-            // Before the first score there is nothing to multiply.
+            // Before the first score there are no sums to multiply.
             let has_sums = base > f32::NEG_INFINITY && self.base[i] != base;
             if has_sums { ex2(base - self.base[i]) } else { 1.0 }
         })
@@ -156,8 +160,8 @@ impl Softmax {
     }
 }
 
-/// What a head's weights are relative to behind keys whose largest score, times log2 e, is `most`, where they were relative to `base` before:
-/// -infinity if there were none.
+/// The base of a head's weights after keys whose largest score, times log2 e, is `most`. `base` is the base before
+/// these keys: -infinity if there were none.
 #[inline(always)]
 pub const fn raised(base: f32, most: f32) -> f32 {
     if base == f32::NEG_INFINITY {
@@ -169,8 +173,8 @@ pub const fn raised(base: f32, most: f32) -> f32 {
     }
 }
 
-/// Whether these sums of weights with base 0, of the thread's two heads, prove that no score is more than [`SLACK`] above 0, so that
-/// the base stays 0 ([`raised`]). False proves nothing.
+/// Whether these sums of weights with base 0, of the thread's two heads, prove that no score of the warp is more than
+/// [`SLACK`] above 0, so that the base stays 0 ([`raised`]). False proves nothing.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -180,7 +184,8 @@ pub unsafe fn are_small(sum: [f32; 2]) -> bool {
     unsafe { warp::all(sum[0] <= SMALL_SUM && sum[1] <= SMALL_SUM) }
 }
 
-/// The same for the first keys: of each head one of its four threads has a weight that is not too small.
+/// As [`are_small`], for the first tile: also proves, for each head, that the largest score is at most [`SLACK`] below
+/// 0, since one of the head's four threads has a sum of weights that is large enough.
 ///
 /// # Safety
 /// As [`are_small`].
@@ -197,8 +202,8 @@ pub unsafe fn are_near(sum: [f32; 2]) -> bool {
     }
 }
 
-/// The largest of a thread's products of its head `i` with a tile's keys, over the head's four threads: as a score,
-/// times log2 e.
+/// The largest of the products of the thread's head `i` with the keys of a tile, over the head's four threads: as a
+/// score, times log2 e.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -236,8 +241,8 @@ pub unsafe fn store_weights<const N: usize>(
     sum
 }
 
-/// A thread's weights of a tile, relative to its heads' bases: pairs of keys' weights of each head, of eight keys at
-/// a time; and their sum of each head.
+/// Computes a thread's weights of a tile, relative to the bases of its two heads: for each group of eight keys and each
+/// head, a pair of keys' weights as BF16; and the sum of weights of each head.
 #[inline(always)]
 pub fn weights(products: Fragments, base: [f32; 2]) -> ([[u32; 2]; 8], [f32; 2]) {
     let base = base.map(finite);
@@ -252,8 +257,9 @@ pub fn weights(products: Fragments, base: [f32; 2]) -> ([[u32; 2]; 8], [f32; 2])
     (pairs, sum)
 }
 
-/// What a head's sums of values are multiplied by to be its result, and log2 of the softmax's denominator: from the
-/// sink, times log2 e, and what each sum is relative to, and its weights' sum.
+/// The factors by which a head's sums of values are multiplied to give its result, and log2 of the softmax's
+/// denominator. `sink` is the sink times log2 e; `bases` and `sums` are the base and the sum of the weights of each of
+/// the `N` sums of values.
 #[inline(always)]
 pub fn output_scales<const N: usize>(
     sink: f32,
@@ -270,7 +276,8 @@ pub fn output_scales<const N: usize>(
     (array_from_fn(|i| factor[i] * scale), lse)
 }
 
-/// Stores for the second warpgroup what to multiply its sums by before it adds values of tile `tile`.
+/// Stores, for the second warpgroup, the factors by which it multiplies its sums before it adds the values of tile
+/// `tile`.
 ///
 /// # Safety
 /// As [`Softmax::weigh`], whose last act it is.
@@ -283,25 +290,26 @@ unsafe fn publish_factor(arrays: Arrays, tile: u32, factor: [f32; 2]) {
             arrays.factor.store(row, factor[0]);
             arrays.factor.store(row + 8, factor[1]);
         }
-        // A warp's products read weights of all its lanes, and an arrival at a named barrier orders nothing for it.
+        // A warp's products read the weights of all its lanes, and the arrival at a named barrier does not order these
+        // for its own products.
         warp::sync_warp();
     }
 }
 
-/// Which keys of a tile count: four bits a key, of which the lowest says so.
+/// Mask of the keys of a tile that count: four bits a key, of which the lowest is the flag.
 #[derive(Clone, Copy)]
 pub struct KeyMask {
-    /// Eight keys a word.
+    /// The mask, eight keys a word.
     words: [[u32; 4]; 2],
-    /// All words, by a bitwise AND.
+    /// Bitwise AND of all words.
     all: u32,
 }
 
-/// The bits of a word whose keys all count.
+/// The flags of a word whose keys all count.
 const ALL: u32 = 0x1111_1111;
 
 impl KeyMask {
-    /// Those of tile `tile`.
+    /// Loads the mask of tile `tile`.
     ///
     /// # Safety
     /// `arrays` has them.
@@ -310,12 +318,12 @@ impl KeyMask {
         // SAFETY: two fours of words of the tile.
         let words: [[u32; 4]; 2] =
             array_from_fn(|i| unsafe { arrays.mask.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
-        // Held, so that it is computed before the products are waited for.
+        // Held, so that it is computed before the wait for the products.
         let all = thread::hold_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
         Self { words, all }
     }
 
-    /// -infinity where a key does not count. Most tiles have no such key.
+    /// Sets the products of keys that do not count to -infinity. Most tiles have no such key.
     #[inline(always)]
     pub fn apply(self, products: Fragments) -> Fragments {
         if self.all == ALL {
@@ -333,7 +341,7 @@ impl KeyMask {
     }
 }
 
-/// -infinity of keys from `count` on. Most tiles have no such key.
+/// Sets the products of keys from `count` on to -infinity. Most tiles have no such key.
 #[inline(always)]
 pub fn first_keys(products: Fragments, count: u32) -> Fragments {
     if count >= TILE {
@@ -349,13 +357,13 @@ pub fn first_keys(products: Fragments, count: u32) -> Fragments {
     })
 }
 
-/// `base`, or 0 where there is none.
+/// `base`, or 0 if it is -infinity (no keys).
 #[inline(always)]
 pub fn finite(base: f32) -> f32 {
     if base == f32::NEG_INFINITY { 0.0 } else { base }
 }
 
-/// The sums times `factor`, one a row. Where all factors of the warp are 1 that is nothing.
+/// Multiplies the sums by `factor`, one factor a row. Does nothing where all factors of the warp are 1.
 ///
 /// # Safety
 /// All lanes of the warp call it together.

@@ -1,7 +1,7 @@
-//! Keys from their stored rows into BF16 in shared memory.
+//! Unpacks keys from their stored rows to BF16 in shared memory.
 //!
-//! Four lanes have a row: of each 64 channels a lane has 16. Rows come into registers, half a tile at a time: while one half
-//! is unpacked, the next one is on its way.
+//! Four lanes unpack a row: a lane has 16 of each 64 channels. Rows are loaded into registers, half a tile at a time:
+//! while one half is unpacked, the loads of the next are under way.
 
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
@@ -15,38 +15,39 @@ use crate::fault_injection;
 use crate::row::{F32Row, RowFormat, StoredScales, Ue8m0Row, decode};
 use crate::unroll::{array_from_fn, unroll};
 
-/// Panels of E4M3 channels.
+/// Number of panels of E4M3 channels.
 const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
-    /// Whether codes that are not NaN unpack to finite BF16 with any plain scales.
+    /// Whether codes that are not NaN unpack to finite BF16 with any scales for which [`Self::is_plain`] is true.
     const IS_FINITE: bool;
 
-    /// The scales of a row as if panel `panel` of its channels were the first; those behind it up to a multiple of
-    /// four follow.
+    /// The scales of a row, shifted so that the scale of panel `panel` is the first; the scales of the panels after it,
+    /// up to a multiple of four, follow.
     fn scales_of_panel(scales: StoredScales, panel: u32) -> StoredScales;
 
-    /// The scales of the row whose scales begin at `plane`.
+    /// Loads the scales of the row whose scales start at `plane`.
     ///
     /// # Safety
     /// They lie there.
     unsafe fn scales_at(plane: Global<u8>) -> StoredScales;
 
-    /// The word of a row's scales in which that of panel `panel` lies.
+    /// Loads the word of a row's scales that holds the scale of panel `panel`.
     ///
     /// # Safety
     /// As [`Self::scales_at`].
     unsafe fn scale_at(plane: Global<u8>, panel: u32) -> u32;
 
-    /// Whether one multiplication a code is enough for these scales.
+    /// Whether one multiplication per code is enough for these scales.
     fn is_plain(scales: StoredScales) -> bool;
 
-    /// Whether one of the codes is NaN, and [`Self::unpack`] has to be told.
+    /// Whether one of the codes is NaN, so that [`Self::unpack`] needs `is_nan`. Always false if `unpack` itself gives
+    /// NaN for such a code.
     fn has_nan(codes: &[[u32; 4]]) -> bool;
 
-    /// The values of 16 codes of group `group` as BF16, `code * scale` rounded once; all NaN if `is_nan`: every score of the
-    /// row is one then. `PLAIN` where [`Self::is_plain`] is true and `is_nan` is not.
+    /// The values of 16 codes of group `group` as BF16: `code * scale`, rounded once. With `is_nan` all are NaN, since
+    /// every score of such a row is NaN. `PLAIN` requires that [`Self::is_plain`] is true and that no code is NaN.
     fn unpack<const PLAIN: bool>(
         codes: [u32; 4],
         scales: StoredScales,
@@ -58,8 +59,8 @@ pub trait KeyFormat: RowFormat {
 /// A BF16 NaN in both halves.
 const NAN: u32 = 0x7FC0_7FC0;
 
-/// The scale byte of 2^7, up to which one multiplication is enough: 120 more is the factor's exponent, of which 254
-/// is the largest.
+/// The scale byte of 2^7, the largest for which one multiplication is enough: the exponent of the factor is the scale
+/// byte plus 120, and may be at most 254.
 const LARGEST: u32 = 134;
 
 impl KeyFormat for Ue8m0Row {
@@ -83,7 +84,7 @@ impl KeyFormat for Ue8m0Row {
         unsafe { plane.cast::<u32>().load_u32_volatile(u64::from(panel / 4)) }
     }
 
-    /// Seven bytes at once: the eighth is none of a group.
+    /// Tests seven bytes at once; the eighth byte is not the scale of a group.
     #[inline(always)]
     fn is_plain([first, second]: StoredScales) -> bool {
         const LOW: u32 = 0x7F7F_7F7F;
@@ -92,7 +93,8 @@ impl KeyFormat for Ue8m0Row {
         (above(first) | above(second) & 0x00FF_FFFF) & !LOW == 0
     }
 
-    /// All bits of a NaN but its sign are ones: one more changes the sign. What carries into the next code is a NaN.
+    /// All bits of an E4M3 NaN but its sign are ones, so that adding one changes the sign. A carry into the next code
+    /// comes only from a NaN.
     #[inline(always)]
     fn has_nan(codes: &[[u32; 4]]) -> bool {
         let changed = |word: u32| word.wrapping_add(0x0101_0101) ^ word;
@@ -100,7 +102,7 @@ impl KeyFormat for Ue8m0Row {
         (any(0) | any(1) | any(2) | any(3)) & 0x8080_8080 != 0
     }
 
-    /// The bits of a code, placed in a BF16, stand for 2^-120 times its value.
+    /// The bits of a code, placed in a BF16, have 2^-120 times the value of the code.
     #[inline(always)]
     fn unpack<const PLAIN: bool>(
         codes: [u32; 4],
@@ -113,7 +115,7 @@ impl KeyFormat for Ue8m0Row {
         let factor = pair_of(if PLAIN { byte } else { byte.min(LARGEST) } + 120);
         let factor = if !PLAIN && is_nan { NAN } else { factor };
         let four = |word: u32| {
-            // Each code becomes a half, with as many copies of its sign above it as fill that.
+            // `permute_bytes` puts each code in the low byte of a half-word, and copies of its sign in the high byte.
             let two = |selectors: u32| {
                 let halves = permute_bytes(word, 0, selectors);
                 mul_bf16x2(halves << 4 & 0x87F0_87F0, factor)
@@ -158,7 +160,7 @@ impl KeyFormat for F32Row {
         true
     }
 
-    /// Decoding gives NaN for NaN.
+    /// Always false: decoding gives NaN for a NaN code.
     #[inline(always)]
     fn has_nan(_codes: &[[u32; 4]]) -> bool {
         false
@@ -176,10 +178,10 @@ impl KeyFormat for F32Row {
     }
 }
 
-/// Pieces of 16 bytes that a lane has of a row.
+/// Number of 16-byte pieces of a row that a lane has.
 const PIECES: usize = CODED + 2;
 
-/// The byte of a row that the lane's piece `piece` starts at.
+/// The byte of a row at which the lane's piece `piece` starts.
 #[inline(always)]
 fn piece_byte(piece: usize) -> u32 {
     let quarter = thread::lane_id() % 4;
@@ -190,7 +192,8 @@ fn piece_byte(piece: usize) -> u32 {
     NOPE_DIM + 16 * eighth
 }
 
-/// A lane's channels of a row, as they are stored: of each of the first seven panels 16 codes, of the last 16 BF16.
+/// A lane's channels of a row, as they are stored: 16 codes of each of the first seven panels, and 16 BF16 of the last
+/// one.
 #[derive(Clone, Copy)]
 pub struct RawKeys {
     pieces: [[u32; 4]; PIECES],
@@ -215,7 +218,7 @@ impl RawKeys {
         }
     }
 
-    /// Whether there is a row.
+    /// Whether the row is that of a key.
     #[inline(always)]
     pub const fn is_there(&self) -> bool {
         self.is_there
@@ -227,7 +230,8 @@ impl RawKeys {
         F::has_nan(&self.pieces[..CODED])
     }
 
-    /// Writes the lane's channels as BF16 into row `row` of the keys of tile `tile`; zeros if there is none.
+    /// Writes the lane's channels as BF16 into row `row` of the keys of tile `tile`; zeros if the row is not that of a
+    /// key.
     ///
     /// # Safety
     /// No thread reads the row without a barrier between.

@@ -1,4 +1,5 @@
-//! The work of a block: a work item (a query, a part of its keys, up to 64 heads), or some of its keys or channels.
+//! The work of a block: a work item (a query, a part of its keys, up to 64 heads), or a share of one (some of its keys
+//! or channels).
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::cluster::block_rank;
@@ -7,19 +8,19 @@ use super::keys::KeySet;
 use super::memory::HEADS;
 use crate::args::Attend;
 
-/// The blocks among which a part's keys are split: all of a cluster, or one.
+/// The blocks among which the keys of a part are split: all blocks of a cluster, or one.
 #[derive(Clone, Copy)]
 pub struct Split {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Which of the cluster's blocks is the first of them.
+    /// Rank in the cluster of the first of these blocks.
     first: u32,
-    /// Which of them this block is.
+    /// Index of this block among them.
     pub rank: u32,
 }
 
 impl Split {
-    /// The launch's, as this block sees it.
+    /// The split of the launch, from the point of view of this block.
     #[inline(always)]
     pub fn of<W: KeySet>(args: &Attend) -> Self {
         if W::CLUSTER_BLOCKS == 1 {
@@ -33,36 +34,36 @@ impl Split {
         }
     }
 
-    /// Which of `tiles` tiles block `rank` has: from the first to before the second.
+    /// The tiles of block `rank`, of `tiles` in all: the first, and one past the last.
     #[inline(always)]
     pub const fn tiles_of(self, tiles: u32, rank: u32) -> (u32, u32) {
         (tiles * rank / self.blocks, tiles * (rank + 1) / self.blocks)
     }
 
-    /// Which of the cluster's blocks block `rank` is.
+    /// Rank in the cluster of block `rank` of the split.
     #[inline(always)]
     pub const fn in_cluster(self, rank: u32) -> u32 {
         self.first + rank
     }
 }
 
-/// Which channels of the values a block multiplies by weights: all, or half of them. Where there are few queries, two
-/// clusters have the same keys of a query and half of the channels each; both multiply all channels of keys by
-/// queries. So each channel's sum is the same, bit by bit.
+/// The channels of the values that a block multiplies by weights: all, or half of them. With few queries, two clusters
+/// have the same keys of a query and half of the channels each; both multiply queries by all channels of the keys. So
+/// the sum of each channel has the same bits in both cases.
 #[derive(Clone, Copy)]
 pub struct Channels {
-    /// 1 or 2.
+    /// Number of shares of the channels: 1 (all channels) or 2 (half of them).
     pub halves: u32,
-    /// Which half of the channels, 0 or 1.
+    /// Index of the share of the channels, 0 or 1.
     pub half: u32,
 }
 
 impl Channels {
-    /// All of them.
+    /// All channels.
     pub const ALL: Self = Self { halves: 1, half: 0 };
 
-    /// The channels of a cluster, or of a block where keys are not split, and its number among those that there were
-    /// if each had all channels: which query and part it has.
+    /// The channels of cluster `cluster` (of block `cluster`, where keys are not split), and the index of its work item
+    /// among those with the same heads: the index that the cluster would have if each had all channels.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
         if args.params.clusters_per_part == 2 {
@@ -72,7 +73,7 @@ impl Channels {
         }
     }
 
-    /// Whether rotary channels, which are last, are among them.
+    /// Whether the rotary channels, which are last, are among them.
     #[inline(always)]
     pub const fn has_rotary(self) -> bool {
         self.half + 1 == self.halves
@@ -85,7 +86,7 @@ impl Channels {
     }
 }
 
-/// Up to 64 heads of a query, and which part of their keys a block has.
+/// Up to 64 heads of a query, and the part of their keys that a block has.
 #[derive(Clone, Copy)]
 pub struct Heads {
     /// The query among those of the launch.
@@ -94,39 +95,40 @@ pub struct Heads {
     pub first: u32,
     /// The part of the query's keys.
     pub part: u32,
-    /// Parts of the query's keys.
+    /// Number of parts of the query's keys.
     pub parts: u32,
 }
 
 impl Heads {
-    /// The first head of cluster `cluster` (of block `cluster` with one-block split), and which of the clusters with these heads
-    /// it is. The two groups of 64 heads of the same keys follow each other, so that the second reads the rows from L2.
+    /// The first head of cluster `cluster` (of block `cluster` with one-block split), and its index among the clusters
+    /// with these heads. The two groups of 64 heads with the same keys are adjacent, so that the second reads the rows
+    /// from L2.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (u32, u32) {
         if args.params.heads > HEADS { (cluster % 2 * HEADS, cluster / 2) } else { (0, cluster) }
     }
 
-    /// The first head's row of the queries' heads.
+    /// The row of the first head in the tensor of queries, `[skipped + tokens, heads]` rows.
     #[inline(always)]
     pub fn row(self, args: &Attend) -> u64 {
         let row = u64::from(args.params.skipped) + u64::from(self.query);
         row * u64::from(args.params.heads) + u64::from(self.first)
     }
 
-    /// How many there are, 1 to 64, of a group that is one of the query's.
+    /// The number of these heads, 1 to 64. The group must exist in the query.
     #[inline(always)]
     pub fn count(self, args: &Attend) -> u32 {
         (args.params.heads - self.first).min(HEADS)
     }
 
-    /// Their number among those of all queries, 64 at a time.
+    /// Index of this group of up to 64 heads among the groups of all queries.
     #[inline(always)]
     pub fn group(self, args: &Attend) -> u64 {
         let groups = args.params.heads.div_ceil(HEADS);
         u64::from(self.query) * u64::from(groups) + u64::from(self.first / HEADS)
     }
 
-    /// Part `part` of these heads among all parts.
+    /// Index of part `part` of these heads among the parts of all queries.
     #[inline(always)]
     pub fn part(self, args: &Attend, part: u32) -> u64 {
         self.group(args) * u64::from(args.params.parts) + u64::from(part)
@@ -137,9 +139,9 @@ impl Heads {
 #[derive(Clone, Copy)]
 pub struct Task {
     pub heads: Heads,
-    /// The blocks among which the part's keys are split.
+    /// The blocks among which the keys of the part are split.
     pub split: Split,
-    /// Which of the channels of values it has.
+    /// The channels of the values that the block has.
     pub channels: Channels,
 }
 

@@ -1,4 +1,4 @@
-//! A main entry on its way from four warps, which have its channels, to the one that quantises it.
+//! Gathers a main entry from the four warps that have its channels, and quantises it in one warp.
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::mem::GlobalMut;
@@ -9,13 +9,13 @@ use super::{Finish, Quad, sum_of_squares};
 use crate::fault;
 use crate::row::{Bf16Lane, ROW_WORDS, RowFormat};
 
-/// Warps that hold one main vector, four channels a lane.
+/// Number of warps that hold one main vector, four channels a lane.
 pub const MAIN_WARPS: usize = HEAD_DIM as usize / 128;
 
 /// A block's shared memory for an entry.
 #[derive(Clone, Copy)]
 pub struct EntryMemory {
-    /// Sums of squares of the warps.
+    /// Sum of squares of each warp.
     squares: Shared<f32, MAIN_WARPS>,
     /// The entry, two channels to a word.
     words: Shared<u32, ROW_WORDS>,
@@ -25,7 +25,7 @@ impl EntryMemory {
     /// Bytes of shared memory.
     pub const BYTES: u32 = Shared::<f32, MAIN_WARPS>::BYTES + Shared::<u32, ROW_WORDS>::BYTES;
 
-    /// At the start of the block's shared memory.
+    /// The memory at the start of the block's shared memory.
     ///
     /// # Safety
     /// The block has [`Self::BYTES`] of it and uses them for nothing else.
@@ -38,7 +38,7 @@ impl EntryMemory {
         }
     }
 
-    /// The sum of squares of a vector of which each thread has four channels, in a fixed order.
+    /// The sum of squares of a vector, in a fixed order of additions. Each thread has four channels of the vector.
     ///
     /// # Safety
     /// All threads of the block, four warps, call it together, once.
@@ -57,8 +57,8 @@ impl EntryMemory {
         }
     }
 
-    /// Norms and rotates a pooled vector of which each thread has four channels, and quantises it into row
-    /// `row` of the planes; without a row it is counted as a fault.
+    /// Norms and rotates a pooled vector, of which each thread has four channels, and quantises it into row `row` of
+    /// the planes. Without a row it writes nothing and counts a fault.
     ///
     /// # Safety
     /// All threads of the block, four warps, call it together, once; the planes have the row; `faults` holds

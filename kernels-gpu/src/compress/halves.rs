@@ -1,7 +1,7 @@
-//! Where a CSA compressor keeps what later windows need of a token. See docs/specification.md, section 6.
+//! The state rows of a CSA compressor, which later windows need. See docs/specification.md, section 6.
 //!
-//! A token's own half is needed until its own window closes, its previous half until the next one does. So
-//! each half has a ring of its own, the second four rows longer.
+//! A token's own half is needed until its own window closes, and its previous half until the next window closes. So
+//! each half has a ring of its own; the ring of previous halves is four rows longer.
 
 use kv_layout::geometry::{CSA_RATIO, csa_previous_rows, csa_state_rows};
 use simt::mem::GlobalMut;
@@ -11,14 +11,14 @@ use super::Quad;
 /// One half of a token's columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// What the next window pools: the first half of the columns.
+    /// The half that the next window pools: the first half of the columns.
     Previous,
-    /// What the token's own window pools: the second half.
+    /// The half that the token's own window pools: the second half of the columns.
     Own,
 }
 
 impl Half {
-    /// Its first column, of `columns`.
+    /// The first column of this half, of `columns` in all.
     #[inline(always)]
     #[must_use]
     pub const fn first_column(self, columns: u32) -> u32 {
@@ -28,8 +28,8 @@ impl Half {
         }
     }
 
-    /// Whether a later step needs this half of the token at `position`: not the own half of a token that
-    /// closes its window.
+    /// Whether a later step needs this half of the token at `position`. Only the own half of a token that closes its
+    /// window is not needed.
     #[inline(always)]
     #[must_use]
     pub const fn is_kept(self, position: u32) -> bool {
@@ -40,8 +40,8 @@ impl Half {
     }
 }
 
-/// The rows of a compressor whose tokens have `COLUMNS` columns: for each slot the ring of own halves, then
-/// that of previous halves. A row is `[keys | scores]`, half the columns each.
+/// The state rows of a compressor whose tokens have `COLUMNS` columns: for each slot the ring of own halves, then the
+/// ring of previous halves. A row is `[keys | scores]`, half the columns each.
 #[derive(Clone, Copy)]
 pub struct HalfRows<const COLUMNS: u32> {
     /// Rows of the ring of own halves.
@@ -59,7 +59,7 @@ impl<const COLUMNS: u32> HalfRows<COLUMNS> {
         }
     }
 
-    /// The first element of row `row` of a half's ring in `slot`; the scores are `COLUMNS / 2` behind it.
+    /// The first element of row `row` of a half's ring in `slot`; the scores follow `COLUMNS / 2` elements later.
     #[inline(always)]
     #[must_use]
     pub fn at(self, slot: u32, half: Half, row: u32) -> u64 {
@@ -90,7 +90,7 @@ impl<const COLUMNS: u32> HalfRows<COLUMNS> {
     }
 }
 
-/// A half's ring as the closing token of a window sees it.
+/// A half's ring, with rows counted back from the closing token of a window.
 #[derive(Clone, Copy)]
 pub struct Behind<const COLUMNS: u32> {
     rows: HalfRows<COLUMNS>,
@@ -101,14 +101,15 @@ pub struct Behind<const COLUMNS: u32> {
 }
 
 impl<const COLUMNS: u32> Behind<COLUMNS> {
-    /// The ring of `half` in `slot`, seen from `position`.
+    /// The ring of `half` in `slot`, with rows counted back from `position`.
     #[inline(always)]
     #[must_use]
     pub fn new(rows: HalfRows<COLUMNS>, slot: u32, position: u32, half: Half) -> Self {
         Self { rows, slot, half, row: position % rows.ring(half) }
     }
 
-    /// The first element of the row `back` positions before; `back` is below the ring's length.
+    /// The first element of the row of the token `back` positions before the closing one; `back` is below the ring's
+    /// length.
     #[inline(always)]
     #[must_use]
     pub fn at(self, back: u32) -> u64 {

@@ -1,8 +1,8 @@
-//! HCA entries: ratio 128, no overlap. Tokens are folded one by one into running sums, in the same order
-//! whatever the steps.
+//! HCA entries: ratio 128, no overlap. Tokens are folded one by one into running sums, in the same order however they
+//! are cut into steps.
 //!
-//! The unit of work is a *run*: the tokens of one request in a step that lie in one window. Runs are
-//! independent but for the first of a request, which may go on from a state row.
+//! The unit of work is a *run*: the tokens of one request in a step that lie in one window. Runs are independent,
+//! except that the first run of a request may continue from a state row.
 
 use crate::args::CompressHca;
 use crate::params::CompressHcaParams;
@@ -18,11 +18,12 @@ use crate::unroll::{array_from_fn, unroll};
 pub const COLUMNS: u32 = HEAD_DIM;
 /// Threads of a block of [`compress`], each with one channel: a warp, so that few runs fill the GPU.
 pub const THREADS: u32 = 32;
-/// Blocks that share a run, each with its channels.
+/// Number of blocks that share a run, each with its own channels.
 pub const SPLITS: u32 = HEAD_DIM / THREADS;
-/// Tokens that are folded without waiting.
+/// Number of tokens that are folded without a wait.
 const BATCH: usize = 8;
-/// Batches that are copied to shared memory ahead: a run's tokens are folded faster than memory answers.
+/// Number of batches that are copied to shared memory ahead, because a run's tokens are folded faster than memory
+/// answers.
 const GROUPS: u32 = 8;
 /// Words of shared memory.
 const STAGED_WORDS: usize = (GROUPS * 3 * THREADS) as usize * BATCH;
@@ -34,36 +35,36 @@ pub const SHARED_BYTES: u32 = Shared::<u32, STAGED_WORDS>::BYTES;
 pub struct Run {
     /// Row of the first token in the step.
     pub token: u32,
-    /// Its position.
+    /// Position of the first token.
     pub position: u32,
-    /// Tokens.
+    /// Number of tokens of the run.
     pub tokens: u32,
-    /// Tokens of the request that follow the run's last in the step.
+    /// Number of tokens of the request that follow the run's last in the step.
     pub remaining: u32,
     /// The request's slot.
     pub slot: u32,
-    /// Whether the run goes on from the state row of the position before it: it is the request's first in
-    /// the step, and does not start a window.
+    /// Whether the run continues from the state row of the position before it: it is the request's first run in the
+    /// step, and does not start a window.
     pub goes_on: bool,
 }
 
 impl Run {
-    /// Whether its last token closes the window.
+    /// Whether the run's last token closes the window.
     #[inline(always)]
     #[must_use]
     pub fn closes(self) -> bool {
         (self.position + self.tokens).is_multiple_of(HCA_RATIO)
     }
 
-    /// Whether the state row of its `i`-th token is to be written: a later step may go on from it, and no
-    /// later token of the step takes its row. Nothing goes on from a closed window.
+    /// Whether the state row of the run's `i`-th token is to be written: a later step may continue from it, and no
+    /// later token of the step has the same ring row. No step continues from a closed window.
     #[inline(always)]
     #[must_use]
     pub fn stores(self, i: u32, ring: u32) -> bool {
         self.stores_any(i, ring) && !(self.position + i + 1).is_multiple_of(HCA_RATIO)
     }
 
-    /// Whether a token up to the `i`-th may be one whose state row is to be written.
+    /// Whether the state row of a token up to the `i`-th may have to be written.
     #[inline(always)]
     #[must_use]
     pub fn stores_any(self, i: u32, ring: u32) -> bool {
@@ -71,7 +72,7 @@ impl Run {
     }
 }
 
-/// The work list, and what the step says of its tokens.
+/// The work list of runs, and the step's data on its tokens.
 #[derive(Clone, Copy)]
 pub struct Runs {
     /// `[capacity]` row of the last token of each run; -1 = padding.
@@ -91,9 +92,9 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Run `record`; `None` for padding, and for a record or a token that cannot be right: a row that the
-    /// step does not have, more tokens before or after it than there are, a slot that does not exist, a
-    /// position that is none.
+    /// Run `record`. `None` for padding, and for a record or a token that is invalid: a row that the step does not
+    /// have, a number of earlier or later tokens that the step does not have, a slot that does not exist, or a negative
+    /// position.
     ///
     /// # Safety
     /// `last` holds `record`, the other arrays `tokens` tokens.
@@ -130,11 +131,12 @@ impl Runs {
     }
 }
 
-/// Folds the runs of a step: what closing ones pooled goes to `pooled`, `[capacity, 512]` f32, and sums that
-/// a later step may go on from to the state ring. One thread a channel, [`SPLITS`] blocks a run.
+/// Folds the runs of a step. Stores the pooled vectors of runs that close a window in `pooled`, `[capacity, 512]` f32,
+/// and sums from which a later step may continue in the state ring. A thread has one channel; [`SPLITS`] blocks share a
+/// run.
 ///
-/// Of a chunk longer than the ring the last run may overwrite the row from which the first goes on. So there
-/// are two launches: the runs that go on, then those that start a window and read no state.
+/// In a chunk longer than the ring, the last run may overwrite the row from which the first continues. So there are two
+/// launches: first the runs that continue from a state row, then those that start a window and read no state.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -167,7 +169,7 @@ pub unsafe fn compress(args: CompressHca) {
     }
 }
 
-/// The sums of a channel after all tokens of a run; stores those that a later step may go on from.
+/// Returns the sums of a channel after all tokens of a run. Stores those from which a later step may continue.
 ///
 /// # Safety
 /// The run's tokens are in the step, its slot in the state; the block's channels are below 512; all lanes of the block
@@ -204,7 +206,7 @@ unsafe fn fold_run(args: CompressHca, run: Run, channel: u32) -> Sums {
         };
         let end = first + BATCH as u32;
         if end <= run.tokens && !run.stores_any(end - 1, rows.ring) {
-            // No branch between the tokens, so that their exponentials are computed side by side.
+            // No branch between the tokens, so that their exponentials are computed in parallel.
             unroll::<BATCH>(|i| sums = sums.fold(tokens[i].gate + tokens[i].bias, tokens[i].key));
         } else {
             unroll::<BATCH>(|i| {
@@ -231,8 +233,8 @@ struct Staged {
     bias: f32,
 }
 
-/// The block's channels of a run on their way through shared memory: groups of [`BATCH`] tokens, [`GROUPS`] of them
-/// under way, of each the keys, the gates and the biases.
+/// Brings the block's channels of a run through shared memory: in groups of [`BATCH`] tokens, with [`GROUPS`] groups
+/// under way. A group has the keys, gates and biases.
 #[derive(Clone, Copy)]
 struct Staging {
     args: CompressHca,
@@ -241,11 +243,11 @@ struct Staging {
 }
 
 impl Staging {
-    /// Words of a tensor's part of a group.
+    /// Words of one tensor (keys, gates or biases) in a group.
     const TENSOR: u32 = BATCH as u32 * THREADS;
-    /// Lanes that copy a token's channels, 16 bytes each.
+    /// Number of lanes that copy a token's channels, 16 bytes each.
     const LANES: u32 = THREADS / 4;
-    /// Tokens that the block's lanes copy at once.
+    /// Number of tokens that the block's lanes copy at once.
     const AT_ONCE: u32 = THREADS / Self::LANES;
 
     /// First word of group `group`.
@@ -254,7 +256,8 @@ impl Staging {
         group % GROUPS * 3 * Self::TENSOR
     }
 
-    /// Starts the lane's copies of group `group`, empty behind the run's end; past the last token they repeat it.
+    /// Starts the lane's copies of group `group`. The copy group is empty past the run's end. Within the last group,
+    /// tokens past the last repeat it.
     ///
     /// # Safety
     /// As [`fold_run`]; no lane reads the group that was there any more.

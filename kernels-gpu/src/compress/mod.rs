@@ -1,8 +1,8 @@
-//! The compressors: the projections of a window's tokens become one entry. See
-//! docs/specification.md, section 5.
+//! The compressors: they pool the projections of a window's tokens into one entry. See docs/specification.md, section
+//! 5.
 //!
-//! FP32 from the projections through pooling, norm and rotary embedding, then one rounding to BF16
-//! (decision D7). Orders of addition are fixed by the row, so a result does not depend on how the
+//! All values are FP32 from the projections through pooling, norm and rotary embedding; then they are rounded once to
+//! BF16 (decision D7). The position in a row fixes the order of additions, so a result does not depend on how the
 //! tokens were cut into steps.
 
 mod entry;
@@ -35,20 +35,20 @@ pub struct Projections<const COLUMNS: u32> {
     pub ratio: u32,
 }
 
-/// The token that closes a window.
+/// A token that closes a window.
 #[derive(Clone, Copy)]
 pub struct Closing {
-    /// Its row in the step.
+    /// Row of the token in the step.
     pub token: u32,
-    /// Its position.
+    /// Position of the token in its request.
     pub position: u32,
-    /// Tokens of its request that precede it in the step.
+    /// Number of tokens of its request that precede it in the step.
     pub index: u32,
-    /// Its request's slot.
+    /// Slot of its request.
     pub slot: u32,
 }
 
-/// The step's closing tokens, and what the step says of its tokens.
+/// The step's closing tokens, and its data on all tokens.
 #[derive(Clone, Copy)]
 pub struct ClosingTokens {
     /// `[capacity]` row of each closing token in the step; -1 = padding.
@@ -68,9 +68,9 @@ pub struct ClosingTokens {
 }
 
 impl ClosingTokens {
-    /// Closing token `record`; `None` for padding, and for a record or a token that cannot be right: a row
-    /// that the step does not have, more tokens before it than there are, a slot that does not exist, a
-    /// position that closes no window.
+    /// Closing token `record`. `None` for padding, and for a record or a token that is invalid: a row that the step
+    /// does not have, a number of earlier tokens that is larger than the row, a slot that does not exist, or a position
+    /// that closes no window.
     ///
     /// # Safety
     /// `rows` holds `record`, the other arrays `tokens` tokens.
@@ -167,7 +167,7 @@ impl<const COLUMNS: u32> Projections<COLUMNS> {
     }
 }
 
-/// Elements `at..at + 4`, by a volatile load: several of these in a row are in flight together, whatever is
+/// Loads elements `at..at + 4` by a volatile load: several consecutive ones are in flight together, whatever is
 /// computed in between.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! From a pooled vector to an entry: RMS norm over all channels, rotary embedding on the last 64.
+//! Turns a pooled vector into an entry: RMS norm over all channels, rotary embedding on the last 64.
 
 use kv_layout::geometry::ROPE_DIM;
 use simt::mem::Global;

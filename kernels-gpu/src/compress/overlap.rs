@@ -1,4 +1,4 @@
-//! CSA, main entries and indexer keys: ratio 4, each window overlapping the one before.
+//! CSA main entries and indexer keys: ratio 4, where each window overlaps the one before.
 
 use crate::args::Compress;
 use kv_layout::geometry::{CSA_RATIO, CsaCompressor, HEAD_DIM, INDEX_DIM};
@@ -11,17 +11,17 @@ use super::{
 };
 use crate::math::exp_nonpositive;
 
-/// Columns of a token's projections: the half that the next window pools, then its own window's.
+/// Columns of a token's projections: the half that the next window pools, then the half that its own window pools.
 pub const MAIN_COLUMNS: u32 = 2 * HEAD_DIM;
 /// As [`MAIN_COLUMNS`], for the indexer's compressor.
 pub const INDEX_COLUMNS: u32 = 2 * INDEX_DIM;
-/// Channels of a warp: four a lane.
+/// Number of channels of a warp: four a lane.
 const WARP_CHANNELS: u32 = 128;
 
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = EntryMemory::BYTES;
 
-/// Records that a block takes: a main vector is all of its warps', an indexer key one's.
+/// Number of records that a block takes: all its warps share a main vector, while each warp has an indexer key.
 pub const fn records_of_block(compressor: CsaCompressor) -> u32 {
     MAIN_WARPS as u32 * WARP_CHANNELS / compressor.channels()
 }
@@ -32,20 +32,20 @@ const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key"
 /// flight.
 pub type Window = [(Quad, Scores); 2 * CSA_RATIO as usize];
 
-/// Where the tokens of windows are: in the step, or in the state rings for older ones.
+/// The sources of the tokens of windows: the step's projections, and the state rings for older tokens.
 #[derive(Clone, Copy)]
 pub struct Windows<const COLUMNS: u32> {
     /// The step's projections.
     pub projections: Projections<COLUMNS>,
     /// `[slots, rows of both rings, COLUMNS]` f32.
     pub state: Global<f32>,
-    /// Where the rings' rows are in it.
+    /// The layout of the rings' rows in `state`.
     pub rows: HalfRows<COLUMNS>,
 }
 
 impl<const COLUMNS: u32> Windows<COLUMNS> {
-    /// Loads four channels of the window that `closing` closes, and of the one before it; the first
-    /// window has no other before it. `last` are those of the closing token itself.
+    /// Loads four channels of the window that `closing` closes, and of the window before it, which the first window
+    /// does not have. `last` is the key and the scores of the closing token itself.
     ///
     /// # Safety
     /// The step has the `index` tokens before the closing one in its request; the state has the slot, and
@@ -60,8 +60,8 @@ impl<const COLUMNS: u32> Windows<COLUMNS> {
         [a, b, c, d, e, f, g, last]
     }
 
-    /// [`Self::load`] in two parts, with the bias added to the scores of each before the next is loaded: for
-    /// kernels that have no registers for all biases.
+    /// As [`Self::load`], in two parts: the bias is added to the scores of the first part before the second is loaded.
+    /// For kernels that do not have registers for all biases.
     ///
     /// # Safety
     /// As [`Self::load`]; all lanes of the warp call it together.
@@ -78,14 +78,14 @@ impl<const COLUMNS: u32> Windows<COLUMNS> {
         unsafe {
             let [a, b, c, d] = self.previous(closing, channel);
             let (a, b, c, d) = (added(a), added(b), added(c), added(d));
-            // No load goes above it.
+            // A barrier above which no load moves.
             warp::sync_warp();
             let [e, f, g] = self.own(closing, channel);
             [a, b, c, d, added(e), added(f), added(g), added(last)]
         }
     }
 
-    /// The previous halves of the window before; the first window has no other before it.
+    /// The previous halves of the tokens of the window before; the first window has no window before it.
     ///
     /// # Safety
     /// As [`Self::load`].
@@ -100,7 +100,7 @@ impl<const COLUMNS: u32> Windows<COLUMNS> {
         [token(7), token(6), token(5), token(4)]
     }
 
-    /// The own halves of the window's older tokens.
+    /// The own halves of the window's tokens before the closing one.
     ///
     /// # Safety
     /// As [`Self::load`].
@@ -164,7 +164,7 @@ pub unsafe fn load_last<const COLUMNS: u32>(
     }
 }
 
-/// The keys weighted by the softmax of their scores, in the order given, by channel.
+/// The sum of the keys, weighted by the softmax of their scores, for each channel; added in the given order.
 #[inline(always)]
 #[must_use]
 pub fn softmax_sum(rows: Window) -> Quad {
@@ -211,7 +211,7 @@ impl Compress {
     }
 }
 
-/// Main entries: one block of four warps a record. `entries`: `[capacity, 512]` BF16.
+/// Computes main entries: one block of four warps a record. `entries`: `[capacity, 512]` BF16.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -236,7 +236,7 @@ pub unsafe fn main(args: Compress) {
     }
 }
 
-/// Indexer keys before the Hadamard rotation: one warp a record. `entries`: `[capacity, 128]` BF16.
+/// Computes indexer keys before the Hadamard transform: one warp a record. `entries`: `[capacity, 128]` BF16.
 ///
 /// # Safety
 /// As [`main`].
@@ -261,7 +261,7 @@ pub unsafe fn index(args: Compress) {
     }
 }
 
-/// Four channels of an indexer key, in the warp that holds it.
+/// Computes four channels of an indexer key in each lane of the warp that holds it.
 ///
 /// # Safety
 /// All lanes of the warp call it together.

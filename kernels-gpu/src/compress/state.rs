@@ -1,5 +1,5 @@
-//! State rows: those of CSA compressors written, and any moved between slots or overwritten (decisions D2, D3).
-//! See docs/specification.md, section 6.
+//! Kernels on state rows: write the rows of CSA compressors; move any rows between slots, or overwrite them (decisions
+//! D2, D3).
 
 use crate::args::{ResetState, RotateState, WriteState};
 use crate::params::{RotateStateParams, WriteStateParams};
@@ -10,18 +10,18 @@ use super::{Half, HalfRows, Projections, Scores};
 
 /// Threads of a block that moves or overwrites rows.
 const THREADS: u32 = 128;
-/// Threads that write a token's rows.
+/// Number of threads that write a token's rows.
 const TOKEN_THREADS: u32 = 64;
 /// Threads of a block that writes rows.
 pub const WRITE_THREADS: u32 = 256;
-/// Tokens of such a block: most tokens of a long chunk write nothing, and a block for each would take longer to start than
-/// the others to write.
+/// Number of tokens of a block that writes rows. Most tokens of a long chunk write nothing: with a block for each,
+/// starting those blocks would take longer than the writes of the others.
 pub const TOKENS: u32 = WRITE_THREADS / TOKEN_THREADS;
 
-/// Writes each token's keys and scores to the rows of its halves. Of a chunk longer than a
-/// half's ring it writes only the last rows, because earlier tokens share them. Rows that a checkpoint keeps go there too.
+/// Writes each token's keys and scores to the rows of its halves. In a chunk longer than a half's ring it writes only
+/// the last rows, because earlier tokens share them. It also writes previous halves to the checkpoint that keeps them.
 ///
-/// It must run after the chunk's entries were pooled: it overwrites rows that pooling reads.
+/// It must run after the chunk's entries were pooled, because it overwrites rows that pooling reads.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -65,8 +65,8 @@ pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
     }
 }
 
-/// The first element of the row that a token's previous half has in a checkpoint; `None` for a token that has none there:
-/// of the 128 tokens of which a checkpoint has window rows the last four have one.
+/// The first element of the row of a token's previous half in a checkpoint; `None` if it has no row there. A checkpoint
+/// has window rows of 128 tokens; the last four of these also have a row for the previous half.
 ///
 /// # Safety
 /// As [`write`]; `token < tokens`.
@@ -79,7 +79,7 @@ unsafe fn checkpoint_row<const COLUMNS: u32>(args: WriteState, token: u32) -> Op
     // SAFETY: there is a row a token where there are checkpoints.
     let row = unsafe { args.token_checkpoint_row.load(u64::from(token)) }.cast_unsigned();
     let (checkpoint, row) = (row / WINDOW, row % WINDOW);
-    // A row of -1 is of a checkpoint larger than any number of them.
+    // A row of -1 gives a checkpoint index that is larger than any number of checkpoints.
     let is_saved = checkpoint < checkpoints && row >= WINDOW - CSA_RATIO;
     is_saved.then(|| {
         let units = u64::from(checkpoint) * u64::from(checkpoint_units) + u64::from(image_units);

@@ -1,5 +1,5 @@
-//! Running sums: all that an HCA window needs of its tokens so far. See docs/specification.md, sections 5
-//! and 6.
+//! Running sums: all the state that an HCA window needs of its tokens so far. See docs/specification.md, sections 5 and
+//! 6.
 
 use simt::math::mul_add;
 
@@ -20,19 +20,19 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// No token.
+    /// The sums of no tokens.
     pub const EMPTY: Self = Self { maximum: f32::NEG_INFINITY, sum: 0.0, weighted: 0.0 };
 
-    /// With one more token.
+    /// The sums with one more token.
     ///
-    /// Either the sums so far or the new token keep their weight, and the other is scaled: one exponential,
-    /// one rounding a sum. A NaN stays in the sums until the window ends.
+    /// Either the sums so far or the new token keep their weight, and the other is scaled. This takes one exponential,
+    /// and one rounding a sum. A NaN stays in the sums until the window ends.
     #[inline(always)]
     #[must_use]
     pub fn fold(self, score: f32, key: f32) -> Self {
         let Self { maximum, sum, weighted } = self;
         let is_larger = score > maximum;
-        // Equal infinities are no distance apart.
+        // The distance of equal infinities is 0, where the difference would be NaN.
         let distance = if score == maximum { 0.0 } else { (score - maximum).abs() };
         let factor = exp_nonpositive(-distance);
         let (scaled_sum, kept_sum) = if is_larger { (sum, 1.0) } else { (1.0, sum) };
@@ -66,7 +66,7 @@ pub fn fold_quad(sums: QuadSums, score: Quad, key: Quad) -> QuadSums {
 /// Floats of a state row: `[maximum | sum | weighted]`, 512 channels each.
 pub const ROW: u32 = 3 * HEAD_DIM;
 
-/// The rows of running sums: one ring per request slot, the row of position `p` being `p mod ring`.
+/// The rows of running sums: one ring per request slot; the row of position `p` is `p mod ring`.
 #[derive(Clone, Copy)]
 pub struct SumRows {
     /// Rows of one request's ring.

@@ -1,4 +1,4 @@
-//! Decode of a CSA layer: for each token a block for the entry, and one for indexer key and window.
+//! Decode of a CSA layer: for each token, one block for the entry, and one for the indexer key and the window.
 
 use core::marker::PhantomData;
 
@@ -17,7 +17,7 @@ use crate::fault;
 use crate::index_row::{IndexRowFormat, Lanes, WholeWarp, quad_from_bf16};
 use crate::row::RowFormat;
 
-/// The warp of a token's second block that makes the indexer key.
+/// The warp of a token's second block that computes the indexer key.
 const INDEX_WARP: u32 = 0;
 /// The warp of a token's second block that appends to the window.
 const WINDOW_WARP: u32 = 1;
@@ -28,8 +28,8 @@ pub const PARTS: u32 = 2;
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = EntryMemory::BYTES;
 
-/// A CSA layer, two blocks of four warps a token: all of the first for the entry; of the second one
-/// for the indexer key, one for the window.
+/// Writes the cache of a CSA layer, with two blocks of four warps a token: all warps of the first block compute the
+/// entry; in the second block one warp computes the indexer key, and one appends to the window.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -98,7 +98,7 @@ struct Compressor<const COLUMNS: u32> {
     state: GlobalMut<f32>,
 }
 
-/// Where an entry or a key goes.
+/// The destination of an entry or a key, and the inputs to compute it.
 #[derive(Clone, Copy)]
 struct Place {
     /// `[32]`, the rotary frequencies.
@@ -131,7 +131,7 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
         Self { windows: Windows { projections, state: read, rows }, norm, state }
     }
 
-    /// Four channels of token `row`, on their way before it is known what is to be done with them.
+    /// Starts the loads of four channels of token `row`, before it is known whether it closes a window.
     ///
     /// # Safety
     /// The step holds the token; `channel` is a multiple of 4 below half the columns.
@@ -176,22 +176,22 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
     }
 }
 
-/// What is made of a window: an entry or an indexer key.
+/// The product of a compressor from a window: an entry or an indexer key.
 trait Product {
     /// Channels of the vector.
     const DIM: u32;
 
-    /// Where it goes.
+    /// The destination.
     fn place(&self) -> Place;
 
     /// The first of the thread's four channels.
     fn channel(&self) -> u32;
 
-    /// Whether the warp counts tokens that are refused: one of a token's warps does.
+    /// Whether the warp counts refused tokens: one of a token's warps does.
     fn counts(&self) -> bool;
 
-    /// Makes it of a window, with what its norm and rotation need, and stores it in row `row` of the
-    /// planes, if the request has a block for it.
+    /// Computes it from a window, with the inputs of its norm and rotation, and stores it in row `row` of the planes,
+    /// if the request has a block for it.
     ///
     /// # Safety
     /// All threads that have the vector's channels call it together.
@@ -205,8 +205,8 @@ trait Product {
 }
 
 impl<const COLUMNS: u32> Compressor<COLUMNS> {
-    /// Writes four channels of token `row` to its state row; makes the product of the window that it
-    /// closes, if it does.
+    /// Writes four channels of token `row` to its state row. If the token closes a window, computes the product of that
+    /// window.
     ///
     /// # Safety
     /// Pointers and shapes as in the kernel table; all threads that have the product's channels call it
@@ -262,14 +262,14 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
         unsafe {
             let has_drafts = closing.index > 0;
             let window = if has_drafts {
-                // Stored first, so that registers of the token's halves are free for biases.
+                // Store first, so that the registers of the token's halves are free for biases.
                 self.store(at, channel, halves, bias);
                 self.windows.load_in_parts(closing, channel, last)
             } else {
                 // All older tokens are in the rings, where scores have their bias.
                 let closing = Closing { index: 0, ..closing };
                 let window = self.windows.load(closing, channel, last);
-                // No load goes below it: all of the above are on their way while the angles are computed.
+                // A barrier below which no load moves: all loads above are in flight while the angles are computed.
                 warp::sync_warp();
                 window
             };

@@ -1,5 +1,5 @@
-//! Decode of an HCA layer: for each request a block that folds its tokens into the running sums, and for each
-//! token a warp that appends to the window.
+//! Decode of an HCA layer: for each request, a block that folds its tokens into the running sums; for each token, a
+//! warp that appends to the window.
 
 use crate::args::DecodeHca;
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM, hca_step_tokens};
@@ -15,18 +15,19 @@ use crate::fault;
 use crate::row::RowFormat;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Tokens behind the first whose loads are in flight together: as many drafts as are usual.
+/// Number of tokens after the first whose loads are in flight together: the usual number of drafts.
 const BATCH: usize = 4;
 
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = EntryMemory::BYTES;
 
-/// Blocks of a launch for `tokens` tokens: one each for the sums, then one for every four window rows.
+/// Blocks of a launch for `tokens` tokens: one for the sums of each token, then one for every four window rows.
 pub const fn blocks(tokens: u32) -> u32 {
     tokens.saturating_add(tokens.div_ceil(MAIN_WARPS as u32))
 }
 
-/// An HCA layer. The block of a run's first token has the whole run (see [`Run`]); those of the others leave.
+/// Writes the cache of an HCA layer. The block of a run's first token processes the whole run (see [`Run`]); the blocks
+/// of its other tokens exit.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -63,8 +64,8 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
     }
 }
 
-/// Prefetches the state row that the token's run probably goes on from into the L2 cache, before the launch
-/// before has ended. What it reads of the step may be stale; nothing depends on it.
+/// Prefetches the state row from which the token's run probably continues into the L2 cache, before the previous launch
+/// has ended. The values of the step that it reads may be stale; no result depends on them.
 ///
 /// # Safety
 /// The step has the token.
@@ -100,8 +101,8 @@ impl Loaded {
     }
 }
 
-/// Folds the run that starts with token `row`, if one does, and stores the entry of the window that it
-/// closes, if it does.
+/// Folds the run that starts with token `row`, if a run starts there. If the run closes a window, stores the window's
+/// entry.
 ///
 /// # Safety
 /// As [`layer`]; all threads of the block call it.
@@ -123,7 +124,7 @@ unsafe fn update<F: RowFormat>(args: DecodeHca, step: Step, row: u32) {
         };
         let first = Loaded { key, gate, bias: projections.bias(run.position, channel) };
         let sums = start(args, run, channel);
-        // While the loads above are on their way.
+        // While the loads above are in flight.
         let end = run.closes().then(|| {
             let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
             let last = run.position + run.tokens - 1;
@@ -139,7 +140,7 @@ unsafe fn update<F: RowFormat>(args: DecodeHca, step: Step, row: u32) {
     }
 }
 
-/// The run that starts with `token`; `None` if it is not live, or in the middle of one.
+/// The run that starts with `token`; `None` if the token is not live, or is in the middle of a run.
 #[inline(always)]
 fn run(step: Step, token: Token) -> Option<Run> {
     let Token { row, position, slot, index, remaining } = token;
@@ -174,8 +175,8 @@ unsafe fn start(args: DecodeHca, run: Run, channel: u32) -> QuadSums {
     }
 }
 
-/// The sums after all tokens of a run, the first of which is loaded; stores those that a later step may go on
-/// from.
+/// Returns the sums after all tokens of a run, the first of which is loaded. Stores those from which a later step may
+/// continue.
 ///
 /// # Safety
 /// As [`update`].
@@ -189,7 +190,7 @@ unsafe fn fold(
 ) -> QuadSums {
     let rows = SumRows { ring: args.params.state_ring };
     let load = |i: u32| {
-        // Past the run's end its last token again.
+        // Past the run's end, its last token again.
         let i = if i < run.tokens { i } else { run.tokens - 1 };
         // SAFETY: a token of the run.
         unsafe {

@@ -1,9 +1,9 @@
-//! Decode: all writes of a layer's cache for a step in one launch. These are the rows of the sliding window,
-//! the state rows and, of tokens that close a window, the entry and the indexer key.
+//! Decode: all writes of a layer's cache for a step in one launch. These are the rows of the sliding window, the state
+//! rows and, for tokens that close a window, the entry and the indexer key.
 //!
-//! A request has one token, or a token and drafts, as many as the rings let it lose again. So no ring row
-//! that a step needs is among those that it writes. The code is shared with the separate kernels, so the
-//! bytes are the same.
+//! A request has one token, or a token and drafts, at most as many drafts as the rings allow to be rejected. So no ring
+//! row that a step needs is among those that it writes. The code is shared with the separate kernels, so the bytes are
+//! the same.
 //!
 //! A decode step is bound by latency, not bandwidth. So each stage issues all of its loads together: first
 //! the token's metadata, then everything that depends on it.
@@ -38,14 +38,14 @@ struct Step {
 /// A token as StepMeta describes it.
 #[derive(Clone, Copy)]
 struct Token {
-    /// Its row in the step.
+    /// Row of the token in the step.
     row: u32,
     position: u32,
-    /// Its request's slot; -1 for padding.
+    /// Slot of the token's request; -1 for padding.
     slot: i32,
-    /// Tokens of its request that precede it in the step.
+    /// Number of tokens of its request that precede it in the step.
     index: u32,
-    /// Tokens of its request that follow it in the step.
+    /// Number of tokens of its request that follow it in the step.
     remaining: u32,
 }
 
@@ -67,8 +67,8 @@ impl Step {
         }
     }
 
-    /// Whether a token is processed: it is no padding, its slot and position are valid, and the step has the
-    /// tokens before and after it, which are not more than a request may have.
+    /// Whether a token is processed: it is not padding, its slot and position are valid, the step has the tokens before
+    /// and after it in its request, and the request has at most `most` tokens.
     #[inline(always)]
     fn is_live(self, token: Token) -> bool {
         let Token { row, position, slot, index, remaining } = token;

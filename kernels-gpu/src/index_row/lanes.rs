@@ -1,4 +1,4 @@
-//! How vectors of 128 channels lie in a warp's registers, and the Hadamard transform of them.
+//! Layouts of vectors of 128 channels in a warp's registers, and their Hadamard transform.
 
 use simt::math::{max, mul_add};
 use simt::{thread, warp};
@@ -7,34 +7,34 @@ use crate::compress::Quad;
 use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
 use crate::unroll::{array_from_fn, unroll};
 
-/// Lanes that hold a vector together, `QUADS` times four channels each.
+/// A layout: the lanes that hold a vector together, each with `QUADS` times four channels.
 pub trait Lanes<const QUADS: usize> {
-    /// The largest `value` of the lanes that hold a group of `group` channels, where a lane has a part of one group
-    /// or of all.
+    /// The largest `value` over the lanes that hold a group of `group` channels. A lane has a part of one group, or of
+    /// all groups.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together.
     unsafe fn max_of_group(value: f32, group: u32) -> f32;
 
-    /// The largest `value` of the lanes that hold the vector's groups.
+    /// The largest `value` over the lanes that hold the vector's groups.
     ///
     /// # Safety
     /// As [`Self::max_of_group`].
     unsafe fn max_of_groups(value: u32) -> u32;
 
-    /// Multiplies the vector by the orthonormal Hadamard matrix of order 128, natural order, and rounds it to BF16:
-    /// what the released model does to a key before it quantises it.
+    /// Multiplies the vector by the orthonormal Hadamard matrix of order 128, in natural order, and rounds it to BF16,
+    /// as the released model does to a key before it quantises it.
     ///
     /// # Safety
     /// As [`Self::max_of_group`].
     unsafe fn hadamard(vector: [Quad; QUADS]) -> [Quad; QUADS];
 }
 
-/// A warp has one vector: lane `l` channels `4 l .. 4 l + 4`.
+/// A warp has one vector: lane `l` has channels `4 l .. 4 l + 4`.
 pub struct WholeWarp;
 
-/// Each four lanes have a vector, as the rows of a product lie: lane `t` of four has in quad `i` channels `16 i + 2 t`
-/// and `16 i + 2 t + 1`, and those 8 further.
+/// Each four lanes have a vector, in the row layout of a product: lane `t` of four has, in quad `i`, channels `16 i + 2
+/// t` and `16 i + 2 t + 1`, and those 8 further.
 pub struct FourLanes;
 
 /// Four channels from two words of BF16 pairs.
@@ -57,7 +57,7 @@ fn scaled<const QUADS: usize>(vector: [Quad; QUADS]) -> [Quad; QUADS] {
     })
 }
 
-/// Sum and difference of the values of this lane and of lane `lane ^ mask`: the sum in the lower one.
+/// Sum and difference of the values of this lane and of lane `lane ^ mask`: the lower lane gets the sum.
 ///
 /// # Safety
 /// All 32 lanes of the warp call it together.
@@ -108,14 +108,14 @@ impl Lanes<8> for FourLanes {
         unsafe { warp::reduce_max_f32_width::<4>(value) }
     }
 
-    /// A lane has a part of each.
+    /// The lane's own value: it has a part of each group.
     #[inline(always)]
     unsafe fn max_of_groups(value: u32) -> u32 {
         value
     }
 
-    /// The bits of a channel's number, in the order in which they are taken: within a pair, the lane, a quad's pairs,
-    /// the quad.
+    /// Order of the bits of a channel's index in which the transform takes them: within a pair, the lane, a quad's
+    /// pairs, the quad.
     #[inline(always)]
     unsafe fn hadamard(vector: [Quad; 8]) -> [Quad; 8] {
         let mut quads = array_from_fn(|i| {

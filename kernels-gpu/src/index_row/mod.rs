@@ -12,7 +12,7 @@ use crate::unroll::{array_from_fn, unroll};
 
 pub use lanes::{FourLanes, Lanes, WholeWarp, quad_from_bf16};
 
-/// How an indexer key is quantised and laid out.
+/// The quantisation and the layout of an indexer key.
 pub trait IndexRowFormat {
     /// The layout this is the arithmetic of.
     const FORMAT: IndexFormat;
@@ -23,20 +23,20 @@ pub trait IndexRowFormat {
     /// The planes hold `row`; all 32 lanes of the warp call it together.
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad);
 
-    /// The vector that the lanes hold as it comes out of the format.
+    /// The vector that the lanes hold, quantised in the format and dequantised.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together.
     unsafe fn requantised<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q]) -> Requantised<Q>;
 }
 
-/// A vector that went through a format.
+/// A vector that was quantised in a format, for a query.
 pub struct Requantised<const Q: usize> {
-    /// Values that a query against keys of the format can hold.
+    /// Values in the element type of a query against keys of the format.
     pub values: [Quad; Q],
-    /// Factor that the values are still to be multiplied by.
+    /// Factor by which the values must still be multiplied.
     pub scale: f32,
-    /// The values of a quad are also to be multiplied by `2^-exponent_gap`; the same in a group
+    /// The values of a quad must also be multiplied by `2^-exponent_gap`; the same in a group
     /// ([`IndexFormat::query_exponent_gap_byte`]).
     pub exponent_gaps: [u32; Q],
 }
@@ -66,7 +66,7 @@ unsafe fn group_amax<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q], group: u32)
 /// As [`group_amax`].
 #[inline(always)]
 unsafe fn group_max<L: Lanes<Q>, const Q: usize>(own: [f32; Q], group: u32) -> [f32; Q] {
-    // Of several vectors a warp, each lane has a part of every group.
+    // With several vectors a warp, each lane has a part of every group.
     let per_group = if Q == 1 { 1 } else { group as usize * Q / 128 };
     let mut largest = 0.0;
     array_from_fn(|i| {
@@ -84,11 +84,11 @@ unsafe fn group_max<L: Lanes<Q>, const Q: usize>(own: [f32; Q], group: u32) -> [
     })
 }
 
-/// The least magnitude that a scale stands for if one of the values is NaN, else 0: a group of nothing but NaN is no group of
-/// zeros, and has the least scale.
+/// The least magnitude for which a scale is computed if one of the values is NaN, else 0. So a group whose values are
+/// all NaN does not count as a group of zeros, and gets the least scale.
 #[inline(always)]
 fn least_of_nan([a, b, c, d]: Quad) -> f32 {
-    // Infinities of both signs give NaN too, and are larger.
+    // Infinities of both signs give NaN too; their magnitude is larger.
     if (a + b + c + d).is_nan() { LEAST_AMAX } else { 0.0 }
 }
 
@@ -107,14 +107,14 @@ trait Fp4Row {
     /// The scale of a group whose largest magnitude is `amax`.
     fn scale(amax: f32) -> Self::Scale;
 
-    /// Its byte.
+    /// The byte of a scale.
     fn byte(scale: Self::Scale) -> u8;
 
-    /// Values of a group with that scale, divided by it.
+    /// Divides values of a group by the group's scale.
     fn divided(values: Quad, scale: Self::Scale) -> Quad;
 
-    /// As [`IndexRowFormat::requantised`], of a vector divided by its scales and rounded. A group is zero if its largest
-    /// magnitude is.
+    /// As [`IndexRowFormat::requantised`], for a vector that was divided by its scales and rounded. `are_zero` says
+    /// whether the largest magnitude of a quad's group rounds to zero, and so the whole group.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together.
@@ -127,7 +127,7 @@ trait Fp4Row {
 
 impl Fp4Row for Nvfp4Row {
     const FORMAT: IndexFormat = IndexFormat::Nvfp4;
-    /// Its byte and its value.
+    /// The byte and the value of a scale.
     type Scale = (u8, f32);
 
     #[inline(always)]
@@ -141,7 +141,7 @@ impl Fp4Row for Nvfp4Row {
         byte
     }
 
-    /// By the scale that is stored, not by the one it was rounded from.
+    /// Divides by the scale as it is stored, not by the one from which it was rounded.
     #[inline(always)]
     fn divided(values: Quad, (_, divisor): (u8, f32)) -> Quad {
         values.map(|value| value / divisor)
@@ -160,7 +160,7 @@ impl Fp4Row for Nvfp4Row {
 
 impl Fp4Row for Mxfp4Row {
     const FORMAT: IndexFormat = IndexFormat::Mxfp4;
-    /// Its byte.
+    /// The byte of a scale.
     type Scale = u8;
 
     #[inline(always)]
@@ -187,7 +187,7 @@ impl Fp4Row for Mxfp4Row {
     ) -> Requantised<Q> {
         /// The largest power of two of an integer: 12 times 2^3 fits eight bits.
         const MAX_LOG2: u32 = 3;
-        // A group of zeros fits any scale.
+        // A group of zeros is exact with any scale.
         let scale = |i: usize| if are_zero[i] { 0 } else { u32::from(scales[i]) };
         // SAFETY: by this function's own contract.
         let largest = unsafe { L::max_of_groups(max_of::<Q>(scale)) };
@@ -238,7 +238,7 @@ impl<F: Fp4Row> IndexRowFormat for F {
             let scales: [F::Scale; Q] = array_from_fn(|i| F::scale(amax[i]));
             let rounded = |values: Quad, i: usize| F::divided(values, scales[i]).map(e2m1_rounded);
             let values: [Quad; Q] = array_from_fn(|i| rounded(vector[i], i));
-            // Rounding keeps the order.
+            // Rounding keeps the order: if the largest magnitude rounds to zero, all do.
             let are_zero = array_from_fn(|i| rounded([amax[i]; 4], i)[0] == 0.0);
             <F as Fp4Row>::requantised::<L, Q>(values, scales, are_zero)
         }
@@ -290,8 +290,8 @@ fn fp4([a, b, c, d]: Quad) -> [u8; 2] {
     [e2m1x2_from_f32(a, b), e2m1x2_from_f32(c, d)]
 }
 
-/// The largest magnitude; a NaN does not count, and of nothing but NaN it is 0: the bits of a NaN
-/// scale would differ between devices.
+/// The largest magnitude; a NaN does not count. It is 0 if all values are NaN: the bits of a NaN scale would differ
+/// between devices.
 #[inline(always)]
 fn amax([a, b, c, d]: Quad) -> f32 {
     a.abs().max(b.abs()).max(c.abs()).max(d.abs()).max(0.0)

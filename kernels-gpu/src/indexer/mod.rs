@@ -1,4 +1,4 @@
-//! The indexer: which compressed entries a query attends to. See docs/specification.md, section 12.
+//! The indexer: selects the compressed entries that a query attends to. See docs/specification.md, section 12.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -21,7 +21,7 @@ pub const TILE: u32 = 32;
 /// Channels of a query or key.
 pub const CHANNELS: u32 = 128;
 
-/// How many entries a query sees; `None` for padding.
+/// The slot of a token, and the number of entries that its query sees; `None` for padding.
 ///
 /// # Safety
 /// `position` and `slot` hold the token.
@@ -34,7 +34,7 @@ pub unsafe fn visible(position: Global<i32>, slot: Global<i32>, token: u64) -> O
     (slot >= 0).then_some((slot as u32, seen))
 }
 
-/// Where a request's keys are.
+/// The row of the block table for a request's keys.
 #[inline(always)]
 #[must_use]
 pub fn keys_of(table: Global<i32>, slot: u32, max_blocks: u32, num_blocks: u32) -> TableRow {

@@ -1,4 +1,4 @@
-//! Scores of a query's MXFP4 keys and the list of the k largest, fused in one block: the scores stay in shared
+//! Scores of a query with MXFP4 keys, and the list of the k largest, fused in one block: the scores stay in shared
 //! memory.
 
 use crate::args::IndexScoreTopk;
@@ -19,14 +19,14 @@ use crate::fault;
 const GROUPS: u32 = 2;
 /// Threads of a block.
 pub const THREADS: u32 = GROUPS * keys::THREADS;
-/// Bins that a thread sums up; also the scores that it holds.
+/// Number of bins that a thread sums up; also the number of scores that it holds.
 const EACH: usize = 8;
-/// Scores of the longest row.
+/// Number of scores of the longest row.
 const MAX_SCORES: u32 = THREADS * EACH as u32;
 
 /// The block's row of scores.
 type Scores = Shared<f32, { MAX_SCORES as usize }>;
-/// Its offset, behind the memory of scoring, which the selection then reuses.
+/// Byte offset of the row, after the memory of scoring, which the selection then reuses.
 const SCORES_AT: u32 = GROUPS * ScoreMemory::BYTES;
 
 /// Bytes of shared memory.
@@ -52,7 +52,7 @@ pub unsafe fn list(args: IndexScoreTopk) {
             fault::count(args.faults, thread::lane_id(), u32::from(refused || seen > columns));
         }
         let length = if refused { 0 } else { seen.min(columns) };
-        // The selection reads whole tiles: all of them are written.
+        // The selection reads whole tiles, so whole tiles are written.
         let tiles = length.div_ceil(TILE);
         let row = Row { scores, number, columns: TILE * tiles, group_log2: 0, length };
         let selection = Selection { row, k, selected: args.selected };
@@ -78,7 +78,7 @@ pub unsafe fn list(args: IndexScoreTopk) {
     }
 }
 
-/// The block's row of scores in shared memory, as a sink of tiles.
+/// The block's row of scores in shared memory, as the sink of the tiles' scores.
 #[derive(Clone, Copy)]
 struct SharedRow {
     scores: Scores,

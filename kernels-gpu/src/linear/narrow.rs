@@ -1,13 +1,14 @@
-//! `bf16_narrow_*`: products with a weight of few columns and long rows. Blocks of 64 columns would be too few to read
-//! it quickly.
+//! `bf16_narrow_*`: products with a weight of few columns and long rows. With blocks of 64 columns there would be too
+//! few blocks to read it quickly.
 //!
 //! A cluster of eight blocks has 16 columns by 8 to 32 tokens. Each block has an eighth of the inner dimension, and
 //! each of its eight warps an eighth of that. Warps take fragments directly from global memory: each value of the
 //! weight is used by one warp. Sums are added through shared memory, of the block and then of the cluster.
 //!
-//! Sums have one order for every number of tokens: a warp's in order of the inner dimension, from 0; then those of the
-//! eight warps; then those of the eight blocks, as `crate::router::order` has it: so the tiled product of a router's
-//! logits gives the same bits, and takes batches of many tokens.
+//! The order of a sum is the same for every number of tokens. A warp adds its products to 0, in order of the inner
+//! dimension; then the sums of the eight warps are added, and then those of the eight blocks. This is the order of
+//! `crate::router::order`, so that the tiled product of a router's logits gives the same bits, and serves batches of
+//! many tokens.
 
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::mem::{Global, GlobalMut};
@@ -25,11 +26,11 @@ pub const PARTS: u32 = 8;
 pub const COLUMNS: u32 = 16;
 /// Threads of a block.
 pub const THREADS: u32 = 32 * PARTS;
-/// Stride of a token's sums, in words: stores of fragments have no bank conflicts.
+/// Stride of a token's sums, in words, chosen so that stores of fragments have no bank conflicts.
 const SUM_ROW: u32 = COLUMNS + 4;
-/// Columns that a thread adds up.
+/// Number of columns that a thread adds up.
 const SUMMED: u32 = 4;
-/// Chunks that a warp loads at once.
+/// Number of chunks that a warp loads at once.
 const AT_ONCE: usize = 4;
 
 /// Words of shared memory for `tokens` tokens: the sums of the warps, then those of the block.
@@ -52,14 +53,14 @@ const fn sums_at(tokens: u32) -> u32 {
 /// Chunks of [`DEPTH`] values of the inner dimension.
 #[derive(Clone, Copy)]
 struct Chunks {
-    /// The first.
+    /// The first chunk.
     from: u32,
-    /// One past the last.
+    /// One past the last chunk.
     to: u32,
 }
 
 impl Chunks {
-    /// Those of part `part` of eight.
+    /// The chunks of part `part` of eight.
     #[inline(always)]
     fn part(self, part: u32) -> Self {
         let at = |part: u32| self.from + part * (self.to - self.from) / PARTS;
@@ -80,11 +81,11 @@ struct Tile<const N: usize, const M: usize> {
     tokens: u32,
     columns: u32,
     inner: u32,
-    /// The first token, one that exists.
+    /// The first token, which exists.
     first_token: u32,
-    /// The first column, one that exists.
+    /// The first column, which exists.
     first_column: u32,
-    /// Those of the block.
+    /// The chunks of the block.
     chunks: Chunks,
 }
 
@@ -92,7 +93,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
     /// Most tokens.
     const TOKENS: u32 = 8 * N as u32;
 
-    /// Prefetches the block's part of the weight, a hint, and waits for the launch before.
+    /// Prefetches the block's part of the weight, which is a hint, and waits for the previous launch.
     ///
     /// # Safety
     /// Shapes as above.
@@ -109,7 +110,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
         grid::launch_dependents();
     }
 
-    /// The warp's sums: 16 columns by `N` times 8 tokens.
+    /// Computes the warp's sums: 16 columns by `N` times 8 tokens.
     ///
     /// # Safety
     /// Shapes as above; all threads of the block call it.
@@ -170,7 +171,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
         ([column(0), column(8)], array_from_fn(token))
     }
 
-    /// Puts the warp's sums into shared memory, `[warps, tokens, columns]`.
+    /// Stores the warp's sums in shared memory, `[warps, tokens, columns]`.
     ///
     /// # Safety
     /// All threads of the block call it, each once; a barrier follows.
@@ -192,7 +193,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
         });
     }
 
-    /// Adds the sums of the warps, and puts those of the block into shared memory.
+    /// Adds the sums of the warps, and stores the sums of the block in shared memory.
     ///
     /// # Safety
     /// The sums of the warps are written, with a barrier since; all threads of the block call it; a barrier of the
@@ -216,7 +217,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
         }
     }
 
-    /// Adds the sums of the blocks and stores them: the block those of every eighth token.
+    /// Adds the sums of the cluster's blocks, and stores them: each block for every eighth token.
     ///
     /// # Safety
     /// The sums of all blocks are written, with a barrier of the cluster since; `output` as in the kernel table.

@@ -1,4 +1,4 @@
-//! `bf16_linear_*` and `nvfp4_linear_*`: products that are stored.
+//! `bf16_linear_*` and `nvfp4_linear_*`: products that are stored as they are.
 
 use simt::mem::GlobalMut;
 use simt::shared::Shared;

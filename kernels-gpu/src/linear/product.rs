@@ -1,12 +1,12 @@
 //! The product of a block: 64 columns by 8 to 32 tokens.
 //!
-//! The weight is the left side, so that a product takes as few as 8 tokens. The inner dimension goes by chunks of
-//! 128 elements, every fourth to one of four parts. A part is one warp that has all 64 columns, or several side by
-//! side. A lane loads its part of the weight to registers and unpacks it there; activations are copied to shared
-//! memory. Both are two chunks ahead, and the warps of a part wait for nobody else.
+//! The weight is operand A, so that a product takes as few as 8 tokens. The inner dimension is cut into chunks of 128
+//! elements; every fourth chunk belongs to one of four parts. A part is processed by one warp that has all 64 columns,
+//! or by several warps side by side. A lane loads its part of the weight to registers and unpacks it there; activations
+//! are copied to shared memory. Both are loaded two chunks ahead, and the warps of a part wait only for each other.
 //!
-//! Sums have one order for every number of tokens: those of every fourth chunk in order, from 0; then the four of
-//! them.
+//! The order of a sum is the same for every number of tokens: each part adds its chunks in order, from 0; then the four
+//! parts are added in order.
 
 use simt::mem::Global;
 use simt::shared::Shared;
@@ -24,14 +24,14 @@ const PARTS: u32 = 4;
 const CHUNK: u32 = 8 * CHUNK_PIECES;
 /// Words of a token in a chunk.
 const ROW: u32 = 4 * CHUNK_PIECES;
-/// Chunks of a part in shared memory.
+/// Number of chunks of a part in shared memory.
 const STAGES: u32 = 2;
-/// Stride of a token's sums, in words: stores of fragments have no bank conflicts.
+/// Stride of a token's sums, in words, chosen so that stores of fragments have no bank conflicts.
 pub const SUM_ROW: u32 = COLUMNS + 4;
-/// Columns that a thread adds up.
+/// Number of columns that a thread adds up.
 const SUMMED: u32 = 4;
 
-/// Longest rows that are prefetched: of longer ones all blocks together would fill the L2 cache.
+/// Length of the longest rows that are prefetched: longer rows of all blocks together would fill the L2 cache.
 const MOST_PREFETCHED: u32 = 2048;
 
 /// Threads of a block whose warps have `fragments` times 16 columns each.
@@ -64,15 +64,15 @@ pub const fn sums_at(tokens: u32) -> u32 {
     parts_at(tokens) + PARTS * tokens * SUM_ROW
 }
 
-/// Where piece `piece` of token `row` lies among the pieces of a token: a swizzle within 128 bytes, so that neither
+/// Place of piece `piece` of token `row` among the pieces of a token: a swizzle within 128 bytes, so that neither
 /// copies nor loads have bank conflicts.
 #[inline(always)]
 fn slot(piece: u32, row: u32) -> u32 {
     piece ^ (piece >> 2 & 2) ^ (row % 2 * 5)
 }
 
-/// A block's part of a product, `8 * N` tokens by 64 columns, `16 * F` of them a warp's, with `M` words of shared
-/// memory.
+/// A block's part of a product, `8 * N` tokens by 64 columns, with `M` words of shared memory. A warp has `16 * F` of
+/// the columns.
 #[derive(Clone, Copy)]
 pub struct Block<W, const F: usize, const N: usize, const M: usize> {
     /// The weight.
@@ -85,9 +85,9 @@ pub struct Block<W, const F: usize, const N: usize, const M: usize> {
     pub columns: u32,
     /// Elements that are added up, a multiple of 32.
     pub inner: u32,
-    /// The block's first token, one that exists.
+    /// The block's first token, which exists.
     pub first_token: u32,
-    /// The block's first column, one that exists.
+    /// The block's first column, which exists.
     pub first_column: u32,
 }
 
@@ -99,21 +99,21 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
     pub const TOKENS: u32 = 8 * N as u32;
     /// Warps of a part, side by side along the columns.
     const WARPS: u32 = COLUMNS / (16 * F as u32);
-    /// Tokens of a chunk that the threads of a part copy at once, a piece each.
+    /// Number of tokens of a chunk that the threads of a part copy at once, one piece a thread.
     const ROWS_AT_ONCE: u32 = 32 * Self::WARPS / CHUNK_PIECES;
     /// Threads of the block.
     pub const THREADS: u32 = threads(F);
 
-    /// Tokens that the block has.
+    /// Number of tokens of the block.
     #[inline(always)]
     #[must_use]
     pub fn rows(self) -> u32 {
         (self.tokens - self.first_token).min(Self::TOKENS)
     }
 
-    /// Prefetches the block's part of the weight and one row of the activations, hints, and waits for the launch
-    /// before. The lane's first two chunks of the weight, for [`Self::sums`]; a weight that no launch writes is loaded
-    /// before the wait.
+    /// Prefetches the block's part of the weight and one row of the activations, which are hints, and waits for the
+    /// previous launch. Returns the lane's first two chunks of the weight, for [`Self::sums`]; a weight that no launch
+    /// writes is loaded before the wait.
     ///
     /// # Safety
     /// Shapes as above, but that the first column of a weight that no launch writes need not exist.
@@ -147,8 +147,8 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
         load()
     }
 
-    /// Calls `take` with token and column, both counted from the block's first, and the sums of that and the next
-    /// three columns: each token that exists and each fourth column once. Of the columns some may not exist.
+    /// Calls `take` with a token and a column, both counted from the block's first, and the sums of that and the next
+    /// three columns: once for each token that exists and each fourth column. Some of the columns may not exist.
     ///
     /// # Safety
     /// Shapes as above; all threads of the block call it together; shared memory starts at `memory`; `ahead` is what
@@ -182,7 +182,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
         }
     }
 
-    /// The warp's sums over the chunks of its part.
+    /// Computes the warp's sums over the chunks of its part.
     ///
     /// # Safety
     /// As [`Self::sums`].
@@ -229,7 +229,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
         unsafe { if Self::WARPS == 1 { warp::sync_warp() } else { thread::sync_threads() } }
     }
 
-    /// The lane's part of the weight in chunk `chunk`.
+    /// Loads the lane's part of the weight in chunk `chunk`.
     ///
     /// # Safety
     /// As [`Self::sums`].
@@ -240,8 +240,8 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
         unsafe { self.weights.load(first, chunk, Place::of(thread::lane_id())) }
     }
 
-    /// Starts the thread's copies of chunk `chunk` to the words from `to` on, as a group; zeros where rows have
-    /// ended.
+    /// Starts the thread's copies of chunk `chunk` to the words from `to` on, as one group; writes zeros past the end
+    /// of rows.
     ///
     /// # Safety
     /// As [`Self::sums`]; no thread reads the words any more.
@@ -308,7 +308,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
         acc
     }
 
-    /// Puts the warp's sums into shared memory, `[parts, tokens, columns]`.
+    /// Stores the warp's sums in shared memory, `[parts, tokens, columns]`.
     ///
     /// # Safety
     /// All threads of the block call it, each once; a barrier follows.

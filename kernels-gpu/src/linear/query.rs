@@ -1,7 +1,8 @@
-//! `nvfp4_index_query_*`: queries of the indexer, from activations to the form that scores take, in one launch.
+//! `nvfp4_index_query_*`: queries of the indexer, from activations to the layout that the score kernels read, in one
+//! launch.
 //!
-//! A head is 128 columns: two blocks of a cluster, 64 each. The blocks exchange their sums, and each finishes the
-//! head's queries of every other token as `index_query` does.
+//! A head is 128 columns: two blocks of a cluster have 64 columns each. The blocks exchange their sums, and each
+//! finishes the head's queries of every other token, as `index_query` does.
 
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::shared::Shared;
@@ -20,7 +21,7 @@ pub const HEAD_BLOCKS: u32 = CHANNELS / COLUMNS;
 /// Warps of a block.
 const WARPS: u32 = threads(NVFP4_FRAGMENTS) / 32;
 
-/// Makes the queries of each token's heads, and their weights.
+/// Computes the queries of each token's heads, and their weights.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(2 * 64, tokens / 8 N)`, rounded
@@ -82,8 +83,8 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
     }
 }
 
-/// Calls `finish` with the tokens that the warp finishes, of the `tokens` that the cluster has, and their rows of
-/// the launch, which start at `first`.
+/// Calls `finish` for each token that the warp finishes, of the `tokens` tokens of the cluster: with the token, and
+/// with its row in the launch. The rows of the cluster start at `first`.
 #[inline(always)]
 fn finish(first: u32, tokens: u32, mut finish: impl FnMut(u32, u32)) {
     let mut token = thread::warp_id() * HEAD_BLOCKS + block_rank();

@@ -1,12 +1,14 @@
 //! Products of many tokens with a weight in BF16, tile by tile.
 //!
-//! A tile is 192 tokens by 128 columns; each of the block's three warpgroups has 64 tokens of it. Blocks stay: a block
-//! has one tile's tokens and several tiles' columns, one after the other. Both operands go through shared memory, in
-//! stages of 64 elements of the inner dimension, copied three stages ahead, past the end of a tile into the next one.
+//! A tile is 192 tokens by 128 columns; each of the block's three warpgroups has 64 tokens of it. Blocks are
+//! persistent: a block has the tokens of one tile, and the columns of several tiles in turn. Both operands go through
+//! shared memory, in stages of 64 elements of the inner dimension. They are copied three stages ahead, past the end of
+//! a tile into the next one.
 //!
-//! Sums have the order of the kernels for few tokens ([`super::product`]), so that a token has the same bits in every
-//! batch: every fourth chunk of 128 elements is one of four parts, each added up from 0, chunk after chunk; then the
-//! four parts in order. So the block takes the chunks part by part, and a thread has two sums of each of its products.
+//! Sums have the same order as in the kernels for few tokens ([`super::product`]), so that a token has the same bits in
+//! every batch. Every fourth chunk of 128 elements belongs to one of four parts; each part is added up from 0, chunk
+//! after chunk; then the four parts are added in order. So the block takes the chunks part by part, and a thread has
+//! two sums for each of its products.
 
 use kv_layout::linear::TILE_INNER;
 use simt::mem::Global;
@@ -28,16 +30,16 @@ const PARTS: u32 = 4;
 const CHUNK: u32 = TILE_INNER;
 /// Elements of a stage.
 const DEPTH: u32 = 64;
-/// Rows of a stage: the tokens', then the columns'.
+/// Number of rows of a stage: tokens, then columns.
 const ROWS: u32 = TOKENS + COLUMNS;
 /// Words of a stage.
 const STAGE: u32 = ROWS * Rows::<WORDS>::WORDS;
 const _: () = assert!(STAGE.is_multiple_of(Rows::<WORDS>::ALIGN) && TOKENS.is_multiple_of(8));
-/// Stages in shared memory.
+/// Number of stages in shared memory.
 const STAGES: u32 = 4;
-/// First word of the last one.
+/// First word of the last stage.
 const LAST: u32 = (STAGES - 1) * STAGE;
-/// Copies that may be under way when a stage is multiplied.
+/// Number of copy groups that may be under way when a stage is multiplied.
 const AHEAD: usize = STAGES as usize - 2;
 /// Words of the stages.
 const WORDS: usize = (STAGES * ROWS * 32) as usize;
@@ -49,8 +51,8 @@ type Stages = Shared<u32, WORDS>;
 /// A thread's sums: of its warpgroup's 64 tokens by all columns.
 pub type Sums = FragmentsN128;
 
-/// Blocks for each [`TOKENS`] of `tokens` tokens, where there are `units` tiles of columns: so many that all blocks
-/// run at once where `at_once` do, and at least one.
+/// Number of blocks for each [`TOKENS`] of `tokens` tokens, with `units` tiles of columns: the largest number with
+/// which all blocks run at once, if `at_once` blocks can; at least one, and at most `units`.
 #[must_use]
 pub const fn splits(tokens: u32, units: u32, at_once: u32) -> u32 {
     let tiles = if tokens < TOKENS { 1 } else { tokens.div_ceil(TOKENS) };
@@ -61,7 +63,7 @@ pub const fn splits(tokens: u32, units: u32, at_once: u32) -> u32 {
     }
 }
 
-/// What is multiplied.
+/// The operands of a product.
 #[derive(Clone, Copy)]
 pub struct Operands {
     /// `[tokens, inner]` BF16.
@@ -76,14 +78,14 @@ pub struct Operands {
     pub inner: u32,
 }
 
-/// What a block has: its first token, and its tiles of columns.
+/// A block's share of the product: its first token, and its tiles of columns.
 #[derive(Clone, Copy)]
 pub struct Share {
-    /// The first token, one that exists.
+    /// The first token, which exists.
     pub first_token: u32,
     /// The first tile of columns.
     pub from: u32,
-    /// One past the last.
+    /// One past the last tile.
     pub to: u32,
 }
 
@@ -98,22 +100,23 @@ impl Share {
     }
 }
 
-/// 8 bytes of each row of a stage.
+/// Number of 8-byte pieces of a row of a stage.
 const EIGHTS: u32 = DEPTH / 4;
-/// Rows that the block's threads copy at once.
+/// Number of rows that the block's threads copy at once.
 const ROWS_AT_ONCE: u32 = THREADS / EIGHTS;
 const _: () = assert!(ROWS_AT_ONCE.is_multiple_of(8), "the swizzle has a period of eight rows");
 
-/// What a thread copies of each stage: 8 bytes of every 24th row.
+/// The part of each stage that a thread copies: 8 bytes of every 24th row.
 #[derive(Clone, Copy)]
 struct Copies {
     /// The first row.
     row: u32,
     /// The first element of the 8 bytes.
     element: u32,
-    /// Where the 8 bytes of its first row go in a stage; those of its next rows, [`ROWS_AT_ONCE`] further, as far
-    /// behind. The products of the kernels for few tokens take the first halves of each 16 bytes of 32 elements first,
-    /// then the second ones (`crate::fragment`), and so do these: a step of a product is 32 bytes.
+    /// The word of a stage to which the thread's 8 bytes of its first row go. Its other rows follow at distances of
+    /// [`ROWS_AT_ONCE`] rows. In the kernels for few tokens a product takes the first halves of each 16 bytes of 32
+    /// elements first, then the second ones (`crate::fragment`). This layout gives the same order: a step of a product
+    /// is 32 bytes.
     word: u32,
 }
 
@@ -135,7 +138,7 @@ fn rows_at(stage: u32) -> Rows<WORDS> {
     unsafe { Rows::at(Stages::at(0), stage) }
 }
 
-/// Where in the operands a stage is: the tile of columns, the part, the first element.
+/// The place of a stage in the operands: the tile of columns, the part, and the first element.
 #[derive(Clone, Copy)]
 struct Cursor {
     unit: u32,
@@ -144,7 +147,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// The stage behind this one, where rows end at element `end`, a multiple of a chunk.
+    /// The stage after this one. Rows end at element `end`, a multiple of a chunk.
     #[inline(always)]
     fn next(self, end: u32) -> Self {
         let Self { unit, part, element } = self;
@@ -160,7 +163,7 @@ impl Cursor {
     }
 }
 
-/// A block's operands on their way through shared memory.
+/// The pipeline that brings a block's operands through shared memory.
 #[derive(Clone, Copy)]
 pub struct Pipeline {
     operands: Operands,
@@ -197,8 +200,8 @@ impl Pipeline {
         self.operands.inner.next_multiple_of(CHUNK)
     }
 
-    /// Starts the thread's copies to the stage at word `to`, as a group, which is empty behind the last tile: zeros
-    /// behind the end of rows. Rows past the last token or column repeat the last one; their results are not used.
+    /// Starts the thread's copies to the stage at word `to`, as one group, which is empty after the last tile; writes
+    /// zeros past the end of rows. Rows past the last token or column repeat the last one; their results are not used.
     ///
     /// # Safety
     /// The matrices have their shapes; no thread reads the stage any more.
@@ -211,7 +214,7 @@ impl Pipeline {
         let stages = unsafe { Stages::at(0) };
         let to = to + copies.word;
         let word = |row: u32| to + Rows::<WORDS>::WORDS * row;
-        // Of the columns' rows the last copies have some too many.
+        // The last copies of column rows would go past the last of these rows.
         let has_column = |row: u32| row + ROWS_AT_ONCE <= COLUMNS || copies.row + row < COLUMNS;
         if next.unit < share.to && element < inner {
             let start = |matrix: Global<u16>, row: u32, rows: u32, to: u32| {
@@ -242,7 +245,7 @@ impl Pipeline {
         self.next = next.next(self.end());
     }
 
-    /// Adds the products of the next stage to `sum`, and starts the copies of another one meanwhile.
+    /// Adds the products of the next stage to `sum`, and meanwhile starts the copies of another stage.
     ///
     /// # Safety
     /// The matrices have their shapes; all threads of the block call it together.
@@ -262,7 +265,7 @@ impl Pipeline {
         }
     }
 
-    /// The thread's sums of the next tile of columns.
+    /// Computes the thread's sums for the next tile of columns.
     ///
     /// # Safety
     /// The matrices have their shapes; the tile is one of the block's; all threads of the block call it together.

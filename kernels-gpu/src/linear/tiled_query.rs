@@ -1,6 +1,6 @@
-//! `bf16_index_query_*`: queries of the indexer of many tokens, from activations to the form that scores take, in one
-//! launch. A head is a tile of columns; its queries are finished in the registers in which the product leaves them,
-//! while the operands of the next head are being copied.
+//! `bf16_index_query_*`: queries of the indexer for many tokens, from activations to the layout that the score kernels
+//! read, in one launch. A head is a tile of columns; its queries are finished in the registers in which the product
+//! leaves them, while the operands of the next head are copied.
 
 use kv_layout::index_row::QUERY_HEADS;
 use simt::shared::Shared;
@@ -22,14 +22,14 @@ use crate::unroll::array_from_fn;
 
 const _: () = assert!(COLUMNS == CHANNELS);
 
-/// Rows of a tile that a thread has a part of.
+/// Number of rows of a tile of which a thread has a part.
 const OWN_ROWS: u32 = 2;
 /// Words of cosines and sines: those of a thread's rotated pairs of its rows.
 const ROTATION_WORDS: usize = (THREADS * OWN_ROWS * LANE_PAIRS * 2) as usize;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = STAGES_BYTES + Shared::<u32, ROTATION_WORDS>::BYTES;
 
-/// Makes the queries of each token's heads, and their weights.
+/// Computes the queries of each token's heads, and their weights.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of as many blocks as the table says call it.
@@ -72,12 +72,12 @@ pub unsafe fn query<F: IndexRowFormat>(args: Bf16IndexQuery) {
     }
 }
 
-/// The tokens of a warp: 16, of which a lane has a part of two.
+/// The 16 tokens of a warp; a lane has a part of two of them.
 #[derive(Clone, Copy)]
 struct Rows {
     queries: Queries,
     tokens: u32,
-    /// The warp's first.
+    /// The warp's first row.
     first: u32,
     place: Place,
 }
@@ -89,7 +89,8 @@ impl Rows {
         Self { queries, tokens, first, place: Place::of(thread::lane_id()) }
     }
 
-    /// The lane's `i`-th row of two; one that exists, and whether that is it, and no padding.
+    /// The lane's row `i` of two, replaced by the last row if it does not exist; and whether it exists and is not
+    /// padding.
     #[inline(always)]
     unsafe fn own(self, i: u32) -> (u32, bool) {
         let row = self.first + self.place.row + 8 * i;
@@ -98,13 +99,13 @@ impl Rows {
         (existing, row < self.tokens && !unsafe { self.queries.is_padding(existing) })
     }
 
-    /// Where cosine and sine of the lane's `pair`-th pair of its `i`-th row are.
+    /// The word at which cosine and sine of pair `pair` of the lane's row `i` are.
     #[inline(always)]
     fn rotation_word(i: u32, pair: u32) -> u32 {
         2 * (THREADS * (LANE_PAIRS * i + pair) + thread::thread_idx_x())
     }
 
-    /// Puts cosines and sines of the lane's pairs into shared memory, for the lane itself.
+    /// Stores cosines and sines of the lane's pairs in shared memory, for the lane itself.
     ///
     /// # Safety
     /// The tokens' positions and the frequencies are there.
@@ -131,7 +132,7 @@ impl Rows {
         }
     }
 
-    /// Finishes the queries of head `head`, of which the thread has these sums.
+    /// Finishes the queries of head `head`, from the thread's sums.
     ///
     /// # Safety
     /// As [`query`]; the rotations are stored; all lanes of the warp call it together.
@@ -145,7 +146,7 @@ impl Rows {
         };
         let (mut now, next) = (quads(0), quads(2));
         let mut i = 0;
-        // A loop, so that the code is there once.
+        // A loop, so that the code exists only once.
         while i < OWN_ROWS {
             // SAFETY: by this function's own contract; words that the thread has stored.
             unsafe {
@@ -161,7 +162,7 @@ impl Rows {
         }
     }
 
-    /// Stores zeros for head `head`, one from `heads` on.
+    /// Stores zeros for head `head`, which is `heads` or more: a head that the model does not have.
     ///
     /// # Safety
     /// As [`query`]; all lanes of the warp call it together.

@@ -1,4 +1,4 @@
-//! Weights as a lane of a product takes them.
+//! Weights as the lanes of a product load and unpack them.
 
 use kv_layout::linear::{TILE_CODES, TILE_COLUMNS, TILE_INNER, TILE_SCALES, device_pairs};
 use simt::math::{mul_bf16x2, permute_bytes};
@@ -10,25 +10,26 @@ use crate::fragment::{Piece, Place};
 /// Pieces of a row of activations in a chunk: 128 values.
 pub const CHUNK_PIECES: u32 = TILE_INNER / 8;
 
-/// Fragments of 16 columns that a warp has of a weight in BF16: more would not fit its registers.
+/// Number of fragments of 16 columns that a warp has of a weight in BF16: more would not fit in its registers.
 pub const BF16_FRAGMENTS: usize = 1;
-/// And of one in NVFP4: all columns of a block, so that a warp alone reads its part of the activations.
+/// Number of fragments that a warp has of a weight in NVFP4: all columns of a block, so that each warp reads its own
+/// part of the activations, and no other warp does.
 pub const NVFP4_FRAGMENTS: usize = 4;
 
-/// A weight, `[columns, inner]`: a row a column of the product.
+/// A weight, `[columns, inner]`: a row of it is a column of the product.
 pub trait Weights: Copy {
-    /// A lane's part of a chunk of the warp's columns: of each fragment columns `place.row` and `place.row + 8`, four
-    /// pieces of each.
+    /// A lane's part of a chunk of the warp's columns: for each fragment, four pieces of each of the columns
+    /// `place.row` and `place.row + 8`.
     type Chunk: Copy + Default;
-    /// Fragments of 16 columns that a warp has.
+    /// Number of fragments of 16 columns that a warp has.
     const FRAGMENTS: usize;
-    /// What sums are still to be multiplied by.
+    /// The factor by which sums must still be multiplied.
     const UNIT: f32;
-    /// Whether no launch writes it, so that it may be loaded before the launch before has ended.
+    /// Whether no launch writes the weight, so that it may be loaded before the previous launch has ended.
     const IS_FIXED: bool;
 
-    /// The lane's part of chunk `chunk` of the columns from `first` on; zeros where rows have ended. What it has of
-    /// columns past the last is not used.
+    /// Loads the lane's part of chunk `chunk` of the columns from `first` on; zeros past the end of rows. Values of
+    /// columns past the last are not used.
     ///
     /// # Safety
     /// The first column of the block exists.
@@ -40,14 +41,14 @@ pub trait Weights: Copy {
     /// The columns exist.
     unsafe fn prefetch(self, first: u32, rows: u32);
 
-    /// Pieces `PIECE` of four of the two columns of fragment `fragment` as BF16 pairs.
+    /// Unpacks piece `PIECE` of four, for both columns of fragment `fragment`, as BF16 pairs.
     fn pieces<const PIECE: usize>(chunk: Self::Chunk, fragment: usize) -> [Piece; 2];
 
-    /// The piece of a chunk that is the `of_lane`-th of lane `t` of four.
+    /// The index in a chunk of piece `of_lane` of lane `t` of four.
     fn piece_of(t: u32, of_lane: u32) -> u32;
 }
 
-/// BF16.
+/// A weight in BF16.
 #[derive(Clone, Copy)]
 pub struct Bf16Weights {
     /// `[columns, inner]`.
@@ -93,14 +94,14 @@ impl Weights for Bf16Weights {
         chunk.map(|column| column[PIECE])
     }
 
-    /// Lanes take pieces by turns, so that their loads touch whole sectors.
+    /// Lanes take pieces in turn, so that their loads touch whole sectors.
     #[inline(always)]
     fn piece_of(t: u32, of_lane: u32) -> u32 {
         4 * of_lane + t
     }
 }
 
-/// NVFP4 by the tiles of `kv_layout::linear`.
+/// A weight in NVFP4, in the tiles of `kv_layout::linear`.
 #[derive(Clone, Copy)]
 pub struct Nvfp4Weights {
     /// `[columns / 64, inner / 128, 4096]`.
@@ -111,14 +112,15 @@ pub struct Nvfp4Weights {
     pub row_tiles: u32,
 }
 
-/// The lane's codes of eight columns, and two scales of each.
+/// The lane's codes of eight columns, and two scales of each column.
 #[derive(Clone, Copy, Default)]
 pub struct Nvfp4Chunk {
     codes: [Piece; 2 * NVFP4_FRAGMENTS],
     scales: Piece,
 }
 
-/// log2 of the factor by which values are too small: with all of [`E2M1_BITS_LOG2`] a large scale would overflow.
+/// log2 of the factor by which unpacked values are too small: with the whole factor of [`E2M1_BITS_LOG2`] a large scale
+/// would overflow.
 const SMALLER_LOG2: u32 = 8;
 
 impl Nvfp4Weights {
@@ -129,7 +131,7 @@ impl Nvfp4Weights {
         Self { codes, scales, row_tiles: inner.div_ceil(TILE_INNER) }
     }
 
-    /// Number of the first tile of the columns from `first` on.
+    /// Index of the first tile of the columns from `first` on.
     #[inline(always)]
     fn first_tile(self, first: u32) -> u64 {
         u64::from(first / TILE_COLUMNS) * u64::from(self.row_tiles)
@@ -140,7 +142,7 @@ impl Weights for Nvfp4Weights {
     type Chunk = Nvfp4Chunk;
     const FRAGMENTS: usize = NVFP4_FRAGMENTS;
     const UNIT: f32 = (1 << SMALLER_LOG2) as f32;
-    /// It is uploaded once.
+    /// The weight is uploaded once.
     const IS_FIXED: bool = true;
 
     #[inline(always)]
@@ -178,14 +180,14 @@ impl Weights for Nvfp4Weights {
         let scales = f32x4_from_e4m3(chunk.scales[fragment]);
         [0, 1].map(|eight| {
             let scale = scales[2 * eight + PIECE / 2] * UNIT;
-            // The upper half in both halves: all significant bits are there.
+            // Copies the upper half of the word to both halves: it has all significant bits.
             let scale = permute_bytes(scale.to_bits(), 0, 0x3232);
             let pairs = device_pairs(chunk.codes[2 * fragment + eight][PIECE]);
             pairs.map(|pair| mul_bf16x2(pair, scale))
         })
     }
 
-    /// A lane takes four pieces in a row: one load.
+    /// A lane takes four consecutive pieces: one load.
     #[inline(always)]
     fn piece_of(t: u32, of_lane: u32) -> u32 {
         4 * t + of_lane

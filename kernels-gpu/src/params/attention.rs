@@ -13,9 +13,9 @@ parameters! {
         skipped,
         /// Heads of a query.
         heads,
-        /// The same if the log-sum-exp is asked for, else 0.
+        /// As `heads` if the log-sum-exp is requested, else 0.
         lse_heads,
-        /// 0 if queries are normed and rotated already, else the kernel does both.
+        /// 0 if queries are already normed and rotated; otherwise the kernel does both.
         raw_queries,
         /// Most parts of a query's keys (split-KV).
         parts,
@@ -38,10 +38,10 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
-        /// Clusters (blocks, where a work item has one) of a part, 1 or 2. Of two each has half of the channels of the values; in
-        /// `attend_spread_parts_*` each has half of the keys.
+        /// Clusters of a part (blocks, where a work item has one block), 1 or 2. If 2, each has half of the channels of
+        /// the values; in `attend_spread_parts_*` each has half of the keys.
         clusters_per_part,
-        /// Queries that a block takes one after another, 1 to 32, if the kernel is for consecutive ones.
+        /// Queries that a block takes in turn, 1 to 32, in the kernel for consecutive queries.
         queries_per_block,
     }
 }

@@ -1,4 +1,4 @@
-//! The scalars each kernel takes: one `#[repr(C)]` struct, passed by value after the pointers.
+//! The scalars of each kernel: one `#[repr(C)]` struct, passed by value after the pointers.
 //!
 //! `u32` only, no implicit padding, no `bool`: the struct is the PTX `.param` byte for byte.
 
@@ -45,9 +45,9 @@ parameters! {
         checkpoints,
         /// Units of 256 bytes of a checkpoint.
         checkpoint_units,
-        /// Those of it before the layer's data rows, of which it has 128.
+        /// Units of a checkpoint before the layer's data rows, of which it has 128.
         data_units,
-        /// Those of it before the layer's scale rows.
+        /// Units of a checkpoint before the layer's scale rows.
         scale_units,
     }
 }
@@ -147,13 +147,13 @@ parameters! {
         slots,
         /// Tokens of the step; a record that names one beyond them is left out.
         tokens,
-        /// Which runs: [`Self::GOING_ON`] or [`Self::STARTING`].
+        /// The runs that the launch folds: [`Self::GOING_ON`] or [`Self::STARTING`].
         part,
     }
 }
 
 impl CompressHcaParams {
-    /// Runs that go on from a state row.
+    /// Runs that continue from a state row.
     pub const GOING_ON: u32 = 1;
     /// Runs that start a window.
     pub const STARTING: u32 = 0;
@@ -172,7 +172,7 @@ parameters! {
         checkpoints,
         /// Units of 256 bytes of a checkpoint.
         checkpoint_units,
-        /// Those of it before the compressor's rows, of which it has 4.
+        /// Units of a checkpoint before the compressor's rows, of which it has 4.
         image_units,
     }
 }
@@ -182,13 +182,13 @@ parameters! {
     RotateStateParams {
         /// Rows to move.
         rows,
-        /// Position of the first of them; the others follow.
+        /// Position of the first of these rows; the others follow.
         position,
-        /// Slot they come from; [`Self::IMAGE`] = from the image.
+        /// Source slot; [`Self::IMAGE`] = from the image.
         from,
-        /// Slot they go to.
+        /// Destination slot.
         to,
-        /// Rows of the ring that they are in.
+        /// Rows of the ring that contains them.
         ring,
         /// Rows of a slot, all its rings.
         slot_rows,
@@ -213,7 +213,7 @@ parameters! {
         slot_rows,
         /// 32-bit words of a row, a multiple of 4.
         row_words,
-        /// What every word becomes.
+        /// The value of every word afterwards.
         word,
     }
 }
@@ -221,7 +221,7 @@ parameters! {
 parameters! {
     /// Scalars of `copy_state`.
     CopyStateParams {
-        /// What is copied: [`Self::SAVE`], [`Self::RESTORE`] or [`Self::SLOT`].
+        /// The direction of the copies: [`Self::SAVE`], [`Self::RESTORE`] or [`Self::SLOT`].
         mode,
         /// Pieces of the table, a block each.
         pieces,
@@ -229,7 +229,7 @@ parameters! {
         jobs,
         /// Slots, not 0; a job that names one beyond them is a fault.
         slots,
-        /// Units of 256 bytes of the slots' memory, not 0; what lies beyond them is left out.
+        /// Units of 256 bytes of the slots' memory, not 0; words beyond them are left out.
         slot_units,
         /// Checkpoints; a job that names one beyond them is a fault.
         checkpoints,
@@ -247,10 +247,10 @@ impl CopyStateParams {
     pub const SLOT: u32 = 2;
     /// Words of a piece: see `state_copy`.
     pub const PIECE: u32 = 8;
-    /// Words of a job: slot; checkpoint, or the slot that is written; the position behind the last row that a
-    /// checkpoint has; the position behind the last row that is copied.
+    /// Words of a job: slot; checkpoint, or the slot that is written; the position after the last row of the
+    /// checkpoint; the position after the last row that is copied.
     pub const JOB: u32 = 4;
-    /// In the last word of a piece, added to its first word: words have 4 bytes, not 16.
+    /// Flag in the last word of a piece, added to the index of its first word: words have 4 bytes, not 16.
     pub const NARROW: u32 = 1 << 31;
     /// Words of a piece that a block copies.
     pub const BLOCK_WORDS: u32 = 512;
@@ -280,7 +280,7 @@ parameters! {
         slots,
         /// Rows of the sliding-window planes, slots times ring.
         window_rows,
-        /// Rows of one request's state ring; in a CSA layer of that of own halves. It says how many tokens a
+        /// Rows of one request's state ring; in a CSA layer, of the ring of own halves. It determines how many tokens a
         /// request may have in the step.
         state_ring,
         /// Blocks in a row of the block table.
@@ -319,7 +319,7 @@ parameters! {
         rows,
         /// The layer, for the record.
         layer,
-        /// What the tile's rows are: [`Self::WINDOW`], [`Self::LIST`] or [`Self::ALL`].
+        /// The source of the tile's rows: [`Self::WINDOW`], [`Self::LIST`] or [`Self::ALL`].
         source,
         /// Rows that can be recorded; more are only counted.
         capacity,
@@ -327,15 +327,15 @@ parameters! {
 }
 
 impl FindPoisonParams {
-    /// Rows are the query's window: recorded is the position of the token.
+    /// Rows are the query's window; a record has the position of the token.
     pub const WINDOW: u32 = 0;
-    /// Rows are the entries of a list: recorded is the entry.
+    /// Rows are the entries of a list; a record has the entry.
     pub const LIST: u32 = 1;
-    /// Row i is entry i: recorded is the entry.
+    /// Row `i` is entry `i`; a record has the entry.
     pub const ALL: u32 = 2;
     /// Words of a record.
     pub const RECORD: u32 = 4;
-    /// In a record's first word, what the layer is multiplied by; the source is added.
+    /// The first word of a record is the layer times this, plus the source.
     pub const LAYER: u32 = 4;
 }
 
@@ -348,7 +348,7 @@ parameters! {
         tokens,
         /// Queries that see no more entries than this have no scores.
         skip,
-        /// Scores of a query; it may see more, which have none.
+        /// Scores of a query; further entries that it sees have no scores.
         columns,
         /// The layer, for the record.
         layer,
@@ -364,10 +364,10 @@ parameters! {
 }
 
 impl FindPoisonedKeysParams {
-    /// What was found is the indexer key of an entry that was scored: recorded is the entry. Beside the
-    /// sources of [`FindPoisonParams`].
+    /// The source of a record of an indexer key that was scored; the record has the entry. Beside the sources of
+    /// [`FindPoisonParams`].
     pub const KEY: u32 = 3;
-    /// As of [`FindPoisonParams`], whose records these are.
+    /// As `FindPoisonParams::LAYER`: the records have the same format.
     pub const LAYER: u32 = FindPoisonParams::LAYER;
 }
 

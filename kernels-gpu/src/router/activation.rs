@@ -55,7 +55,7 @@ fn quotient(e: f32) -> f32 {
 /// the rest.
 #[inline(always)]
 fn square_root(x: f32) -> f32 {
-    /// Below it a remainder would be subnormal.
+    /// Below this the remainder would be subnormal.
     const TINY: f32 = f32::from_bits((127 - 100) << 23);
     const UP: f32 = (1_u128 << 64) as f32;
     const DOWN: f32 = 1.0 / (1_u64 << 32) as f32;

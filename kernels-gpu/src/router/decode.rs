@@ -1,11 +1,11 @@
 //! Routing of a decode batch in one launch, from hidden states to experts and weights.
 //!
-//! A cluster of eight blocks computes 24 or 32 experts, each block over an eighth of the hidden state. (A
-//! cluster stays within a GPC. With one block a multiprocessor only 12 clusters run at once; of 16 some would
-//! wait for others to end.) Within a block each warp sums a part of that eighth; above 32 tokens it sums two
-//! parts, for one half of the tokens. Sums are added through shared memory, within a block and within a cluster,
-//! in the order that [`super::order`] fixes. Then block r of every cluster has the sums of tokens r, r + 8, ..;
-//! the last of these blocks to arrive at a counter selects the tokens' experts.
+//! A cluster of eight blocks computes 24 or 32 experts, each block over an eighth of the hidden state. (A cluster stays
+//! within a GPC. With one block a multiprocessor only 12 clusters run at once; of 16, some would wait for others to
+//! end.) Within a block each warp sums a part of that eighth; above 32 tokens it sums two parts, for one half of the
+//! tokens. Sums are added through shared memory, within a block and within a cluster, in the order that
+//! [`super::order`] fixes. Then block `r` of every cluster has the sums of tokens `r`, `r + 8`, ..; the last of these
+//! blocks to arrive at a counter selects the tokens' experts.
 
 use crate::args::{DenseRouterDecode, HashRouterDecode};
 use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
@@ -47,8 +47,8 @@ type Sums<const N: usize> = [[[f32; 4]; N]; 2];
 /// Operands of a warp: pieces of two times 16 tokens and of `N` times 8 experts.
 type Operands<const N: usize> = ([[Piece; 2]; 2], [Piece; N]);
 
-/// The gate's product with a batch, and the global memory through which blocks exchange results. A cluster has
-/// `8 * N` experts.
+/// The product of the gate and a batch of tokens, and the global memory through which blocks exchange results. A
+/// cluster has `8 * N` experts.
 #[derive(Clone, Copy)]
 struct Gate<const N: usize> {
     /// `[tokens, hidden]` BF16.
@@ -57,7 +57,7 @@ struct Gate<const N: usize> {
     weight: Global<u16>,
     /// `[64, experts]` f32.
     activations: GlobalMut<f32>,
-    /// `[8]` counters of blocks that have stored their activations; 0 between launches.
+    /// `[8]` counters of the blocks of each rank that have stored their activations; 0 between launches.
     arrivals: GlobalMut<u32>,
     tokens: u32,
     experts: u32,
@@ -98,7 +98,7 @@ impl<const N: usize> Gate<N> {
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
                 let arrivals = DeviceAtomicU32::new(self.arrivals, u64::from(rank));
-                // For the whole block, which the barriers around it order.
+                // One thread fences for the whole block, whose accesses the barriers before and after order.
                 fence_device();
                 let is_last = arrivals.add(1) == self.experts.div_ceil(Self::EXPERTS) - 1;
                 fence_device();
@@ -112,7 +112,7 @@ impl<const N: usize> Gate<N> {
         }
     }
 
-    /// The sums over the block's eighth of the hidden state, for the cluster's experts: `[tokens, 32]`.
+    /// Computes the sums over the block's eighth of the hidden state, for the cluster's experts: `[tokens, 32]`.
     ///
     /// # Safety
     /// As [`Self::activate`].
@@ -167,7 +167,7 @@ struct Tile<const N: usize> {
 }
 
 impl<const N: usize> Tile<N> {
-    /// Whether there are tokens in the tile's second 16.
+    /// Whether the second 16 rows of the tile have tokens.
     #[inline(always)]
     fn has_second(self) -> bool {
         self.first_token + 16 < self.gate.tokens

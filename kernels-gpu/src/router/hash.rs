@@ -10,7 +10,7 @@ use super::topk::Routed;
 use super::{GROUP, weight};
 use crate::fault;
 
-/// Threads of a block, of which eight share a token.
+/// Threads of a block; eight threads share a token.
 const THREADS: u32 = 128;
 /// Tokens of a block.
 pub const BLOCK_TOKENS: u32 = THREADS / GROUP;
@@ -49,23 +49,23 @@ pub struct Lookup {
     pub vocabulary: u32,
     /// Number of experts.
     pub experts: u32,
-    /// Experts of a token.
+    /// Number of experts of a token.
     pub selected: u32,
 }
 
 /// One of a token's experts.
 pub struct Expert {
-    /// -1 if there is none.
+    /// Index of the expert; -1 if there is none.
     pub id: i32,
-    /// Its activation; 0 if there is none.
+    /// Activation of the expert; 0 if there is none.
     pub activation: f32,
     /// Number of refused inputs.
     pub refusals: u32,
 }
 
 impl Lookup {
-    /// The expert at `place` of token id `id`, with `activation(expert)`. Refuses a token id out of range other
-    /// than -1 (counted at place 0), an expert out of range, and an activation that is NaN.
+    /// The expert at `place` in the table row of token id `id`, with `activation(expert)`. Refuses a token id out of
+    /// range other than -1 (counted at place 0), an expert out of range, and an activation that is NaN.
     ///
     /// # Safety
     /// The table has its rows.

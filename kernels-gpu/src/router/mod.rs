@@ -1,10 +1,9 @@
-//! The MoE router: experts and weights of each token. See docs/specification.md, section 14.
+//! The MoE router: selects the experts of each token and computes their weights. See docs/specification.md, section 14.
 //!
-//! A warp handles a token, each lane consecutive experts. From the logits on, everything is plain IEEE
-//! arithmetic, so GPU and emulator select the same experts with weights of equal bits. The logits themselves
-//! come from tensor cores, which add the products of a few elements in an order of their own, another one than
-//! the emulator's. All else of the order is fixed ([`order`]), so that on one device a token's logits have the
-//! same bits in every batch.
+//! A warp handles a token, and each lane consecutive experts. From the logits on, everything is plain IEEE arithmetic,
+//! so GPU and emulator select the same experts with weights of equal bits. The logits themselves come from tensor
+//! cores. These add the products of a few elements in their own order, which differs from the emulator's. Apart from
+//! that the order is fixed ([`order`]), so that on one device a token's logits have the same bits in every batch.
 
 pub mod activation;
 pub mod decode;
@@ -16,7 +15,7 @@ pub mod topk;
 
 use simt::warp;
 
-/// Lanes over which the sum of a token's activations runs; at least its selected experts.
+/// Number of lanes over which a token's activations are summed; at least the number of its selected experts.
 const GROUP: u32 = kv_layout::router::MAX_SELECTED;
 
 /// The weight of a selected expert: its activation divided by the sum over its group of eight lanes, times

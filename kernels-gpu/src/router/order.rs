@@ -1,16 +1,16 @@
-//! The order in which the products of a logit are added. It is one for all kernels, so that a token's logits
-//! have the same bits in every batch.
+//! The order in which the products of a logit are added. It is the same in all kernels, so that a token's logits have
+//! the same bits in every batch.
 //!
-//! The hidden state is cut into chunks of [`DEPTH`] elements, the chunks into eight slices, and each slice into eight
-//! parts, which follow each other. A tensor core adds the products of a part, chunk after chunk, to 0. Then the parts of
-//! a slice are added in order to 0, then the first four slices and the last four, each in order to 0, and then those
-//! two. A part without a chunk is 0, which changes no sum.
+//! The hidden state is cut into chunks of [`DEPTH`] elements. Consecutive chunks form eight slices, and the chunks of
+//! each slice eight consecutive parts. A tensor core adds the products of a part to 0, chunk after chunk. Then the
+//! parts of a slice are added to 0 in order. Then the first four slices are added to 0 in order, and likewise the last
+//! four, and these two sums are added. A part without a chunk is 0, which changes no sum.
 
 use kv_layout::router::DECODE_SLICES;
 
 use crate::fragment::DEPTH;
 
-/// Parts of a slice.
+/// Number of parts of a slice.
 pub const PARTS: u32 = 8;
 
 /// The chunks of a slice: from the first to one past the last.
@@ -39,7 +39,7 @@ impl Slice {
     }
 }
 
-/// The sum of all slices, of which `of` gives the sums.
+/// The sum over all slices, where `of` gives the sum of a slice.
 #[inline(always)]
 #[must_use]
 pub fn add_slices(of: impl Fn(u32) -> f32) -> f32 {

@@ -1,10 +1,10 @@
 //! `router_logits_*`: the product of many hidden states with the gate, tile by tile.
 //!
-//! A cluster of eight or two blocks computes a tile of 128 tokens by 128 experts, each block over one or four slices
-//! of the hidden state, each warpgroup 64 tokens by all experts. Both operands go through shared memory, two chunks of
-//! the hidden state at a time, copied five stages ahead. A thread needs three sums of each of its logits
-//! ([`super::order`]): that of the part, of the slice, and of the slices before. Then the blocks exchange their sums,
-//! and each adds those of its share of the tokens.
+//! A cluster of eight or two blocks computes a tile of 128 tokens by 128 experts. Each block computes it over one or
+//! four slices of the hidden state; each of its two warpgroups has 64 tokens and all experts of the tile. Both operands
+//! go through shared memory, two chunks of the hidden state at a time, copied five stages ahead. A thread needs three
+//! sums for each of its logits ([`super::order`]): of the current part, of the current slice, and of the slices before.
+//! At the end the blocks exchange their sums, and each adds those of its share of the tokens.
 
 use crate::args::RouterLogits;
 use crate::params::RouterLogitsParams;
@@ -23,25 +23,25 @@ use crate::unroll::{array_from_fn, unroll};
 const THREADS: u32 = 256;
 const TOKENS: u32 = LogitsSplit::TOKENS;
 const EXPERTS: u32 = LogitsSplit::EXPERTS;
-/// Rows of a stage: the tokens', then the experts'.
+/// Number of rows of a stage: tokens, then experts.
 const ROWS: u32 = TOKENS + EXPERTS;
-/// Chunks of a stage.
+/// Number of chunks of a stage.
 const CHUNKS: u32 = 2;
-/// 16 bytes of a chunk of a row.
+/// Number of 16-byte pieces of a chunk of a row.
 const CHUNK_SIXTEENS: u32 = DEPTH / 8;
 /// Words of a stage: rows of two chunks.
 const STAGE: u32 = ROWS * Rows::<WORDS>::WORDS;
 const _: () = assert!(CHUNKS * CHUNK_SIXTEENS * 4 == Rows::<WORDS>::WORDS);
 const _: () = assert!(STAGE.is_multiple_of(Rows::<WORDS>::ALIGN) && TOKENS.is_multiple_of(8));
-/// Stages in shared memory.
+/// Number of stages in shared memory.
 const STAGES: u32 = 6;
-/// Copies that may be under way when a stage is multiplied.
+/// Number of copy groups that may be under way when a stage is multiplied.
 const AHEAD: usize = STAGES as usize - 2;
 /// Words of the stages.
 const WORDS: usize = (STAGES * ROWS * 32) as usize;
-/// Stride of the block's sums of a token, in words: stores of pairs by a warp have no bank conflicts.
+/// Stride of the block's sums of a token, in words, chosen so that a warp's stores of pairs have no bank conflicts.
 const STRIDE: u32 = EXPERTS + 8;
-/// Words of the block's sums, which take the place of the stages.
+/// Words of the block's sums, which replace the stages.
 const SUMS: usize = (TOKENS * STRIDE) as usize;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = Stages::BYTES;
@@ -61,22 +61,22 @@ struct Tile {
     params: RouterLogitsParams,
 }
 
-/// What a thread copies of each stage: 8 bytes of every sixteenth row.
+/// The part of each stage that a thread copies: 8 bytes of every sixteenth row.
 #[derive(Clone, Copy)]
 struct Share {
     /// The first row.
     row: u32,
     /// The chunk of the stage.
     chunk: u32,
-    /// The 8 bytes of the chunk.
+    /// Index of the 8-byte piece in the chunk.
     eight: u32,
 }
 
-/// Pieces of 8 bytes of a chunk of a row.
+/// Number of 8-byte pieces of a chunk of a row.
 const EIGHTS: u32 = DEPTH / 4;
-/// Rows that the block's threads copy at once.
+/// Number of rows that the block's threads copy at once.
 const ROWS_AT_ONCE: u32 = THREADS / (CHUNKS * EIGHTS);
-/// Copies of a thread from either matrix.
+/// Number of copies of a thread from each matrix.
 const COPIES: usize = (TOKENS / ROWS_AT_ONCE) as usize;
 const _: () = assert!(TOKENS == EXPERTS);
 
@@ -88,9 +88,9 @@ impl Share {
         Self { row, chunk: at / EIGHTS, eight: at % EIGHTS }
     }
 
-    /// Where its bytes of its first row go in a stage; those of its next rows, [`ROWS_AT_ONCE`] further, as far behind.
-    /// The products of decode kernels take the first halves of each 16 bytes of a chunk first, then the second ones
-    /// (`crate::fragment`), and so do these: a step of a product is 32 bytes.
+    /// The word of a stage to which the thread's 8 bytes of its first row go. Its other rows follow at distances of
+    /// [`ROWS_AT_ONCE`] rows. In decode kernels a product takes the first halves of each 16 bytes of a chunk first,
+    /// then the second ones (`crate::fragment`). This layout gives the same order: a step of a product is 32 bytes.
     #[inline(always)]
     fn word(self, rows: Rows<WORDS>) -> u32 {
         let (sixteen, half) = (self.eight / 2, self.eight % 2);
@@ -100,7 +100,7 @@ impl Share {
 }
 const _: () = assert!(ROWS_AT_ONCE.is_multiple_of(8), "the swizzle has a period of eight rows");
 
-/// The chunks of a block's slices on their way through shared memory.
+/// The pipeline that brings the chunks of a block's slices through shared memory.
 #[derive(Clone, Copy)]
 struct Pipeline {
     tile: Tile,
@@ -110,7 +110,7 @@ struct Pipeline {
     end: u32,
     /// The next chunk that the thread copies.
     next: u32,
-    /// First word of the stage that is copied to next, and of the one that is multiplied.
+    /// First word of the next stage to be copied to, and of the stage that is multiplied.
     ahead: u32,
     stage: u32,
 }
@@ -141,7 +141,7 @@ impl Pipeline {
         pipeline
     }
 
-    /// Starts the thread's copies of a stage, as a group, which is empty behind the last chunk. Rows past the last
+    /// Starts the thread's copies of a stage, as one group, which is empty after the last chunk. Rows past the last
     /// token or expert repeat the last one; their results are not used.
     ///
     /// # Safety
@@ -172,7 +172,7 @@ impl Pipeline {
         self.ahead = if ahead == (STAGES - 1) * STAGE { 0 } else { ahead + STAGE };
     }
 
-    /// Adds the products of chunk `chunk` to `sum`, if `adds`. Chunks come in order.
+    /// Adds the products of chunk `chunk` to `sum`, or to 0 unless `adds`. Chunks come in order.
     ///
     /// # Safety
     /// The matrices have their shapes; all threads of the block call it together.
@@ -204,7 +204,7 @@ fn add(a: Sums, b: Sums) -> Sums {
     array_from_fn(|n| four(a[n], b[n]))
 }
 
-/// Logits of any number of tokens.
+/// Computes the logits of any number of tokens.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(BLOCKS * tokens / 128, experts /
@@ -226,13 +226,14 @@ pub unsafe fn logits<const BLOCKS: u32>(args: RouterLogits) {
         store_sums(sums, total);
         sync_cluster();
         store_logits::<BLOCKS>(args, tile, sums);
-        // Sums of tokens and experts that do not exist are loaded and not used: their loads must not outlive a block either.
+        // A block must not exit while others load its sums. That includes sums of tokens and experts that do not exist,
+        // which are loaded but not used.
         cluster_arrive_release();
         cluster_wait();
     }
 }
 
-/// The thread's sums over slices `first..end`, in the order of [`super::order`].
+/// Computes the thread's sums over slices `first..end`, in the order of [`super::order`].
 ///
 /// # Safety
 /// As [`logits`].
@@ -266,7 +267,7 @@ unsafe fn sum_slices(tile: Tile, first: u32, end: u32) -> Sums {
     total
 }
 
-/// Puts a thread's sums into shared memory, `[128, 128]`.
+/// Stores a thread's sums in shared memory, `[128, 128]`.
 ///
 /// # Safety
 /// All threads of the block call it; a barrier follows before others read.
@@ -284,8 +285,8 @@ unsafe fn store_sums(sums: Shared<f32, SUMS>, own: Sums) {
     });
 }
 
-/// Adds the sums of the cluster's blocks for the block's share of the tokens, and writes their logits: eight of a
-/// thread at a time.
+/// Adds the sums of the cluster's blocks for the block's share of the tokens, and writes their logits. A thread handles
+/// eight logits at a time.
 ///
 /// # Safety
 /// The sums of all blocks of the cluster are written, with a barrier of the cluster since; the logits have their

@@ -1,4 +1,4 @@
-//! The best experts of a token, by a warp.
+//! Selects the best experts of a token, in one warp.
 
 use simt::mem::{Global, GlobalMut};
 use simt::warp;
@@ -11,19 +11,19 @@ use crate::unroll::array_from_fn;
 /// keep the array in registers.
 pub type Quads<T, const Q: usize> = [[T; 4]; Q];
 
-/// The experts of a lane: `4 * Q` consecutive ones from `lane * 4 * Q` on, as far as there are so many.
+/// The experts of a lane: `4 * Q` consecutive ones from `lane * 4 * Q` on, or fewer if the experts end before.
 #[derive(Clone, Copy)]
 pub struct Experts<const Q: usize> {
-    /// [`rank::key`] of what they are selected by.
+    /// [`rank::key`] of the scores by which the experts are selected.
     keys: Quads<u32, Q>,
-    /// Their activations.
+    /// Activations of the experts.
     activations: Quads<f32, Q>,
-    /// How many of their scores are NaN.
+    /// Number of scores that are NaN.
     pub faults: u32,
 }
 
-/// The lane's part of `values`, which starts at element `start` and of which the first `count` exist, a
-/// multiple of 4; 0 beyond.
+/// Loads the lane's part of `values`, from element `start` on. The first `count` elements exist, a multiple of 4; the
+/// others are 0.
 ///
 /// # Safety
 /// The elements exist, and the first one's address is a multiple of 16.
@@ -34,7 +34,7 @@ pub unsafe fn load<const Q: usize>(values: Global<f32>, start: u64, count: u32) 
     load_by(count, |at| unsafe { values.load_u32x4(start + at) })
 }
 
-/// [`load()`] of values that other blocks of the launch have written.
+/// As [`load()`], for values that other blocks of the launch have written.
 ///
 /// # Safety
 /// As [`load()`]; the values are visible to this thread.
@@ -61,7 +61,8 @@ impl<const Q: usize> Experts<Q> {
     /// Experts of a lane.
     const PER_LANE: u32 = 4 * Q as u32;
 
-    /// The first expert of lane `lane`, and how many of its experts exist, out of `experts`.
+    /// The first expert of lane `lane`, and the number of experts from it on, out of `experts`: may exceed those of the
+    /// lane.
     #[inline(always)]
     #[must_use]
     pub fn of_lane(lane: u32, experts: u32) -> (u32, u32) {
@@ -69,8 +70,8 @@ impl<const Q: usize> Experts<Q> {
         (first, experts.saturating_sub(first))
     }
 
-    /// From activations and biases, of which the first `count` exist. A NaN activation counts as 0; a NaN score
-    /// ranks last.
+    /// Computes scores from activations and biases; the first `count` experts exist. A NaN activation counts as 0; a
+    /// NaN score ranks last.
     #[inline(always)]
     #[must_use]
     pub fn new(raw: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
@@ -91,8 +92,8 @@ impl<const Q: usize> Experts<Q> {
         Self::new(quads(|q, i| activation(logits[q][i])), bias, count)
     }
 
-    /// The warp's `selected` best experts, best first, the lower one of equals: lane i gets the i-th
-    /// with its activation, lanes beyond get -1 and 0.
+    /// The warp's `selected` best experts, best first; of equal experts the lower one is first. Lane `i` gets the
+    /// `i`-th expert and its activation; lanes from `selected` on get -1 and 0.
     ///
     /// # Safety
     /// All lanes of the warp call it together, with the same `selected`, at most 32.
@@ -154,7 +155,7 @@ fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32
     pair(pair(quad(0), quad(1)), pair(quad(2), quad(3)))
 }
 
-/// Index of the first of `keys` that is `key`, one of them.
+/// Index of the first of `keys` that equals `key`, which is one of them.
 #[inline(always)]
 fn first_equal<const Q: usize>(keys: Quads<u32, Q>, key: u32) -> u32 {
     let found = quads(|q, i| u32::from(keys[q][i] == key) << index(q, i));

@@ -8,7 +8,7 @@ use super::select::{Experts, load};
 use super::weight;
 use crate::fault;
 
-/// Warps of a block, each with a token.
+/// Warps of a block; each handles a token.
 pub const WARPS: u32 = 4;
 
 /// The outputs: experts and weights of each token.
@@ -18,7 +18,7 @@ pub struct Routed {
     pub ids: GlobalMut<i32>,
     /// `[tokens, selected]` f32.
     pub weights: GlobalMut<f32>,
-    /// Experts of a token.
+    /// Number of experts of a token.
     pub selected: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A hash of all that host and device must agree on.
+//! A hash of everything on which host and device must agree.
 
 use kv_layout::format::Ue8m0;
 use kv_layout::geometry::{
@@ -43,7 +43,7 @@ impl Hash {
             }
             i += 1;
         }
-        // No byte of a text: where one ends another begins.
+        // A separator between texts: no text contains this byte.
         self.byte(0xFF)
     }
 

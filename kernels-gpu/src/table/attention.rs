@@ -1,4 +1,4 @@
-//! Attention over the rows of the cache.
+//! Attention in place, over the stored rows of the cache.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Pooling: windows of projections become entries.
+//! Pooling: windows of projections are pooled into entries.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Decode, drafts included: a layer in one launch.
+//! Decode, drafts included: all cache writes of a layer in one launch.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

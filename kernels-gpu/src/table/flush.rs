@@ -1,4 +1,4 @@
-//! Entries and indexer keys into the paged planes.
+//! Stores entries and indexer keys in the paged planes.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Compressed entries out of the paged planes.
+//! Gathers compressed entries from the paged planes.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

@@ -1,8 +1,8 @@
 //! The kernel table: every kernel once, as data and as macros.
 //!
-//! A row is an operation: its name and the format that chooses among its kernels, documentation,
-//! pointers, scalars, launch shape, and a body per format. Rows stand in one file a topic, each a
-//! macro that adds its rows to those before it and hands all to the next.
+//! A row is an operation: its name and the format that selects its kernel, documentation, pointers, scalars, launch
+//! shape, and a body per format. There is one file per topic. Each file is a macro that adds its rows to those before
+//! it and passes them all to the next macro.
 //!
 //! An operation that exists for several formats is written once, with one kernel per format
 //! (decision D6). The table is handed to callback macros, and so expanded into
@@ -12,14 +12,14 @@
 //!   [`for_each_operation!`](crate::for_each_operation);
 //! - [`KERNELS`], which `xtask` compares with the built PTX and the host checks at load.
 //!
-//! It is the whole contract of a launch: of each pointer its element, what its address must be a multiple
-//! of, and how many elements the launch may touch, as a product of dimensions; the scalars; threads, blocks
-//! and shared memory. Dimensions and grid are functions of the scalars and the format, so that no launch
-//! states them again. [`ABI_HASH`] is a hash of all of it.
+//! The table is the whole contract of a launch. For each pointer it states the element type, the alignment of the
+//! address, and how many elements the launch may touch, as a product of dimensions. It also states the scalars,
+//! threads, blocks and shared memory. Dimensions and grid are functions of the scalars and the format, so that no
+//! launch states them again. [`ABI_HASH`] is a hash of all this.
 //!
-//! The order of arguments is fixed: flat device pointers first, so that the PTX backend knows they
-//! are global memory, then one [`crate::params`] struct by value. From the kernel's
-//! `griddepcontrol.wait` on nothing writes what `const` pointers point to, until the launch ends.
+//! The order of arguments is fixed: first flat device pointers, so that the PTX backend knows that they are global
+//! memory; then one [`crate::params`] struct by value. From the kernel's `griddepcontrol.wait` until the launch ends,
+//! nothing writes the memory of `const` pointers.
 
 mod abi;
 mod attention;

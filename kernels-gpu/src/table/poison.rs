@@ -1,4 +1,4 @@
-//! The search for rows, and for scores of keys, that nobody wrote.
+//! Finds rows, and scores of keys, that were never written.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

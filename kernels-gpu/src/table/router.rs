@@ -1,4 +1,4 @@
-//! The router: which experts a token goes to, and with what weights.
+//! The router: selects the experts of each token, and computes their weights.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! What dimensions and grids of the kernel table are written with.
+//! Functions for the dimensions and grids of the kernel table.
 
 pub use kv_layout::attention::{
     AttendForm, AttendKernel, AttendedKeys, MOST_CONSECUTIVE, ManyEntries,

@@ -1,4 +1,4 @@
-//! What a step needs before its first layer: block table and work lists.
+//! Preparation of a step, before its first layer: block table and work lists.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]

@@ -1,5 +1,5 @@
-//! Kernel arguments: buffers of any length, scalars and indices of any value. An operation refuses
-//! with a typed error, or runs without touching what is not its own: the emulator sees every access.
+//! Kernel arguments: buffers of any length, scalars and indices of any value. An operation must refuse them with a
+//! typed error, or run without touching memory outside its arguments. The emulator checks every access.
 
 use std::num::NonZeroU32;
 
@@ -12,10 +12,10 @@ use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_state_rows};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
-/// Longest buffer, in elements.
+/// Maximum length of a buffer, in elements.
 const MOST: u64 = 1 << 14;
 
-/// Bytes to decide with; zero when they run out.
+/// Bytes that decide a case; 0 after their end.
 struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
@@ -25,7 +25,7 @@ impl Choices<'_> {
         first
     }
 
-    /// A small number, or now and then any at all.
+    /// A number below 40, or in one case of 256 any number.
     fn number(&mut self) -> u32 {
         match self.byte() {
             255 => u32::from_le_bytes([0; 4].map(|_: u8| self.byte())),
@@ -33,7 +33,7 @@ impl Choices<'_> {
         }
     }
 
-    /// An index: mostly near those there are, also -1 and any at all.
+    /// An index from -2 to 17, or in one case of 256 another number.
     fn index(&mut self) -> i32 {
         match self.byte() {
             255 => self.number() as i32,
@@ -41,7 +41,7 @@ impl Choices<'_> {
         }
     }
 
-    /// A number of elements: `right`, or another.
+    /// A number of elements: mostly `right`, else one less or any number.
     fn length(&mut self, right: u64) -> u64 {
         let found = match self.byte() {
             0..240 => right,
@@ -52,7 +52,7 @@ impl Choices<'_> {
     }
 }
 
-/// A device and where lengths and contents come from.
+/// A stream of the device, and the bytes that decide lengths and contents.
 struct Case<'a> {
     stream: Stream<Emulator>,
     choices: Choices<'a>,
@@ -74,10 +74,10 @@ impl Case<'_> {
     }
 }
 
-/// Chooses an operation and its arguments by the bytes.
+/// Runs an operation that the bytes choose, with arguments that they choose.
 ///
 /// # Panics
-/// If a kernel touched what is not its own.
+/// If a kernel faults, for example by an access outside its arguments.
 pub fn arguments(bytes: &[u8]) {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let stream = device.stream().expect("the CPU has streams");
@@ -105,7 +105,7 @@ fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let format = format(&mut case.choices);
     let rows = u64::from(ring) * u64::from(slots);
     let kv = case.buffer(u64::from(tokens) * 512);
-    // Distinct, as the operation asks: -2, -1, then rows there are and rows there are not.
+    // Distinct, as the operation requires: consecutive numbers from `first` on, some of which may name no row.
     let first = case.choices.index();
     let count = case.choices.length(tokens.into());
     let at: Vec<i32> = (0..count as i32).map(|i| first.wrapping_add(i)).collect();
@@ -125,7 +125,7 @@ fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
 
 fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let (first, count) = (case.choices.number() % 4, case.choices.number() % 8);
-    // Mostly as long as a window or a little longer; the data of two such rings is little memory.
+    // At least 100 rows, mostly up to a few more than a window; the data of two such rings takes little memory.
     let ring = case.choices.number().saturating_add(100);
     let slots = case.choices.number() % 3;
     let format = format(&mut case.choices);

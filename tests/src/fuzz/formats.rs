@@ -8,10 +8,10 @@ use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use crate::inputs::{assert_same, download, oracle, upload, upload_bf16};
 
-/// Reads the bytes as f32, and as one row of BF16.
+/// Takes the bytes as f32 numbers, and as one row of BF16.
 ///
 /// # Panics
-/// If an encoder, or a kernel, and the oracle differ.
+/// If an encoder or a kernel differs from the oracle.
 pub fn formats(bytes: &[u8]) {
     for word in bytes.chunks_exact(4) {
         let x = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);

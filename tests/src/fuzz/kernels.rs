@@ -1,8 +1,8 @@
-//! Every kernel of the table with garbage in every array: indices, work lists, lengths, block tables, rings
-//! and planes. A kernel may make garbage of it. It must not touch what is not its own, overflow or loop: the
-//! emulator sees every access, against allocations of exactly the bytes that the table says.
+//! Every kernel of the table with garbage in every array: indices, work lists, lengths, block tables, rings and planes.
+//! A kernel may write garbage for it. It must not touch memory outside its arguments, overflow, or loop for ever. The
+//! emulator checks every access, against allocations of exactly the bytes that the table states.
 //!
-//! Scalars are such as `dsv4_kv::ops` lets through. A new kernel does not compile here before it has [`Scalars`].
+//! Scalars have values that `dsv4_kv::ops` accepts. A new kernel does not compile here until it implements [`Scalars`].
 
 use bytemuck::Pod;
 use dsv4_kv::device::{
@@ -15,7 +15,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// What a case is decided by: the bytes while they last, then numbers that they are the seed of.
+/// Bytes that decide a case; after their end, random numbers of which they are the seed.
 pub struct Choices<'a> {
     bytes: &'a [u8],
     random: SmallRng,
@@ -44,13 +44,13 @@ impl<'a> Choices<'a> {
         least + u32::from(self.byte()) % (most - least + 1)
     }
 
-    /// One of some numbers.
+    /// One of `values`.
     fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
         values[usize::from(self.byte()) % values.len()]
     }
 }
 
-/// What an element of an array may be.
+/// Elements that an array of garbage may have.
 trait Garbage: Pod {
     fn garbage(random: &mut SmallRng) -> Self;
 }
@@ -77,7 +77,7 @@ impl Garbage for u32 {
     }
 }
 
-/// Indices, positions, lengths: near those that there are, ends of windows, and any at all.
+/// Indices, positions and lengths: near valid ones, at ends of windows, and arbitrary ones.
 impl Garbage for i32 {
     fn garbage(random: &mut SmallRng) -> Self {
         const EDGES: [i32; 16] = [
@@ -118,20 +118,20 @@ impl Garbage for f32 {
     }
 }
 
-/// A device, and where a case comes from.
+/// A stream of the device, and the choices that decide the case.
 pub struct Case<'a> {
     stream: Stream<Emulator>,
     choices: Choices<'a>,
 }
 
 impl Case<'_> {
-    /// `bytes` bytes of garbage, and room for `more` elements.
+    /// A buffer of `bytes` bytes and `more` further elements, filled with garbage.
     fn array<T: Garbage>(&mut self, bytes: u64, more: u64) -> Buffer<Emulator, T> {
         let count = bytes / size_of::<T>() as u64 + more;
         let device = self.stream.device();
         let buffer = device.allocate("argument", count).expect("little memory");
         let random = &mut self.choices.random;
-        // Large planes repeat a part.
+        // Large planes repeat their first 4,099 elements, to save time.
         let part: Vec<T> = (0..count.min(4099)).map(|_| T::garbage(random)).collect();
         let values: Vec<T> = part.iter().copied().cycle().take(count as usize).collect();
         self.stream.upload(&values, &buffer, 0).expect("it fits");
@@ -139,7 +139,7 @@ impl Case<'_> {
     }
 }
 
-/// The scalars of an operation, such as the host lets through.
+/// Scalars of an operation that the host would accept.
 trait Scalars: Operation {
     /// The parameter struct.
     type Params;
@@ -169,7 +169,8 @@ impl Scalars for Attend {
         let of_entries = |value: u32| if kernel.keys() == AttendedKeys::Window { 0 } else { value };
         let first = c.range(0, 2);
         let tokens = c.range(0, 1 + 3 * u32::from(kernel.is_consecutive()));
-        // As many as its keys have, or more, whose clusters have nothing to do; and the most keys of a spread kernel.
+        // `parts` may exceed what the keys fill: the clusters of such parts have nothing to do. `most` gives the spread
+        // forms long rows; 640 entries are the most of `AttendForm::Spread`.
         let most = if let AttendForm::SpreadParts(_) = kernel.form { 1024 } else { 640 };
         AttendParams {
             first,
@@ -197,7 +198,7 @@ impl Scalars for Attend {
 scalars! {
     AppendSwa: |c, _| AppendSwaParams {
         tokens: c.range(0, 9), rows: c.range(0, 300), checkpoints: c.range(0, 3),
-        // Of one layer: 128 rows of data, and of scales.
+        // Checkpoints of one layer: 128 rows of data, then their scales.
         checkpoint_units: 288 + 4, data_units: 0, scale_units: 288,
     }
     GatherSwa: |c, _| GatherSwaParams {
@@ -348,37 +349,37 @@ fn entries(c: &mut Choices<'_>) -> GatherEntriesParams {
     }
 }
 
-/// Entries of a list.
+/// Lengths of an indexer's list.
 fn k(c: &mut Choices<'_>) -> u32 {
     c.one_of(&[1, 2, 31, 512, 1024, 2048])
 }
 
-/// Columns of a row of any length.
+/// Numbers of columns for rows of any length.
 fn long(c: &mut Choices<'_>) -> u32 {
     c.one_of(&[32, 2080, 4096, 4128, 20_000 / 32 * 32, 65_536])
 }
 
-/// Experts of a kernel.
+/// A number of experts that this kernel takes.
 fn experts(c: &mut Choices<'_>, width: ExpertWidth) -> u32 {
     let fits: Vec<u32> =
         (1..=16).map(|n| 32 * n).filter(|&n| ExpertWidth::of(n) == Some(width)).collect();
     c.one_of(&fits)
 }
 
-/// What may be wrong with an argument besides its contents.
+/// A defect of an argument other than garbage contents.
 #[derive(Clone, Copy)]
 pub(super) enum Wrong {
     Nothing,
-    /// The pointer in this place starts an element late.
+    /// The pointer at this place starts one element late.
     Shifted(usize),
-    /// The pointer in this place has an element less than the launch may touch.
+    /// The pointer at this place has one element less than the launch may touch.
     Short(usize),
 }
 
 /// An operation of the table.
 pub(super) struct Entry {
     pub run: fn(&mut Case<'_>, usize, Wrong) -> Result<(), DeviceError>,
-    /// Its variants, in order: of each the kernel's index.
+    /// The kernel index of each of its variants, in order.
     pub kernels: fn() -> Vec<usize>,
 }
 
@@ -427,21 +428,23 @@ macro_rules! operations {
 
 kernels_gpu::for_each_operation!(operations);
 
-/// A case that these bytes decide.
+/// The case that these bytes decide.
 pub(super) fn case(bytes: &[u8]) -> Case<'_> {
     let device = EmuDevice::allowing_races(EmuOptions { memory: 1 << 30, seed: 0 });
     Case { stream: device.stream().expect("the CPU has streams"), choices: Choices::new(bytes) }
 }
 
-/// Chooses a kernel and its scalars by the bytes, and runs it on garbage, which may give several threads one place to write to.
+/// Runs a kernel on garbage, both chosen by the bytes. Races are allowed, since garbage may let several threads write
+/// to one place.
 ///
 /// # Panics
-/// If the kernel touched what is not its own.
+/// If the kernel faults, for example by an access outside its arguments.
 pub fn kernels(bytes: &[u8]) {
     let _ = launches(bytes);
 }
 
-/// The same; whether the kernel was launched. It is not if the scalars give its grid no blocks.
+/// As [`kernels`]; returns whether the kernel was launched. It is not launched if the scalars give a grid without
+/// blocks.
 ///
 /// # Panics
 /// As [`kernels`].
@@ -457,8 +460,8 @@ pub fn launches(bytes: &[u8]) -> bool {
     }
 }
 
-/// How many kernels each operation of the table has. The first byte that [`kernels`] takes chooses the operation, the
-/// second its kernel.
+/// The number of kernels of each operation of the table. The first byte that [`kernels`] takes chooses the operation,
+/// the second its kernel.
 pub fn kernel_counts() -> impl Iterator<Item = usize> {
     OPERATIONS.iter().map(|operation| (operation.kernels)().len())
 }

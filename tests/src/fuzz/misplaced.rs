@@ -1,10 +1,11 @@
-//! Every kernel of the table with each of its arguments in the wrong place, or too short: the launch refuses it.
+//! Every kernel of the table with each of its arguments misaligned or too short: the launch must be refused.
 
 use dsv4_kv::device::DeviceError;
 
 use super::kernels::{OPERATIONS, Wrong, case};
 
-/// Whether a kernel of attention touches none of an argument, as that is of other keys, or of parts or spread queries.
+/// Whether an attention kernel touches nothing of an argument, because it belongs to another set of keys, to parts, or
+/// to spread queries.
 fn is_unused(kernel: &str, argument: &str) -> bool {
     let of = |keys: &str| kernel.starts_with("attend") && kernel.contains(keys);
     match argument {
@@ -16,18 +17,18 @@ fn is_unused(kernel: &str, argument: &str) -> bool {
     }
 }
 
-/// Offers every kernel of the table each of its arguments an element off its place, where the table asks for
-/// more than an element's alignment, and each an element short. How many it refused.
+/// Launches every kernel of the table with each of its arguments shifted by one element, where the table requires more
+/// than the alignment of an element, and with each argument one element short. Returns the number of refused launches.
 ///
 /// # Panics
-/// If one was not refused with [`DeviceError::Misaligned`], or [`DeviceError::TooShort`].
+/// If a launch is not refused with [`DeviceError::Misaligned`] or [`DeviceError::TooShort`].
 pub fn refuses_misplaced_arguments() -> usize {
     let mut refused = 0;
     for operation in OPERATIONS {
         for (variant, kernel) in (operation.kernels)().into_iter().enumerate() {
             let kernel = &kernels_gpu::table::KERNELS[kernel];
             for (place, pointer) in kernel.pointers.iter().enumerate() {
-                // Numbers other than 0 wherever there is a choice.
+                // Bytes that choose numbers other than 0 wherever there is a choice.
                 let bytes = [1; 32];
                 let element = match pointer.element {
                     "u8" => 1,

@@ -1,6 +1,5 @@
-//! What fuzzers do with bytes: each function must end, whatever it is given, and panics only where
-//! something is wrong. `cargo xtask fuzz` hands them to libFuzzer; the test `fuzz` runs them on the
-//! committed corpus and on mutations of it.
+//! The bodies of the fuzz targets. Each function must end on any bytes, and panics only if it finds a mistake. `cargo
+//! xtask fuzz` runs them by libFuzzer; the test `fuzz` runs them on the committed corpus and on mutations of it.
 
 mod arguments;
 mod formats;
@@ -15,10 +14,10 @@ pub use kernels::{kernel_counts, kernels, launches};
 pub use misplaced::refuses_misplaced_arguments;
 pub use texts::{config, manifest, trace};
 
-/// A name, and what is done with bytes.
+/// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// The functions by name; `tests/corpus/<name>` has examples of what they read.
+/// All targets. The folder `tests/corpus/<name>` has examples of their input.
 pub const TARGETS: [Target; 6] = [
     ("config", config),
     ("trace", trace),

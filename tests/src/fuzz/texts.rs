@@ -1,4 +1,4 @@
-//! Texts that come from outside: a model's `config.json`, traces, the manifest of the PTX.
+//! Texts from outside: a model's `config.json`, traces, the manifest of the PTX.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use dsv4_kv_trace::TraceReader;
 use kernels_gpu::table::ABI_HASH;
 use kv_layout::config::ModelConfig;
 
-/// A `config.json`: refused with a reason, or a model of which a cache can be planned.
+/// A `config.json` must be refused with a reason, or give a model for which a cache can be planned.
 ///
 /// # Panics
-/// If a model that was accepted cannot be planned, or does not survive JSON.
+/// If an accepted model cannot be planned, or changes when it is written to JSON and read again.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let whole = Config::from_json(text);
@@ -49,10 +49,10 @@ pub fn config(bytes: &[u8]) {
     ledger.release(id).expect("it was admitted");
 }
 
-/// A trace: requests in order, or the line that is none.
+/// A trace must give requests in order, or an error that names the bad line.
 ///
 /// # Panics
-/// If a request has no tokens, or time goes backwards.
+/// If a request has no tokens, or if time goes backwards.
 pub fn trace(bytes: &[u8]) {
     let name = Path::new("fuzz.jsonl");
     match TraceReader::new(name, bytes).read(1000) {
@@ -72,10 +72,10 @@ pub fn trace(bytes: &[u8]) {
     }
 }
 
-/// A PTX manifest: of this kernel table, or refused.
+/// A PTX manifest must have the hash of this kernel table, or be refused.
 ///
 /// # Panics
-/// If one is accepted that does not have the hash of the table.
+/// If a manifest with another hash is accepted.
 pub fn manifest(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match ptx::check_manifest(text) {

@@ -1,10 +1,9 @@
-//! One suite, run on every device: the CPU always, a GPU wherever one is found.
+//! One suite for every device: it runs on the CPU always, and on a GPU if one is found.
 //!
-//! Tests are grouped as the kernels are: one folder a group, one file an operation. A test is called
-//! `DEVICE::GROUP::FILE::TEST`, as in `cpu::window::swa::append_writes_the_golden_rows`.
+//! Tests are grouped as the kernels are: one folder per group, one file per operation. The name of a test is
+//! `DEVICE::GROUP::FILE::TEST`, for example `cpu::window::swa::append_writes_the_golden_rows`.
 //!
-//! Without a GPU the CUDA half is listed as ignored, with the reason; `DSV4_REQUIRE_GPU=1` makes
-//! that a failure.
+//! Without a GPU the CUDA half is listed as ignored, with the reason. With `DSV4_REQUIRE_GPU=1` it fails instead.
 
 mod attention;
 mod compress;
@@ -52,7 +51,7 @@ fn emulated() -> EmuDevice {
     EmuDevice::new(EmuOptions { memory: 8 << 30, seed: 1 })
 }
 
-/// A test on the CPU, with a device of its own: tests run side by side.
+/// A test on the CPU. It opens a device of its own, since tests run in parallel.
 fn cpu_trial((test, run): Case<Emulator>) -> Trial {
     Trial::test(format!("cpu::{test}"), move || {
         run(&emulated());
@@ -60,21 +59,21 @@ fn cpu_trial((test, run): Case<Emulator>) -> Trial {
     })
 }
 
-/// The same test, left out unless it is asked for.
+/// The same test, marked as ignored: it runs only on request (`--ignored`).
 fn left_out(trial: Trial) -> Trial {
     trial.with_ignored_flag(true).with_kind("long")
 }
 
 /// A test of the CUDA half.
 struct CudaCase {
-    /// As in the suite's lists.
+    /// Its name, as in the lists of the suite.
     test: &'static str,
     run: Box<dyn Fn(&CudaDevice) + Send>,
-    /// Whether it is left out unless it is asked for.
+    /// Whether it runs only on request.
     is_left_out: bool,
 }
 
-/// The CUDA half, with a GPU and without: the suite, and what there is for CUDA alone.
+/// The tests of the CUDA half: the suite, and tests that need a GPU. The list does not depend on whether there is one.
 fn cuda_cases() -> Vec<CudaCase> {
     fn case(test: &'static str, run: impl Fn(&CudaDevice) + Send + 'static) -> CudaCase {
         CudaCase { test, run: Box::new(run), is_left_out: false }
@@ -111,7 +110,7 @@ fn cuda_cases() -> Vec<CudaCase> {
     suite.chain(left_out).chain(both).chain(pairs).chain(embedders).collect()
 }
 
-/// The CUDA half, one test at a time: a capture forbids other threads to allocate.
+/// The CUDA half. Tests take turns, since a capture forbids other threads to allocate.
 fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     let turn = Arc::new(Mutex::new(()));
     let trial = |CudaCase { test, run, is_left_out }| {
@@ -126,7 +125,7 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     cuda_cases().into_iter().map(trial).collect()
 }
 
-/// What stands for the CUDA half where there is no usable GPU.
+/// Entries that replace the CUDA half where no GPU can be used.
 fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
     let reason = error.to_string();
     if std::env::var_os("DSV4_REQUIRE_GPU").is_some_and(|value| value == "1") {

@@ -1,15 +1,15 @@
-//! The list of tests: what runs on every device, what is run by hand, and what the emulator leaves out.
+//! The lists of tests: those that run on every device, those that run on two devices, and those that are left out.
 
 use dsv4_kv::device::{Backend, Device};
 
 use crate::{attention, compress, decode, device, gather, indexer, linear, router, step, window};
 
-/// A test of the suite: panics if it fails.
+/// A test of the suite: its name, and a function that panics if it fails.
 pub type Case<B> = (&'static str, fn(&Device<B>));
 /// A test of two devices of one kind: on one GPU, or both emulated.
 pub type Pair<B> = (&'static str, fn(&Device<B>, &Device<B>));
 
-/// What runs on every two devices.
+/// Tests that take two devices.
 pub fn pairs<B: Backend>() -> Vec<Pair<B>> {
     vec![
         (
@@ -41,7 +41,7 @@ mod left_out;
 pub use left_out::{by_hand, large, long};
 
 suite! {
-    /// What runs on every device.
+    /// Tests that run on every device.
     suite:
     device::memory {
         copies_bring_back_what_they_took,

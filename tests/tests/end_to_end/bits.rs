@@ -1,4 +1,4 @@
-//! What must have the same bits in every batch, chunk, with drafts and by graphs.
+//! Results that must have the same bits in every batch and every cut into chunks, with drafts, and by graphs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -11,20 +11,20 @@ use kv_layout::geometry::LayerKind;
 use crate::run::{Recorder, Run, Seen};
 use crate::stored;
 
-/// A device's name, a reference's name and tokens.
+/// A device's name, a reference's name, and tokens.
 pub type Key = (String, String, Vec<u32>);
 
-/// What must have the same bits, of one request.
+/// The results of one request that must have the same bits.
 #[derive(PartialEq)]
 pub struct Bits {
-    /// Of each token, logits and what was recorded in each layer.
+    /// For each token, its logits and the record of each layer.
     tokens: Vec<(Vec<u32>, Vec<Seen>)>,
-    /// Of each layer, entries and keys in the cache.
+    /// For each layer, the entries and keys in the cache.
     stored: Vec<[Vec<Stored>; 2]>,
 }
 
 impl Bits {
-    /// Of request `request` of a run.
+    /// The results of request `request` of a run.
     pub fn of<B: Backend>(
         run: &Run<B>,
         seen: &Recorder<'_>,
@@ -50,7 +50,7 @@ impl Bits {
         })
     }
 
-    /// Refuses other bits.
+    /// Fails if `other` has other bits.
     pub fn check_equal(&self, other: &Self, request: usize) -> Result<()> {
         for (position, (one, two)) in self.tokens.iter().zip(&other.tokens).enumerate() {
             for (layer, (one, two)) in one.1.iter().zip(&two.1).enumerate() {
@@ -69,7 +69,7 @@ impl Bits {
         Ok(())
     }
 
-    /// What a request gives that runs alone: computed once for each device, reference and tokens.
+    /// The results of a request that runs alone. They are computed once for each device, reference and tokens.
     pub fn once(key: Key, compute: impl FnOnce() -> Result<Self>) -> Result<Arc<Self>> {
         static ALONE: LazyLock<Mutex<HashMap<Key, Arc<Bits>>>> = LazyLock::new(Mutex::default);
         let mut alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The same with attention on the device, over the rows where they lie.
+//! Tiers 1 and 3 with attention on the device, directly over the stored rows.
 
 use dsv4_kv::device::{Backend, Device};
 use libtest_mimic::Failed;
@@ -6,7 +6,7 @@ use libtest_mimic::Failed;
 use crate::reference::Reference;
 use crate::{tier1, tier3};
 
-/// Free greedy decoding gives the reference's tokens.
+/// Greedy decoding gives the reference's tokens.
 pub fn decodes_the_same_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -19,7 +19,7 @@ pub fn logits<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
     tier1::logits(device, &reference.in_place())
 }
 
-/// With the reference's tokens fed, logits are within the bounds of BF16.
+/// For the reference's tokens, logits are within the bounds of BF16.
 pub fn reference_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -27,7 +27,7 @@ pub fn reference_tokens<B: Backend>(
     tier3::reference_tokens(device, &reference.in_place())
 }
 
-/// Batches and chunks give the bits of a request alone.
+/// In batches and chunks a request has the bits that it has alone.
 pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     tier3::batches(device, &reference.in_place())
 }

@@ -1,27 +1,28 @@
-//! What the reference says of each layer.
+//! The reference's tensors of each layer.
 
 use anyhow::Result;
 use ndarray::{Array2, Array3, Array4, ArrayD, Dimension, Ix2, Ix3, Ix4};
 
 use crate::reference::Reference;
 
-/// One layer. Axes: request, token, and what the names say.
+/// One layer. The axes are request, token, and those that the comments name.
 pub struct LayerReference {
-    /// What attention reads, `[requests, tokens, hidden]`; none for the first layer.
+    /// The input of attention, `[requests, tokens, hidden]`; `None` for the first layer.
     pub x: Option<Array3<f32>>,
-    /// Streams behind the layer at the stored positions, `[requests, positions, streams, hidden]`.
+    /// The streams after the layer at the stored positions, `[requests, positions, streams, hidden]`.
     pub hidden: Array4<f32>,
-    /// `[requests, entries, 512]`, before they are rounded.
+    /// `[requests, entries, 512]`, before rounding.
     pub entries: Option<Array3<f32>>,
-    /// `[requests, entries, 128]`, before they are rounded.
+    /// `[requests, entries, 128]`, before rounding.
     pub keys: Option<Array3<f32>>,
-    /// `[requests, tokens, k]`, and how clear each list is, `[requests, tokens]`.
+    /// The lists, `[requests, tokens, k]`, and the margin of each list, `[requests, tokens]`: how clear the selection
+    /// is.
     pub selected: Option<(Array3<i32>, Array2<f32>)>,
     /// `[requests, tokens, experts of a token]`.
     pub experts: Array3<i32>,
     /// `[requests, tokens, experts of a token]`.
     pub weights: Array3<f32>,
-    /// How clear a choice by score is, `[requests, tokens]`.
+    /// The gap of each choice of experts by score, `[requests, tokens]`: how clear the choice is.
     pub gap: Option<Array2<f32>>,
 }
 

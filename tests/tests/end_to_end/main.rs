@@ -1,21 +1,21 @@
-//! The model against what transformers makes of the same checkpoint.
+//! The model compared with the results of transformers for the same checkpoint.
 //!
-//! `DSV4_E2E_DIR=DIR` takes a folder made by the generator of docs/end-to-end.md, or a folder of such
-//! folders, instead of the two small ones in `tests/e2e`. Every test runs on the CPU, and on a GPU where one is
-//! found; `DSV4_REQUIRE_GPU=1` insists on it. Tests are called `DEVICE::FOLDER::TEST`.
+//! `DSV4_E2E_DIR=DIR` selects a folder made by the generator of docs/end-to-end.md, or a folder of such folders,
+//! instead of the two small ones in `tests/e2e`. Every test runs on the CPU, and on a GPU if one is found; with
+//! `DSV4_REQUIRE_GPU=1` a missing GPU is a failure. The name of a test is `DEVICE::FOLDER::TEST`.
 //!
-//! | file | what is compared |
+//! | file | what it compares or holds |
 //! |---|---|
-//! | `tier1.rs` | logits, end to end, where nothing is chosen by score |
-//! | `tier2.rs` | each layer, fed with the reference: entries, keys, lists, experts, streams |
-//! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits with the reference's tokens |
+//! | `tier1.rs` | logits, end to end, for models that choose nothing by score |
+//! | `tier2.rs` | each layer, with the input of the reference: entries, keys, lists, experts, streams |
+//! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits for the reference's tokens |
 //! | `in_place.rs` | tiers 1 and 3 with attention on the device |
 //! | `released.rs` | tier 1 with released names and configuration |
-//! | `nvfp4.rs` | indexers with weights in NVFP4: as with their values in BF16 |
-//! | `mutations.rs` | models with one part broken: tiers 1 or 2 must fail |
-//! | `bits.rs`, `stored.rs` | what must be equal, bit for bit; what lies in the cache |
+//! | `nvfp4.rs` | indexers with weights in NVFP4, compared with the same values in BF16 |
+//! | `mutations.rs` | models with one part broken: tier 1 or 2 must fail |
+//! | `bits.rs`, `stored.rs` | results that must be equal, bit for bit; entries and keys in the cache |
 //! | `reference.rs`, `layers.rs` | a folder of reference vectors |
-//! | `run.rs` | a model's run over the reference's tokens, and what it recorded |
+//! | `run.rs` | a run of a model over the reference's tokens, and a recorder of its results |
 
 mod bits;
 mod in_place;
@@ -38,10 +38,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use reference::Reference;
 
-/// A test of one folder.
+/// A test that runs on one folder.
 type Test<B> = fn(&Device<B>, &Reference) -> Result<(), Failed>;
 
-/// What takes long on the emulator, where it is run by hand.
+/// Tests that take long on the emulator, where they run only by hand.
 const LONG: [&str; 7] = [
     "in_place::decodes_the_same_tokens",
     "in_place::logits_with_the_tokens_of_the_reference",
@@ -52,14 +52,15 @@ const LONG: [&str; 7] = [
     "tier3::prompt_lookup_changes_no_token",
 ];
 
-/// The same, of one folder: the other runs it on the emulator too.
+/// Tests that are left out on the emulator for one folder; they run there for the other folder.
 const LONG_OF: [(&str, &str); 3] = [
     ("hash", "tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone"),
     ("hash", "tier3::graphs_give_the_bits_of_single_launches"),
     ("scored", "tier3::drafts_that_are_rejected_leave_no_trace"),
 ];
 
-/// The tests of a reference, with mutations or without: they take long and say the same of small ones.
+/// The tests of a reference. Mutations are included only if `mutate` is set: they take long on the emulator, where one
+/// of the two small models is enough.
 fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, Test<B>)> {
     let mut tests: Vec<(&'static str, Test<B>)> = vec![
         ("tier2::prefilled_whole", tier2::prefilled_whole),
@@ -94,14 +95,14 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
     tests
 }
 
-/// The tests of a reference on devices that `open` opens, one for each.
+/// The tests of a reference. Each gets its device from `open`.
 fn trials_on<B: Backend>(
     kind: &str,
     reference: &Arc<Reference>,
     mutate: bool,
     open: impl Fn() -> Device<B> + Clone + Send + 'static,
 ) -> Vec<Trial> {
-    // One test of a GPU at a time: while one captures, nobody may copy on its device.
+    // Tests on a GPU take turns: while one captures, no other may copy on its device.
     static GPU: Mutex<()> = Mutex::new(());
     let one_by_one = kind == "cuda";
     let trial = |(name, test): (&str, Test<B>)| {

@@ -1,4 +1,4 @@
-//! Models with one part broken. Each must fail tier 1 or tier 2, else those tests would not have seen it.
+//! Models with one part broken. Each must fail tier 1 or tier 2; otherwise these tests would not notice such a mistake.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::reference::Reference;
 use crate::run::Cut;
 use crate::{tier1, tier2};
 
-/// A part and what breaks it.
+/// The name of a part, and a function that breaks it.
 type Mutation = (&'static str, fn(&mut Model));
 
 fn layers(model: &mut Model, change: impl Fn(&mut Layer)) {
     model.layers.iter_mut().for_each(change);
 }
 
-/// Breaks one thing each.
+/// The mutations; each breaks one part.
 fn mutations() -> Vec<Mutation> {
     vec![
         ("no sinks", |model| layers(model, |l| l.attention.sinks.fill(-1e9))),
@@ -72,7 +72,7 @@ fn mutations() -> Vec<Mutation> {
     ]
 }
 
-/// Exchanges the axes of the matrix that mixes the streams.
+/// Swaps the axes of the matrix that mixes the streams.
 fn transpose(connection: &mut HyperConnection) {
     let n = connection.constants.streams;
     let place = |from: usize, to: usize| 2 * n + from * n + to;
@@ -87,7 +87,7 @@ fn transpose(connection: &mut HyperConnection) {
     }
 }
 
-/// Runs each mutation through the tiers.
+/// Runs each mutation through tiers 1 and 2.
 pub fn each_is_seen<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let mut missed = Vec::new();
     for (name, mutate) in mutations() {

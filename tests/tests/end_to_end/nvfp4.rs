@@ -1,4 +1,5 @@
-//! A model whose indexers have their query projection in NVFP4, against the same with what that decodes to in BF16.
+//! A model whose indexers have their query projections in NVFP4, compared with the same model with the decoded values
+//! in BF16.
 
 use std::sync::Arc;
 
@@ -16,10 +17,10 @@ use libtest_mimic::Failed;
 use crate::reference::Reference;
 use crate::run::{Cut, Recorder, Run, Silent};
 
-/// The part of lists that may differ, as between other right computations: the product's sums have another order.
+/// The part of the lists that may differ: the two products add in different orders.
 const OTHER_LISTS: f64 = 0.02;
 
-/// The same tokens, and the same lists but for ties.
+/// Both models generate the same tokens, and the same lists except for near ties.
 pub fn decodes_as_its_values_in_bf16<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -37,7 +38,7 @@ pub fn decodes_as_its_values_in_bf16<B: Backend>(
     Ok(())
 }
 
-/// The model with query projections in NVFP4, and with what they decode to, which BF16 holds.
+/// The model with query projections in NVFP4, and the model with their decoded values, which are exact in BF16.
 fn models(model: &Model) -> Result<(Model, Model)> {
     let (mut four_bits, mut decoded) = (model.clone(), model.clone());
     let inner = model.config.cache.q_lora_rank;
@@ -50,7 +51,7 @@ fn models(model: &Model) -> Result<(Model, Model)> {
         };
         let QueryValues::Bf16(values) = &csa.indexer.query else { continue };
         let matrix = Nvfp4Matrix::quantise(values, columns, inner)?;
-        // The next power of two as the scale of all makes every product exact in BF16.
+        // With a power of two as the scale of the whole matrix every decoded value is exact in BF16.
         let (codes, scales) = (matrix.codes().to_vec(), matrix.scales().to_vec());
         let scale = f32::from_bits(matrix.scale().to_bits() & 0x7F80_0000);
         let matrix = Nvfp4Matrix::from_parts(columns, inner, codes, scales, scale)?;
@@ -65,7 +66,7 @@ fn models(model: &Model) -> Result<(Model, Model)> {
     Ok((four_bits, decoded))
 }
 
-/// The tokens that a model generates behind the first prompt, and the sorted lists of all tokens of its request.
+/// The tokens that a model generates for the first prompt, and the sorted lists of all tokens of its request.
 fn outcome<B: Backend>(
     device: &Device<B>,
     reference: &Reference,

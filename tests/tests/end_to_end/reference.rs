@@ -1,4 +1,4 @@
-//! A folder of reference vectors: a checkpoint, and what transformers computes with it.
+//! A folder of reference vectors: a checkpoint, and the results of transformers for it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use dsv4_kv_model::{AttentionPlace, Model};
 use ndarray::{Array2, ArrayD, ArrayView3, Ix3, s};
 use safetensors::{Dtype, SafeTensors};
 
-/// A checkpoint and what is known of it.
+/// A checkpoint and its reference vectors.
 #[derive(Clone)]
 pub struct Reference {
     /// The folder.
     pub folder: PathBuf,
     /// Its name.
     pub name: String,
-    /// The model, as the program reads it.
+    /// The model, as loaded by this project.
     pub model: Arc<Model>,
-    /// Where attention runs.
+    /// The device on which attention runs: the host, or in place.
     pub place: AttentionPlace,
     /// `[requests, tokens]`: prompt and greedy continuation.
     pub tokens: Array2<u32>,
     /// Tokens of each prompt.
     pub prompt: usize,
-    /// Positions that logits and streams are stored for.
+    /// Positions for which logits and streams are stored.
     pub positions: Vec<usize>,
-    /// All tensors but those two, in f32 or as integers.
+    /// All tensors except tokens and positions, in f32 or as integers.
     tensors: SafeTensorsOwned,
 }
 
@@ -39,7 +39,7 @@ impl Reference {
     /// The folders of `DSV4_E2E_DIR`, or those of this repository.
     ///
     /// # Errors
-    /// If there is none, or one cannot be read.
+    /// If there is no folder, or one cannot be read.
     pub fn all() -> Result<Vec<Self>> {
         let given = std::env::var_os("DSV4_E2E_DIR").map(PathBuf::from);
         let root = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e"));
@@ -73,7 +73,7 @@ impl Reference {
         Ok(Self { folder, name, model, place, tokens, prompt, positions, tensors })
     }
 
-    /// Whether every expert comes from a table and every list holds all entries.
+    /// Whether every expert comes from a hash table and every list holds all entries.
     #[must_use]
     pub fn chooses_nothing_by_score(&self) -> bool {
         let config = &self.model.config;
@@ -94,14 +94,14 @@ impl Reference {
         Self { model, tokens, ..self.clone() }
     }
 
-    /// The same with attention on the device.
+    /// The same reference with attention on the device.
     #[must_use]
     pub fn in_place(&self) -> Self {
         let name = format!("{}::in_place", self.name);
         Self { name, place: AttentionPlace::Device, ..self.clone() }
     }
 
-    /// Requests.
+    /// Number of requests.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.tokens.nrows()
@@ -113,7 +113,7 @@ impl Reference {
         self.tokens.row(index).to_vec()
     }
 
-    /// A tensor of f32; `None` if there is no such tensor.
+    /// The tensor of f32 with this name; `None` if there is none.
     pub fn find(&self, name: &str) -> Result<Option<ArrayD<f32>>> {
         if self.tensors.view()?.tensor(name).is_err() {
             return Ok(None);

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::reference::Reference;
 use crate::tier1;
 
-/// What transformers writes otherwise than with `model.` before the released name.
+/// Names that transformers writes differently, besides its prefix `model.`, and the released names.
 const RENAMED: [(&str, &str); 7] = [
     ("embed_tokens.weight", "embed.weight"),
     ("lm_head.weight", "head.weight"),
@@ -27,7 +27,7 @@ const RENAMED: [(&str, &str); 7] = [
     (".attn.norm.weight", ".attn.kv_norm.weight"),
     (".compressor.kv_norm.weight", ".compressor.norm.weight"),
 ];
-/// Fields of a configuration that released files do not have.
+/// Fields of `config.json` that released files do not have.
 const NOT_RELEASED: [&str; 9] = [
     "layer_types",
     "mlp_layer_types",
@@ -40,7 +40,7 @@ const NOT_RELEASED: [&str; 9] = [
     "transformers_version",
 ];
 
-/// Tokens and logits are the reference's.
+/// Tokens and logits equal the reference's.
 pub fn decodes_the_same_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -50,7 +50,7 @@ pub fn decodes_the_same_tokens<B: Backend>(
     tier1::logits(device, &released)
 }
 
-/// The model of a folder's checkpoint, spelled as released ones are.
+/// The model of a folder's checkpoint, rewritten with released names.
 fn model(folder: &Path) -> Result<Model> {
     let config = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
     let file = fs::read(folder.join("model.safetensors"))?;
@@ -60,7 +60,7 @@ fn model(folder: &Path) -> Result<Model> {
     Ok(Model::load(&Checkpoint::open(written.path())?, |_| {})?)
 }
 
-/// Released names; the weights of norms in BF16.
+/// The tensors under released names; the weights of norms are BF16.
 fn tensors(file: &SafeTensors<'_>) -> Tensors {
     let released = |(name, tensor): (&str, safetensors::tensor::TensorView<'_>)| {
         let name = name.strip_prefix("model.").unwrap_or(name);

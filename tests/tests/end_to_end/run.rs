@@ -1,4 +1,4 @@
-//! A model's run over tokens that are known, and what it recorded.
+//! A run of a model over known tokens, and a record of its results.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use crate::reference::Reference;
 /// A token: its request and its position.
 pub type Place = (usize, usize);
 
-/// How each request's tokens are cut into steps.
+/// How the tokens of each request are cut into steps.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
-    /// One step.
+    /// All tokens in one step.
     Whole,
-    /// Steps of odd sizes, other ones for each request.
+    /// Steps of irregular sizes, which differ between the requests.
     Odd,
-    /// A step for each of the first tokens, of those around the last multiple of 128, where an HCA window
-    /// closes, and of the last; what lies between in one.
+    /// One step for each of the first tokens, of the tokens around the last multiple of 128, where an HCA window
+    /// closes, and of the last tokens. The tokens between these take one step.
     Single,
 }
 
-/// Tokens at either end of what [`Cut::Single`] runs one by one.
+/// Number of tokens at each such place that [`Cut::Single`] runs one by one.
 const SINGLE: usize = 6;
 
 impl Cut {
-    /// Tokens of a request's next chunk, in step `step`: `done` of `all` have run.
+    /// Number of tokens in a request's next chunk, in step `step`, if `done` of `all` tokens have run.
     fn chunk(self, request: usize, step: usize, done: usize, all: usize) -> usize {
         const ODD: [usize; 7] = [37, 1, 129, 5, 3, 61, 2];
         let left = all - done;
@@ -62,30 +62,30 @@ impl Cut {
     }
 }
 
-/// What was recorded of one token in one layer.
+/// The record of one token in one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// What the indexer picked, best first; none in layers without.
+    /// The entries that the indexer selected, best first; empty in layers without an indexer.
     pub selected: Vec<i32>,
-    /// Experts and weights.
+    /// The experts and their weights.
     pub experts: Vec<(i32, f32)>,
-    /// The streams behind the layer, one after another.
+    /// The streams after the layer, one after another.
     pub streams: Vec<f32>,
 }
 
-/// Records every layer, and feeds it with the reference if there is one.
+/// Records every layer. With a reference, it also replaces the inputs of each layer by those of the reference.
 pub struct Recorder<'r> {
     feed: Option<(&'r Reference, &'r [LayerReference])>,
     /// The tokens of the step.
     places: Vec<Place>,
-    /// Queries of the step whose lists have come, of the layer at hand.
+    /// Number of queries of the step whose lists have been recorded in the current layer.
     listed: usize,
-    /// By layer and token.
+    /// Records by layer and token.
     pub seen: HashMap<(usize, Place), Seen>,
 }
 
 impl<'r> Recorder<'r> {
-    /// Nothing yet.
+    /// An empty recorder.
     pub fn new(feed: Option<(&'r Reference, &'r [LayerReference])>) -> Self {
         Self { feed, places: Vec::new(), listed: 0, seen: HashMap::new() }
     }
@@ -136,7 +136,7 @@ impl Probe for Recorder<'_> {
     }
 }
 
-/// Watches a generation without doing anything.
+/// A probe that does nothing.
 pub struct Silent;
 
 impl Observer for Silent {
@@ -145,7 +145,7 @@ impl Observer for Silent {
     }
 }
 
-/// An engine, and requests that are run over known tokens.
+/// An engine, and requests that run over known tokens.
 pub struct Run<B: Backend> {
     /// The engine.
     pub engine: Engine<B>,
@@ -155,11 +155,11 @@ pub struct Run<B: Backend> {
     pub logits: HashMap<Place, Array1<f32>>,
 }
 
-/// Drafts that a run's cache has room for.
+/// Maximum drafts in the cache of a run.
 pub const MAX_DRAFT: u32 = 3;
 
 impl<B: Backend> Run<B> {
-    /// Requests of up to `tokens` tokens, without any yet.
+    /// A run for requests of up to `tokens` tokens, which have none yet.
     pub fn new(
         device: &Device<B>,
         reference: &Reference,
@@ -184,7 +184,7 @@ impl<B: Backend> Run<B> {
         Ok(Self { engine, ids, logits: HashMap::new() })
     }
 
-    /// Runs all tokens of all requests, cut as asked; logits of every token are kept.
+    /// Runs all tokens of all requests in steps as `cut` says, and keeps the logits of every token.
     pub fn feed(
         &mut self,
         requests: &[Vec<u32>],
@@ -215,7 +215,7 @@ impl<B: Backend> Run<B> {
         Ok(())
     }
 
-    /// One step: of each request some tokens from `starts` on, of which the first `accepted` stay.
+    /// Runs one step with tokens of some requests, from `starts` on, of which the first `accepted` are committed.
     pub fn step(
         &mut self,
         requests: &[(usize, &[u32])],

@@ -1,4 +1,4 @@
-//! What lies in the cache: entries and indexer keys of a request, as bytes.
+//! The contents of the cache: entries and indexer keys of a request, as bytes.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::Backend;
@@ -8,7 +8,7 @@ use dsv4_kv::{LayerId, PoolKind, RequestId};
 use dsv4_kv_model::Engine;
 use dsv4_kv_oracle::explain::Stored;
 
-/// The entries of a layer, oldest first; none in layers without.
+/// The entries of a layer, oldest first; none in layers without entries.
 pub fn entries<B: Backend>(engine: &Engine<B>, layer: usize, id: RequestId) -> Result<Vec<Stored>> {
     let scale = engine.cache().config().main_format.scale_bytes();
     let planes = [(PoolKind::EntryData, DATA_BYTES), (PoolKind::EntryScale, scale)];

@@ -1,4 +1,4 @@
-//! End to end, where nothing is chosen by score: every difference is arithmetic.
+//! End to end, for models that choose nothing by score, so that every difference comes from arithmetic.
 
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, Device};
@@ -10,13 +10,14 @@ use libtest_mimic::Failed;
 use crate::reference::{Reference, three};
 use crate::run::{Cut, Recorder, Run, Silent};
 
-/// Most that a logit may be off, and the median over positions of the largest.
+/// Maximum error of a logit, and the median over positions of the largest error.
 const HOST: [f32; 2] = [0.02, 0.004];
-/// The same where queries and results of attention are in BF16, as on the device. On the host, with both rounded, 0.0255
-/// and 0.0066 were measured of a set within 0.0017 and 5e-6 otherwise; 0.0226 and 0.0069 in place on the CPU.
+/// The same if queries and results of attention are BF16, as on the device. For a model whose errors are otherwise
+/// 0.0017 and 5e-6, 0.0255 and 0.0066 were measured on the host with both rounded, and 0.0226 and 0.0069 in place on
+/// the CPU.
 const DEVICE: [f32; 2] = [0.05, 0.015];
 
-/// Free greedy decoding gives the reference's tokens.
+/// Greedy decoding gives the reference's tokens.
 pub fn decodes_the_same_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -48,7 +49,7 @@ pub fn logits<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
     Ok(())
 }
 
-/// The same, for mutations.
+/// As [`logits`], for the tests of mutations.
 pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()> {
     let requests: Vec<_> =
         (0..reference.requests()).map(|index| reference.request(index)).collect();
@@ -66,7 +67,7 @@ pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()
     Ok(())
 }
 
-/// For each stored position the largest difference of a logit, ascending.
+/// The largest error of a logit at each stored position, in ascending order.
 pub fn largest_differences<B: Backend>(run: &Run<B>, reference: &Reference) -> Result<Vec<f32>> {
     let expected = reference.floats("logits")?;
     let expected = three(&expected)?;
@@ -76,7 +77,7 @@ pub fn largest_differences<B: Backend>(run: &Run<B>, reference: &Reference) -> R
             let got = &run.logits[&(request, position)];
             let expected = expected.slice(ndarray::s![request, at, ..]);
             let largest = got.iter().zip(expected).map(|(got, want)| (got - want).abs());
-            // NaN is larger than all.
+            // NaN counts as larger than all numbers.
             off.push(largest.fold(0.0, |most: f32, x| if x <= most { most } else { x }));
         }
     }

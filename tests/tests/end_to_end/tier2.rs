@@ -1,4 +1,4 @@
-//! Each layer by itself, fed with what the reference's layer before it made.
+//! Each layer by itself, with the output of the reference's layer before it as input.
 
 use std::collections::BTreeSet;
 
@@ -16,18 +16,19 @@ use crate::reference::Reference;
 use crate::run::{Cut, Recorder, Run, Seen};
 use crate::stored;
 
-/// How far an entry or key may be off, as a part of the tensor's largest value.
+/// Maximum error of an entry or key, as a part of the tensor's largest value.
 const CSA_ENTRY: f64 = 2e-6;
 const HCA_ENTRY: f64 = 5e-6;
-/// A list that differs must be this unclear, and no larger part of the unclear ones may.
+/// A list may differ only if its margin in the reference is below `MARGIN`. Of the lists with a finite margin at most
+/// this part may differ.
 const MARGIN: f32 = 5e-4;
 const LISTS: f64 = 0.02;
-/// The same for the experts of tokens whose list is the reference's.
+/// The same for the experts of tokens whose lists agree.
 const GAP: f32 = 1e-3;
 const CHOICES: f64 = 0.003;
-/// Weights, by expert, of tokens whose list and experts are the reference's: the most and the median.
+/// Maximum and median error of the weights of experts, for tokens whose lists and experts agree.
 const WEIGHT: [f32; 2] = [1.5e-3, 2e-5];
-/// Streams of the same tokens, by the tensor's largest value: the most and the median.
+/// Maximum and median error of the streams of the same tokens, as a part of the tensor's largest value.
 const HIDDEN: [f32; 2] = [4e-3, 1e-5];
 
 /// All requests in one step.
@@ -38,7 +39,7 @@ pub fn prefilled_whole<B: Backend>(
     Ok(check(device, reference, Cut::Whole)?)
 }
 
-/// Prompts in odd chunks, other ones for each request.
+/// Prompts in chunks of irregular sizes, which differ between the requests.
 pub fn prefilled_in_odd_chunks<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -46,12 +47,12 @@ pub fn prefilled_in_odd_chunks<B: Backend>(
     Ok(check(device, reference, Cut::Odd)?)
 }
 
-/// A step for each token.
+/// One token per step, for the tokens of `Cut::Single`.
 pub fn token_by_token<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     Ok(check(device, reference, Cut::Single)?)
 }
 
-/// How far a run is from the reference, over all layers.
+/// The differences between a run and the reference, over all layers.
 #[derive(Default)]
 struct Found {
     lists: Choices,
@@ -60,7 +61,7 @@ struct Found {
     hidden: Vec<f32>,
 }
 
-/// How often a choice differs.
+/// Number of choices that differ, and of all choices.
 #[derive(Default)]
 struct Choices {
     differ: usize,
@@ -75,7 +76,7 @@ impl Choices {
     }
 }
 
-/// Runs the reference's tokens through a model that is fed, and compares.
+/// Runs the reference's tokens through a model whose layers get the reference's inputs, and compares the results.
 pub fn check<B: Backend>(device: &Device<B>, reference: &Reference, cut: Cut) -> Result<()> {
     let layers = LayerReference::all(reference)?;
     let requests: Vec<_> =
@@ -100,7 +101,7 @@ pub fn check<B: Backend>(device: &Device<B>, reference: &Reference, cut: Cut) ->
     within("streams", &mut found.hidden, HIDDEN)
 }
 
-/// The entries and keys in the cache are what the reference's round to.
+/// Asserts that the entries and keys in the cache are possible roundings of the reference's values.
 fn check_stored<B: Backend>(run: &Run<B>, index: usize, layer: &LayerReference) -> Result<()> {
     let kind = run.engine.cache().config().model.layers[index];
     let tolerance = if kind == LayerKind::Hca { HCA_ENTRY } else { CSA_ENTRY };
@@ -129,7 +130,8 @@ fn check_rows(
     ensure!(got.len() == expected.nrows(), "{} entries, not {}", got.len(), expected.nrows());
     for (entry, (got, expected)) in got.iter().zip(expected.outer_iter()).enumerate() {
         let expected: Vec<f64> = expected.iter().map(|&x| f64::from(x)).collect();
-        // The bound is by the tensor's largest value, `explains_within` takes it by the entry's.
+        // The bound is a part of the tensor's largest value; `explains_within` takes a part of the entry's largest
+        // value.
         let own = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         let tolerance = tolerance * f64::from(largest) / own;
         ensure!(
@@ -140,7 +142,7 @@ fn check_rows(
     Ok(())
 }
 
-/// One token in one layer. `at`: its place among the stored positions.
+/// Compares one token in one layer. `at` is its index among the stored positions.
 fn compare(
     found: &mut Found,
     layer: &LayerReference,
@@ -180,7 +182,7 @@ fn compare(
     Ok(())
 }
 
-/// The largest difference of a weight, expert by expert.
+/// The largest error of a weight, expert by expert.
 fn weights_off(
     seen: &[(i32, f32)],
     experts: ArrayView1<'_, i32>,
@@ -192,7 +194,7 @@ fn weights_off(
         .fold(0.0, larger)
 }
 
-/// NaN is larger than all.
+/// The larger of two numbers; NaN counts as larger than all numbers.
 fn larger(a: f32, b: f32) -> f32 {
     if b <= a { a } else { b }
 }

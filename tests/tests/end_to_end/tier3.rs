@@ -1,4 +1,5 @@
-//! The same bits in every batch, chunk, with drafts and by graphs; and logits with the reference's tokens fed.
+//! The same bits in every batch and every cut into chunks, with drafts, and by graphs; and logits for the reference's
+//! tokens.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Device};
@@ -12,14 +13,14 @@ use crate::reference::{Reference, three};
 use crate::run::{Cut, MAX_DRAFT, Recorder, Run, Silent};
 use crate::tier1;
 
-/// The median over positions of the largest difference of a logit. Of sets with five layers that choose by score,
-/// another right order of sums gives up to 0.02 over all positions and more over the last; the least that showed
-/// with a part left out was 0.06.
+/// Maximum of the median over positions of the largest error of a logit. In models with five layers that choose by
+/// score, another valid order of sums gives up to 0.02 over all positions, and more over the last ones. The smallest
+/// error that a missing part caused was 0.06.
 const MEDIAN: f32 = 0.04;
-/// The part of positions at which the most likely token may be another.
+/// The part of positions at which the most likely token may differ.
 const OTHER_TOKENS: f64 = 0.02;
 
-/// With its tokens fed, logits are those of the reference, but for lists and experts that are nearly tied.
+/// For the reference's tokens, logits equal those of the reference, except where lists or experts are nearly tied.
 pub fn reference_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -50,7 +51,7 @@ pub fn reference_tokens<B: Backend>(
     Ok(())
 }
 
-/// The reference's requests, and others made of them until there are at least `least`.
+/// The reference's requests, and rotations of the first one until there are at least `least`.
 fn requests(reference: &Reference, least: usize) -> Vec<Vec<u32>> {
     let mut requests: Vec<_> =
         (0..reference.requests()).map(|index| reference.request(index)).collect();
@@ -63,7 +64,7 @@ fn requests(reference: &Reference, least: usize) -> Vec<Vec<u32>> {
     requests
 }
 
-/// Compares each request of a run with the same request alone, in one step.
+/// Compares each request of a run with the same request that runs alone, in one step.
 fn check_all<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
@@ -84,7 +85,7 @@ fn check_all<B: Backend>(
     Ok(())
 }
 
-/// All requests together, in chunks of many sizes and token by token.
+/// All requests together, in chunks of several sizes and token by token.
 pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let requests = requests(reference, 3);
     let tokens = requests[0].len();
@@ -97,7 +98,7 @@ pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<
     Ok(())
 }
 
-/// Drafts of which none, some or all are right, in batches.
+/// Batches with drafts, of which none, some or all are right.
 pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let requests = requests(reference, 2);
     let tokens = requests[0].len();
@@ -117,7 +118,7 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
             if accepted == 0 {
                 continue;
             }
-            // The next tokens, and wrong ones behind them.
+            // The next tokens, followed by wrong ones.
             let wrong = |place: usize| (request[place % tokens] + 1) % vocabulary;
             let drafted: Vec<u32> = (0..=MAX_DRAFT as usize)
                 .map(|place| (done[index] + place, place))
@@ -133,13 +134,13 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
             parts.iter().map(|(i, t, ..)| (*i, t.as_slice())).collect();
         let starts: Vec<usize> = parts.iter().map(|part| part.2).collect();
         let accepted: Vec<u32> = parts.iter().map(|part| part.3).collect();
-        // What was recorded of a rejected token is recorded again when the right one runs.
+        // The record of a rejected token is overwritten when the right token runs.
         run.step(&step, &starts, &accepted, &mut seen)?;
     }
     Ok(check_all(device, reference, &requests, &run, &seen)?)
 }
 
-/// The same tokens with drafts by prompt lookup as without, greedy and sampled.
+/// Drafts by prompt lookup change no token, greedy or sampled.
 pub fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let request = reference.request(0);
     let prompt = &request[..reference.prompt];
@@ -165,7 +166,7 @@ pub fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> R
     Ok(())
 }
 
-/// Decoding by a graph for each layer, with and without drafts.
+/// Decoding by one graph per layer, with and without drafts.
 pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let requests = requests(reference, 3);
     let tokens = requests[0].len();

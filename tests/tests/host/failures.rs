@@ -1,4 +1,4 @@
-//! Devices that fail, and devices that are late: what the rules of `dsv4_kv::device` promise then.
+//! Devices that fail, and devices that defer their work: the guarantees of `dsv4_kv::device` on them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use dsv4_kv_tests::inputs::download;
 
 const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
 
-/// Lets the first call of that name that `attempt` makes fail.
+/// Makes the first call with this name that `attempt` makes fail.
 fn fail_first<B: Backend, E>(
     device: &Device<Failing<B>>,
     name: &str,
@@ -29,7 +29,7 @@ fn fail_first<B: Backend, E>(
     device.backend().fail_nothing();
 }
 
-/// Nothing runs on the late device before it is waited for: the detector of the next tests.
+/// A device that defers its work runs nothing before a wait. The next tests rely on this.
 #[test]
 fn a_late_device_is_late() {
     let device = Failing::late(OPTIONS);
@@ -42,7 +42,7 @@ fn a_late_device_is_late() {
     assert_eq!(download(&stream, &to), [1; 4]);
 }
 
-/// If the event behind a copy cannot be recorded, the array in flight is not rewritten before it was copied.
+/// If the event after a copy cannot be recorded, the array in flight is not rewritten before it was copied.
 #[test]
 fn a_staged_array_in_flight_is_not_rewritten() {
     for (name, how) in
@@ -71,7 +71,7 @@ fn a_staged_array_in_flight_is_not_rewritten() {
     }
 }
 
-/// Units of host memory are nobody else's while they are moved, whatever call fails, and come back when it is done.
+/// Units of host memory cannot be taken by others during a copy, whatever call fails, and are free again after it.
 #[test]
 fn units_in_flight_are_held() {
     let device = Failing::late(OPTIONS);
@@ -84,19 +84,19 @@ fn units_in_flight_are_held() {
     copies.end().unwrap();
     assert!(!copies.is_done().unwrap(), "nobody waited");
     assert_eq!(pool.free(), 2);
-    // A wait that fails gives nothing back; the next one does.
+    // A failed wait releases no unit; the next wait does.
     device.backend().fail(0, Failure::Instead);
     let unsettled = copies.settle().err().expect("the wait failed");
     assert_eq!(pool.free(), 2);
     let units = unsettled.copies.settle().ok().expect("it was waited for");
     assert!(units.iter().all(|unit| unit.bytes() == [7; 256]));
-    // What is dropped is waited for.
+    // Dropping copies waits for them.
     let units: Vec<_> = units.into_iter().map(Arc::new).collect();
     let mut copies = HostCopies::new(&aside).unwrap();
     copies.load(units.iter().cloned(), &to).unwrap();
     drop(copies);
     assert_eq!(download(&stream, &to), [7; 512]);
-    // What cannot be waited for is never given out again.
+    // Units for which a wait failed are never handed out again.
     let mut copies = HostCopies::new(&aside).unwrap();
     copies.store(&from.view(), pool.take(2).unwrap()).unwrap();
     device.backend().fail(0, Failure::Instead);
@@ -105,7 +105,7 @@ fn units_in_flight_are_held() {
     assert_eq!(pool.free(), 2);
 }
 
-/// After a failed wait nobody knows whether a copy has ended: it must not see the caller's memory any more.
+/// After a failed wait it is unknown whether a copy has ended, so it must not access the caller's memory any more.
 #[test]
 fn a_failed_copy_leaves_borrowed_memory_alone() {
     let device = Failing::late(OPTIONS);
@@ -123,8 +123,8 @@ fn a_failed_copy_leaves_borrowed_memory_alone() {
     assert_eq!(values, [9; 64], "nobody writes them any more");
 }
 
-/// Whatever call of a capture or a replay fails: the capture has ended, the device goes on, and its memory
-/// comes back.
+/// Any call of a capture or a replay may fail: then the capture has ended, the device is usable, and its memory is
+/// freed.
 #[test]
 fn any_call_may_fail() {
     for how in [Failure::Instead, Failure::After] {
@@ -165,7 +165,7 @@ fn any_call_may_fail() {
     }
 }
 
-/// Devices of one domain, as two of one CUDA context are, share captures and what these forbid.
+/// Devices of one domain, for example two of one CUDA context, share captures and the rules that these impose.
 #[test]
 fn devices_of_a_domain_share_captures() {
     let in_domain =
@@ -202,8 +202,8 @@ fn devices_of_a_domain_share_captures() {
     assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
 }
 
-/// A capture leaves devices of other domains alone, but in its own thread: there they allocate, wait and capture no more than its
-/// device does, and free behind it.
+/// A capture does not restrict devices of other domains, except in its own thread: there they may not allocate, wait or
+/// capture, as its own device may not, and they free memory after the capture.
 #[test]
 fn a_capture_binds_its_thread_on_other_devices() {
     let in_domain =
@@ -251,7 +251,7 @@ fn in_thread<R: Send>(run: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| scope.spawn(run).join().unwrap())
 }
 
-/// A stream works when nothing else of its device is held any more.
+/// A stream works after all other objects of its device were dropped.
 #[test]
 fn a_stream_keeps_its_device() {
     let device = Failing::late(OPTIONS);

@@ -1,4 +1,4 @@
-//! The fuzz targets without a fuzzer: every file of the corpus, and mutations of it.
+//! The fuzz targets without a fuzzer: every file of the corpus, and mutations of these files.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// Mutations of each target.
+/// Number of mutations per target.
 const MUTATIONS: u64 = 600;
 
-/// A folder a target.
+/// The corpus, with one folder per target.
 static CORPUS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/corpus");
 
 fn corpus(target: &str) -> Vec<Vec<u8>> {
@@ -22,7 +22,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     files
 }
 
-/// Some bytes changed, taken out, doubled, or replaced by those of another file.
+/// Changes, removes or doubles some bytes, or replaces them by those of another file.
 fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
     for _ in 0..random.random_range(1..6) {
         let at = random.random_range(0..=bytes.len());
@@ -49,13 +49,13 @@ fn the_corpus_and_mutations_of_it_find_nothing() {
     run_targets(|name| name != "kernels", MUTATIONS);
 }
 
-/// Garbage in all memory of every kernel of the table, each once; then the corpus and mutations of it.
+/// Runs every kernel of the table once with garbage in all its memory; then the corpus and mutations of it.
 #[test]
 fn kernels_keep_to_their_memory() {
     let mut launched = 0;
     for (operation, kernels) in (0..).zip(kernel_counts()) {
         for kernel in 0..kernels as u8 {
-            // With some scalars a grid has no blocks.
+            // With some scalars the grid has no blocks, and the kernel is not launched.
             let is_launched = (0..64).any(|seed| launches(&[operation, kernel, seed]));
             assert!(is_launched, "operation {operation}, kernel {kernel}");
             launched += 1;
@@ -65,7 +65,7 @@ fn kernels_keep_to_their_memory() {
     run_targets(|name| name == "kernels", MUTATIONS);
 }
 
-/// For `DSV4_FUZZ_SECONDS` (120), from `DSV4_FUZZ_SEED` (91).
+/// Runs for `DSV4_FUZZ_SECONDS` (120) seconds, with the seed `DSV4_FUZZ_SEED` (91).
 #[test]
 #[ignore = "minutes: cargo test -p dsv4-kv-tests --test host -- --ignored kernels_keep"]
 fn kernels_keep_to_their_memory_for_long() {
@@ -82,7 +82,7 @@ fn kernels_keep_to_their_memory_for_long() {
     println!("{cases} cases");
 }
 
-/// Misaligned by an element, and an element short: every argument of every kernel.
+/// Every argument of every kernel: misaligned by one element, and one element short.
 #[test]
 fn no_kernel_takes_a_misplaced_argument() {
     let refused = refuses_misplaced_arguments();
@@ -94,7 +94,7 @@ fn run_targets(chosen: impl Fn(&str) -> bool, mutations: u64) {
     names.filter(|name| chosen(name)).for_each(|name| run_target(name, 90, mutations));
 }
 
-/// The corpus of a target, and mutations of it.
+/// Runs a target on its corpus, and on mutations of it.
 fn run_target(name: &str, seed: u64, mutations: u64) {
     let (_, run) = TARGETS.iter().find(|(found, _)| *found == name).expect("a target");
     let corpus = corpus(name);

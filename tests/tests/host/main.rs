@@ -1,5 +1,5 @@
-//! Tests that launch nothing on a GPU: number formats, configurations, golden vectors, the ledger of
-//! the cache, and random input bytes. One program, because each program costs a link.
+//! Tests that launch nothing on a GPU: number formats, configurations, golden vectors, the ledger of the cache, and
+//! random input bytes. They are one program, because each program costs a link.
 
 mod cache;
 mod checkpoint;

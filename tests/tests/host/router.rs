@@ -1,4 +1,4 @@
-//! A router in several streams, on a device that does nothing before it must and fails on demand.
+//! A router in several streams, on a device that defers its work and fails on demand.
 
 use std::borrow::Cow;
 
@@ -11,11 +11,11 @@ use dsv4_kv_tests::inputs::{download, upload};
 use half::bf16;
 
 const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
-/// Two launches.
+/// So many tokens that a batch takes two launches.
 const TOKENS: u32 = 70;
 const EXPERTS: u32 = 32;
 
-/// Rows of zeros but for one 1: row `i` at `at(i)`.
+/// Rows of zeros, except a 1 at place `at(i)` of row `i`.
 fn one_hot(rows: u32, at: impl Fn(u32) -> u32) -> Vec<bf16> {
     let mut values = vec![bf16::ZERO; (rows * EXPERTS) as usize];
     (0..rows).for_each(|row| values[(row * EXPERTS + at(row)) as usize] = bf16::ONE);
@@ -39,7 +39,7 @@ fn router<B: Backend>(stream: &Stream<B>) -> Router<B> {
     Router::new(stream, &config, &weights, TOKENS).unwrap()
 }
 
-/// A batch that goes to experts `first`, `first + 1`, ..
+/// A batch whose tokens go to the experts `first`, `first + 1`, ..
 struct Tensors<B: Backend> {
     first: u32,
     x: Buffer<B, bf16>,
@@ -65,7 +65,7 @@ impl<B: Backend> Tensors<B> {
         router.route(stream, x, &Batch { tokens: TOKENS, token, ids, weights })
     }
 
-    /// Whether its experts are there, as a stream sees it that waits for no other.
+    /// Whether the results of the batch have arrived, as read by a stream that waits for no other.
     fn is_routed(&self, aside: &Stream<B>) -> bool {
         let expert = |token| ((self.first + token) % EXPERTS) as i32;
         download(aside, &self.ids).into_iter().eq((0..TOKENS).map(expert))
@@ -90,7 +90,7 @@ fn a_call_in_another_stream_waits_for_the_last() {
     assert!(third.is_routed(&aside), "the check waits for the last call, in whatever stream");
 }
 
-/// Whatever call of the device fails under a router, the next batch is routed.
+/// Whatever device call fails in a router, the next batch is routed.
 #[test]
 fn a_router_goes_on_after_every_failure() {
     let device = Failing::late(OPTIONS);

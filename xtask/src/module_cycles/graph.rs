@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 
 use super::paths::NamedPath;
 
-/// Which file imports which.
+/// The imports between files.
 #[derive(Debug, Default)]
 pub struct Graph {
-    /// By file, what it imports, and one path that does so.
+    /// The imports of each file: the imported file, and one path that imports it.
     imports: BTreeMap<PathBuf, BTreeMap<PathBuf, NamedPath>>,
 }
 
-/// Files each of which can reach all others by imports.
+/// A set of files, each of which reaches all others by imports.
 #[derive(Debug)]
 pub struct Cycle {
     /// The files, sorted.
     pub files: Vec<PathBuf>,
-    /// A shortest way from one of them around to itself.
+    /// A shortest path of imports from one of the files back to itself.
     pub way_around: Vec<ImportOf>,
 }
 
@@ -28,19 +28,19 @@ pub struct ImportOf {
     pub from: PathBuf,
     /// The file imported from.
     pub to: PathBuf,
-    /// The path that is named.
+    /// The path in the code.
     pub path: String,
     /// The line in `from`.
     pub line: usize,
 }
 
 impl Graph {
-    /// Adds a file.
+    /// Adds a file, without imports.
     pub fn add_file(&mut self, file: &Path) {
         self.imports.entry(file.to_owned()).or_default();
     }
 
-    /// Adds that `from` imports `to`; a file's own items are no import.
+    /// Adds that `from` imports `to`. A file that names its own items does not import.
     pub fn add_import(&mut self, from: &Path, to: &Path, path: &NamedPath) {
         if from != to {
             let imports = self.imports.entry(from.to_owned()).or_default();
@@ -53,7 +53,7 @@ impl Graph {
         self.imports.len()
     }
 
-    /// All cycles. No file is in two.
+    /// All cycles. No file is in two of them.
     pub fn cycles(&self) -> Vec<Cycle> {
         let reached: BTreeMap<&PathBuf, BTreeSet<&PathBuf>> =
             self.imports.keys().map(|file| (file, self.reached(file))).collect();
@@ -74,7 +74,7 @@ impl Graph {
         cycles
     }
 
-    /// The files that `file` imports, directly or through others; `file` itself only in a cycle.
+    /// The files that `file` imports, directly or through others. `file` itself is included only if it is in a cycle.
     fn reached(&self, file: &PathBuf) -> BTreeSet<&PathBuf> {
         let mut reached = BTreeSet::new();
         let mut open: Vec<&PathBuf> = self.imports[file].keys().collect();
@@ -86,7 +86,7 @@ impl Graph {
         reached
     }
 
-    /// A shortest way from `start`, which is in a cycle, back to itself.
+    /// A shortest path of imports from `start`, which is in a cycle, back to itself.
     fn way_around(&self, start: &PathBuf) -> Vec<ImportOf> {
         let mut came_from: BTreeMap<&PathBuf, &PathBuf> = BTreeMap::new();
         let mut queue = VecDeque::from([start]);

@@ -1,15 +1,15 @@
-//! Finds files that import each other in a cycle, and counts what else the project keeps small.
+//! Finds files that import each other in a cycle, and checks the sizes that the project limits.
 //!
 //! # The rule
 //! File A *imports* file B of the same library or program if a path in A, in a `use` or in code,
 //! resolves to an item that B defines. Paths are followed through re-exports to the file that
 //! defines the item, so that naming `crate::Ledger` imports `ledger.rs`, not `lib.rs`.
 //!
-//! These are no imports:
-//! - `mod child;` and re-exports (`pub use`, `pub(crate) use`): a parent that declares and re-exports
-//!   its children, and is asked by them for nothing of its own, is in no cycle;
+//! These do not count as imports:
+//! - `mod child;` and re-exports (`pub use`, `pub(crate) use`): a parent that declares and re-exports its children, and
+//!   from which they import nothing, is in no cycle;
 //! - tests (`#[cfg(test)]`, `#[test]`);
-//! - bodies of `macro_rules!`, whose paths resolve where the macro is used; what is handed to a macro counts;
+//! - bodies of `macro_rules!`, whose paths resolve where the macro is used; the arguments of a macro call count;
 //! - calls of methods, and links in documentation.
 //!
 //! Files that can reach each other by imports form a cycle; the check fails and names one way around.
@@ -38,11 +38,11 @@ use crate::workspace;
 use graph::Graph;
 use modules::Tree;
 
-/// Checks every library and program of the workspace, and prints what was looked at.
+/// Checks every library and program of the workspace, and prints how many files were checked.
 ///
 /// # Errors
-/// There is a cycle, a file that is too long, or too many functions with too many arguments: all
-/// of them are named.
+/// There is a cycle, a file that is too long, or too many functions with too many arguments. The error names all of
+/// them.
 pub fn run() -> Result<()> {
     let targets = targets()?;
     let mut faults = Vec::new();
@@ -97,7 +97,7 @@ fn targets() -> Result<Vec<Target>> {
     Ok(metadata.packages.into_iter().flat_map(|package| package.targets).collect())
 }
 
-/// What each file of the library or program at `root` imports.
+/// The imports of each file of the library or program whose root file is `root`.
 fn imports(root: &Path) -> Result<Graph> {
     let tree = Tree::read(root)?;
     let mut graph = Graph::default();
@@ -112,7 +112,7 @@ fn imports(root: &Path) -> Result<Graph> {
     Ok(graph)
 }
 
-/// A cycle in words: its size, and one way around with the paths that make it.
+/// Describes a cycle: its size, and one path of imports around it.
 fn describe(title: &str, cycle: &graph::Cycle) -> String {
     let mut text = format!("{title}: {} files import each other in a cycle:", cycle.files.len());
     let names: BTreeMap<&Path, String> =
@@ -130,7 +130,7 @@ fn describe(title: &str, cycle: &graph::Cycle) -> String {
     text
 }
 
-/// A file's path from the root of the workspace.
+/// A file's path, relative to the root of the workspace.
 fn shown(file: &Path) -> String {
     file.strip_prefix(workspace::root()).unwrap_or(file).display().to_string()
 }

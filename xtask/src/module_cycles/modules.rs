@@ -30,7 +30,7 @@ impl Module {
         &self.file
     }
 
-    /// The module around it; none for the root.
+    /// The parent module; `None` for the root.
     pub fn parent(&self) -> Option<ModuleId> {
         self.parent
     }
@@ -55,7 +55,7 @@ impl Module {
         &self.paths
     }
 
-    /// Whether a macro makes items of it, whose names cannot be seen here.
+    /// Whether a macro call generates items in it, whose names this check cannot see.
     pub fn has_generated_items(&self) -> bool {
         self.has_generated_items
     }
@@ -65,7 +65,7 @@ impl Module {
 #[derive(Debug, Default)]
 pub struct Tree {
     modules: Vec<Module>,
-    /// Files of `macro_rules!`, by the macro's name: such a name is known without a path.
+    /// Files that define `macro_rules!`, by the macro's name. Such a macro is used by its name alone, without a path.
     macros: BTreeMap<String, PathBuf>,
 }
 
@@ -73,8 +73,7 @@ impl Tree {
     /// Reads the tree whose root is the file `root`.
     ///
     /// # Errors
-    /// A file is missing or no Rust, or a module is declared with `#[path]`, which the check does
-    /// not follow.
+    /// A file is missing or is not Rust, or a module is declared with `#[path]`, which this check does not follow.
     pub fn read(root: &Path) -> Result<Self> {
         let mut tree = Self::default();
         let folder = root.parent().context("a source file lies in a folder")?;

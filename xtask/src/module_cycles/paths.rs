@@ -1,5 +1,4 @@
-//! Collects the paths that code names: in imports, types, expressions, patterns, and in what is handed to
-//! macros.
+//! Collects the paths that code names: in imports, types, expressions, patterns, and in arguments of macros.
 
 use std::fmt;
 
@@ -7,14 +6,14 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
-/// A path, and the line it stands on.
+/// A path, and its line.
 #[derive(Clone, Debug)]
 pub struct NamedPath {
     /// Its segments, the first of which may be `crate`, `self` or `super`.
     pub segments: Vec<String>,
-    /// Line in its file.
+    /// Its line in the file.
     pub line: usize,
-    /// Whether it is the name of a macro that is used, as `view` in `view!(..)`.
+    /// Whether it names a macro that is called, such as `view` in `view!(..)`.
     pub of_macro: bool,
 }
 
@@ -24,12 +23,12 @@ impl fmt::Display for NamedPath {
     }
 }
 
-/// A leaf of a `use`.
+/// A leaf of a `use` declaration.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// The name it brings in; `None` for `*`.
+    /// The name that it imports; `None` for `*`.
     pub name: Option<String>,
-    /// Where from.
+    /// The path from which it imports.
     pub path: Vec<String>,
 }
 
@@ -45,14 +44,14 @@ pub fn is_test(attributes: &[Attribute]) -> bool {
 /// The paths of a module's items.
 #[derive(Default)]
 pub struct PathCollector {
-    /// Leaves of all `use` declarations, of those inside functions too.
+    /// Leaves of all `use` declarations, also of those inside functions.
     pub imports: Vec<Import>,
     /// Paths that code and private imports name.
     pub paths: Vec<NamedPath>,
 }
 
 impl PathCollector {
-    /// Adds what `item` names.
+    /// Adds the paths of `item`.
     pub fn add(&mut self, item: &Item) {
         self.visit_item(item);
     }
@@ -62,13 +61,13 @@ impl PathCollector {
             path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         let Some(first) = path.segments.first() else { return };
         let line = first.ident.span().start().line;
-        // `::name` is another crate.
+        // `::name` is a path of another crate.
         if path.leading_colon.is_none() {
             self.paths.push(NamedPath { segments, line, of_macro });
         }
     }
 
-    /// Adds paths such as `a::b` and names such as `a` from what is handed to a macro.
+    /// Adds paths such as `a::b` and names such as `a` from the arguments of a macro.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut path: Option<NamedPath> = None;
         let mut colons = 0;
@@ -124,7 +123,7 @@ impl PathCollector {
         name: &proc_macro2::Ident,
         re_exported: bool,
     ) {
-        // `use a::{self}` brings in `a`.
+        // `use a::{self}` imports `a`.
         if leaf != "self" || path.is_empty() {
             path.push(leaf.to_string());
         }

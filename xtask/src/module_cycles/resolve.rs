@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 use super::modules::{Module, ModuleId, Tree};
 use super::paths::NamedPath;
 
-/// What a name stands for. One name may stand for several things: a module and a function, or one thing under each `cfg`.
+/// What a name stands for. One name may have several meanings: a module and a function, or another item under each
+/// `cfg`.
 #[derive(Clone, Copy, Debug)]
 enum Meaning<'a> {
     Module(ModuleId),
-    /// An item, by the file that defines it.
+    /// An item, given by the file that defines it.
     Item(&'a Path),
 }
 
-/// The files that define what `path`, named in `module`, leads to; none for what is of another
-/// crate, a module, or a local variable.
+/// The files that define the item to which `path` leads, as seen from `module`. Empty for paths of other crates,
+/// modules and local variables.
 pub fn files(tree: &Tree, module: &Module, path: &NamedPath) -> BTreeSet<PathBuf> {
     let mut search = Search { tree, open: Vec::new() };
     let mut files: BTreeSet<PathBuf> = search
@@ -37,7 +38,7 @@ pub fn files(tree: &Tree, module: &Module, path: &NamedPath) -> BTreeSet<PathBuf
 
 struct Search<'a> {
     tree: &'a Tree,
-    /// The names that are being looked up, so that imports in a cycle end.
+    /// The names that are being looked up. They stop the recursion if imports form a cycle.
     open: Vec<(ModuleId, String)>,
 }
 
@@ -51,7 +52,7 @@ impl<'a> Search<'a> {
             name => self.name(from, name),
         };
         rest.iter().fold(start, |meanings, segment| {
-            // A function or macro may have a module's name; a path goes on in the module.
+            // A function or macro may have the same name as a module; then the path continues in the module.
             let in_module = meanings.iter().any(|meaning| matches!(meaning, Meaning::Module(_)));
             let follows =
                 |meaning: &Meaning<'_>| !in_module || matches!(meaning, Meaning::Module(_));
@@ -60,7 +61,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// What `segment` means after `meaning`. After an item come its variants and functions, which are part of it.
+    /// The meanings of `segment` after `meaning`. Segments after an item (variants, functions) are part of the item.
     fn step(&mut self, meaning: Meaning<'a>, segment: &str) -> Vec<Meaning<'a>> {
         match meaning {
             Meaning::Item(_) => vec![meaning],
@@ -78,7 +79,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What `name` means in the module `id`.
+    /// The meanings of `name` in the module `id`.
     fn name(&mut self, id: ModuleId, name: &str) -> Vec<Meaning<'a>> {
         let key = (id, name.to_owned());
         if self.open.contains(&key) {

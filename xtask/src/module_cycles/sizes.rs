@@ -1,20 +1,20 @@
-//! What the project keeps small: lengths of files, and functions with too many arguments.
+//! The sizes that the project limits: lines of a file, and functions with too many arguments.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The most lines that a file of code may have.
+/// Most lines of a source file.
 const MAX_LINES: usize = 500;
 
-/// The lint that a function with more than seven arguments breaks.
+/// The lint for functions with more than seven arguments.
 const ARGUMENTS_LINT: &str = concat!("clippy::", "too_many_arguments");
 
-/// How often code may say that it breaks this lint.
+/// How often code may contain an expectation of this lint.
 const MAX_EXPECTATIONS: usize = 4;
 
-/// Files under `root` that are too long, and the lint if it is broken too often.
+/// Files under `root` that are too long, and the lint if it is expected too often.
 ///
 /// # Errors
 /// A folder or file cannot be read.
@@ -46,7 +46,7 @@ pub fn faults(root: &Path) -> Result<Vec<String>> {
     Ok(faults)
 }
 
-/// Adds the Rust files under `folder`, by their path from there, with their text.
+/// Adds the Rust files under `folder`: the path relative to it, and the text.
 fn add_files(folder: &Path, files: &mut Vec<(String, String)>) -> Result<()> {
     fn walk(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) -> Result<()> {
         let mut entries = fs::read_dir(folder)

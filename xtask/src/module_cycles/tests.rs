@@ -1,11 +1,11 @@
-//! The check is shown cycles that it must find, and trees without one.
+//! Tests of the check: cycles that it must find, and trees without a cycle.
 
 use std::fs;
 use std::path::Path;
 
 use super::*;
 
-/// Writes `files` (path and text) to a folder, and checks the tree whose root is the first.
+/// Writes `files` (path and text) to a folder, and checks the module tree whose root is the first file.
 fn check(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (path, text) in files {

@@ -1,4 +1,4 @@
-//! Compiles the kernels to PTX, one module a target, and commits them to `host/ptx/`.
+//! Compiles the kernels to PTX, one module per target, and writes them to `host/ptx/`, where they are committed.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use kernels_gpu::table::ABI_HASH;
 use kernels_gpu::table::KERNELS;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use super::manifest::{Manifest, TargetRecord};
 use super::module::Module;
@@ -19,15 +19,15 @@ use dsv4_kv_device_compiler::Compiler;
 /// Compiles, lints, assembles and writes the PTX and its manifest.
 ///
 /// # Errors
-/// No compiler, a compile error, a broken lint rule, or PTX that `ptxas` refuses; then `host/ptx/`
-/// is as it was.
+/// There is no compiler, a compile error, a broken lint rule, or PTX that `ptxas` refuses. Then `host/ptx/` is
+/// unchanged.
 pub fn run() -> Result<()> {
     let compiler = toolchain::find_or_fetch()?;
     println!("{}, LLVM {}", compiler.version.rustc, compiler.version.llvm);
     println!("{}", compiler.rustc.display());
-    // Read first: what is edited while the compiler runs must make the PTX stale.
+    // Hashed before the compiler starts, so that an edit during the build makes the PTX stale.
     let sources = Sources::read()?;
-    let built = compile(&compiler)?;
+    let built = compile(&compiler, &TARGETS)?;
     match ptxas::find_or_fetch() {
         Ok(ptxas) => ptxas::report(&ptxas, &built)?,
         Err(error) => println!("not assembled: {error:#}"),
@@ -37,18 +37,18 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Compiles all targets, as many at a time as there are cores, and lints what comes out.
+/// Compiles targets, as many in parallel as there are cores, and lints the results.
 ///
 /// # Errors
 /// A compile error or a broken rule.
-pub fn compile(compiler: &Compiler) -> Result<Vec<Built>> {
-    TARGETS.into_par_iter().map(|target| compile_target(compiler, target)).collect()
+pub fn compile(compiler: &Compiler, targets: &[Target]) -> Result<Vec<Built>> {
+    targets.par_iter().map(|&target| compile_target(compiler, target)).collect()
 }
 
 fn compile_target(compiler: &Compiler, target: Target) -> Result<Built> {
     let folder = workspace::target_dir().join("ptx").join(target.cpu);
     let assembly = folder.join("nvptx64-nvidia-cuda/release/deps/kernels_gpu.s");
-    // A failed build would leave an old one behind.
+    // After a failed build, the file of an earlier build would be read.
     remove_if_there(&assembly)?;
     let mut cargo = workspace::clean_cargo();
     compiler.apply(&mut cargo)?;
@@ -74,7 +74,7 @@ fn compile_target(compiler: &Compiler, target: Target) -> Result<Built> {
     Ok(Built { target, ptx })
 }
 
-/// The flags of one target, with every path of this machine mapped to a fixed name.
+/// The compiler flags of one target. Every path of this machine is mapped to a fixed name.
 fn rustflags(compiler: &Compiler, target: Target) -> Vec<String> {
     let rust_src = compiler.sysroot.join("lib/rustlib/src/rust");
     let remap = |path: &Path, name| format!("--remap-path-prefix={}={name}", path.display());

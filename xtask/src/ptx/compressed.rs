@@ -1,32 +1,31 @@
-//! PTX is committed compressed: Zstandard, a tenth of its size.
+//! PTX is committed compressed with Zstandard, at a tenth of its size.
 //!
-//! The encoder is the reference library, which is C: the one encoder in Rust that reaches its ratio
-//! takes three minutes to compile. Only this program has it; what embeds the PTX decodes it in Rust
-//! (`ruzstd`). One version of the encoder makes the same bytes of the same text, and nothing depends on
-//! that: text is compared, and hashed, before it is compressed.
+//! The encoder is the reference library, which is C: the only encoder in Rust with its compression ratio takes three
+//! minutes to compile. Only this program depends on the encoder; crates that embed the PTX decode it in Rust
+//! (`ruzstd`). The bytes can differ between versions of the encoder, but nothing depends on them: PTX is compared and
+//! hashed as text, before compression.
 
 use anyhow::{Context, Result, ensure};
 
-/// As far as Zstandard goes without a longer window than a decoder has to accept; the levels above it
-/// save 0.1 % more.
+/// The highest level that needs no longer window than every decoder must accept. Higher levels save 0.1 % more.
 const LEVEL: i32 = 19;
 
-/// The most that a PTX file may hold, bytes. It bounds what a damaged file can ask for.
+/// Largest PTX text in bytes. It limits the memory that a damaged file can request.
 const LIMIT: usize = 64 << 20;
 
-/// `text`, compressed.
+/// Compresses `text`.
 ///
 /// # Errors
-/// It is longer than what [`decompress`] accepts, or the encoder fails.
+/// It is longer than [`decompress`] accepts, or the encoder fails.
 pub fn compress(text: &str) -> Result<Vec<u8>> {
     ensure!(text.len() <= LIMIT, "{} bytes of PTX are more than {LIMIT}", text.len());
     zstd::bulk::compress(text.as_bytes(), LEVEL).context("cannot compress PTX")
 }
 
-/// The text that was compressed to `bytes`.
+/// Decompresses `bytes` to PTX text.
 ///
 /// # Errors
-/// `bytes` are not what [`compress`] made.
+/// `bytes` are not the output of [`compress`].
 pub fn decompress(bytes: &[u8]) -> Result<String> {
     let text = zstd::bulk::decompress(bytes, LIMIT).context("cannot decompress PTX")?;
     String::from_utf8(text).context("decompressed PTX is no text")

@@ -1,6 +1,6 @@
-//! Fetches Debian's `rustc-web`, its `core` source and the libraries this machine lacks into
-//! `target/ptx-toolchain/`, without root: apt gets a state folder of its own, and the packages are
-//! unpacked, not installed.
+//! Fetches Debian's `rustc-web`, the source of its `core`, and the libraries that this machine lacks into
+//! `target/ptx-toolchain/`. It needs no root: apt gets a state folder of its own, and the packages are unpacked, not
+//! installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use dsv4_kv_device_compiler::Compiler;
 /// `rustc-web` is the rustc that Debian keeps recent for its browsers.
 const PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
 
-/// The copy fetched earlier.
+/// The copy that was fetched earlier.
 ///
 /// # Errors
-/// There is none, or it does not work.
+/// There is no copy, or it does not work.
 pub fn fetched() -> Result<Compiler> {
     let unpacked = folder().join("root");
     let rustc = unpacked.join("usr/bin/rustc");
@@ -28,11 +28,11 @@ pub fn fetched() -> Result<Compiler> {
 /// Fetches a copy and returns it.
 ///
 /// # Errors
-/// This is no Debian, its archive cannot be reached, or what came does not work here.
+/// This system is not Debian, its archive cannot be reached, or the fetched compiler does not work here.
 pub fn fetch() -> Result<Compiler> {
     let folder = folder();
     let archives = folder.join("cache/archives");
-    // Unpacked elsewhere and renamed at the end, so that an interrupted fetch leaves no half copy.
+    // Unpacked into another folder and renamed at the end, so that an interrupted fetch leaves no partial copy.
     let unpacking = folder.join("unpacking");
     for unfinished in [&unpacking, &folder.join("root")] {
         if unfinished.exists() {
@@ -42,7 +42,7 @@ pub fn fetch() -> Result<Compiler> {
     for needed in ["lists/partial", "cache/archives/partial", "unpacking"] {
         fs::create_dir_all(folder.join(needed))?;
     }
-    // A source that this task does not need may be out of reach: the download below decides.
+    // A package source that is not needed here may be unreachable. Only a failed download below is an error.
     if let Err(error) = process::run("reading Debian's package lists", apt(&folder).arg("update")) {
         eprintln!("warning: {error:#}");
     }
@@ -69,20 +69,20 @@ fn folder() -> PathBuf {
     workspace::target_dir().join("ptx-toolchain")
 }
 
-/// `apt-get` with lists, cache and locks in `folder`. The list of installed packages stays the
-/// system's, so that only what is missing is fetched.
+/// An `apt-get` with its lists, cache and locks in `folder`. The list of installed packages is the system's, so that
+/// only missing packages are fetched.
 fn apt(folder: &Path) -> Command {
     let mut command = Command::new("apt-get");
     for (option, path) in [("Dir::State::Lists", "lists"), ("Dir::Cache", "cache")] {
         command.arg("-o").arg(format!("{option}={}", folder.join(path).display()));
     }
-    // Without a state file of its own, apt would write the system's.
+    // Without its own state file, apt would write to that of the system.
     command.arg("-o").arg(format!("Dir::State={}", folder.display()));
     command.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"]);
     command
 }
 
-/// `lib/<architecture>` and `usr/lib/<architecture>`, those that came.
+/// The folders `lib/<architecture>` and `usr/lib/<architecture>`, as far as the packages contain them.
 fn library_folders(unpacked: &Path) -> Result<Vec<PathBuf>> {
     let mut folders = Vec::new();
     for lib in ["lib", "usr/lib"] {

@@ -1,5 +1,4 @@
-//! Says why the committed PTX is not what the sources describe. Compiles nothing: it compares
-//! hashes, and lints.
+//! Reports why the committed PTX does not match the sources. It compiles nothing: it compares hashes, and lints.
 
 use std::fs;
 
@@ -13,10 +12,10 @@ use super::recipe::{FLAGS, TARGETS};
 use super::sources::{self, Sources};
 use crate::workspace;
 
-/// Says whether the committed PTX is what the sources describe; compiles nothing.
+/// Checks that the committed PTX matches the sources; compiles nothing.
 ///
 /// # Errors
-/// It is stale or broken: why, and what to run.
+/// It is stale or broken; the error says why, and which command to run.
 pub fn check() -> Result<()> {
     let reasons = stale_reasons()?;
     if reasons.is_empty() {
@@ -26,7 +25,7 @@ pub fn check() -> Result<()> {
     bail!("host/ptx/ is stale; run `cargo xtask build-ptx`:\n- {}", reasons.join("\n- "))
 }
 
-/// Why `host/ptx/` is stale or broken, one line each; none when it is neither.
+/// Why `host/ptx/` is stale or broken, one reason per line; empty if it is neither.
 ///
 /// # Errors
 /// The manifest or a source cannot be read.
@@ -40,7 +39,7 @@ pub fn stale_reasons() -> Result<Vec<String>> {
     Ok(reasons)
 }
 
-/// What changed in the recipe since `manifest` was written.
+/// Changes of the recipe since `manifest` was written.
 fn recipe_changes(manifest: &Manifest, now: &Sources) -> Vec<String> {
     let mut reasons = now.changes_since(&manifest.sources);
     if reasons.is_empty() && now.hash() != manifest.source_hash {
@@ -61,7 +60,7 @@ fn recipe_changes(manifest: &Manifest, now: &Sources) -> Vec<String> {
     reasons
 }
 
-/// What is wrong with a PTX file: it is missing, edited, or breaks a rule.
+/// The faults of a PTX file: it is missing, was edited, or breaks a rule.
 fn file_faults(record: &TargetRecord, ptx: Result<String>) -> Vec<String> {
     let ptx = match ptx {
         Ok(ptx) => ptx,
@@ -76,7 +75,7 @@ fn file_faults(record: &TargetRecord, ptx: Result<String>) -> Vec<String> {
     reasons
 }
 
-/// PTX in the folder that no target owns, left by a target that is gone.
+/// PTX files in the folder that belong to no target, left over from a removed target.
 fn unlisted_files(manifest: &Manifest) -> Result<Vec<String>> {
     let mut reasons = Vec::new();
     for entry in fs::read_dir(workspace::ptx_dir())? {

@@ -1,4 +1,4 @@
-//! The rules that PTX must keep, each a mistake that rustc lets pass: see [`faults`].
+//! The rules that PTX must keep. Each rule catches a mistake that rustc does not report; see [`faults`].
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,30 +13,30 @@ use super::manifest::{Manifest, TargetRecord};
 use super::module::{Counts, Entry, Module, Param};
 use super::recipe::Target;
 
-/// A rule of [`faults`].
+/// A rule that [`faults`] checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// No undefined function: a misspelt intrinsic compiles to one, and fails only at load.
+    /// No undefined function: a misspelt intrinsic compiles to one, and fails only when the PTX is loaded.
     ExternFunction,
-    /// No function that is no entry: all are inlined.
+    /// No function besides entries: all others are inlined.
     Function,
-    /// No call, for the same reason.
+    /// No call, since all functions are inlined.
     Call,
-    /// No variable in local memory: an array that is indexed at run time, or passed by address.
+    /// No variable in local memory. An array that is indexed at run time, or passed by address, would lie there.
     LocalMemory,
-    /// No access by generic address: the pointer lost its address space, as pointers inside a
+    /// No access by generic address. Such an access means that a pointer lost its address space, as pointers inside a
     /// parameter struct do.
     Generic,
-    /// A kernel waits for the launches before it, which it may overlap, before it accesses global
-    /// memory, but for guesses and prefetches.
+    /// A kernel waits for the earlier launches, which it may overlap, before it accesses global memory. Guesses and
+    /// prefetches are exempt.
     Wait,
-    /// The entries are the table's kernels.
+    /// The entries are the kernels of the table.
     Entries,
-    /// The parameters are the table's: one `.u64` a pointer, then the parameter struct.
+    /// The parameters are those of the table: one `.u64` per pointer, then the parameter struct.
     Params,
-    /// The launch bounds are the table's.
+    /// The launch bounds are those of the table.
     LaunchBounds,
-    /// The target is the one it was built for, and the PTX version is the recorded one.
+    /// The target is the one for which it was built, and the PTX version is the recorded one.
     Version,
     /// The instruction counts are the recorded ones.
     Counts,
@@ -57,7 +57,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Checks the committed PTX and prints what is in it.
+/// Checks the committed PTX and prints a table of its entries.
 ///
 /// # Errors
 /// A rule is broken, or the manifest or a PTX file is missing.
@@ -76,7 +76,7 @@ pub fn run() -> Result<()> {
     bail!("{}\nrun `cargo xtask build-ptx` and read its difference", broken.join("\n"))
 }
 
-/// What is wrong with committed PTX: [`faults`], and what differs from its record.
+/// The faults of committed PTX: [`faults`], and differences from its record.
 pub fn committed_faults(module: &Module, record: &TargetRecord) -> Vec<Fault> {
     let mut faults = match Target::named(&record.cpu) {
         Some(target) => faults(module, target.cpu, &target.kernels(KERNELS)),
@@ -88,7 +88,7 @@ pub fn committed_faults(module: &Module, record: &TargetRecord) -> Vec<Fault> {
     faults
 }
 
-/// What is wrong with a module built for `cpu`, which must hold exactly the kernels of `table`.
+/// The faults of a module that was built for `cpu`. It must contain exactly the kernels of `table`.
 pub fn faults(module: &Module, cpu: &str, table: &[KernelInfo]) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut fault = |rule, detail| faults.push(Fault { rule, detail });
@@ -151,14 +151,14 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
     }
 }
 
-/// The parameters the table gives `kernel`.
+/// The parameters of `kernel` by the table.
 fn params_of(kernel: &KernelInfo) -> Vec<Param> {
     let pointers = kernel.pointers.iter().map(|_| Param { size: 8, align: 8 });
     let last = Param { size: kernel.params_size, align: kernel.params_align };
     pointers.chain([last]).collect()
 }
 
-/// What differs from the manifest's record.
+/// Differences from the manifest's record.
 fn recorded_faults(module: &Module, record: &TargetRecord) -> Vec<Fault> {
     let mut faults = Vec::new();
     if module.version != record.ptx_version {
@@ -184,7 +184,7 @@ fn union<'a>(a: &'a Counts, b: &'a Counts) -> BTreeSet<&'a str> {
     a.keys().chain(b.keys()).map(String::as_str).collect()
 }
 
-/// One row an entry: its launch bounds and its recorded instructions.
+/// One row per entry: its launch bounds and its recorded instructions.
 fn table(module: &Module) -> Table {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN).set_header([

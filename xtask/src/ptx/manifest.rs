@@ -1,4 +1,4 @@
-//! What the committed PTX was made from and what is in it: `host/ptx/manifest.json`.
+//! The manifest `host/ptx/manifest.json`: the sources of the committed PTX, and its contents.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,13 +21,13 @@ pub struct Manifest {
     pub abi_hash: u64,
     /// The compiler that made the PTX.
     pub compiler: Version,
-    /// Its flags, those that do not depend on the machine.
+    /// Its flags, without those that depend on the machine.
     pub flags: Vec<String>,
     /// One hash over [`Manifest::sources`].
     pub source_hash: String,
-    /// The sources and packages, each with its hash or version.
+    /// Hashes of the source files, and versions of the packages.
     pub sources: Sources,
-    /// One PTX file a target.
+    /// One PTX file per target.
     pub targets: Vec<TargetRecord>,
 }
 
@@ -38,16 +38,16 @@ pub struct TargetRecord {
     pub cpu: String,
     /// The file's name in `host/ptx/`.
     pub file: String,
-    /// SHA-256 of the PTX text, which the file holds compressed; in hex.
+    /// SHA-256 of the uncompressed PTX text, in hex.
     pub sha256: String,
     /// PTX ISA version.
     pub ptx_version: String,
-    /// The recorded instructions of each entry.
+    /// The number of recorded instructions of each entry.
     pub entries: BTreeMap<String, Counts>,
 }
 
 impl TargetRecord {
-    /// The record of `ptx`, built for `cpu`, to be stored as `file`.
+    /// The record of `ptx`, built for `cpu` and stored as `file`.
     pub fn new(cpu: &str, file: &str, ptx: &str) -> Self {
         let module = Module::parse(ptx);
         Self {
@@ -59,7 +59,7 @@ impl TargetRecord {
         }
     }
 
-    /// The text of the PTX it describes, as it lies in `host/ptx/`.
+    /// Reads and decompresses the PTX text from `host/ptx/`.
     ///
     /// # Errors
     /// The file is missing or damaged.
@@ -75,7 +75,7 @@ impl Manifest {
     /// The committed manifest.
     ///
     /// # Errors
-    /// It is missing or no manifest.
+    /// It is missing, or is not a manifest.
     pub fn read() -> Result<Self> {
         let path = workspace::ptx_dir().join(FILE);
         let text = fs::read_to_string(&path).with_context(|| {
@@ -86,7 +86,7 @@ impl Manifest {
         })
     }
 
-    /// Writes it to `host/ptx/`.
+    /// Writes the manifest to `host/ptx/`.
     ///
     /// # Errors
     /// The file cannot be written.

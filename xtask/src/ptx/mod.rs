@@ -1,18 +1,18 @@
-//! The kernels as PTX: built, checked, committed, shown.
+//! The kernels as PTX: builds, checks, commits and shows them.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`recipe`] | targets, and the flags they are compiled with |
-//! | [`toolchain`], [`debian`] | a compiler that can make PTX (`dsv4_kv_device_compiler`): where it is found, how it is fetched into `target/` without root |
+//! | [`toolchain`], [`debian`] | find a compiler that can make PTX (`dsv4_kv_device_compiler`), or fetch one into `target/` without root |
 //! | [`build`] | compiles, patches, lints, assembles and writes the PTX |
 //! | [`patch`] | writes the kernel table's launch bounds into PTX |
 //! | [`module`] | reads PTX text |
 //! | [`lint`] | the rules that PTX must keep |
 //! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
 //! | [`compressed`] | the form in which PTX is committed |
-//! | [`manifest`], [`sources`] | what the PTX was made from: compiler, flags, hashes; beside it in `host/ptx/` |
-//! | [`fresh`] | says why committed PTX is stale |
-//! | [`verify`] | builds and assembles committed PTX once more |
+//! | [`manifest`], [`sources`] | the compiler, flags and hashes from which the PTX was made; committed in `host/ptx/` |
+//! | [`fresh`] | reports why committed PTX is stale |
+//! | [`verify`] | builds the committed PTX again, and assembles it |
 //! | [`show`] | prints the PTX of a kernel |
 
 pub mod build;

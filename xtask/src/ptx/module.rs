@@ -1,9 +1,9 @@
-//! Reads PTX text as rustc's backend writes it: directives, entries, parameters, and how often
-//! each entry holds the instructions worth recording. PTX ISA sections 4.3 and 5 to 10.
+//! Reads PTX text as rustc's backend writes it: directives, entries, parameters, and the number of recorded
+//! instructions of each entry. PTX ISA sections 4.3 and 5 to 10.
 
 use std::collections::BTreeMap;
 
-/// How often an entry holds each recorded kind of instruction; see [`kind`].
+/// Number of instructions of each recorded kind in an entry; see [`kind`].
 pub type Counts = BTreeMap<String, u32>;
 
 /// One `.param` of an entry.
@@ -24,31 +24,31 @@ pub struct Entry {
     pub params: Vec<Param>,
     /// `.maxntid`: the most threads of a block, in x, y, z.
     pub max_threads: Option<String>,
-    /// `.minnctapersm`: blocks that must fit on a multiprocessor at once.
+    /// `.minnctapersm`: the fewest blocks that must fit on a multiprocessor at once.
     pub min_blocks: Option<u32>,
-    /// `.reqnctapercluster`: blocks of a cluster, in x, y, z.
+    /// `.reqnctapercluster`: the size of a cluster in blocks, in x, y, z.
     pub cluster: Option<String>,
-    /// Whether it keeps variables in local memory.
+    /// Whether it has variables in local memory.
     pub local_memory: bool,
-    /// Functions it calls.
+    /// Number of calls of functions.
     pub calls: u32,
-    /// Whether it waits for the launches before it.
+    /// Whether it waits for the earlier launches (`griddepcontrol.wait`).
     pub waits: bool,
-    /// Accesses to memory that other launches see, before it waits.
+    /// Number of accesses to global memory that may execute before that wait.
     pub early_accesses: u32,
-    /// Its recorded instructions.
+    /// Number of its recorded instructions, by kind.
     pub counts: Counts,
     paths: Paths,
 }
 
-/// What is known, where the text is read, of the ways there.
+/// State of the control flow at the current place of the text.
 #[derive(Debug, Default)]
 struct Paths {
-    /// Whether the instruction before ends its way: what follows is reached by branches alone.
+    /// Whether the previous instruction ended the path, so that the next one is reached only by branches.
     ended: bool,
-    /// Whether a launch waits on this way.
+    /// Whether every path to this place has waited for the earlier launches.
     waited: bool,
-    /// Labels that a branch before leads to, and whether all of those had waited.
+    /// Labels that earlier branches lead to, and whether every one of these branches had waited.
     labels: BTreeMap<String, bool>,
 }
 
@@ -61,14 +61,14 @@ pub struct Module {
     pub target: String,
     /// Its entries, in the order of the text.
     pub entries: Vec<Entry>,
-    /// Declarations of functions that are not defined here.
+    /// Declarations of functions that are not defined in the module.
     pub extern_functions: Vec<String>,
-    /// Functions that are no entries.
+    /// Functions that are not entries.
     pub functions: Vec<String>,
 }
 
 impl Module {
-    /// Reads `text`. Unknown statements are passed over: `ptxas` is the judge of syntax.
+    /// Parses `text`. Unknown statements are ignored: `ptxas` checks the syntax.
     pub fn parse(text: &str) -> Self {
         let mut module = Self::default();
         let mut depth = 0_i32;
@@ -116,7 +116,7 @@ impl Entry {
         }
         let is_predicated = words.iter().any(|word| word.starts_with('@'));
         let mut words = words.iter().copied().skip_while(|word| {
-            // A scope, a label or a predicate stands before the instruction.
+            // A scope, a label or a predicate may precede the instruction.
             matches!(*word, "{" | "}") || word.ends_with(':') || word.starts_with('@')
         });
         let Some(opcode) = words.next() else { return };
@@ -144,9 +144,9 @@ impl Entry {
 }
 
 impl Paths {
-    /// A label: what is behind it is reached from before it and by branches.
+    /// Reads a label. The code after it is reached from the code before it, and by branches.
     fn enter(&mut self, label: &str) {
-        // One to which no branch before leads is that of a loop, which is entered from before it.
+        // A label to which no earlier branch leads is that of a loop, which is entered from the code before it.
         let by_branch = self.labels.get(label).copied();
         let from_before = if self.ended { None } else { Some(self.waited) };
         self.waited = match (from_before, by_branch) {
@@ -165,15 +165,15 @@ impl Paths {
     }
 }
 
-/// Instructions that may stand before a launch waits: `simt::grid::peek`, whose value is a guess, and `simt::mem`'s
-/// prefetch, which changes nothing, and its early load, of memory that no launch writes.
+/// Instructions that may precede the wait of a launch: `simt::grid::peek`, whose value is only a guess; the prefetch of
+/// `simt::mem`, which changes nothing; and its early load, from memory that no launch writes.
 const EARLY: [&str; 3] = [
     "ld.relaxed.gpu.global.b32",
     "cp.async.bulk.prefetch.L2.global",
     "ld.global.nc.L1::no_allocate.v4.u32",
 ];
 
-/// Whether an instruction may access global memory in a way that counts.
+/// Whether an instruction may access global memory and is not in `EARLY`.
 fn is_global(opcode: &str) -> bool {
     let mut parts = opcode.split('.');
     let elsewhere = ["param", "shared", "local"];
@@ -182,15 +182,14 @@ fn is_global(opcode: &str) -> bool {
         && !EARLY.contains(&opcode)
 }
 
-/// The recorded kind of an instruction, or `None` for one that is not recorded.
+/// The recorded kind of an instruction; `None` if it is not recorded.
 ///
-/// Recorded are those whose number a compiler must not change silently: whatever all lanes of a
-/// warp or all threads of a block do together (a copy in a branch would hang), atomics, tensor-core
-/// steps, accesses of 8 or more bytes a thread in one instruction, and `generic` accesses, which
-/// mean that a pointer lost its address space.
+/// Instructions are recorded if a compiler must not change their number silently: those that all lanes of a warp or all
+/// threads of a block execute together (a copy in a branch would hang), atomics, tensor-core instructions, accesses of
+/// at least 8 bytes per thread, and `generic` accesses, which mean that a pointer lost its address space.
 pub fn kind(opcode: &str) -> Option<String> {
     let parts: Vec<&str> = opcode.split('.').collect();
-    // Another block's shared memory is `shared::cluster`.
+    // The shared memory of another block of the cluster is `shared::cluster`.
     let space = || {
         let mut spaces = parts.iter().filter_map(|part| part.split("::").next());
         spaces.find(|part| ["global", "shared", "local"].contains(part))
@@ -217,8 +216,8 @@ pub fn kind(opcode: &str) -> Option<String> {
 /// Directives that end with their line, not with `;`.
 const LINE_DIRECTIVES: [&str; 5] = [".version", ".target", ".address_size", ".file", ".loc"];
 
-/// The text's statements without comments. One ends at `;`, at the `{` that opens a body or a
-/// scope, at a `}` alone, and, for directives that have no `;`, at the end of the line.
+/// The statements of the text, without comments. A statement ends at `;`, at the `{` that opens a body or a scope, at a
+/// `}` alone, and, for directives without `;`, at the end of the line.
 fn statements(text: &str) -> Vec<String> {
     let mut statements = Vec::new();
     let mut open = String::new();
@@ -331,7 +330,7 @@ $L__BB0_2:
         assert_eq!(amax.counts, Counts::from(expected));
     }
 
-    /// A launch waits on every way to an access, not only somewhere before it in the text.
+    /// The wait must be on every path to an access; a wait somewhere earlier in the text is not enough.
     #[test]
     fn early_accesses_are_found_on_each_way() {
         let early = |body: &str| {

@@ -5,7 +5,7 @@
 use anyhow::{Context, Result};
 use simt::kernel::KernelInfo;
 
-/// `ptx` with the launch bounds of `table`.
+/// `ptx` with the launch bounds of `table` added.
 ///
 /// # Errors
 /// An entry is not in the table, so that its bounds are unknown.

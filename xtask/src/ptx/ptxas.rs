@@ -1,4 +1,4 @@
-//! NVIDIA's PTX assembler: finds it, and reads what it says about registers and memory.
+//! NVIDIA's PTX assembler: finds it, and reads what it reports about registers and memory.
 
 use std::env;
 use std::fs;
@@ -16,32 +16,32 @@ use crate::{process, workspace};
 /// The PyPI wheel that holds `ptxas`.
 const WHEEL: &str = "nvidia-cuda-nvcc==13.5.37";
 
-/// What `ptxas -v` says of one entry.
+/// The report of `ptxas -v` on one entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The entry.
     pub entry: String,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes spilled to and loaded back from local memory.
+    /// Bytes spilled to local memory, and bytes loaded back from it.
     pub spills: (u32, u32),
-    /// Bytes of local memory of a thread.
+    /// Bytes of local memory per thread.
     pub stack: u32,
-    /// Bytes of static shared memory of a block.
+    /// Bytes of static shared memory per block.
     pub shared: u32,
 }
 
-/// A `ptxas` that knows every target: from the PATH, a CUDA toolkit, or the wheel, which is fetched
-/// when it is not there.
+/// A `ptxas` that supports every target: from the PATH, a CUDA toolkit, or the wheel, which is fetched if it is
+/// missing.
 ///
 /// # Errors
-/// There is none and the wheel cannot be had.
+/// There is none, and the wheel cannot be fetched.
 pub fn find_or_fetch() -> Result<PathBuf> {
     let installed = candidates().into_iter().find(|path| knows_the_targets(path));
     installed.map_or_else(fetch, Ok)
 }
 
-/// Whether it runs and is new enough: before CUDA 12.8 it does not know `sm_100`.
+/// Whether it runs and is new enough: before CUDA 12.8 it does not support `sm_100`.
 fn knows_the_targets(ptxas: &Path) -> bool {
     let Ok(output) = Command::new(ptxas).arg("--help").output() else { return false };
     let help = String::from_utf8_lossy(&output.stdout);
@@ -74,10 +74,10 @@ fn fetch() -> Result<PathBuf> {
     Ok(ptxas)
 }
 
-/// Assembles each module for its target and prints what every entry uses.
+/// Assembles each module for its target, and prints the resources of every entry.
 ///
 /// # Errors
-/// `ptxas` refuses a module: then its own text.
+/// `ptxas` refuses a module; the error contains its output.
 pub fn report(ptxas: &Path, built: &[Built]) -> Result<()> {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
@@ -110,7 +110,7 @@ fn assemble(ptxas: &Path, cpu: &str, ptx: &str) -> Result<Vec<Usage>> {
     Ok(parse_usage(&process::run(&format!("assembling for {cpu}"), &mut command)?))
 }
 
-/// Reads `ptxas -v`.
+/// Parses the output of `ptxas -v`.
 fn parse_usage(text: &str) -> Vec<Usage> {
     let mut usages: Vec<Usage> = Vec::new();
     for line in text.lines() {

@@ -1,8 +1,8 @@
-//! What the kernels are compiled for, and with which flags.
+//! The targets and the flags with which the kernels are compiled.
 
 use simt::kernel::KernelInfo;
 
-/// A GPU the kernels are compiled for.
+/// A GPU for which the kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Its name, as in `-Ctarget-cpu` and `ptxas -arch`.
@@ -11,8 +11,8 @@ pub struct Target {
     pub sm: u32,
 }
 
-/// H100 and H200; a base target, which all newer GPUs take too; B200. A target with an `a` runs on nothing
-/// else and has instructions of its own: products of four warps, conversion to E2M1.
+/// H100 and H200; a base target, whose PTX all newer GPUs accept too; B200. PTX of a target with an `a` runs on no
+/// other GPU, and may use instructions of that target: matrix products of a warpgroup (four warps), conversion to E2M1.
 pub const TARGETS: [Target; 3] = [
     Target { cpu: "sm_90a", sm: 90 },
     Target { cpu: "sm_100", sm: 100 },
@@ -20,6 +20,12 @@ pub const TARGETS: [Target; 3] = [
 ];
 
 impl Target {
+    /// Whether `cargo xtask test` rebuilds its PTX. `sm_100` differs from `sm_100a` in a few instructions, takes as long,
+    /// and is rebuilt by `cargo xtask build-ptx` alone.
+    pub fn is_rebuilt_by_tests(self) -> bool {
+        self.cpu.ends_with('a')
+    }
+
     /// The target called `cpu`.
     pub fn named(cpu: &str) -> Option<Self> {
         TARGETS.into_iter().find(|target| target.cpu == cpu)
@@ -36,10 +42,10 @@ impl Target {
     }
 }
 
-/// Compiler flags for every target; `-Ctarget-cpu` and path remapping come on top.
+/// Compiler flags of every target; `-Ctarget-cpu` and path remapping are added.
 ///
-/// Jump threading is off because it copies barriers and shuffles into branches; panics trap; the
-/// linker is `true` because the assembly of the one fat-LTO module is the PTX.
+/// Jump threading is off because it copies barriers and shuffles into branches. Panics trap. The linker is `true`
+/// because the PTX is the assembly output of the single module of fat LTO.
 pub const FLAGS: [&str; 4] = [
     "-Clinker=true",
     "-Zmir-enable-passes=-JumpThreading",
@@ -47,7 +53,7 @@ pub const FLAGS: [&str; 4] = [
     "-Cpanic=immediate-abort",
 ];
 
-/// The release profile of the device build, whatever the workspace's own says.
+/// The release profile of the device build, independent of that of the workspace.
 pub const PROFILE: [(&str, &str); 6] = [
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3"),
     ("CARGO_PROFILE_RELEASE_LTO", "fat"),
@@ -57,7 +63,7 @@ pub const PROFILE: [(&str, &str); 6] = [
     ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false"),
 ];
 
-/// One target's finished PTX.
+/// The finished PTX of one target.
 pub struct Built {
     /// The target.
     pub target: Target,

@@ -1,6 +1,6 @@
-//! Prints committed PTX: a whole module, or one kernel with what it refers to.
+//! Prints committed PTX: a whole module, or one kernel with the items to which it refers.
 //!
-//! The PTX in `host/ptx/` is compressed, so that it cannot be read with a pager.
+//! The PTX in `host/ptx/` is compressed, so that a pager cannot show it.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write};
@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use super::manifest::Manifest;
 
-/// Prints the kernel called `kernel` as it was built for the target `cpu`, or the whole module.
+/// Prints the kernel called `kernel` as built for the target `cpu`, or the whole module.
 ///
 /// # Errors
-/// No such target or kernel: the error lists those that there are.
+/// There is no such target or kernel; the error lists the existing ones.
 pub fn run(kernel: Option<&str>, cpu: &str) -> Result<()> {
     let manifest = Manifest::read()?;
     let record = manifest.targets.iter().find(|record| record.cpu == cpu).with_context(|| {
@@ -26,7 +26,7 @@ pub fn run(kernel: Option<&str>, cpu: &str) -> Result<()> {
     }
 }
 
-/// Prints `text`. A reader that closes the pipe early, as `head` does, is no error.
+/// Prints `text`. A reader that closes the pipe early, as `head` does, is not an error.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -34,8 +34,8 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-/// The module's directives, the entry `kernel`, and the functions and variables that it refers to,
-/// directly or through each other; a module that `ptxas` accepts.
+/// The directives of the module, the entry `kernel`, and the functions and variables to which it refers, directly or
+/// indirectly. The result is a module that `ptxas` accepts.
 fn extract(ptx: &str, items: &[Item<'_>], kernel: &str) -> Result<String> {
     let Some(entry) = items.iter().position(|item| item.is_entry() && item.name == kernel) else {
         let entries = items.iter().filter(|item| item.is_entry()).map(|item| item.name);
@@ -71,8 +71,8 @@ impl Item<'_> {
     }
 }
 
-/// The items of a module in order. One starts with a directive at the start of a line, and ends
-/// with the `}` of its body or, where it has none, with `;`.
+/// The items of a module, in order. An item starts with a directive at the start of a line, and ends with the `}` of
+/// its body or, if it has none, with `;`.
 fn items(ptx: &str) -> Vec<Item<'_>> {
     const STARTS: [&str; 9] = [
         ".visible", ".weak", ".common", ".extern", ".entry", ".func", ".global", ".const",
@@ -97,10 +97,10 @@ fn items(ptx: &str) -> Vec<Item<'_>> {
     items
 }
 
-/// The name that an item declares: before its parameters, its array length, its value or its end.
+/// The name that an item declares. It precedes the parameters, the array length, the value or the end of the item.
 fn name(item: &str) -> &str {
     let head = match item.split_once(".func").or_else(|| item.split_once(".entry")) {
-        // A function's results stand in parentheses before its name.
+        // The results of a function precede its name, in parentheses.
         Some((_, after)) => match after.trim_start().strip_prefix('(') {
             Some(results) => results.split_once(')').map_or(results, |(_, after)| after),
             None => after,
@@ -186,7 +186,7 @@ mod tests {
         for (number, record) in Manifest::read().expect("a manifest").targets.iter().enumerate() {
             let ptx = record.read_ptx().expect("committed PTX");
             let items = items(&ptx);
-            // All of one target; the others' are written by the same compiler.
+            // All kernels of one target, and every eighth of the others, which the same compiler wrote.
             for kernel in record.entries.keys().step_by(if number == 0 { 1 } else { 8 }) {
                 let alone = Module::parse(&extract(&ptx, &items, kernel).expect("an entry"));
                 assert_eq!(alone.target, record.cpu);

@@ -1,5 +1,5 @@
-//! Hashes of everything the PTX depends on: the device crates' own files, and the versions of the
-//! packages they are compiled with.
+//! Hashes of everything on which the PTX depends: the files of the device crates, and the versions of the packages with
+//! which they are compiled.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,18 +12,18 @@ use sha2::{Digest, Sha256};
 
 use crate::workspace;
 
-/// The device crates: folder, and the modules in its `src` that the device build leaves out, each a folder or a file,
-/// named without `.rs`.
+/// The device crates: the folder, and the modules in its `src` that the device build leaves out. Each module is a
+/// folder or a file, named without `.rs`.
 const CRATES: [(&str, &[&str]); 3] = [
     ("crates/kv-layout", &["crates/kv-layout/src/config"]),
     ("crates/simt", &["crates/simt/src/emu"]),
     ("kernels-gpu", &["kernels-gpu/src/launch"]),
 ];
 
-/// What the PTX is compiled from.
+/// The sources from which the PTX is compiled.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sources {
-    /// SHA-256 of each file, by its path from the workspace root.
+    /// SHA-256 of each file, by its path relative to the workspace root.
     pub files: BTreeMap<String, String>,
     /// The packages from the registry that the device build uses, as `name version`.
     pub packages: Vec<String>,
@@ -43,7 +43,7 @@ impl Sources {
         Ok(Self { files, packages: packages()? })
     }
 
-    /// One hash over all of it.
+    /// One hash over all files and packages.
     pub fn hash(&self) -> String {
         let mut text = String::new();
         for (path, hash) in &self.files {
@@ -55,7 +55,7 @@ impl Sources {
         sha256(text.as_bytes())
     }
 
-    /// What differs from `recorded`, one line each.
+    /// The differences from `recorded`, one per line.
     pub fn changes_since(&self, recorded: &Self) -> Vec<String> {
         let mut changes = Vec::new();
         for (path, hash) in &self.files {
@@ -93,7 +93,7 @@ fn add_file(path: &str, files: &mut BTreeMap<String, String>) -> Result<()> {
     Ok(())
 }
 
-/// Adds the Rust files of `folder`, a path from the workspace root.
+/// Adds the Rust files of `folder`, a path relative to the workspace root.
 fn add_folder(folder: &str, left_out: &[&str], files: &mut BTreeMap<String, String>) -> Result<()> {
     let absolute = workspace::root().join(folder);
     for entry in fs::read_dir(&absolute).with_context(|| format!("reading {folder}"))? {
@@ -111,7 +111,7 @@ fn add_folder(folder: &str, left_out: &[&str], files: &mut BTreeMap<String, Stri
     Ok(())
 }
 
-/// The registry packages of the device build, sorted. Path packages are left out: their files are
+/// The registry packages of the device build, sorted. Packages of this workspace are left out, as their files are
 /// hashed.
 fn packages() -> Result<Vec<String>> {
     let mut command = workspace::cargo();

@@ -1,7 +1,7 @@
-//! Finds the compiler that can make PTX: a rustc of 1.96 or later with the source of `core`.
+//! Finds a compiler that can make PTX: a rustc of 1.96 or later with the source of `core`.
 //!
-//! The order is: the toolchain in use, Debian's `rustc-web`, a copy of it fetched into `target/`.
-//! Cargo is always the one that runs this task; only the compiler differs.
+//! The order is: the toolchain in use, Debian's `rustc-web`, a copy of that fetched into `target/`. Cargo is always the
+//! one that runs this task; only the compiler differs.
 
 use anyhow::{Result, anyhow};
 use dsv4_kv_device_compiler::Compiler;
@@ -12,7 +12,7 @@ use crate::workspace;
 /// The compiler, fetched if none is installed.
 ///
 /// # Errors
-/// None is installed and none could be fetched: says why for each, and what to do.
+/// None is installed and none could be fetched; the error says why for each, and what to do.
 pub fn find_or_fetch() -> Result<Compiler> {
     let refused = match find_installed() {
         Ok(compiler) => return Ok(compiler),
@@ -21,10 +21,10 @@ pub fn find_or_fetch() -> Result<Compiler> {
     debian::fetch().map_err(|fetching| no_compiler(&refused, &fetching))
 }
 
-/// A compiler that is already on this machine, a copy fetched earlier included.
+/// A compiler that is already on this machine; a copy that was fetched earlier counts.
 ///
 /// # Errors
-/// There is none: why each candidate was refused.
+/// There is none; the error says why each candidate was refused.
 pub fn find_installed() -> Result<Compiler> {
     let in_use = match Compiler::in_use(workspace::root()) {
         Ok(compiler) => return Ok(compiler),

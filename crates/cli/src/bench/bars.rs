@@ -1,4 +1,4 @@
-//! What the page of `bench --report` draws of a result: each row as a part of its roof.
+//! The bars on the page of `bench --report`: the speed of each row as a fraction of its roof.
 
 use super::report::Report;
 use super::step::{Case, Measured};
@@ -7,26 +7,26 @@ use super::timing::Measurement;
 /// Rows with the same kind of roof.
 #[derive(Debug)]
 pub struct Bars {
-    /// What they are.
+    /// Title of the group.
     pub title: String,
-    /// What the roof is, and how a bar reads.
+    /// Explains the roof, and how to read a bar.
     pub about: &'static str,
-    /// One for each row.
+    /// One bar per row.
     pub bars: Vec<Bar>,
 }
 
-/// A row.
+/// The bar of a row.
 #[derive(Debug)]
 pub struct Bar {
-    /// The kernel, or what several do together.
+    /// The kernel, or a group of kernels.
     pub name: String,
-    /// Its size, in words.
+    /// Description of its size.
     pub size: String,
-    /// Microseconds that it takes.
+    /// Its time in microseconds.
     pub microseconds: f64,
-    /// Its roof, in words.
+    /// Description of its roof.
     pub roof: String,
-    /// How much of the roof it reaches: 1 at the roof, more above it.
+    /// Fraction of the roof that it reaches: 1 at the roof, more above it.
     pub part: f64,
 }
 
@@ -45,7 +45,7 @@ const TIER: &str = "The roof is one copy of as many bytes between the device and
 const STEP: &str = "In place of a roof stands the whole step as one graph. A bar is the time of one kind of launch, alone, \
     over that of the step; launches overlap in a step, so that kinds can add up to more than the step.";
 
-/// All that can be drawn of a result, group by group.
+/// All bars of a result, by group.
 pub fn of(report: &Report) -> Vec<Bars> {
     let mut all = vec![kernels(report), attention(report), prefill(report)];
     all.extend([checkpoints(report), tier(report)]);

@@ -1,7 +1,7 @@
-//! A chunk of a prompt in all layers of a model, without checkpoints and with them: what saving costs.
+//! The cost of saving checkpoints: a chunk of a prompt in all layers of a model, without checkpoints and with them.
 //!
-//! Two caches run the same chunks of the same graphs in turn: one has no room for checkpoints, the other saves one at
-//! each multiple of [`INTERVAL`] tokens. A chunk can be run once by a request, so that each run has one of its own.
+//! Two caches run the same chunks with the same graphs in turn. One has no room for checkpoints, the other saves one at
+//! each multiple of [`INTERVAL`] tokens. A request can run a chunk only once, so each run has its own request.
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
@@ -19,7 +19,7 @@ use super::trunk::{Filled, PREFILL_TOKENS, Part, Size, queue_layer, trunk_of};
 const INTERVAL: u32 = 2048;
 /// Most bytes of the indexer's workspace.
 const WORKSPACE_BYTES: u64 = 1 << 30;
-/// What a chunk has in each layer.
+/// The parts of a chunk that are run in each layer.
 const PARTS: [Part; 8] = [
     Part::Update(LayerKind::Swa),
     Part::Update(LayerKind::Csa),
@@ -36,9 +36,9 @@ const PARTS: [Part; 8] = [
 pub struct Case {
     /// A preset.
     pub model: String,
-    /// Tokens of the chunk, and of the request before it.
+    /// Tokens of the chunk.
     pub tokens: u32,
-    /// Multiple of 128.
+    /// Tokens of the request before the chunk, a multiple of 128.
     pub past: u32,
 }
 
@@ -59,7 +59,7 @@ pub struct Row {
     pub saving_microseconds: f64,
 }
 
-/// Each chunk of each model.
+/// All chunks of all models.
 pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     let chunks = load.past.iter().flat_map(|&past| load.chunk.iter().map(move |&of| (of, past)));
     let case = |model: &String, (tokens, past): (u32, u32)| {
@@ -70,7 +70,7 @@ pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     load.model.iter().flat_map(of).collect()
 }
 
-/// A chunk without checkpoints and with them.
+/// Measures a chunk without checkpoints and with them.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
     let checkpoints = case.tokens.div_ceil(INTERVAL);
     let mut caches = [Setup::new(device, case, 0)?, Setup::new(device, case, checkpoints)?];
@@ -87,7 +87,7 @@ pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Resul
     Ok(vec![Row { model, tokens, past, checkpoints, microseconds, saving_microseconds }])
 }
 
-/// A cache whose requests are ready for the chunk.
+/// A cache whose requests can run the chunk next.
 struct Setup<B: Backend> {
     filled: Filled<B>,
     graph: CapturedStep<B>,
@@ -124,7 +124,7 @@ impl<B: Backend> Setup<B> {
         Ok(Self { filled, graph, bucket, checkpoints })
     }
 
-    /// Microseconds of request `run`'s chunk.
+    /// Runs the chunk of request `run`, and returns its time in microseconds.
     fn time(&mut self, timer: &ColdTimer<B>, case: &Case, run: usize) -> Result<f64> {
         let Self { filled: Filled { stream, cache, ids, .. }, graph, bucket, checkpoints } = self;
         let id: RequestId = *ids.get(run).context("a request for each run")?;

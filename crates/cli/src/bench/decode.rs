@@ -1,5 +1,6 @@
-//! Decode of a layer: window, state and, at the end of a window, entry and indexer key, all in one launch. One
-//! token a request, mid-window, at the boundary and at random phases; and a token with four drafts.
+//! Decode of a layer in one launch: window, state, and at the end of a window also the entry and the indexer key.
+//! Cases: one token per request, in the middle of a window, at its end, and at random positions; and a token with four
+//! drafts.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
@@ -20,13 +21,13 @@ use super::work::Work;
 
 /// Columns of the widest compressor, a CSA layer's main one.
 const COLUMNS: u64 = 2 * HEAD_DIM as u64;
-/// Requests that are prefilled together, 128 tokens and a few each.
+/// Requests that are prefilled together, each with about 128 tokens.
 const FILL_REQUESTS: usize = 32;
 /// Tokens of the longest prompt.
 const PROMPT: u32 = 131;
-/// Drafts of a request, where it has any.
+/// Drafts per request, in cases with drafts.
 const DRAFTS: u32 = 4;
-/// Random numbers; all inputs are cut from repetitions of them.
+/// Number of random values; all inputs are slices of repetitions of them.
 const PATTERN: usize = 1 << 22;
 
 pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
@@ -48,14 +49,14 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     works
 }
 
-/// Where in its window a request's step is.
+/// Position of the requests in their windows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No window closes, but for CSA windows among drafts.
+    /// No window closes, except for CSA windows in cases with drafts.
     Middle,
-    /// The only token, or one in the middle of the drafts, closes a window.
+    /// A window closes: with the only token, or in the middle of the drafts.
     Boundary,
-    /// Every request is somewhere else.
+    /// Every request is at another position.
     Random,
 }
 
@@ -64,7 +65,7 @@ pub(super) enum Phase {
 pub(super) struct Case {
     pub kind: LayerKind,
     pub phase: Phase,
-    /// Drafts behind the token of each request.
+    /// Drafts after the token of each request.
     pub drafts: u32,
     pub requests: u32,
 }
@@ -83,7 +84,7 @@ impl Case {
         }
     }
 
-    /// Tokens of a request in the step.
+    /// Tokens per request in the step.
     fn tokens(self) -> u32 {
         self.drafts + 1
     }
@@ -100,8 +101,8 @@ impl Case {
         (0..self.requests).map(|_| prompt()).collect()
     }
 
-    /// Bytes that the step of a request of `prompt` tokens must move: projections in, state in and out, of
-    /// windows that close the entry out; window rows in as BF16 and out as they are stored.
+    /// Bytes that the step of a request with `prompt` tokens must move: projections read, state read and written, the
+    /// entries of closing windows written, window rows read as BF16 and written as stored.
     fn request_bytes(self, config: &CacheConfig, prompt: u32) -> u64 {
         let (main, index) = (u64::from(HEAD_DIM) * 8, u64::from(INDEX_DIM) * 8);
         let row = config.main_format.row_bytes();
@@ -117,7 +118,7 @@ impl Case {
                 LayerKind::Csa => {
                     let half = main + index;
                     let closed = closed(CSA_RATIO);
-                    // Halves of tokens before the step are read once, whatever closes.
+                    // The halves of tokens before the step are read once, however many windows close.
                     let older = if closed > 0 { 4 + u64::from(prompt % CSA_RATIO) } else { 0 };
                     let halves = 2 * tokens + (2 * tokens - closed) + older;
                     halves * half + closed * (row + config.index_format.row_bytes())
@@ -147,7 +148,7 @@ impl Case {
         self.measure_cache(device, CacheConfig { model, ..config }, (bytes, nodes))
     }
 
-    /// Times a step of each request in a cache of `nodes` layers: one launch per layer.
+    /// Times a step with one launch per layer, in a cache of `nodes` layers.
     fn measure_cache<B: Backend>(
         self,
         device: &Device<B>,
@@ -226,26 +227,26 @@ impl Case {
     }
 }
 
-/// Random inputs of every node.
+/// Random inputs for all nodes.
 struct Inputs<B: Backend> {
     values: Buffer<B, f32>,
     window_kv: Buffer<B, bf16>,
 }
 
 impl<B: Backend> Inputs<B> {
-    /// Inputs for nodes that start at elements below `elements`.
+    /// Inputs for nodes whose slices start at elements below `elements`.
     fn new(stream: &Stream<B>, elements: u64) -> Result<Self> {
         let mut random = SmallRng::seed_from_u64(1);
         let pattern: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-3.0..3.0)).collect();
-        // Gates follow the keys, weights follow the gates.
+        // The gates follow the keys in the buffer, and the weights follow the gates.
         let len = 2 * elements + u64::from(HCA_RATIO * HEAD_DIM) + COLUMNS;
         let values = repeated(stream, "projections", len, &pattern)?;
         let window_kv = values.cast()?;
         Ok(Self { values, window_kv })
     }
 
-    /// The window rows and the compressors' inputs from element `start` on: everything up to the end,
-    /// since launches take what they need.
+    /// The window rows and the compressors' inputs from element `start`. They extend to the end of the buffers;
+    /// launches use only as much as they need.
     fn at(&self, start: u64) -> (Buffer<B, bf16>, [Compressor<B>; 2]) {
         let len = self.values.len();
         let weights = len - u64::from(HCA_RATIO * HEAD_DIM) - COLUMNS;

@@ -1,4 +1,4 @@
-//! The result of `--from`: what `bench --json` has written before.
+//! Reads the result for `--from`, which an earlier `bench --json` has written.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +13,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Reads a result.
 ///
 /// # Errors
-/// [`InputError::BenchResult`] if the file cannot be read, or is no result.
+/// [`InputError::BenchResult`] if the file cannot be read, or is not a result.
 pub fn read(path: &Path) -> Result<Report, InputError> {
     let refused = |reason| InputError::BenchResult { path: path.into(), reason };
     let mut json = String::new();

@@ -1,8 +1,8 @@
-//! Compressed entries: the gather of a top-k list at decode sizes, and of all entries of an HCA layer.
+//! Gathers of compressed entries: those of a top-k list at decode sizes, and all entries of an HCA layer.
 //!
-//! Every node is a layer of its own: its entry planes, its tile and its lists are no other node's. A
-//! list names one entry in eight, at random, so that a row's scales share their sector with nothing
-//! that is read.
+//! Every node of a graph is a layer of its own, which shares no entry planes, tile or lists with other nodes. A list
+//! names one entry in eight, at random, so that the 32-byte sector of a row's scales rarely holds the scales of another
+//! gathered row.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
@@ -23,14 +23,14 @@ const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
 const META_BYTES: u64 = 8;
 /// Bytes of an index, a length or an element of the block table.
 const WORD_BYTES: u64 = 4;
-/// Entries that a query sees for each that its list names.
+/// Ratio of the entries that a query sees to the entries in its list.
 const SEEN_PER_LISTED: u32 = 8;
-/// Bytes of random rows; the planes repeat them.
+/// Bytes of random rows, which the planes repeat.
 const PATTERN_BYTES: u64 = 64 << 20;
 
-/// Entries of a query's list, and queries.
+/// Pairs: entries of a query's list, number of queries.
 const LISTS: [(u32, u32); 4] = [(512, 32), (512, 256), (1024, 32), (1024, 256)];
-/// Entries that a query sees, and queries.
+/// Pairs: entries that a query sees, number of queries.
 const ALL: [(u32, u32); 3] = [(1024, 32), (8192, 1), (8192, 32)];
 
 pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
@@ -105,22 +105,21 @@ pub(super) fn gather_all<B: Backend>(
     layers.measure((name, size), bytes, &lengths, launch)
 }
 
-/// `lists` lists of `rows` different entries out of `seen`, in random order.
+/// `lists` lists, each of `rows` different entries below `seen`, in random order.
 fn lists(lists: u64, seen: u32, rows: u32) -> Vec<i32> {
     let mut random = SmallRng::seed_from_u64(1);
     let list = |_| index::sample(&mut random, seen as usize, rows as usize);
     (0..lists).flat_map(list).map(|entry| entry as i32).collect()
 }
 
-/// As many layers as the graph has nodes, and a step of one query for each of the requests, which
-/// share a block table.
+/// One layer per node of the graph, and a step with one query per request. All layers share a block table.
 struct Layers<B: Backend> {
     device: Device<B>,
     stream: Stream<B>,
     format: MainFormat,
     entries_per_block: u32,
     requests: u32,
-    /// Blocks of a request; a layer has as many for each request.
+    /// Blocks per request; each layer has as many for each request.
     blocks: u32,
     nodes: u64,
     position: Buffer<B, i32>,
@@ -142,7 +141,7 @@ struct Node<'a, B: Backend> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// Requests that see `seen` entries each, and a tile of `rows` rows a query.
+    /// Requests that see `seen` entries each, and a tile of `rows` rows per query.
     fn new(
         device: &Device<B>,
         format: MainFormat,
@@ -181,7 +180,7 @@ impl<B: Backend> Layers<B> {
         Ok(upload(&self.stream, label, values)?)
     }
 
-    /// Times a graph of one launch a layer; `extra` is what `launch` touches besides.
+    /// Times a graph with one launch per layer. `extra` is further memory that `launch` accesses.
     fn measure(
         &self,
         name: (String, String),
@@ -217,8 +216,7 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// `bytes` bytes: a random pattern, over and over. Constant rows would cost the memory less power
-/// than real ones do.
+/// `bytes` bytes: a random pattern, repeated. With constant rows the memory would need less power than with real ones.
 fn random_plane<B: Backend>(
     stream: &Stream<B>,
     label: &'static str,

@@ -1,6 +1,6 @@
-//! The indexer: scores, selections, and both together, at decode sizes and over long contexts.
+//! The indexer: scores, selections, and both together, at decode sizes and with long contexts.
 //!
-//! Every node is a layer of its own: its keys and its scores are no other node's.
+//! Every node of a graph is a layer of its own, which shares no keys or scores with other nodes.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
@@ -24,36 +24,36 @@ use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
 const HEADS: u32 = 64;
-/// Entries of a block of the cache.
+/// Entries per block of the cache.
 const TILE: u32 = BLOCK_TOKENS / CSA_RATIO;
-/// Scores of a random pattern; rows repeat it.
+/// Number of scores of a random pattern, which rows repeat.
 const PATTERN: usize = 16 << 20;
-/// Keys of a random pattern; layers repeat it.
+/// Number of keys of a random pattern, which layers repeat.
 const PATTERN_KEYS: usize = 1 << 16;
-/// Bytes of a score, an index, a weight.
+/// Bytes of a score, an index or a weight.
 const WORD_BYTES: u64 = 4;
 
-/// Entries that a query sees, and queries.
+/// Pairs: entries that a query sees, number of queries.
 const SCORES: [(u32, u32); 6] =
     [(2048, 32), (2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
-/// Scores of a row, and rows.
+/// Pairs: scores per row, number of rows.
 const ROWS: [(u32, u32); 5] = [(2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
-/// Scores of a row, and rows, in which hundreds of scores are equal.
+/// As `ROWS`, with hundreds of equal scores.
 const CROWDED: [(u32, u32); 2] = [(2048, 256), (32_768, 32)];
 /// Lengths of lists.
 const LISTS: [u32; 2] = [512, 1024];
-/// Entries that a query sees, and queries, whose scores and lists two launches make.
+/// Pairs: entries that a query sees, number of queries. Scores and lists are computed by two launches.
 const LISTED: [(u32, u32); 6] =
     [(1024, 128), (2048, 96), (2048, 256), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
 
-/// What a node is.
+/// The kernels of a node.
 #[derive(Clone, Copy)]
 pub(super) enum Node {
     /// `index_score`.
     Scores,
-    /// `index_score` and `index_topk`, lists of so many.
+    /// `index_score` and `index_topk`, with lists of this length.
     Two(u32),
-    /// `index_score_topk`, likewise, of MXFP4 keys.
+    /// `index_score_topk`, with lists of this length, over MXFP4 keys.
     One(u32),
 }
 
@@ -67,7 +67,7 @@ impl Node {
         }
     }
 
-    /// Entries of a list.
+    /// Length of a list.
     fn k(self) -> u32 {
         match self {
             Self::Scores => 0,
@@ -108,7 +108,7 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     works
 }
 
-/// Times scores alone, or with lists.
+/// Times scores, alone or with lists.
 pub(super) fn scores<B: Backend>(
     device: &Device<B>,
     format: IndexFormat,
@@ -164,7 +164,8 @@ pub(super) fn scores<B: Backend>(
     Ok(result)
 }
 
-/// Times the selection of `k` out of rows of random scores, which are multiples of a half if `crowded`.
+/// Times the selection of the `k` largest of each row of random scores. The scores are multiples of a half if
+/// `crowded`.
 pub(super) fn selection<B: Backend>(
     device: &Device<B>,
     (columns, rows): (u32, u32),
@@ -176,7 +177,7 @@ pub(super) fn selection<B: Backend>(
     let nodes = nodes_for(bytes);
     let stream = device.stream()?;
     let mut random = SmallRng::seed_from_u64(4);
-    // The sum of several has a distribution like that of real scores.
+    // A sum of several random numbers has a distribution like that of real scores.
     let mut score = || {
         let score: f32 = (0..6).map(|_| random.random_range(-1.0..1.0_f32)).sum();
         if crowded { (2.0 * score).round() / 2.0 } else { score }
@@ -204,7 +205,7 @@ pub(super) fn selection<B: Backend>(
     measurement(device, name, (bytes, nodes), &graph)
 }
 
-/// As many layers as the graph has nodes, and a step of one query for each of the requests.
+/// One layer per node of the graph, and a step with one query per request.
 struct Layers<B: Backend> {
     stream: Stream<B>,
     position: Buffer<B, i32>,
@@ -255,7 +256,7 @@ impl<B: Backend> Layers<B> {
         Ok(layers)
     }
 
-    /// Fills queries and weights from random projections.
+    /// Computes queries and weights from random projections.
     fn make_queries(&self, format: IndexFormat, queries: u32, random: &mut SmallRng) -> Result<()> {
         let Self { stream, position, slot, query, weight, .. } = self;
         let heads = (queries * HEADS) as usize;
@@ -283,12 +284,12 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// Numbers with the distribution that a Hadamard transform gives a vector's channels.
+/// Random numbers with the distribution of a vector's channels after a Hadamard transform.
 fn normal(random: &mut SmallRng) -> impl Iterator<Item = f32> {
     random.sample_iter(StandardNormal)
 }
 
-/// Codes and scales of `PATTERN_KEYS` keys.
+/// Codes and scales of `PATTERN_KEYS` random keys.
 fn keys(format: IndexFormat, random: &mut SmallRng) -> (Vec<u8>, Vec<u8>) {
     let encoder = KeyFormat::from_name(format.name()).expect("the oracle knows every format");
     let (mut codes, mut scales) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Inputs of the measured kernels: buffers of which every node of a graph has a part of its own.
+//! Inputs of the measured kernels: buffers in which each node of a graph has its own part.
 
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
@@ -18,7 +18,7 @@ pub fn upload<B: Backend, T: Pod>(
     Ok(buffer)
 }
 
-/// A new buffer of `len` elements: `pattern`, over and over, or its beginning.
+/// A new buffer of `len` elements, filled with repetitions of `pattern` or with its beginning.
 pub fn repeated<B: Backend, T: Pod>(
     stream: &Stream<B>,
     label: &'static str,
@@ -37,7 +37,7 @@ pub fn repeated<B: Backend, T: Pod>(
     Ok(buffer)
 }
 
-/// What of `buffer` is the `node`-th of `nodes` nodes'.
+/// The part of `buffer` that belongs to node `node` of `nodes`.
 pub fn part<B: Backend, T: Pod>(buffer: &Buffer<B, T>, node: u64, nodes: u64) -> Buffer<B, T> {
     let len = buffer.len() / nodes;
     buffer.slice(node * len, len).expect("a part for every node")
@@ -52,10 +52,10 @@ pub fn random_nvfp4(columns: u32, inner: u32) -> Result<Nvfp4Matrix> {
     Ok(Nvfp4Matrix::from_parts(columns, inner, codes, scales, 1e-3)?)
 }
 
-/// Checks that no launch counted a refused input in `faults`, `[1]`.
+/// Checks that no launch counted a refused input in `faults` (one element).
 ///
 /// # Errors
-/// If one did: what was timed is then not the kernel's work.
+/// If a launch refused an input. Then the measured time is not that of the kernel's full work.
 pub fn ensure_none_refused<B: Backend>(stream: &Stream<B>, faults: &Buffer<B, u32>) -> Result<()> {
     let mut refused = [0];
     stream.download(faults, 0, &mut refused)?;

@@ -1,6 +1,6 @@
-//! Products with a weight in NVFP4, beside the same with the weight in BF16, and with narrow weights.
+//! Products with an NVFP4 weight, beside the same products with a BF16 weight, and products with narrow weights.
 //!
-//! Every node is a layer of its own: no other node's weight, activations or product are its.
+//! Every node of a graph is a layer of its own, which shares no weight, activations or product with other nodes.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
@@ -16,20 +16,20 @@ use super::inputs::{part, random_nvfp4, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
-/// Columns and values of a row in V4-Flash and V4-Pro, with the forms of the weight: the query projection of the
-/// indexer, and the weights of its heads.
+/// Columns and values per row of a weight in V4-Flash and V4-Pro, with the weight formats to measure: the query
+/// projection of the indexer, and its projection of the head weights.
 const SHAPES: [(u32, u32, &[Kernel]); 4] = [
     (8192, 1024, &Kernel::ALL),
     (8192, 1536, &Kernel::ALL),
     (64, 4096, &[Kernel::Bf16]),
     (64, 7168, &[Kernel::Bf16]),
 ];
-/// Tokens of a batch; the last two, chunks of a prompt, with weights in BF16 only.
+/// Tokens of a batch. The last two are chunks of a prompt, which are measured with BF16 weights only.
 const TOKENS: [u32; 8] = [1, 4, 8, 16, 32, 64, 512, 2048];
-/// Random numbers; all inputs in BF16 are cut from repetitions of them.
+/// Number of random values; all BF16 inputs are slices of repetitions of them.
 const PATTERN: usize = 1 << 22;
 
-/// The form of the weight.
+/// The format of the weight.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kernel {
     Nvfp4,
@@ -46,7 +46,7 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
         for &kernel in kernels {
             let counts = if kernel == Kernel::Bf16 { TOKENS.len() } else { TOKENS.len() - 2 };
             let case = move |tokens| Case { kernel, columns, inner, tokens };
-            // Of one weight, which is made once.
+            // All cases of a weight are measured together, so that the weight is made once.
             works.push(Work::rows(format!("{} {columns} x {inner}", case(1).name()), move || {
                 let mut weights = Vec::new();
                 let tokens = TOKENS[..counts].iter();
@@ -80,14 +80,14 @@ impl Case {
         if self.kernel == Kernel::Nvfp4 { values / 2 + values / 16 } else { 2 * values }
     }
 
-    /// Bytes one launch must move: weight, activations, product.
+    /// Bytes that one launch must move: weight, activations, product.
     fn bytes(self) -> u64 {
         let [columns, inner, tokens] = [self.columns, self.inner, self.tokens].map(u64::from);
         self.weight_bytes() + 2 * tokens * inner + 4 * tokens * columns
     }
 
-    /// Measures it, with a weight in NVFP4 for each node: those of `weights`, and as many more as are missing. To make
-    /// them takes the host longer than to measure.
+    /// Measures the case with one NVFP4 weight per node. It uses `weights`, and adds those that are missing: making
+    /// them takes the host longer than the measurement.
     pub fn measure<B: Backend>(
         self,
         device: &Device<B>,
@@ -103,7 +103,7 @@ impl Case {
     }
 }
 
-/// What the nodes of a graph work on.
+/// The inputs of the nodes of a graph.
 struct Inputs<'a, B: Backend> {
     stream: Stream<B>,
     nodes: u64,
@@ -126,7 +126,7 @@ impl<'a, B: Backend> Inputs<'a, B> {
         let values: Vec<bf16> =
             (0..PATTERN).map(|_| bf16::from_f32(random.random_range(-1.0..1.0))).collect();
         let of = |rows: u32| nodes * u64::from(rows) * u64::from(inner);
-        // Nothing is read of what a case does not need, but there must be a buffer.
+        // A case does not read the inputs that it does not need, but every buffer must exist.
         let mut weights = nodes;
         if kernel == Kernel::Bf16 {
             weights = of(columns);

@@ -1,4 +1,4 @@
-//! Options of the suites that measure whole models: which, and under what load.
+//! Options of the suites that measure whole models: the models, and their loads.
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
@@ -66,7 +66,7 @@ pub struct LoadArgs {
     pub index_weight: Weight,
 }
 
-/// A context at whose end both kinds of windows close.
+/// Parses a context length at whose end both kinds of windows close.
 fn context(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(tokens)

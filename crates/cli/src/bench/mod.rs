@@ -1,10 +1,11 @@
-//! `bench`: kernels by graph replay over rotated buffers, beside a copy of the same bytes.
+//! `bench`: times kernels by replaying graphs over different memory per node, beside a copy of the same number of
+//! bytes.
 //!
-//! A graph holds one launch per layer of a model with many layers, so every node works on memory of
-//! its own and none is still in the L2 cache when its turn comes: replays follow each other in pairs, of
-//! which the second is timed. Where the nodes touch too little for that, the cache is flushed before each
-//! replay. The time of a node is the median replay over the number of nodes, by device
-//! events. The copy is measured the same way and moves the same bytes: half read, half written.
+//! A graph holds one launch per layer of a model with many layers, so that every node works on its own memory and finds
+//! none of it in the L2 cache. Replays run in pairs, of which the second is timed. If the nodes together touch too
+//! little memory for that, the cache is flushed before each replay. The time of a node is the median time of a replay,
+//! measured by device events, divided by the number of nodes. The copy is measured in the same way and moves as many
+//! bytes: half of them are read, half are written.
 
 mod attention;
 mod bars;
@@ -47,7 +48,7 @@ pub use report::Report;
 use timing::Measurement;
 use work::Work;
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 4] = [
     ("all kernels, each beside a copy of the same bytes", "cargo kv bench"),
     ("decode steps of a whole model, as JSON", "cargo kv bench step --json"),
@@ -58,7 +59,7 @@ const EXAMPLES: [(&str, &str); 4] = [
     ),
 ];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 3] = [
     (0, "measured"),
     (1, "the device failed, or a result could not be written"),
@@ -163,7 +164,7 @@ enum Suite {
     Bookkeeping,
 }
 
-/// Kernels, each to be measured beside a copy.
+/// The kernels of a suite, each measured beside a copy.
 type Kernels = fn(&CudaDevice) -> Vec<Work<'_, Measurement>>;
 
 /// The suites whose rows are kernels beside a copy.
@@ -198,7 +199,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
             measure(&device, args)?
         }
     };
-    // If one of the two cannot be written, the other still is.
+    // If one of the two outputs cannot be written, the other still is.
     let printed = if args.json {
         output::print(serde_json::to_string_pretty(&report)?)
     } else {
@@ -209,7 +210,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The rows of the suite that is asked for, or of all that `all` has.
+/// Measures the rows of the chosen suite, or of all suites that `all` includes.
 fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
     let BenchArgs { suite, load, .. } = args;
     let is_wanted = |of| [of, Suite::All].contains(suite);

@@ -1,4 +1,4 @@
-//! The HTML page of `bench --report`: each row beside its roof, then the tables of the terminal.
+//! The HTML page of `bench --report`: a bar for each row as a fraction of its roof, then the tables as on the terminal.
 
 use maud::{Markup, html};
 
@@ -17,7 +17,7 @@ pub fn page(report: &Report) -> String {
     page::page(&title, &body)
 }
 
-/// A table with a bar in each row. All bars have one scale, that ends at the longest or at the roof.
+/// A table with a bar in each row. All bars have the same scale, which ends at the longest bar or at the roof.
 fn section(Bars { title, about, bars }: &Bars) -> Markup {
     let parts = bars.iter().map(|bar| bar.part).filter(|part| part.is_finite());
     let end = parts.fold(1.0, f64::max);
@@ -60,7 +60,7 @@ fn row(Bar { name, size, microseconds, roof, part }: &Bar, end: f64) -> Markup {
     }
 }
 
-/// `-` of what has no value, as where a time is 0.
+/// Formats a fraction; `-` if it has no value, for example where a time is 0.
 fn percent(part: f64) -> String {
     if part.is_finite() { format!("{:.0} %", 100.0 * part) } else { "-".into() }
 }
@@ -69,7 +69,7 @@ fn percent(part: f64) -> String {
 mod tests {
     use super::*;
 
-    /// Made up: rows of every suite, some above their roofs.
+    /// A made-up result with rows of every suite, some above their roofs.
     const RESULT: &str = include_str!("../../tests/bench/result.json");
 
     fn page_of(change: impl FnOnce(&mut Report)) -> String {

@@ -1,4 +1,4 @@
-//! What the compressors and windows of layers read: random projections and weights, no two layers' the same.
+//! The inputs of compressors and windows: random projections and weights, different in each layer.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
@@ -9,30 +9,30 @@ use rand::{Rng, SeedableRng};
 
 use super::inputs::repeated;
 
-/// Random numbers that are repeated. No power of two divides it far, so that a channel has other values in every
-/// repetition.
+/// Number of random values, which are repeated. It is divisible by 4 but by no higher power of two, so that a channel
+/// has other values in every repetition.
 const PATTERN: usize = (1 << 20) + 4;
-/// Columns of a main compressor, of the kind that has more, and of the indexer's.
+/// Columns of the wider main compressor (CSA), and of the indexer's compressor.
 const MAIN: u64 = CompressorKind::CsaMain.columns() as u64;
 const INDEX: u64 = CompressorKind::CsaIndex.columns() as u64;
-/// Floats of the weights of a main compressor, and of the indexer's: position bias and norm.
+/// Number of f32 weights of a main compressor and of the indexer's compressor: position bias and norm.
 const MAIN_BIAS: u64 = HCA_RATIO as u64 * HEAD_DIM as u64;
 const INDEX_BIAS: u64 = CSA_RATIO as u64 * INDEX;
 const NORM: u64 = HEAD_DIM as u64;
 
-/// Random projections and weights of layers.
+/// Random projections and weights of all layers.
 pub struct Projections<B: Backend> {
     values: Buffer<B, f32>,
     rows: Buffer<B, bf16>,
 }
 
-/// What a layer of any kind reads.
+/// The inputs of a layer of any kind.
 pub struct LayerProjections<B: Backend> {
-    /// `[tokens, 512]` BF16: the window's rows.
+    /// `[tokens, 512]` BF16: the rows for the window.
     pub kv: Buffer<B, bf16>,
-    /// Of the main compressor.
+    /// Inputs of the main compressor.
     pub main: Compressor<B>,
-    /// Of the indexer's.
+    /// Inputs of the indexer's compressor.
     pub index: Compressor<B>,
 }
 
@@ -40,20 +40,20 @@ pub struct LayerProjections<B: Backend> {
 pub struct Compressor<B: Backend>(pub [Buffer<B, f32>; 4]);
 
 impl<B: Backend> Compressor<B> {
-    /// As an update takes them.
+    /// The inputs in the form that an update takes.
     pub fn inputs(&self) -> CompressorInputs<'_, B> {
         let [kv, gate, ape, norm] = &self.0;
         CompressorInputs { kv, gate, ape, norm }
     }
 }
 
-/// Floats of a layer in a step of `tokens` tokens.
+/// Number of f32 values of a layer in a step of `tokens` tokens.
 fn layer_floats(tokens: u64) -> u64 {
     2 * tokens * (MAIN + INDEX) + MAIN_BIAS + INDEX_BIAS + 2 * NORM
 }
 
 impl<B: Backend> Projections<B> {
-    /// For steps of each of these sizes: layers that differ, and tokens.
+    /// Projections for steps of each of these sizes: number of different layers, and tokens.
     pub fn new(stream: &Stream<B>, sizes: &[(u64, u64)]) -> Result<Self> {
         let mut random = SmallRng::seed_from_u64(1);
         let most = |of: fn((u64, u64)) -> u64| sizes.iter().copied().map(of).max().unwrap_or(0);
@@ -67,7 +67,7 @@ impl<B: Backend> Projections<B> {
         })
     }
 
-    /// Those of the `layer`-th layer in a step of `tokens` tokens.
+    /// The inputs of layer `layer` in a step of `tokens` tokens.
     pub fn layer(&self, layer: u64, tokens: u64) -> LayerProjections<B> {
         let mut start = layer * layer_floats(tokens);
         let mut next = |len: u64| {
@@ -85,13 +85,13 @@ impl<B: Backend> Projections<B> {
         LayerProjections { kv, main, index }
     }
 
-    /// All of it, for a graph to retain.
+    /// All memory of the projections, for a graph to retain.
     pub fn memory(&self) -> [Memory<B>; 2] {
         [self.values.memory(), self.rows.memory()]
     }
 }
 
-/// `len` random numbers in [-1, 1), repeated.
+/// `len` random numbers in [-1, 1), a repeated pattern.
 pub fn random_bf16<B: Backend>(
     stream: &Stream<B>,
     label: &'static str,

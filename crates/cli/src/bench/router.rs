@@ -1,6 +1,6 @@
 //! The router: selection and hash lookup from logits, and decode batches from hidden states.
 //!
-//! Every node is a layer of its own: no other node's logits, gate or hidden states are its.
+//! Every node of a graph is a layer of its own, which shares no logits, gate or hidden states with other nodes.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
@@ -15,17 +15,17 @@ use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
-/// Experts of a token, in both released models.
+/// Experts per token, in both released models.
 const SELECTED: u32 = 6;
-/// Token ids of both released models.
+/// Number of token ids of both released models.
 const VOCABULARY: u32 = 129_280;
-/// Random numbers; all inputs are cut from repetitions of them.
+/// Number of random values; all inputs are slices of repetitions of them.
 const PATTERN: usize = 1 << 22;
 
-/// Experts of a layer, and tokens.
+/// Pairs: experts of a layer, number of tokens.
 const FROM_LOGITS: [(u32, u32); 6] =
     [(256, 32), (256, 256), (256, 4096), (384, 32), (384, 256), (384, 4096)];
-/// Width of the hidden state, experts, and tokens of a batch that is no decode batch.
+/// Width of the hidden state, experts, and tokens of a batch that is larger than a decode batch.
 const LOGITS: [(u32, u32, u32); 6] = [
     (4096, 256, 128),
     (4096, 256, 512),
@@ -34,7 +34,7 @@ const LOGITS: [(u32, u32, u32); 6] = [
     (7168, 384, 512),
     (7168, 384, 4096),
 ];
-/// Width of the hidden state, experts, and tokens.
+/// Width of the hidden state, experts, and tokens of a decode batch.
 const DECODE: [(u32, u32, u32); 8] = [
     (4096, 256, 1),
     (4096, 256, 32),
@@ -69,7 +69,7 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub hash: bool,
-    /// Width of the hidden state; 0 = from logits.
+    /// Width of the hidden state; 0 if the router starts from logits.
     pub hidden: u32,
     pub experts: u32,
     pub tokens: u32,
@@ -96,8 +96,8 @@ impl Case {
         }
     }
 
-    /// Bytes one launch must move: token ids, what the logits are or are made of, and the answer; of a
-    /// hash layer's logits only those of the listed experts, and their row of the table.
+    /// Bytes that one launch must move: token ids, the logits or the inputs from which they are computed, and the
+    /// result. A hash layer reads only the logits of the listed experts, and their row of the table.
     fn bytes(self) -> u64 {
         let [hidden, experts, tokens] = [self.hidden, self.experts, self.tokens].map(u64::from);
         let selected = u64::from(SELECTED);
@@ -124,7 +124,7 @@ impl Case {
     }
 }
 
-/// What the nodes of a graph work on.
+/// The inputs of the nodes of a graph.
 struct Inputs<B: Backend> {
     stream: Stream<B>,
     nodes: u64,
@@ -153,7 +153,7 @@ impl<B: Backend> Inputs<B> {
         };
         let table = integers(u64::from(VOCABULARY * SELECTED), case.experts);
         let token = integers(nodes * tokens, VOCABULARY);
-        // Nothing is read of what a case does not need, but there must be a buffer.
+        // A case does not read the inputs that it does not need, but every buffer must exist.
         let width = hidden.max(1);
         let rows = if hidden == 0 || tokens > DECODE_TOKENS.into() {
             nodes * tokens * experts

@@ -1,7 +1,7 @@
-//! The state of requests: saved to checkpoints, restored from them, copied to other slots, of all layers in one launch;
-//! digests of payloads that move; and the append of a chunk that saves, beside one that does not.
+//! The state of requests: saved to checkpoints, restored from them, or copied to other slots, for all layers in one
+//! launch; digests of payloads to transfer; and the append of a chunk that saves checkpoints, beside one that does not.
 //!
-//! Every node copies between slots and checkpoints of its own, and appends to a ring and checkpoints of its own.
+//! Every node of a graph copies between its own slots and checkpoints, or appends to its own ring and checkpoints.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, bf16};
@@ -19,7 +19,7 @@ use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
-/// Tokens of the chunk that is appended, and tokens between its checkpoints.
+/// Tokens of the appended chunk, and tokens between its checkpoints.
 const CHUNK: (u32, u32) = (8192, 2048);
 
 pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
@@ -64,7 +64,7 @@ pub(super) fn copy<B: Backend>(
         CopyDirection::Restore => ("restore", capacity.checkpoint_bytes),
         CopyDirection::Slot => ("slot", capacity.slot_bytes),
     };
-    // Read once, written once.
+    // Each byte is read once and written once.
     let bytes = 2 * one * u64::from(jobs);
     let nodes = nodes_for(bytes);
     let all = nodes as u32 * jobs;
@@ -99,7 +99,7 @@ pub(super) fn copy<B: Backend>(
     Ok(result)
 }
 
-/// Digests of a payload of so many blocks.
+/// Digests of a payload of `blocks` blocks.
 fn digests<B: Backend>(device: &Device<B>, model: &str, blocks: u32) -> Result<Measurement> {
     let config = CacheConfig::new(ModelConfig::preset(model).context("a preset")?);
     let block = PartLayout::new(&config).block_bytes();
@@ -132,7 +132,7 @@ fn digests<B: Backend>(device: &Device<B>, model: &str, blocks: u32) -> Result<M
     Ok(result)
 }
 
-/// The append of a chunk of one request, whose checkpoints lie at multiples of a number of tokens, in one layer.
+/// The append of a chunk of one request in one layer, with checkpoints at multiples of an interval.
 pub(super) fn append<B: Backend>(
     device: &Device<B>,
     (tokens, interval): (u32, u32),
@@ -187,13 +187,13 @@ pub(super) fn append<B: Backend>(
     Ok(result)
 }
 
-/// The row in a ring of each token of a chunk; none of those that others of the chunk overwrite.
+/// The ring row of each token of a chunk; -1 for tokens that later tokens of the chunk overwrite.
 fn ring_rows(tokens: u32, ring: u32) -> Vec<i32> {
     let row = |token: u32| if token + ring < tokens { -1 } else { (token % ring).cast_signed() };
     (0..tokens).map(row).collect()
 }
 
-/// The row in the checkpoints of each token of a chunk: of those before each multiple of the interval the window's.
+/// The checkpoint row of each token of a chunk. The window before each multiple of the interval is saved.
 fn saved_rows(tokens: u32, interval: u32) -> Vec<i32> {
     let row = |token: u32| {
         let (checkpoint, within) = (token / interval, token % interval);

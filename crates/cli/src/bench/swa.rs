@@ -1,6 +1,6 @@
 //! The sliding window: append at decode and prefill sizes, gather at decode sizes.
 //!
-//! Every node is a layer of its own: its rings, its rows and its tile are no other node's.
+//! Every node of a graph is a layer of its own, which shares no rings, rows or tile with other nodes.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
@@ -17,17 +17,17 @@ use super::work::Work;
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
-/// Bytes of StepMeta that append reads per token, and gather per query.
+/// Bytes of StepMeta that append reads per token, and that gather reads per query.
 const APPEND_META_BYTES: u64 = 4;
 const GATHER_META_BYTES: u64 = 16;
-/// Most tokens of one of the launches that fill the rings.
+/// Most tokens in one of the launches that fill the rings.
 const FILL_TOKENS: u32 = 8192;
 /// Rows of a ring.
 const RING: u32 = swa_ring_rows(1);
 
-/// Requests in the step, and tokens of each.
+/// Pairs: requests of the step, tokens per request.
 const APPENDS: [(u32, u32); 5] = [(1, 1), (32, 1), (256, 1), (4096, 1), (32, 128)];
-/// Requests in the step, one query each.
+/// Requests of the step, with one query each.
 const GATHERS: [u32; 3] = [1, 32, 256];
 
 pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
@@ -107,22 +107,21 @@ pub(super) fn gather<B: Backend>(
     })
 }
 
-/// As many layers as the graph has nodes, every ring full of random rows, and a step of tokens that
-/// follow them.
+/// One layer per node of the graph, every ring full of random rows, and a step with the tokens that follow them.
 struct Layers<B: Backend> {
     device: Device<B>,
     stream: Stream<B>,
     format: MainFormat,
     requests: u32,
     nodes: u64,
-    /// `[step]` each.
+    /// Position and slot of each token, `[step]`.
     position: Buffer<B, i32>,
     slot: Buffer<B, i32>,
     index_in_step: Buffer<B, i32>,
     ring_row: Buffer<B, i32>,
-    /// At least `[nodes * step, 512]` BF16.
+    /// `[nodes * step, 512]` BF16, or more.
     kv: Buffer<B, bf16>,
-    /// Elements of `kv` that are one node's.
+    /// Elements of `kv` that belong to one node.
     kv_elements: u64,
     /// `[nodes * requests * RING, 576]`
     data: Buffer<B, u8>,
@@ -175,7 +174,7 @@ impl<B: Backend> Layers<B> {
         Ok(layers)
     }
 
-    /// Gives every request of every layer a full window.
+    /// Fills the window of every request in every layer.
     fn fill_rings(&self) -> Result<()> {
         let rows = self.requests * RING;
         let all: Vec<i32> = (0..rows as i32).collect();
@@ -201,7 +200,7 @@ impl<B: Backend> Layers<B> {
         Ok(self.stream.synchronize()?)
     }
 
-    /// The planes of a node's rings.
+    /// The planes of the rings of a node.
     fn planes(&self, index: u64) -> (Buffer<B, u8>, Buffer<B, u8>) {
         (part(&self.data, index, self.nodes), part(&self.scale, index, self.nodes))
     }
@@ -210,7 +209,7 @@ impl<B: Backend> Layers<B> {
         SwaRing { data, scale, format: self.format, ring: RING, slots: self.requests }
     }
 
-    /// Times a graph of one launch a layer; `retained` is what `launch` touches besides.
+    /// Times a graph with one launch per layer. `retained` is further memory that `launch` accesses.
     fn measure(
         &self,
         name: (String, String),

@@ -1,11 +1,12 @@
-//! The host tier: a long prefix to host memory and back, beside one copy of as many bytes; and what decode steps lose
-//! by it.
+//! The host tier: transfers of a long prefix to host memory and back, beside one copy of as many bytes; and how much
+//! they slow decode steps.
 //!
-//! A prompt is computed, its checkpoint enters the prefix tree, and is moved; then a step of another request takes so
-//! many blocks that the device evicts it, and it is brought back. Each run has a prompt of its own, for which host
-//! memory, large enough for one of them, evicts the one before. A run either times the transfer by itself, or decode
-//! steps: as many just before the transfer as beside it, since how fast a step is depends on what the device did
-//! before. Steps beside one copy of as many bytes show what no way to move them could save.
+//! A prompt is computed, and its checkpoint enters the prefix tree and is moved to host memory. Then a step of another
+//! request takes so many blocks that the device evicts the prompt, and it is brought back. Each run has its own prompt.
+//! Host memory has room for one, so it evicts the prompt of the run before. A run times either the transfer alone, or
+//! decode steps: as many just before the transfer as during it, since the speed of a step depends on what the device
+//! did before. Decode steps during one copy of as many bytes show the part of the slowdown that no way of moving the
+//! bytes could avoid.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -25,18 +26,18 @@ use super::step::step as parts_of_step;
 use super::timing::median;
 use super::trunk::{Filled, PREFILL_TOKENS, Size, queue_layer, trunk_of};
 
-/// Whether all that the tests of this program do on the CPU: the same calls, few of them.
+/// Whether this is a test on the CPU: it makes the same calls, but few of them.
 const SMALL: bool = cfg!(test);
-/// Prompts.
+/// Number of prompts.
 const RUNS: u32 = if SMALL { 1 } else { 5 };
-/// Copies by themselves, and as many beside decode steps.
+/// Number of copies alone, and of copies beside decode steps.
 const COPIES: usize = if SMALL { 1 } else { 10 };
 /// Most decode steps that are timed together.
 const MOST_STEPS: u32 = 32;
-/// How much of a transfer's time decode steps may take, so that they end before it does.
+/// The fraction of a transfer's time that the decode steps may take, so that they end before it does.
 const BESIDE: f64 = 0.75;
 
-/// A prefix and the decode steps beside it.
+/// A prefix, and the decode steps beside its transfer.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// A preset.
@@ -76,7 +77,7 @@ pub struct Row {
     pub copy_beside_microseconds: f64,
 }
 
-/// Where a prefix goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug)]
 enum Direction {
     ToHost,
@@ -94,7 +95,7 @@ impl Direction {
     }
 }
 
-/// What was measured of one direction.
+/// The times of one direction.
 #[derive(Default)]
 struct Samples {
     transfers: Vec<f64>,
@@ -115,7 +116,7 @@ pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     load.model.iter().map(case).collect()
 }
 
-/// Both directions of a case.
+/// Measures both directions of a case.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
     let mut setup = Setup::new(device, case)?;
     let graph = setup.capture()?;
@@ -158,7 +159,7 @@ impl Row {
     }
 }
 
-/// A cache with requests that decode, and one that brings prompts.
+/// A cache with requests that decode, and room for one more request with the prompts.
 struct Setup<B: Backend> {
     filled: Filled<B>,
     decoding: Vec<RequestId>,
@@ -171,7 +172,7 @@ impl<B: Backend> Setup<B> {
     fn new(device: &Device<B>, case: &Case) -> Result<Self> {
         let (requests, context) = case.decode;
         let smallest = CacheConfig::new(trunk_of(&case.model)?);
-        // A token more than the prefix, or a step that evicts it, for which a block is missing.
+        // The prefix plus one token, or the step that evicts it. The cache lacks one block for that step.
         let max_context = (case.prefix + 1).max(context).max(case.step_tokens);
         let blocks = [requests * context, case.prefix, case.step_tokens - BLOCK_TOKENS];
         let config = CacheConfig {
@@ -186,7 +187,7 @@ impl<B: Backend> Setup<B> {
         };
         let capacity = Capacity::new(&config);
         let prefix = u64::from(case.prefix / BLOCK_TOKENS);
-        // Images of blocks are a little larger than their rows.
+        // Images of blocks are a little larger than the rows of the blocks.
         let image = capacity.block_bytes.next_multiple_of(256) + 16 * 64;
         let host_bytes = image * prefix + capacity.checkpoint_bytes + 2 * image;
         let all = context / BLOCK_TOKENS;
@@ -213,7 +214,7 @@ impl<B: Backend> Setup<B> {
         Bucket { tokens: requests, tokens_per_request: 1, requests, context: self.context }
     }
 
-    /// The decode step, all but routers.
+    /// Captures the decode step, without routers.
     fn capture(&mut self) -> Result<CapturedStep<B>> {
         let (bucket, parts) = (self.bucket(), parts_of_step());
         self.filled.capture(&bucket, Vec::new(), |tensors, layers, layer| {
@@ -221,7 +222,7 @@ impl<B: Backend> Setup<B> {
         })
     }
 
-    /// Microseconds of a decode step, by events around `steps` of them, which are rejected.
+    /// Microseconds of a decode step, by events around `steps` steps, all of which are rejected.
     fn decode(&mut self, graph: &CapturedStep<B>, steps: u32) -> Result<f64> {
         let (bucket, start) = (self.bucket(), self.context - 1);
         let Filled { stream, cache, .. } = &mut self.filled;
@@ -238,7 +239,7 @@ impl<B: Backend> Setup<B> {
         Ok(f64::from(to.milliseconds_since(&from)?) * 1e3 / f64::from(steps))
     }
 
-    /// Makes the prompt one that will go, with an idle device.
+    /// Prepares the transfer, and waits until the device is idle: computes the prompt, or evicts it.
     fn prepare(&mut self, direction: Direction, salt: &[u8]) -> Result<()> {
         match direction {
             Direction::ToHost => self.compute(salt)?,
@@ -247,7 +248,7 @@ impl<B: Backend> Setup<B> {
         Ok(self.filled.stream.synchronize()?)
     }
 
-    /// Computes a prompt: its checkpoint is offered to host memory.
+    /// Computes a prompt. Its checkpoint can then move to host memory.
     fn compute(&mut self, salt: &[u8]) -> Result<()> {
         let prompt = self.prompt.clone();
         let Filled { stream, cache, .. } = &mut self.filled;
@@ -267,7 +268,7 @@ impl<B: Backend> Setup<B> {
         let tokens = cache.config().max_step_tokens;
         let free = cache.ledger().free_blocks();
         ensure!(free < tokens.div_ceil(BLOCK_TOKENS), "{free} are free: the step evicts nothing");
-        // It is rejected, and what was evicted for it stays so.
+        // The step is rejected. The prefixes that were evicted for it stay evicted.
         drop(cache.begin_step(stream, Launches::Eager, &[StepRequest { id, start: 0, tokens }])?);
         Ok(cache.release(id)?)
     }
@@ -286,7 +287,7 @@ impl<B: Backend> Setup<B> {
         Ok(())
     }
 
-    /// Waits for what is on its way.
+    /// Waits for the transfer.
     fn settle(&mut self, direction: Direction) -> Result<()> {
         let Filled { stream, cache, .. } = &mut self.filled;
         cache.settle_tier(stream)?;
@@ -299,7 +300,7 @@ impl<B: Backend> Setup<B> {
         Ok(())
     }
 
-    /// Microseconds of a transfer, from the call that begins it until it was waited for.
+    /// Microseconds of a transfer, from the call that begins it until the host has waited for it.
     fn time_transfer(&mut self, direction: Direction, salt: &[u8]) -> Result<f64> {
         let started = Instant::now();
         self.begin(direction, salt)?;
@@ -307,7 +308,8 @@ impl<B: Backend> Setup<B> {
         Ok(started.elapsed().as_secs_f64() * 1e6)
     }
 
-    /// Times decode steps, then as many beside a transfer. The first ones warm up and say how many fit beside it.
+    /// Times decode steps, then as many during a transfer. The first steps warm up, and show how many fit into the time
+    /// of the transfer.
     fn time_steps(
         &mut self,
         direction: Direction,
@@ -332,7 +334,7 @@ impl<B: Backend> Setup<B> {
         Ok(stats.bytes_to_host / self.runs)
     }
 
-    /// One copy of so many bytes in each direction, by itself and beside decode steps.
+    /// Times one copy of `bytes` bytes in each direction, alone and beside decode steps.
     fn copies(&mut self, graph: &CapturedStep<B>, bytes: u64, steps: u32) -> Result<[Samples; 2]> {
         let device = self.filled.stream.device().clone();
         let (stream, pool) = (device.stream()?, HostPool::new(&device, 1, bytes as usize)?);
@@ -368,7 +370,7 @@ impl<B: Backend> Setup<B> {
     }
 }
 
-/// How many steps of `one` microseconds fit into so many, at least one.
+/// How many steps of `one` microseconds fit into `microseconds`; at least one.
 fn steps_within(microseconds: f64, one: f64) -> u32 {
     ((microseconds / one) as u32).clamp(1, MOST_STEPS)
 }

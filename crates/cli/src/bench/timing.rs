@@ -1,4 +1,4 @@
-//! How a kernel is timed: by graph replay, beside a copy of the same bytes.
+//! Times a kernel by graph replay, beside a copy of as many bytes.
 
 use std::ops::RangeInclusive;
 
@@ -8,18 +8,19 @@ use dsv4_kv::device::{Backend, Buffer, Device, Event, Graph, Stream};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether this is a test, whose launches are emulated: the same calls, few of them.
+/// Whether this is a test, whose launches are emulated: it makes the same calls, but few of them.
 pub const SMALL: bool = cfg!(test);
-/// Bytes that the nodes of a graph touch together: several times the L2 of an H200.
+/// Bytes that the nodes of a graph touch together: several times the size of an H200's L2 cache.
 const ROTATION_BYTES: u64 = if SMALL { 1 << 10 } else { 400 << 20 };
-/// Bytes written before a replay of a graph that touches less, to push its own out of the L2 cache. They
-/// are written back while the replay runs: half a microsecond a node where nodes are few.
+/// Bytes that are written before each replay of a graph that touches less than `ROTATION_BYTES`, to evict the graph's
+/// memory from the L2 cache. They are written back during the replay, which costs half a microsecond per node in graphs
+/// with few nodes.
 const FLUSH_BYTES: u64 = if SMALL { 1 << 10 } else { 256 << 20 };
-/// Flushes before a graph of hundreds of nodes: they hide that it takes the host some time to launch it.
+/// Number of flushes before a graph of hundreds of nodes. They hide the time that the host takes to launch it.
 const COLD_FLUSHES: u8 = 4;
 /// Fewest and most nodes of a graph.
 const NODES: RangeInclusive<u64> = if SMALL { 2..=3 } else { 20..=200 };
-/// Replays that are timed, after as many that warm up.
+/// Number of timed replays, after as many for warm-up.
 pub const REPLAYS: usize = if SMALL { 1 } else { 50 };
 
 /// One measured case.
@@ -60,12 +61,12 @@ pub fn table(rows: &[Measurement]) -> Table {
     table
 }
 
-/// Nodes of a graph whose launches move `bytes` each.
+/// Number of nodes of a graph whose launches move `bytes` bytes each.
 pub fn nodes_for(bytes: u64) -> u64 {
     ROTATION_BYTES.div_ceil(bytes).clamp(*NODES.start(), *NODES.end())
 }
 
-/// One line of the result: `graph` has `nodes` launches of `kernel` that move `bytes` each.
+/// Measures one row of the result: `graph` has `nodes` launches of `kernel` that move `bytes` bytes each.
 pub fn measurement<B: Backend>(
     device: &Device<B>,
     name: (String, String),
@@ -76,7 +77,7 @@ pub fn measurement<B: Backend>(
     measure_replay(&stream, name, sizes, || Ok(stream.replay(graph)?))
 }
 
-/// As [`measurement`], of the graph that `replay` queues in `stream`.
+/// As [`measurement`], for the graph that `replay` queues in `stream`.
 pub fn measure_replay<B: Backend>(
     stream: &Stream<B>,
     (kernel, size): (String, String),
@@ -97,8 +98,8 @@ pub fn measure_replay<B: Backend>(
     })
 }
 
-/// Median microseconds of one of the `nodes` launches of the graph that `replay` queues in `stream`,
-/// which touch `bytes` each.
+/// Median microseconds of a launch in the graph that `replay` queues in `stream`. The graph has `nodes` launches that
+/// touch `bytes` bytes each.
 fn time_node<B: Backend>(
     stream: &Stream<B>,
     (bytes, nodes): (u64, u64),
@@ -113,7 +114,7 @@ fn time_node<B: Backend>(
     let (from, to) = (device.event()?, device.event()?);
     let mut times = Vec::with_capacity(REPLAYS);
     for number in 0..2 * REPLAYS {
-        // Either hides that it takes the host some time to launch a graph.
+        // Either of these hides the time that the host takes to launch a graph.
         match &flush {
             Some(flush) => stream.fill(flush, number as u8)?,
             None => replay()?,
@@ -136,12 +137,12 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// Runs of a kernel that takes milliseconds, after as many that warm up.
+/// Runs of a kernel that takes milliseconds, after as many for warm-up.
 pub const LONG_RUNS: usize = if SMALL { 1 } else { 6 };
-/// Runs of a host's work that are timed, after as many that warm up.
+/// Timed runs of the host's work, after as many for warm-up.
 pub const HOST_RUNS: usize = if SMALL { 1 } else { 30 };
 
-/// Times work that finds nothing in the L2 cache.
+/// Times work with a cold L2 cache.
 pub struct ColdTimer<B: Backend> {
     flush: Buffer<B, u8>,
     from: Event<B>,
@@ -149,18 +150,18 @@ pub struct ColdTimer<B: Backend> {
 }
 
 impl<B: Backend> ColdTimer<B> {
-    /// Of work on `device`.
+    /// A timer for work on `device`.
     pub fn new(device: &Device<B>) -> Result<Self> {
         let flush = device.allocate("cache flush", FLUSH_BYTES)?;
         Ok(Self { flush, from: device.event()?, to: device.event()? })
     }
 
-    /// Microseconds of what `launch` queues in `stream`.
+    /// Microseconds of the work that `launch` queues in `stream`.
     pub fn time(&self, stream: &Stream<B>, launch: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.time_behind(stream, || Ok(()), launch)
     }
 
-    /// The same behind what `before` queues, which is not timed.
+    /// As `Self::time`, after the work that `before` queues, which is not timed.
     pub fn time_behind(
         &self,
         stream: &Stream<B>,
@@ -177,7 +178,7 @@ impl<B: Backend> ColdTimer<B> {
         Ok(f64::from(self.to.milliseconds_since(&self.from)?) * 1e3)
     }
 
-    /// The median of `runs`, after as many that warm up.
+    /// The median of `runs` runs, after as many for warm-up.
     pub fn median(
         &self,
         stream: &Stream<B>,
@@ -192,7 +193,7 @@ impl<B: Backend> ColdTimer<B> {
     }
 }
 
-/// As [`time_node`], for copies that move `bytes` each between buffers of their own.
+/// As [`time_node`], for copies that move `bytes` bytes each, every copy between its own buffers.
 pub fn time_copy<B: Backend>(stream: &Stream<B>, (bytes, nodes): (u64, u64)) -> Result<f64> {
     let device = stream.device();
     let pair = |_| -> Result<[Buffer<B, u8>; 2]> {

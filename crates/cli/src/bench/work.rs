@@ -1,4 +1,4 @@
-//! What is measured, listed before it begins, so that a bar can say how much time is left.
+//! The list of measurements, made before the first one, so that a bar can show the time left.
 
 use std::fmt::Debug;
 
@@ -7,27 +7,27 @@ use indicatif::ProgressBar;
 
 use crate::progress;
 
-/// How far the works are, the time that is left by the mean so far, and which is measured.
+/// The progress, the time left by the mean so far, and the name of the current measurement.
 const BAR: &str = "{bar:30} {pos} of {len}, {left}  {wide_msg}";
 
-/// One or a few rows of a suite.
+/// The measurement of one or a few rows of a suite.
 pub struct Work<'w, R> {
     name: String,
     measure: Box<dyn FnOnce() -> Result<Vec<R>> + 'w>,
 }
 
 impl<'w, R> Work<'w, R> {
-    /// A row.
+    /// A measurement of one row.
     pub fn row(name: impl Into<String>, measure: impl FnOnce() -> Result<R> + 'w) -> Self {
         Self::rows(name, || measure().map(|row| vec![row]))
     }
 
-    /// Rows that are measured together.
+    /// A measurement of several rows together.
     pub fn rows(name: impl Into<String>, measure: impl FnOnce() -> Result<Vec<R>> + 'w) -> Self {
         Self { name: name.into(), measure: Box::new(measure) }
     }
 
-    /// All rows of each case.
+    /// One measurement per case, each of all rows of that case.
     pub fn each<C: Debug + 'w>(
         cases: impl IntoIterator<Item = C>,
         measure: impl Fn(&C) -> Result<Vec<R>> + Copy + 'w,
@@ -37,7 +37,7 @@ impl<'w, R> Work<'w, R> {
     }
 }
 
-/// Measures all of `works`; `bar` moves by one with each.
+/// Runs all of `works`; `bar` advances by one after each.
 pub fn run<R>(works: Vec<Work<'_, R>>, bar: &ProgressBar) -> Result<Vec<R>> {
     let mut rows = Vec::new();
     for Work { name, measure } in works {
@@ -48,7 +48,7 @@ pub fn run<R>(works: Vec<Work<'_, R>>, bar: &ProgressBar) -> Result<Vec<R>> {
     Ok(rows)
 }
 
-/// A bar on the terminal's error stream for so many works; nothing where that is no terminal.
+/// A bar on standard error for `works` measurements; nothing if that is not a terminal.
 pub fn bar(works: usize) -> ProgressBar {
     progress::bar(works as u64, BAR)
 }

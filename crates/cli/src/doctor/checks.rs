@@ -1,4 +1,4 @@
-//! What is looked at, and what is to be done about it.
+//! The checks, and the advice for each.
 
 use std::env;
 use std::ffi::OsStr;
@@ -15,10 +15,10 @@ use super::report::{Finding, State};
 
 /// The variable that names the library of NIXL.
 const NIXL: &str = "DSV4_NIXL";
-/// How an ELF file begins.
+/// The first bytes of an ELF file.
 const ELF: &[u8; 4] = b"\x7fELF";
 
-/// Looks at everything.
+/// Runs all checks.
 pub fn all() -> Vec<Finding> {
     let survey = CudaSurvey::of_machine();
     let mut findings = vec![emulator(), driver(&survey)];
@@ -48,7 +48,7 @@ fn emulator() -> Finding {
     )
 }
 
-/// `major.minor` of a version as the driver says it.
+/// `major.minor` of a version number as the driver reports it.
 fn cuda_version(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
@@ -92,7 +92,7 @@ fn no_gpu() -> Finding {
     }
 }
 
-/// A GPU, and which of the embedded modules is for it.
+/// A GPU, and the embedded PTX module that is used on it.
 fn gpu(ordinal: u32, gpu: &DeviceInfo, driver: i32) -> Finding {
     let DeviceInfo { name, sm, total_memory } = gpu;
     let memory = ByteSize(*total_memory);
@@ -121,7 +121,7 @@ fn gpu(ordinal: u32, gpu: &DeviceInfo, driver: i32) -> Finding {
     }
 }
 
-/// Whether the driver takes the kernels: it compiles them for the first GPU.
+/// Whether the driver accepts the kernels: it compiles them for the first GPU.
 fn kernels(survey: &Result<CudaSurvey, DeviceError>) -> Finding {
     let modules = ptx::MODULES
         .map(|module| format!("sm_{}{}", module.sm, if module.only { "a" } else { "" }));
@@ -165,7 +165,7 @@ fn compiler(in_use: anyhow::Result<Compiler>, debian: anyhow::Result<Compiler>) 
     }
 }
 
-/// The library of NIXL, by what [`NIXL`] says. It is not loaded: that starts threads.
+/// The library that [`NIXL`] names. It is not loaded, since loading starts threads.
 fn nixl(named: Option<&OsStr>) -> Finding {
     let finding = |found: String| finding("NIXL", "moving blocks to other machines", found);
     let Some(path) = named.map(Path::new) else {

@@ -1,8 +1,8 @@
-//! `dsv4-kv doctor`: what this machine has of what the program can use.
+//! `dsv4-kv doctor`: checks what this machine has of the things that the program can use.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`checks`] | one function for each thing that is looked at |
+//! | [`checks`] | one function per check |
 //! | [`report`] | the result: lines and JSON |
 
 mod checks;
@@ -15,13 +15,13 @@ use crate::outcome::{Exit, Outcome, after_help};
 use crate::output;
 pub use report::Report;
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
     ("what is there, what is missing, and what to do", "cargo kv doctor"),
     ("the same for a program to read", "cargo kv doctor --json"),
 ];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 3] = [
     (0, "nothing is broken; what is missing is no failure"),
     (1, "something is there that does not work, or the result could not be written"),

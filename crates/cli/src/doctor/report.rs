@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Columns of a line before what was found.
+/// Columns of a line before the result of the check.
 const INDENT: usize = 24;
 
 /// What a machine has.
@@ -46,7 +46,7 @@ pub enum State {
 }
 
 impl State {
-    /// Its name, and how that looks on a terminal.
+    /// Its name, and its colour on a terminal.
     const fn shown(self) -> (&'static str, AnsiColor) {
         match self {
             Self::Ok => ("ok", AnsiColor::Green),
@@ -57,7 +57,7 @@ impl State {
 }
 
 impl Report {
-    /// Whether something is there that does not work.
+    /// Whether something is installed and does not work.
     pub fn is_broken(&self) -> bool {
         self.findings.iter().any(|finding| finding.state == State::Broken)
     }

@@ -9,13 +9,13 @@ use crate::device::DeviceChoice;
 use crate::options::{SplitChoice, integer, number, seed};
 use crate::outcome::{Exit, after_help};
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
     "20 tokens of a tiny model of random weights",
     "cargo kv generate --checkpoint tests/e2e/hash --prompt Once --max-tokens 20",
 )];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 4] = [
     (0, "the request has ended"),
     (1, "a step or the device failed, or a result could not be written"),

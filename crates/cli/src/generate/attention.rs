@@ -1,4 +1,4 @@
-//! The choice of where attention runs.
+//! The option for where attention runs.
 
 use clap::ValueEnum;
 use dsv4_kv::device::{Backend, Device};
@@ -16,7 +16,7 @@ pub enum AttentionChoice {
 }
 
 impl AttentionChoice {
-    /// The place that was chosen, or is best for a device and a model.
+    /// The chosen place, or the best one for a device and a model.
     pub fn place<B: Backend>(self, device: &Device<B>, model: &Model) -> AttentionPlace {
         match self {
             Self::Auto => AttentionPlace::of_device(device, model.config.heads),

@@ -1,4 +1,4 @@
-//! The checkpoint's model, with progress.
+//! Loads a checkpoint's model, with a progress bar.
 
 use std::path::Path;
 

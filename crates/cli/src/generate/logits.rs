@@ -20,7 +20,7 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// The file, which must be writable.
+    /// Opens the file, which must be writable.
     ///
     /// # Errors
     /// [`InputError::Logits`].

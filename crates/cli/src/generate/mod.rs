@@ -5,7 +5,7 @@
 //! | [`args`], [`attention`] | options |
 //! | [`prompt`] | the prompt's tokens |
 //! | [`load`] | the checkpoint's model, with progress |
-//! | [`report`] | the result, of which [`crate::generated`] is the table and the JSON |
+//! | [`report`] | the result; [`crate::generated`] has its table and JSON |
 //! | [`logits`] | the file of `--logits` |
 
 mod args;
@@ -39,13 +39,13 @@ use crate::{output, progress};
 use logits::Logits;
 use report::report;
 
-/// Memory of the emulated device, which takes only what is used.
+/// Memory of the emulated device, of which the host allocates only what is used.
 pub const EMULATED_MEMORY: u64 = 64 << 30;
 
 /// Runs the command and prints its result.
 ///
 /// # Errors
-/// Input that is refused; a device that fails; output that cannot be written.
+/// Refused input; an error of the device; output that cannot be written.
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let model = Arc::new(load(&args.checkpoint)?);
     let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
@@ -83,7 +83,7 @@ fn on_device<B: Backend>(
         interrupt,
         logits,
         failed: None,
-        // What is printed as it comes shows by itself how far it is.
+        // If tokens are printed as they are generated, the output itself shows the progress.
         bar: progress::tokens(
             prompt.len() as u64 + u64::from(if args.json { args.max_tokens } else { 0 }),
         ),
@@ -109,7 +109,7 @@ fn on_device<B: Backend>(
 }
 
 fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
-    // Nothing is drafted behind the last token.
+    // No draft follows the last token.
     let context = (prompt.len() as u64 + u64::from(args.max_tokens))
         .min(u64::from(u32::MAX - BLOCK_TOKENS)) as u32;
     EngineLimits {
@@ -137,9 +137,9 @@ fn continuation(args: &GenerateArgs, model: &Model) -> Continuation {
     }
 }
 
-/// Prints tokens as they come, and keeps what is asked for.
+/// Prints tokens as they are generated, and keeps the requested logits.
 struct Console {
-    /// None: token ids are printed.
+    /// The tokenizer. Without it, token ids are printed.
     text: Option<Text>,
     stream: TextStream,
     /// Tokens that end a request.
@@ -149,7 +149,7 @@ struct Console {
     interrupt: Interrupt,
     logits: Option<Logits>,
     failed: Option<anyhow::Error>,
-    /// Tokens of the prompt, and those that are generated if none is printed as it comes.
+    /// Progress of the prompt, and of the generated tokens if they are not printed at once.
     bar: ProgressBar,
 }
 
@@ -162,7 +162,7 @@ impl Console {
         Ok(())
     }
 
-    /// The text that is left of an incomplete character.
+    /// Writes the rest of the text, from a last incomplete character.
     fn finish(&mut self) -> Result<()> {
         let Some(text) = &self.text else { return Ok(()) };
         let rest = self.stream.finish(text);
@@ -181,7 +181,7 @@ impl Observer for Console {
     fn token(&mut self, token: &Generated) -> bool {
         let id = token.picked.token;
         let part = match &self.text {
-            // As the server's, a text has no token that ends it.
+            // As in the server, the text does not include the token that ends it.
             Some(_) if self.end.contains(&id) => String::new(),
             Some(text) => self.stream.push(text, id),
             None => format!("{id} "),

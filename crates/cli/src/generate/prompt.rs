@@ -13,7 +13,7 @@ use crate::error::InputError;
 /// Most bytes of a file of token ids.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The tokens that the options give.
+/// The tokens of the prompt that the options give.
 pub fn tokens(args: &GenerateArgs, text: &Result<Text, TextError>) -> Result<Vec<u32>> {
     let tokens = match (&args.prompt, &args.prompt_tokens) {
         (Some(prompt), _) => {
@@ -31,7 +31,7 @@ pub fn tokens(args: &GenerateArgs, text: &Result<Text, TextError>) -> Result<Vec
 
 fn of_file(path: &Path) -> Result<Vec<u32>, InputError> {
     let refused = |reason: String| InputError::PromptTokens { path: path.into(), reason };
-    // The length of a pipe or a device is known when it ends.
+    // The length of a pipe or a device is known only at its end.
     let mut content = String::new();
     let read =
         File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut content));
@@ -69,7 +69,7 @@ mod tests {
         }
     }
 
-    /// What has no length before it ends is read no further than a file may be long.
+    /// A file without a known length is read only up to the limit.
     #[cfg(unix)]
     #[test]
     fn a_device_without_an_end_is_refused() {

@@ -1,4 +1,4 @@
-//! How a request went.
+//! The result of a request.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use dsv4_kv_model::sequence;
 
 use crate::generated::{Finish, Report};
 
-/// What an engine did.
+/// The result of an engine's run.
 pub fn report<B: Backend>(
     engine: &Engine<B>,
     device: &Device<B>,
@@ -38,7 +38,7 @@ pub fn report<B: Backend>(
     }
 }
 
-/// Tokens a second behind the first; none without a second token.
+/// Tokens per second after the first; `None` without a second token.
 fn rate(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 1).then(|| (tokens - 1) as f64 / time.as_secs_f64())
 }

@@ -17,7 +17,7 @@ const SLOTS: u32 = 8;
 /// Most requests of the load.
 const MOST: u32 = 64;
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
     ("a request of a small load", "cargo kv inspect"),
     (
@@ -26,7 +26,7 @@ const EXAMPLES: [(&str, &str); 2] = [
     ),
 ];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 3] = [
     (0, "shown"),
     (1, "a step failed, or the result could not be written"),
@@ -75,7 +75,7 @@ pub struct InspectArgs {
 }
 
 impl InspectArgs {
-    /// The replay that is looked at.
+    /// The options of the replay that is inspected.
     pub fn replay(&self) -> ReplayArgs {
         ReplayArgs {
             trace: self.trace.clone(),

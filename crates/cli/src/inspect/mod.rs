@@ -1,10 +1,10 @@
-//! `dsv4-kv inspect`: what the cache holds of a request, as a map.
+//! `dsv4-kv inspect`: shows a map of what the cache holds for a request.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`] | options |
 //! | [`read`] | blocks, rings and rows of a request, read from the device |
-//! | [`rows`] | a stored row beside what it was made from |
+//! | [`rows`] | a stored row beside the values from which it was made |
 //! | [`report`] | the result: a map and JSON |
 
 mod args;
@@ -37,13 +37,13 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Drives the load until the request has computed its prompt, and reads what the cache holds of it.
+/// Runs the load until the request has computed its prompt, and reads what the cache holds for it.
 fn inspect(args: &InspectArgs) -> Result<Report> {
     let setup = Setup::new(&args.replay(), &Place::Cpu)?;
     let load = (&setup.load[..], setup.texts);
     let index = match args.request {
         Some(request) => request as usize,
-        // The last one that is still there when its prompt is computed.
+        // The last request that is still running when its prompt is computed.
         None => setup.load.iter().rposition(|of| of.arrival.output > 1).unwrap_or(0),
     };
     let refused = InputError::NoSuchRequest { request: index, requests: setup.load.len() };

@@ -1,4 +1,4 @@
-//! Blocks, rings and rows of a request, read from the cache and from the device's memory.
+//! Reads blocks, rings and rows of a request from the cache and from the device's memory.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Emulator, Stream};
@@ -17,10 +17,10 @@ use crate::replay::full::Full;
 use crate::replay::history::{Place, Prefix};
 use crate::replay::source::Source;
 
-/// The replay that is looked at.
+/// The replay that is inspected.
 type Driven<'l> = Drive<'l, Full<Emulator>>;
 
-/// What the cache of `drive` holds of the request at place `index` of the load, after so many steps.
+/// Reads what the cache of `drive` holds for request `index` of the load, after `steps` steps.
 pub fn report(args: &InspectArgs, drive: &Driven<'_>, index: usize, steps: u64) -> Result<Report> {
     let full = drive.cache();
     let (cache, stream) = (full.cache(), full.stream());
@@ -76,7 +76,7 @@ pub fn report(args: &InspectArgs, drive: &Driven<'_>, index: usize, steps: u64) 
     })
 }
 
-/// What the whole cache has.
+/// The counts of the whole cache.
 fn kept(ledger: &Ledger) -> Kept {
     let counts = ledger.tree_counts();
     Kept {
@@ -95,7 +95,7 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    /// A token's row in a plane of the request's window ring.
+    /// Reads a token's row from a plane of the request's window ring.
     fn ring_row(
         &self,
         stream: &Stream<Emulator>,
@@ -112,7 +112,7 @@ impl At<'_> {
     }
 }
 
-/// The block table, and who else has each block.
+/// The block table, and the other owners of each block.
 fn blocks(drive: &Driven<'_>, index: usize, id: RequestId) -> Result<Vec<Block>> {
     let cache = drive.cache().cache();
     let tables = drive.progress().filter(|(of, _)| *of != index).map(|(of, _)| {
@@ -139,7 +139,7 @@ fn blocks(drive: &Driven<'_>, index: usize, id: RequestId) -> Result<Vec<Block>>
         .collect())
 }
 
-/// The rings of a request with so many tokens, of each kind of layer.
+/// The rings of a request with `tokens` tokens, for each kind of layer.
 fn rings(cache: &KvCacheManager<Emulator>, tokens: u32) -> Vec<Ring> {
     let mut rings: Vec<Ring> = Vec::new();
     for schema in &cache.schema().layers {
@@ -149,7 +149,8 @@ fn rings(cache: &KvCacheManager<Emulator>, tokens: u32) -> Vec<Ring> {
             match rings.iter_mut().find(|ring| ring.what == what) {
                 Some(ring) => ring.layers.push(schema.layer.0),
                 None => {
-                    // The rows of a window are positions modulo its length; a state has rings of several lengths.
+                    // In a window ring, the row is the position modulo the length. A state consists of rings of several
+                    // lengths.
                     let is_window = plane == PoolKind::SwaData;
                     let first = tokens.saturating_sub(pool.rows);
                     rings.push(Ring {

@@ -114,7 +114,7 @@ impl Report {
     }
 }
 
-/// Errors by group, and the first channels.
+/// Writes the errors by group, and the first channels.
 fn row_lines(row: &Row, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);

@@ -1,4 +1,4 @@
-//! A stored row beside what it was made from: the error of quantisation, group by group.
+//! A stored row beside the values from which it was made: the error of quantisation in each group.
 
 use dsv4_kv::kv_layout::geometry::{NOPE_DIM, ROPE_DIM};
 use dsv4_kv::kv_layout::main_row::UE8M0_GROUP;
@@ -7,7 +7,7 @@ use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Channels that are shown one by one.
+/// Number of channels that are shown individually.
 const SHOWN: usize = 8;
 
 /// A main row, decoded.
@@ -52,7 +52,7 @@ pub struct Channel {
 }
 
 impl Row {
-    /// Of the bytes `stored`, made from the values `from`, `[512]`.
+    /// Compares the bytes `stored` with the values `from` (`[512]`) from which they were made.
     pub fn new(what: String, format: RowFormat, stored: &EncodedRow, from: &[f64]) -> Self {
         let read: Vec<_> = format.decode(stored).into_iter().map(bf16_value).collect();
         let groups = (0..NOPE_DIM).step_by(UE8M0_GROUP as usize).map(|first| (first, UE8M0_GROUP));
@@ -104,7 +104,8 @@ mod tests {
             let mut stored = format.encode(&bits);
             let row = Row::new("a row".into(), format, &stored, &from);
             assert_eq!((row.groups.len(), row.channels.len()), (8, SHOWN));
-            // E4M3 has three bits: at most 1/16 of a value, in BF16 nothing.
+            // E4M3 has three mantissa bits, so the error is at most 1/16 of a value. Channels stored as BF16 have no
+            // error.
             let (rope, main) = row.groups.split_last().expect("eight groups");
             assert!(
                 main.iter().all(|group| (1e-3..1.0 / 16.0).contains(&group.relative_rms)),

@@ -10,7 +10,7 @@ use dsv4_kv::kv_layout::main_row::MainFormat;
 use crate::options::{integer, size};
 use crate::outcome::{Exit, after_help};
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
     (
         "how many requests of 131072 tokens fit, four drafts each",
@@ -19,7 +19,7 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("the same for a program to read", "cargo kv plan --model flash --gpu-mem 64GiB --json"),
 ];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 3] = [
     (0, "planned"),
     (1, "the result could not be written"),
@@ -91,7 +91,7 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// A parser of names, each for a value.
+/// A parser of names, each of which stands for a value.
 fn named<T, const N: usize>(values: [(&'static str, T); N]) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! `dsv4-kv plan`: what a cache costs and how many requests it holds, before there is one.
+//! `dsv4-kv plan`: the cost of a cache, and the number of requests that it holds, before it is created.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -32,7 +32,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The plan that the options ask for.
+/// The plan for these options.
 fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
     let name = model.name.clone();
     let refused = |left| {
@@ -59,11 +59,11 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
     let wanted = match (args.checkpoints, &without.1) {
         (Some(checkpoints), _) => checkpoints,
         (None, Ok(without)) => share::checkpoints(without),
-        // It is refused for the memory, not for checkpoints that there are none of.
+        // So the error is about the memory, not about missing checkpoints.
         (None, Err(_)) => u32::from(host_bytes > 0),
     };
     let (mut left, mut sized) = plan.sized(wanted, host_bytes);
-    // What a cache with checkpoints takes besides may be more than was left.
+    // A cache with checkpoints needs additional memory, which may be more than was left.
     if sized.is_err() && args.checkpoints.is_none() && host_bytes == 0 {
         (left, sized) = plan.sized(0, 0);
     }
@@ -72,7 +72,7 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
     Report::new(sized, plan.indexer, without, (memory, left)).map_err(refused(left))
 }
 
-/// What a plan begins with.
+/// The inputs of a plan.
 struct Plan<'a> {
     args: &'a PlanArgs,
     memory: u64,
@@ -81,7 +81,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// The cache with so many checkpoints, and so much host memory behind it; and what else leaves it of the memory.
+    /// The configuration of the cache with this number of checkpoints and this size of host memory; and the memory that
+    /// is left for it.
     fn sized(&self, num_checkpoints: u32, host_bytes: u64) -> (u64, Result<CacheConfig, KvError>) {
         let config = CacheConfig { num_checkpoints, host_bytes, ..self.config.clone() };
         if let Err(refusal) = config.validate() {

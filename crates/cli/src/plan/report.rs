@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::device;
 
-/// Shortest request of the table of lengths, in tokens.
+/// Shortest request in the table of lengths, in tokens.
 const SHORTEST: u32 = 1 << 10;
 
 /// A planned cache.
@@ -57,8 +57,9 @@ struct Length {
 }
 
 impl Report {
-    /// The result for a cache of `config` in `memory` bytes, of which `indexer` and rounding leave it `left` bytes;
-    /// `without` requests of its context would fit without checkpoints.
+    /// The result for a cache of `config`. `memory` is the total in bytes, `left` is what the indexer and the rounding
+    /// leave of it for the cache, and `without` is the number of requests of its context that would fit without
+    /// checkpoints.
     pub fn new(
         config: CacheConfig,
         indexer: Option<WorkspaceSize>,
@@ -190,7 +191,7 @@ fn lengths(context: u32) -> impl Iterator<Item = u32> {
     doubled.take_while(move |&tokens| tokens < context).chain([context])
 }
 
-/// Requests of `tokens` tokens that fit at once in the best cache for them; none if not even one.
+/// Requests of `tokens` tokens that fit at once in the best cache for them; 0 if not even one fits.
 fn at_best(config: &CacheConfig, memory: u64, tokens: u32) -> Result<u32, KvError> {
     match capacity::most_requests(config.clone(), memory, tokens) {
         Ok(best) => Ok(best.max_requests),

@@ -1,4 +1,4 @@
-//! Attention in place of the queries that gather: random heads, and what is kept of their results.
+//! Attention in place for the queries that gather: random heads, and the results that are kept for verification.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
@@ -12,40 +12,40 @@ use rand_distr::{Distribution, Normal};
 use super::kept::Shape;
 use super::select::MOST_QUERIES;
 
-/// Heads of a followed query whose results are recomputed.
+/// Number of heads of a sampled query whose results are recomputed.
 pub const CHECKED: u32 = 2;
-/// Rows at which the heads of a batch may begin.
+/// Number of pool rows at which the heads of a batch may begin.
 const STARTS: u32 = 1024;
-/// Deviation of a head's values: scores with the largest rows differ by several units.
+/// Standard deviation of the values of a head, chosen so that scores with the largest rows differ by several units.
 const DEVIATION: f32 = 0.25;
 
-/// The results of a query; there is nothing to tell its heads by.
+/// The shape of the results of a query: one row per head. Heads need no names, so the single word is not read.
 pub fn results(heads: u32) -> Shape {
     Shape { rows: heads, words: 1 }
 }
 
-/// Elements of the heads' pool, and of the results of a batch.
+/// Elements of the pool of heads, and of the results of a batch.
 fn elements(heads: u32) -> [u64; 2] {
     let batch = MOST_QUERIES * heads;
     [STARTS + batch, batch].map(|rows| u64::from(rows) * u64::from(HEAD_DIM))
 }
 
-/// Bytes of device memory that attention with so many heads needs.
+/// Bytes of device memory for attention with `heads` heads.
 pub fn bytes(heads: u32) -> u64 {
     let [pool, out] = elements(heads);
     2 * (pool + out) + 4 * u64::from(heads)
 }
 
-/// Where the heads of a batch come from: a pool of random rows.
+/// The heads of all batches: a pool of random rows, and the sinks.
 pub struct HeadSource {
     /// `[rows, 512]` BF16.
     pool: Vec<bf16>,
-    /// `[heads]`.
+    /// One per head.
     sinks: Vec<f32>,
 }
 
 impl HeadSource {
-    /// Normally distributed heads, and sinks from -4 to 4.
+    /// Normally distributed heads, and sinks between -4 and 4.
     pub fn new(seed: u64, heads: u32) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0xA77E);
         let normal = Normal::new(0.0_f32, DEVIATION).expect("a deviation");
@@ -54,19 +54,19 @@ impl HeadSource {
         Self { pool, sinks: (0..heads).map(|_| rng.random_range(-4.0..4.0)).collect() }
     }
 
-    /// Heads of a query.
+    /// Number of heads of a query.
     pub fn heads(&self) -> u32 {
         self.sinks.len() as u32
     }
 
-    /// The row at which the heads of a batch that begins with query `first` begin.
+    /// The pool row at which the heads of a batch begin. `first` is the batch's first query.
     fn start(step: u64, layer: LayerId, first: u32) -> u32 {
         let mixed = (step << 32 ^ u64::from(layer.0) << 24 ^ u64::from(first))
             .wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed >> 32) as u32 % STARTS
     }
 
-    /// A head of query `query` of a batch, `[512]`, and its sink.
+    /// A head of query `query` of a batch (`[512]`), and its sink.
     pub fn head(
         &self,
         (step, layer): (u64, LayerId),
@@ -78,15 +78,15 @@ impl HeadSource {
     }
 }
 
-/// A head of a query that attended: `[512]` each.
+/// A head of a query that attended. Vectors are `[512]`.
 pub struct Head<'a> {
-    /// Its number.
+    /// Its index.
     pub number: u32,
-    /// After norm and RoPE.
+    /// The query vector, after norm and RoPE.
     pub query: &'a [bf16],
     /// Its sink.
     pub sink: f32,
-    /// What it got, as BF16 bits.
+    /// The result on the device, as BF16 bits.
     pub got: &'a [u16],
 }
 
@@ -94,14 +94,14 @@ pub struct Head<'a> {
 pub struct Attend<B: Backend> {
     pool: Buffer<B, bf16>,
     sinks: Buffer<B, f32>,
-    /// `[MOST_QUERIES, heads, 512]`: of the batch at work.
+    /// `[MOST_QUERIES, heads, 512]`: results of the current batch.
     pub out: Buffer<B, bf16>,
-    /// Heads of a query.
+    /// Number of heads of a query.
     pub heads: u32,
 }
 
 impl<B: Backend> Attend<B> {
-    /// Copies the heads.
+    /// Copies the heads to the device.
     pub fn new(device: &Device<B>, stream: &Stream<B>, from: &HeadSource) -> Result<Self, KvError> {
         let heads = from.heads();
         let [pool, out] = elements(heads);
@@ -112,7 +112,7 @@ impl<B: Backend> Attend<B> {
         Ok(Self { pool, sinks, out: device.allocate("results of attention", out)?, heads })
     }
 
-    /// Hands the heads of a batch of `queries` queries, the first of which is `first`, to `attend`.
+    /// Passes the heads of a batch of `queries` queries to `attend`. `first` is the batch's first query.
     pub fn with(
         &self,
         (step, layer): (u64, LayerId),

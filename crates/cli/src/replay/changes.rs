@@ -1,4 +1,4 @@
-//! What happens to requests between steps besides their steps: they are given up, copied, put aside.
+//! Changes of requests between steps: requests are aborted, preempted, copied or suspended.
 
 use anyhow::{Context, Result};
 use dsv4_kv::{KvError, RequestId, Suspended};
@@ -8,23 +8,23 @@ use super::execute::{Disturb, is_out_of_blocks};
 
 const RUNS: &str = "a request that the scheduler runs was admitted";
 
-/// A request without a slot.
+/// A suspended request.
 #[derive(Debug)]
 pub struct Aside {
     index: usize,
-    /// What it was called.
+    /// Its handle before the suspension.
     id: RequestId,
     suspended: Suspended,
 }
 
-/// Each takes the place of a request that runs; where that does not run, nothing happens.
+/// Each method changes a running request. For a request that does not run it does nothing.
 impl<E: Disturb> Drive<'_, E> {
-    /// How often a request was preempted.
+    /// Number of preemptions so far.
     pub fn preempted(&self) -> u64 {
         self.scheduler.preempted()
     }
 
-    /// A request ends early.
+    /// Ends a request early. Returns whether it was running.
     pub fn abort(&mut self, index: usize) -> Result<bool> {
         let aborted = self.scheduler.abort(index);
         if aborted {
@@ -33,7 +33,7 @@ impl<E: Disturb> Drive<'_, E> {
         Ok(aborted)
     }
 
-    /// A request loses what it has, and is computed again.
+    /// Preempts a request: it loses its tokens, and is computed again. Returns whether it was running.
     pub fn preempt(&mut self, index: usize) -> Result<bool> {
         let preempted = self.scheduler.preempt(index);
         if preempted {
@@ -42,7 +42,7 @@ impl<E: Disturb> Drive<'_, E> {
         Ok(preempted)
     }
 
-    /// A copy of a request runs beside it, with other tokens from there on, if there is room; whether there was.
+    /// Starts a copy of a request, which continues with other tokens, if there is room. Returns whether there was.
     pub fn fork(&mut self, of: usize) -> Result<bool> {
         let index = self.ids.len();
         let Some(common) = self.scheduler.fork(of, index) else { return Ok(false) };
@@ -62,7 +62,7 @@ impl<E: Disturb> Drive<'_, E> {
         }
     }
 
-    /// A request gives its slot up; `None` if as many have as can.
+    /// Suspends a request; `None` if no more requests can be suspended.
     pub fn suspend(&mut self, index: usize) -> Result<Option<Aside>> {
         let Some(id) = self.ids[index] else { return Ok(None) };
         let is_full = |error: &anyhow::Error| {
@@ -79,7 +79,7 @@ impl<E: Disturb> Drive<'_, E> {
         }
     }
 
-    /// A suspended request goes on, if a slot is free; else it is given back.
+    /// Resumes a suspended request. If no slot is free, returns it unchanged.
     pub fn resume(&mut self, aside: Aside) -> Result<Option<Aside>> {
         if !self.scheduler.resume(aside.index) {
             return Ok(Some(aside));

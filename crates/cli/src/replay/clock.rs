@@ -1,8 +1,9 @@
-//! Virtual time: how long a step takes on the server that is imagined.
+//! Virtual time: the duration of a step on an assumed server.
 
 /// A clock that steps advance.
 ///
-/// A step takes `max(step_ms, tokens / rate)`: a floor for reading the weights, and a throughput.
+/// A step takes `max(step_ms, tokens / rate)`: at least the time for reading the weights, and otherwise the time given
+/// by the throughput.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     now_ms: f64,
@@ -11,7 +12,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock at 0. `step_ms`: least time of a step; `token_rate`: most tokens in a second.
+    /// A clock at 0. `step_ms` is the shortest time of a step; `token_rate` is the most tokens per second.
     pub fn new(step_ms: f64, token_rate: f64) -> Self {
         Self { now_ms: 0.0, step_ms, tokens_per_ms: token_rate / 1e3 }
     }
@@ -21,12 +22,12 @@ impl Clock {
         self.now_ms
     }
 
-    /// A step of `tokens` tokens passes.
+    /// Advances by a step of `tokens` tokens.
     pub fn step(&mut self, tokens: u32) {
         self.now_ms += self.step_ms.max(f64::from(tokens) / self.tokens_per_ms);
     }
 
-    /// Nothing happens until `at_ms`.
+    /// Advances to `at_ms` without a step.
     pub fn idle_until(&mut self, at_ms: f64) {
         self.now_ms = self.now_ms.max(at_ms);
     }

@@ -15,28 +15,28 @@ use super::timeline::{Sample, Timeline};
 use crate::interrupt::Interrupt;
 use crate::texts::Texts;
 
-/// What a replay was.
+/// The outcome of a replay.
 #[derive(Debug)]
 pub struct Replayed {
-    /// Its steps.
+    /// Its steps over time.
     pub timeline: Timeline,
-    /// Whether it ended before its load did.
+    /// Whether it was interrupted before the end of its load.
     pub interrupted: bool,
     /// Requests that ran to their end.
     pub finished: u64,
-    /// Requests that had to wait for a slot or for blocks.
+    /// Requests that had to wait for admission: for a slot, for blocks, or for tokens of a step.
     pub waited: u64,
     /// Requests that can never fit.
     pub rejected: u64,
-    /// How often a request was preempted.
+    /// Number of preemptions.
     pub preempted: u64,
-    /// Tokens that were reused, and why others were not.
+    /// Tokens that were reused, and reasons why others were not.
     pub reuse: ReuseStats,
-    /// How long requests waited.
+    /// Waiting times of requests.
     pub latency: Latency,
-    /// In which steps something was short.
+    /// Number of steps in which a resource was short.
     pub shortages: Shortages,
-    /// What the kernels did.
+    /// The work of the kernels.
     pub work: KernelWork,
 }
 
@@ -64,7 +64,7 @@ pub fn drive<E: Execute>(
     drive.end(interrupted)
 }
 
-/// A replay that runs.
+/// A replay in progress.
 pub struct Drive<'l, E> {
     pub(super) cache: E,
     load: &'l [Request],
@@ -75,26 +75,26 @@ pub struct Drive<'l, E> {
     latency: Latency,
     shortages: Shortages,
     limits: Limits,
-    /// The first request that has not arrived.
+    /// Index of the first request that has not arrived.
     next: usize,
-    /// By place in the load: the cache's own names of the requests that run.
+    /// The cache's handles of the running requests, by index in the load.
     pub(super) ids: Vec<Option<RequestId>>,
-    /// The tokens with which requests were admitted, until they are computed.
+    /// The tokens with which requests were admitted, by index, until they are computed.
     pub(super) known: Vec<Vec<u32>>,
-    /// Requests that began as copies: of which, and how many tokens they have in common. Their places follow the
-    /// load's.
+    /// Requests that began as copies: the original, and the number of common tokens. The indices of copies follow those
+    /// of the load.
     pub(super) forks: Vec<(usize, u32)>,
     finished: u64,
-    /// Tokens of the requests of the load that ran to their end, or never can.
+    /// Tokens of the requests of the load that ran to their end, or that can never fit.
     ended: u64,
     parts: Vec<Part>,
     step: Vec<StepRequest>,
-    /// Of the step.
+    /// Token ids of the step.
     tokens: Vec<u32>,
 }
 
 impl<'l, E: Execute> Drive<'l, E> {
-    /// A replay of `load` through an idle cache.
+    /// Starts a replay of `load` through an idle cache.
     pub fn new(
         cache: E,
         (load, texts): (&'l [Request], Texts),
@@ -123,7 +123,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         }
     }
 
-    /// Queues what has arrived, and admits what fits.
+    /// Queues the requests that have arrived, and admits those that fit.
     pub fn admit(&mut self) -> Result<()> {
         let arrived = |request: &&Request| request.arrival.at_ms <= self.clock.now_ms();
         for Request { arrival, .. } in self.load[self.next..].iter().take_while(arrived) {
@@ -151,7 +151,8 @@ impl<'l, E: Execute> Drive<'l, E> {
         Ok(())
     }
 
-    /// The tokens that a request begins with: its prompt, and what it had generated when it was preempted.
+    /// The tokens that are known when a request is admitted: its prompt, and the tokens that it had generated before a
+    /// preemption.
     fn text(&self, job: &Job) -> Vec<u32> {
         let mut first = job.index;
         while let Some(&(of, _)) = self.fork_of(first) {
@@ -167,7 +168,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         text
     }
 
-    /// The requests that run: their places, and how many tokens each has.
+    /// The running requests: index, and number of tokens.
     pub fn progress(&self) -> impl Iterator<Item = (usize, u32)> {
         self.scheduler.progress()
     }
@@ -177,7 +178,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         &self.cache
     }
 
-    /// The cache's own name of a request that runs.
+    /// The cache's handle of a running request.
     pub fn id_of(&self, index: usize) -> Option<RequestId> {
         self.ids.get(index).copied().flatten()
     }
@@ -189,7 +190,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         tokens
     }
 
-    /// A token that a request generated, or the one that it is a copy of.
+    /// A token that a request generated, or that the request generated of which it is a copy.
     fn own_token(&self, mut index: usize, position: u32) -> u32 {
         while let Some(&(of, _)) = self.fork_of(index).filter(|(_, common)| position < *common) {
             index = of;
@@ -197,12 +198,13 @@ impl<'l, E: Execute> Drive<'l, E> {
         self.texts.own_token(index as u64, position)
     }
 
-    /// Of which request this is a copy, and how many tokens both have.
+    /// The request of which this one is a copy, and the number of common tokens.
     fn fork_of(&self, index: usize) -> Option<&(usize, u32)> {
         self.forks.get(index.checked_sub(self.load.len())?)
     }
 
-    /// Runs a step, or waits for the next request; its tokens, or `None` at the end of the load.
+    /// Runs a step, or waits for the next request. Returns the number of tokens of the step, or `None` at the end of
+    /// the load.
     pub fn step(&mut self) -> Result<Option<u32>> {
         loop {
             self.scheduler.plan(&mut self.parts);
@@ -234,7 +236,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         }
     }
 
-    /// The planned parts with the cache's own names of the requests, and their tokens.
+    /// Converts the planned parts to requests of the cache, and collects their tokens.
     fn fill_step(&mut self) -> Result<()> {
         self.step.clear();
         self.tokens.clear();
@@ -251,7 +253,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         Ok(())
     }
 
-    /// Ends the request that was admitted last, to be computed again.
+    /// Preempts the request that was admitted last.
     fn preempt_last(&mut self) -> Result<()> {
         let index = self.scheduler.preempt_last().context("a request that runs alone fits")?;
         self.release(index)
@@ -285,7 +287,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         finished.into_iter().try_for_each(|index| self.release(index))
     }
 
-    /// What was short in the step of `sample`.
+    /// Records the resource that was short in the step of `sample`.
     fn note_shortage(&mut self, sample: &Sample) {
         let share = |used: u32, of: u32| f64::from(used) / f64::from(of.max(1));
         let Limits { slots, blocks, step_tokens, .. } = self.limits;
@@ -317,8 +319,8 @@ impl<'l, E: Execute> Drive<'l, E> {
         }
     }
 
-    /// Tokens of the load that are behind it: computed, reused, or of requests that never fit. Of a request that is
-    /// preempted they are before it again.
+    /// Progress in tokens of the load: tokens that are computed or reused, and those of requests that never fit. A
+    /// preempted request does not count until it is computed again.
     pub fn done(&self) -> u64 {
         let running = self.scheduler.progress().map(|(_, tokens)| u64::from(tokens));
         self.ended + running.sum::<u64>()
@@ -329,13 +331,13 @@ impl<'l, E: Execute> Drive<'l, E> {
         self.finished
     }
 
-    /// Nothing more is admitted: requests that run do so to their end.
+    /// Stops admissions. Running requests continue to their end.
     pub fn close(&mut self) {
         self.next = self.load.len();
         self.scheduler.clear_queue();
     }
 
-    /// Gives the cache back.
+    /// Returns the cache.
     pub fn into_cache(self) -> E {
         self.cache
     }
@@ -367,8 +369,8 @@ mod tests {
     use super::*;
     use crate::replay::execute::Bookkeeping;
 
-    /// Three requests compute the same prompt at once, in all of 15 blocks. When the first has ended, the others hold
-    /// what it shared besides their own: the fourth is preempted, once, until they have ended.
+    /// Three requests compute the same prompt at once, and take all 15 blocks. When the first has ended, the others
+    /// hold its shared blocks besides their own. The fourth is preempted, once, until they have ended.
     #[test]
     fn a_request_for_which_no_blocks_are_left_waits_until_another_has_ended() {
         let request = |output: u32, id: u64| Request {

@@ -1,5 +1,5 @@
-//! Compressed entries and indexer keys of a sampled request: where they lie on the device, and what
-//! the reference makes of the tokens they come from.
+//! Compressed entries and indexer keys of a sampled request: reads them from the device, and computes them from the
+//! tokens by the reference.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub const fn compressors(kind: LayerKind) -> &'static [CompressorKind] {
     }
 }
 
-/// The reference's name for a row format.
+/// The reference's type for a row format.
 pub const fn row_format(format: MainFormat) -> RowFormat {
     match format {
         MainFormat::Ue8m0 => RowFormat::Ue8m0,
@@ -35,7 +35,7 @@ pub const fn row_format(format: MainFormat) -> RowFormat {
     }
 }
 
-/// The reference's name for a format of keys.
+/// The reference's type for a format of keys.
 pub const fn key_format(format: IndexFormat) -> KeyFormat {
     match format {
         IndexFormat::Nvfp4 => KeyFormat::Nvfp4,
@@ -44,17 +44,17 @@ pub const fn key_format(format: IndexFormat) -> KeyFormat {
     }
 }
 
-/// The planes that a compressor's rows go to.
+/// The planes that hold the rows of a compressor.
 pub struct Planes<B: Backend> {
     data: (View<B, u8>, u64),
     scale: (View<B, u8>, u64),
-    /// Rows of a block.
+    /// Rows per block.
     per_block: usize,
     codec: Codec,
 }
 
 impl<B: Backend> Planes<B> {
-    /// The planes of `which` in a layer.
+    /// The planes of the compressor `which` in a layer.
     pub fn of(
         manager: &KvCacheManager<B>,
         layer: LayerId,
@@ -79,7 +79,7 @@ impl<B: Backend> Planes<B> {
         Ok(Self { data, scale, per_block: kind.entries_per_block() as usize, codec })
     }
 
-    /// Fetches rows of a request whose blocks, in the order of its tokens, are `blocks`.
+    /// Reads rows of a request. `blocks` are its blocks, in the order of its tokens.
     pub fn fetch(&self, stream: &Stream<B>, blocks: &[u32], entries: Range<usize>) -> Result<Rows> {
         let mut rows = Rows::new(self.codec);
         let mut first = entries.start;
@@ -102,7 +102,7 @@ impl<B: Backend> Planes<B> {
     }
 }
 
-/// Rows of one compressor of one request, as they are on the device.
+/// Rows of one compressor of one request, as stored on the device.
 #[derive(Clone, Debug)]
 pub struct Rows {
     codec: Codec,
@@ -113,7 +113,7 @@ pub struct Rows {
     pub scale: Vec<u8>,
     /// `[count, 512]` BF16: main rows as attention reads them.
     read: Vec<u16>,
-    /// `[count, 128]`: indexer keys as scores take them.
+    /// `[count, 128]`: indexer keys as the scores read them.
     keys: Vec<f32>,
 }
 
@@ -124,12 +124,12 @@ impl Rows {
         Self { codec, count: 0, data, scale, read: Vec::new(), keys: Vec::new() }
     }
 
-    /// How they are stored.
+    /// The storage format.
     pub fn codec(&self) -> Codec {
         self.codec
     }
 
-    /// Their number.
+    /// Number of rows.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -143,7 +143,7 @@ impl Rows {
         Stored { data: part(&self.data), scale: part(&self.scale) }
     }
 
-    /// Adds rows that follow, and what attention or scores read there.
+    /// Appends the following rows, including their decoded values.
     pub fn extend(&mut self, next: &Self) {
         self.count += next.count;
         self.data.extend_from_slice(&next.data);
@@ -161,7 +161,7 @@ impl Rows {
         }
     }
 
-    /// The first `count` indexer keys as scores take them, `[count, 128]`; `None` if there are fewer.
+    /// The first `count` indexer keys as the scores read them, `[count, 128]`; `None` if there are fewer.
     pub fn keys(&self, count: usize) -> Option<&[f32]> {
         self.keys.get(..count * dsv4_kv_oracle::index::CHANNELS)
     }
@@ -172,7 +172,8 @@ impl Rows {
     }
 }
 
-/// Where `rows`, entries from `first` on, are not what the reference makes of the tokens, in words.
+/// Compares `rows`, which are the entries from `first`, with those that the reference computes from the tokens. One
+/// result per row: a description if it differs.
 pub fn judge(
     source: &Source,
     place: Place<'_>,
@@ -188,7 +189,7 @@ pub fn judge(
     (0..rows.count).into_par_iter().map(judge).collect()
 }
 
-/// The first byte that differs from what the reference stores.
+/// Describes the first byte that differs from the reference's.
 fn describe(codec: Codec, entry: usize, got: &Stored, want: &[f64]) -> String {
     let want = codec.store(want);
     let name = match codec {
@@ -203,10 +204,10 @@ fn describe(codec: Codec, entry: usize, got: &Stored, want: &[f64]) -> String {
     format!("{name} {entry}, {at}: not what its tokens give")
 }
 
-/// The reference's entry, before it is rounded: `[512]`, or `[128]` of an indexer key.
+/// The reference's entry before it is rounded: `[512]`, or `[128]` for an indexer key.
 ///
-/// An entry pools no tokens but those of its window and, with overlap, of the one before. So a
-/// history that begins with them gives the same, as its first or second entry.
+/// An entry pools only the tokens of its window and, with overlap, of the previous window. So the computation uses only
+/// the history of these tokens, in which it is the first or second entry.
 pub fn entry(source: &Source, place: Place<'_>, which: CompressorKind, entry: usize) -> Vec<f64> {
     let shape = shape(which);
     let before = if shape.overlap { entry.min(1) } else { 0 };
@@ -251,8 +252,8 @@ mod tests {
     use super::*;
     use crate::replay::history::Prefix;
 
-    /// What a check finds of a compressor's first rows, as the reference stores them for a request
-    /// of 270 tokens, after `spoil` had its way with them.
+    /// The differences found in the first rows of a compressor. The rows are those of the reference for a request of
+    /// 270 tokens, changed by `spoil`.
     fn check(which: CompressorKind, codec: Codec, spoil: impl FnOnce(&mut Rows)) -> Vec<String> {
         let source = Source::new(11, 3);
         let history: Vec<_> = Prefix::EMPTY.each(&(0..270).collect::<Vec<_>>()).collect();

@@ -1,4 +1,4 @@
-//! What a step is made to do: [`Bookkeeping`] here, the kernels as well in [`super::full`].
+//! The work of a step: [`Bookkeeping`] alone here, and with kernels in [`super::full`].
 
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -13,76 +13,76 @@ use dsv4_kv::{
 use super::moves::Moved;
 use super::verification::Verification;
 
-/// A cache that a load is replayed through.
+/// A cache through which a load is replayed.
 pub trait Execute {
-    /// Admits the request at `index` of the load with the tokens that it begins with, or one that shares nothing; its
-    /// name in the cache, and how many tokens it has already.
+    /// Admits request `index` of the load, with the tokens with which it begins; without `prompt` it shares no prefix.
+    /// Returns its handle in the cache, and the number of tokens that it reuses.
     fn admit(&mut self, index: usize, prompt: Option<&[u32]>) -> Result<(RequestId, u32)>;
 
-    /// Begins a step of every layer group, runs it and commits all of its tokens; how long it took to
-    /// begin it. `tokens`: those of the step, in its order; none if [`Self::reads_tokens`] says so.
+    /// Begins a step of every layer group, runs it and commits all of its tokens. Returns the time that beginning took.
+    /// `tokens` are the token ids of the step, in its order; empty unless [`Self::reads_tokens`].
     ///
     /// # Errors
-    /// [`KvError::OutOfBlocks`] if there is no room for it. Nothing has happened then.
+    /// [`KvError::OutOfBlocks`] if there are not enough blocks. Then nothing has changed.
     fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration>;
 
     /// Ends a request.
     fn release(&mut self, id: RequestId) -> Result<()>;
 
-    /// Who holds what.
+    /// The cache's ledger.
     fn ledger(&self) -> impl Deref<Target = Ledger>;
 
-    /// What its host tier has moved.
+    /// The counters of its host tier.
     fn tier(&self) -> TierStats {
         TierStats::default()
     }
 
-    /// Milliseconds that its kernels have taken so far; 0 if none run.
+    /// Time of its kernels so far, in milliseconds; 0 if no kernels run.
     fn kernel_ms(&self) -> f64 {
         0.0
     }
 
-    /// Whether it matters what the tokens are.
+    /// Whether it needs the token ids.
     fn reads_tokens(&self) -> bool;
 
-    /// Checks what can only be checked in the end; what the kernels did.
+    /// Does the final checks. Returns the work of the kernels.
     fn finish(self) -> Result<KernelWork>;
 }
 
-/// A cache whose requests can be copied and put aside between steps.
+/// A cache whose requests can be copied and suspended between steps.
 pub trait Disturb: Execute {
     /// Admits a copy of a request.
     ///
     /// # Errors
-    /// [`KvError::OutOfBlocks`] if there is no room for it. Nothing has happened then.
+    /// [`KvError::OutOfBlocks`] if there are not enough blocks. Then nothing has changed.
     fn fork(&mut self, id: RequestId) -> Result<RequestId>;
 
-    /// Takes a request out of its slot.
+    /// Suspends a request.
     ///
     /// # Errors
-    /// [`KvError::NoRoomToSuspend`] if as many are suspended as can be. Nothing has happened then.
+    /// [`KvError::NoRoomToSuspend`] if no more requests can be suspended. Then nothing has changed.
     fn suspend(&mut self, id: RequestId) -> Result<Suspended>;
 
-    /// Lets a suspended request go on, which was called `from`; its new name.
+    /// Resumes a suspended request, whose handle was `from`. Returns its new handle.
     fn resume(&mut self, from: RequestId, suspended: Suspended) -> Result<RequestId>;
 }
 
-/// What the kernels of a replay did.
+/// The work of the kernels in a replay.
 #[derive(Debug, Default)]
 pub struct KernelWork {
     /// Milliseconds between the first and the last launch of each step, summed; `None` if none ran.
     pub kernel_ms: Option<f64>,
     /// Compressed entries that were written, over all layers.
     pub entries: u64,
-    /// What moved between the device and host memory.
+    /// Traffic between the device and host memory.
     pub tier: TierStats,
     /// The comparison with the reference.
     pub verification: Verification,
-    /// What became of requests that moved to other processes; `None` if there are none.
+    /// Outcome of requests that moved to other processes; `None` without such processes.
     pub moved: Option<Moved>,
 }
 
-/// All tokens of a step, accepted; what they are is told if `tokens` are theirs.
+/// Accepts all tokens of a step. If `tokens` are the step's token ids, they are passed on.
 pub fn accept_all<'t>(step: &[StepRequest], tokens: &'t [u32]) -> Vec<Accepted<'t>> {
     let mut left = tokens;
     let accept = |part: &StepRequest| {
@@ -92,7 +92,7 @@ pub fn accept_all<'t>(step: &[StepRequest], tokens: &'t [u32]) -> Vec<Accepted<'
     step.iter().map(accept).collect()
 }
 
-/// Whether a step was refused because too few blocks are free.
+/// Whether a step was refused because there are too few free blocks.
 pub fn is_out_of_blocks(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(KvError::OutOfBlocks { .. }))
 }
@@ -100,14 +100,14 @@ pub fn is_out_of_blocks(error: &anyhow::Error) -> bool {
 /// The allocator and the planner alone.
 pub struct Bookkeeping {
     ledger: Ledger,
-    /// Those that have layers.
+    /// The layer groups that have layers.
     groups: Vec<LayerGroup>,
     /// StepMeta of a step.
     step_meta: Vec<i32>,
 }
 
 impl Bookkeeping {
-    /// An empty cache of the given shape, with no memory behind it.
+    /// An empty cache of this configuration, without memory for rows.
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
         let groups = LayerGroup::ALL.into_iter();
@@ -118,7 +118,7 @@ impl Bookkeeping {
 }
 
 impl Bookkeeping {
-    /// A request goes on here that was computed elsewhere.
+    /// Enters a request that was computed in another process.
     pub fn arrive(&mut self, at: Positions) -> Result<RequestId> {
         Ok(self.ledger.arrive(at)?)
     }

@@ -17,10 +17,10 @@ use super::select::Queries;
 use super::source::Source;
 use super::tensors::Tensors;
 
-/// Steps between two looks at the fault words.
+/// Steps between two checks of the fault words.
 const FAULT_CHECK_STEPS: u64 = 256;
 
-/// The cache on a device, and what a step reads and writes besides.
+/// The cache on a device, and the other tensors that a step reads and writes.
 pub struct Full<B: Backend> {
     cache: KvCacheManager<B>,
     tensors: Tensors<B>,
@@ -33,8 +33,8 @@ pub struct Full<B: Backend> {
 }
 
 impl<B: Backend> Full<B> {
-    /// Allocates the cache and the tensors; follows the requests at the places `sample`. `queries`: which gather, and
-    /// with how many heads they attend, if they do.
+    /// Allocates the cache and the tensors. `sample` are the indices of the requests to verify. `queries` are the
+    /// queries that gather, and the number of heads if they attend.
     pub fn new(
         device: Device<B>,
         config: CacheConfig,
@@ -61,13 +61,13 @@ impl<B: Backend> Full<B> {
         &self.cache
     }
 
-    /// The cache, to change, and the stream of its steps.
+    /// The cache, mutable, and the stream of its steps.
     pub fn parts(&mut self) -> (&mut KvCacheManager<B>, &Stream<B>) {
         (&mut self.cache, &self.stream)
     }
 
-    /// The request at `index` of the load came with the tokens of its prompt, of which it had reused some; `enter` lets it go
-    /// on here.
+    /// Enters request `index` of the load, which was computed in another process, with the tokens of its prompt, of
+    /// which it reused some there. `enter` imports it into the cache.
     pub fn arrive(
         &mut self,
         index: usize,
@@ -87,13 +87,13 @@ impl<B: Backend> Full<B> {
         &self.stream
     }
 
-    /// The values that the cache is fed with.
+    /// The pools from which the cache's inputs come.
     pub fn source(&self) -> &Source {
         self.tensors.watch.verifier().source()
     }
 
-    /// Begins a step of every layer group, queues all of its layers and commits all of its tokens; how
-    /// long it took to begin.
+    /// Begins a step of every layer group, queues all of its layers and commits all of its tokens. Returns the time
+    /// that beginning took.
     fn run(&mut self, requests: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
         let Self { cache, tensors, stream, begin, end, .. } = self;
         let started = Instant::now();
@@ -118,7 +118,7 @@ impl<B: Backend> Full<B> {
         Ok(took)
     }
 
-    /// Entries that a step writes, over all layers.
+    /// Number of entries that a step writes, over all layers.
     fn entries_of(&self, step: &[StepRequest]) -> u64 {
         let model = &self.cache.config().model;
         let kinds = [(LayerKind::Csa, CSA_RATIO), (LayerKind::Hca, HCA_RATIO)];
@@ -153,7 +153,7 @@ impl<B: Backend> Execute for Full<B> {
     fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
         let begin = match self.run(step, tokens) {
             Err(error) if is_out_of_blocks(&error) && self.cache.config().host_bytes > 0 => {
-                // What is on its way to host memory cannot be evicted before it is there.
+                // Prefixes that are being copied to host memory cannot be evicted before the transfer ends.
                 self.cache.settle_tier(&self.stream)?;
                 self.run(step, tokens)
             }
@@ -217,7 +217,7 @@ mod tests {
 
     const LAYER: LayerId = LayerId(1);
 
-    /// A cache for requests of up to 1,024 tokens, of which that at place `sample` is followed.
+    /// A cache for requests of up to 1,024 tokens. The request with index `sample` is verified.
     fn cache(queries: Queries, sample: usize, num_checkpoints: u32) -> Full<Emulator> {
         cache_with((queries, None), sample, num_checkpoints)
     }
@@ -250,13 +250,13 @@ mod tests {
         block.expect("its tokens close entries").0.into()
     }
 
-    /// Prefills 130 tokens of one sampled request, lets `spoil` have its way with the cache and the
-    /// request's first block, decodes one token, and says what verification found.
+    /// Prefills 130 tokens of a sampled request, lets `spoil` change the cache (it gets the request's first block), and
+    /// decodes one token. Returns the result of the verification.
     fn replay(queries: Queries, spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
         replay_with((queries, None), spoil)
     }
 
-    /// The same, and lets queries attend.
+    /// As `replay`; with a number of heads, queries also attend.
     fn replay_with(
         queries: (Queries, Option<u32>),
         spoil: impl FnOnce(&Full<Emulator>, u64),
@@ -275,8 +275,8 @@ mod tests {
         work.verification
     }
 
-    /// Prefills 130 tokens that nobody follows, lets `spoil` have its way with the cache and the first block, and
-    /// lets a sampled request with the same tokens go on from there.
+    /// Prefills 130 tokens of a request that is not sampled, lets `spoil` change the cache (it gets the first block),
+    /// and then admits a sampled request with the same tokens.
     fn reuse(spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
         let mut cache = cache(Queries::Last(16), 1, 2);
         let tokens: Vec<u32> = (0..130).collect();
@@ -298,12 +298,12 @@ mod tests {
         let found = reuse(|_, _| {});
         assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
         assert_eq!((found.reused, found.entries), (128, 2 * (32 + 32) + 1));
-        // Rings after the admission and after the step, and a window of 5 layers, what was gathered, entries at the
-        // end.
+        // In 5 layers the rings after the admission and after the step, and a window; the gathered rows; the entries at
+        // the end.
         assert_eq!(found.rows, 5 * 3 * 128 + 2 * 16 + 1 + found.entries);
     }
 
-    /// Prefills 130 tokens in one cache, from which they move to another, with what `spoil` makes of their bytes, and
+    /// Prefills 130 tokens in one cache, moves the request to another cache with its bytes changed by `spoil`, and
     /// decodes one token there.
     fn moves(spoil: impl FnOnce(&mut [u8])) -> Verification {
         let [mut source, mut target] = [(); 2].map(|()| cache(Queries::Last(16), 0, 0));
@@ -334,7 +334,7 @@ mod tests {
         let found = moves(|_| {});
         assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
         assert_eq!(found.entries, 2 * (32 + 32) + 1);
-        // The first entry of the first block, and a window's row in the state behind it.
+        // The first entry of the first block; then window rows in the state after the blocks.
         let found = moves(|bytes| bytes[3] ^= 0x80);
         assert!(found.examples[0].contains("entry 0"), "{:?}", found.examples);
         let found = moves(|bytes| {
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
     }
 
-    /// An entry, in the reused block: found when the request is admitted.
+    /// An entry in the reused block is found to be wrong when the request is admitted.
     #[test]
     fn a_byte_changed_in_what_is_reused_is_found() {
         let found = reuse(|cache, block| {
@@ -370,7 +370,7 @@ mod tests {
         assert!(found.examples[0].contains("request 1, layer 1, key 9"), "{:?}", found.examples);
     }
 
-    /// Flips a bit of bytes of a pool.
+    /// Flips one bit in each of these bytes of a pool.
     fn flip(cache: &Full<Emulator>, layer: LayerId, kind: PoolKind, at: impl Iterator<Item = u64>) {
         let pool = cache.cache.pool(layer, kind).expect("the layer has the pool");
         // SAFETY: no work is queued, and kernels take whatever bytes a pool holds.
@@ -385,8 +385,8 @@ mod tests {
 
     #[test]
     fn an_untouched_cache_matches_the_reference() {
-        // Of all queries of the prompt, one is kept that sees fewer entries than a list has and none
-        // of an HCA layer; the last three see 31 or 32, and one.
+        // With all queries of the prompt, the sampled one sees fewer entries than a list can name, and none in an HCA
+        // layer. The last three queries see 31 or 32 entries, and one in an HCA layer.
         for (queries, scored, hca_rows) in [(Queries::All, 1, 1), (Queries::Last(3), 2, 2)] {
             let found = replay(queries, |_, _| {});
             assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
@@ -401,19 +401,19 @@ mod tests {
     #[test]
     fn what_queries_attend_to_is_recomputed() {
         let found = replay_with((Queries::Last(2), Some(3)), |_, _| {});
-        // Two heads of a query of each of two steps, in a layer of each kind.
+        // Two heads of one query in each of two steps, in one layer of each kind.
         assert_eq!((found.attended, found.mismatches), (2 * 2 * 3, 0), "{:?}", found.examples);
-        // A window's rows in the ring of the only HCA layer: of every channel 3 the sign.
+        // In the ring of the only HCA layer: flips the sign of channel 3 in every row of the window.
         let found = replay_with((Queries::Last(2), Some(3)), |cache, _| {
             flip(cache, LayerId(2), PoolKind::SwaData, (0..130).map(|row| row * 576 + 3));
         });
-        // Of the ring and of the window all but the newest; and both heads.
+        // All rows but the newest of the ring and of the window, and both heads.
         assert_eq!(found.mismatches, 127 + 127 + 2, "{:?}", found.examples);
     }
 
     #[test]
     fn a_byte_changed_on_the_device_is_found_in_the_ring_and_in_the_window() {
-        // Position 50 lies in row 50 of the first slot; its channel 3 in byte 3.
+        // Position 50 is in row 50 of the first slot, and channel 3 is byte 3 of the row.
         let found = replay(Queries::Last(16), |cache, _| {
             flip(cache, LAYER, PoolKind::SwaData, [50 * 576 + 3].into_iter());
         });

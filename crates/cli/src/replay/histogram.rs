@@ -1,12 +1,12 @@
-//! How many of some times are how long.
+//! A histogram of times.
 
-/// Bars of a histogram.
+/// Number of bars of a histogram.
 const BARS: usize = 40;
-/// Where the last bar ends, in parts of the longest time: it stands apart from the frame.
+/// End of the last bar, as a multiple of the longest time, so that it stands apart from the frame.
 const END: f64 = 1.05;
 
-/// Times in bars of one width, from 0 on. The longest thousandth is left out: a few long times would make all others
-/// one bar.
+/// Times in bars of equal width, from 0. The longest thousandth is left out, since a few long times would put all
+/// others into one bar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     width: f64,
@@ -14,7 +14,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Of times, the shortest first.
+    /// A histogram of sorted times.
     pub fn new(sorted: &[f32]) -> Self {
         let last = sorted.len().saturating_sub(1);
         let longest = sorted.get(last * 999 / 1000).map_or(0.0, |&time| f64::from(time));
@@ -27,17 +27,17 @@ impl Histogram {
         Self { width, counts }
     }
 
-    /// Where the last bar ends.
+    /// End of the last bar.
     pub fn end(&self) -> f64 {
         self.width * BARS as f64
     }
 
-    /// The tallest bar.
+    /// Height of the tallest bar.
     pub fn top(&self) -> u32 {
         self.counts.into_iter().max().unwrap_or(0)
     }
 
-    /// Each bar: where it begins and ends, and how many times are in it.
+    /// Each bar: its begin, its end, and the number of times in it.
     pub fn bars(&self) -> impl Iterator<Item = (f64, f64, u32)> {
         let width = self.width;
         (0u32..).zip(self.counts).map(move |(bar, count)| {

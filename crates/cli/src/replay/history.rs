@@ -1,25 +1,25 @@
-//! What a request's rows depend on, and of which request rows are compared.
+//! The prefix on which a token's rows depend, and the place at which rows are compared.
 
 use dsv4_kv::LayerId;
 
 use crate::texts::then;
 
-/// A token and all that come before it, in a number. As in a model, what the cache is fed with depends on that and on
-/// nothing else: requests with the same first tokens have the same rows there.
+/// A hash of a token and all tokens before it. As in a model, the cache's inputs depend on this and on nothing else:
+/// requests with the same first tokens have the same rows for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix(pub u64);
 
 impl Prefix {
-    /// No token.
+    /// The empty prefix.
     pub const EMPTY: Self = Self(0);
 
-    /// One token more.
+    /// The prefix with one more token.
     #[must_use]
     pub fn then(self, token: u32) -> Self {
         Self(then(self.0, token))
     }
 
-    /// The prefixes that `tokens` make one after the other.
+    /// The prefixes after each of `tokens`.
     pub fn each(self, tokens: &[u32]) -> impl Iterator<Item = Self> {
         tokens.iter().scan(self, |prefix, &token| {
             *prefix = prefix.then(token);
@@ -28,15 +28,16 @@ impl Prefix {
     }
 }
 
-/// Whose rows are compared.
+/// The request and layer whose rows are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// The request's place in the load.
+    /// The request's index in the load.
     pub request: usize,
     /// The layer.
     pub layer: LayerId,
-    /// Its tokens so far, by position.
+    /// The prefixes of its tokens so far, by position.
     pub history: &'a [Prefix],
-    /// Tokens at its beginning whose window rows may be zero: those that a request reuses have none in a draft layer.
+    /// Number of first tokens whose window rows may be zero: the tokens that a request reuses have no rows in draft
+    /// layers.
     pub without_rows: usize,
 }

@@ -1,4 +1,4 @@
-//! What the tokens of a step give the kernels to read: made of the pools by token, and uploaded.
+//! The inputs of a step: values for each token, taken from the pools and uploaded.
 
 use std::collections::HashMap;
 
@@ -14,21 +14,21 @@ use super::source::{ROW_SETS, Source, VALUE_TENSORS, ValueTensor, shape};
 
 const IN_TENSOR: &str = "a step has no more tokens than it may have";
 
-/// KV rows, keys and gates of the tokens of a step, and how far each request is.
+/// KV rows, keys and gates of the step's tokens, and the prefix of each request.
 pub struct Inputs<B: Backend> {
     /// `[ROW_SETS, step_tokens, 512]` BF16.
     rows: Buffer<B, bf16>,
-    /// `[VALUE_TENSORS, step_tokens, columns]` of each compressor that the model has.
+    /// `[VALUE_TENSORS, step_tokens, columns]` for each compressor that the model has.
     values: Vec<(CompressorKind, Buffer<B, f32>)>,
     /// Most tokens of a step.
     step_tokens: u64,
-    /// What each request that runs ends with.
+    /// The last prefix of each running request.
     ends: HashMap<RequestId, Prefix>,
-    /// Of the step's tokens.
+    /// The prefixes of the step's tokens.
     prefixes: Vec<Prefix>,
-    /// One set of rows, on its way to the device.
+    /// Staging memory for one set of rows.
     staged_rows: Vec<u16>,
-    /// One tensor of values, on its way to the device.
+    /// Staging memory for one tensor of values.
     staged_values: Vec<f32>,
 }
 
@@ -43,12 +43,12 @@ fn kinds(config: &CacheConfig) -> Vec<CompressorKind> {
     kinds
 }
 
-/// Elements of the values of a compressor.
+/// Number of elements of the values of a compressor.
 fn elements(which: CompressorKind, step_tokens: u64) -> u64 {
     u64::from(VALUE_TENSORS) * step_tokens * shape(which).columns() as u64
 }
 
-/// Bytes of device memory for the tokens of a step.
+/// Bytes of device memory for the inputs of a step.
 pub fn bytes(config: &CacheConfig) -> u64 {
     let step_tokens = u64::from(config.max_step_tokens);
     let rows = 2 * u64::from(ROW_SETS) * step_tokens * u64::from(HEAD_DIM);
@@ -57,7 +57,7 @@ pub fn bytes(config: &CacheConfig) -> u64 {
 }
 
 impl<B: Backend> Inputs<B> {
-    /// Room for the tokens of a step.
+    /// Allocates the inputs of a step.
     pub fn new(device: &Device<B>, config: &CacheConfig) -> Result<Self, DeviceError> {
         let step_tokens = u64::from(config.max_step_tokens);
         let rows = u64::from(ROW_SETS) * step_tokens * u64::from(HEAD_DIM);
@@ -75,17 +75,17 @@ impl<B: Backend> Inputs<B> {
         })
     }
 
-    /// A request was admitted with the tokens that end in `prefix`.
+    /// Records that a request was admitted with tokens that end in `prefix`.
     pub fn admit(&mut self, id: RequestId, prefix: Prefix) {
         self.ends.insert(id, prefix);
     }
 
-    /// A request has ended.
+    /// Removes a request.
     pub fn release(&mut self, id: RequestId) {
         self.ends.remove(&id);
     }
 
-    /// Uploads what the tokens of a step give, `tokens` in the order of the step.
+    /// Uploads the inputs of a step. `tokens` are its token ids, in the order of the step.
     pub fn begin_step(
         &mut self,
         stream: &Stream<B>,
@@ -106,7 +106,7 @@ impl<B: Backend> Inputs<B> {
         self.upload_values(stream, source)
     }
 
-    /// What the tokens of the step are, in its order.
+    /// The prefixes of the step's tokens, in the order of the step.
     pub fn prefixes(&self) -> &[Prefix] {
         &self.prefixes
     }

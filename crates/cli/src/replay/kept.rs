@@ -1,10 +1,10 @@
-//! Tiles of sampled queries, kept on the device until the step has run.
+//! Keeps the tiles of sampled queries on the device until the step has run.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
 
-/// Room for one tile, and what tells its rows, in each of a number of places.
+/// Memory for tiles in a number of places, each with the names of its rows.
 pub struct Kept<B: Backend> {
     /// `[places, rows, 512]` BF16.
     tiles: Buffer<B, bf16>,
@@ -13,22 +13,22 @@ pub struct Kept<B: Backend> {
     shape: Shape,
 }
 
-/// What is kept of a query.
+/// The shape of what is kept for a query.
 #[derive(Clone, Copy)]
 pub struct Shape {
     /// Rows of its tile.
     pub rows: u32,
-    /// Words that tell its rows: a length, or a list of entries.
+    /// Words that name the rows of the tile: their number, or a list of entries.
     pub words: u32,
 }
 
-/// What a gather wrote: tiles of several queries, one after the other, and what tells their rows.
+/// The output of a gather: tiles of several queries, one after the other, and the names of their rows.
 pub struct Gathered<'a, B: Backend> {
     /// `[queries, rows, 512]` BF16.
     pub tile: &'a Buffer<B, bf16>,
     /// `[queries, words]`
     pub names: &'a Buffer<B, i32>,
-    /// Of each query.
+    /// The shape for each query.
     pub shape: Shape,
 }
 
@@ -42,7 +42,7 @@ fn elements(rows: u32) -> u64 {
 }
 
 impl<B: Backend> Kept<B> {
-    /// Room for `places` tiles.
+    /// Allocates `places` tiles.
     pub fn new(device: &Device<B>, places: u64, shape: Shape) -> Result<Self, DeviceError> {
         Ok(Self {
             tiles: device.allocate("kept tiles", places * elements(shape.rows))?,
@@ -51,7 +51,7 @@ impl<B: Backend> Kept<B> {
         })
     }
 
-    /// Queues copies of a query's tile and of what tells its rows, as far as there is room for both.
+    /// Queues copies of a query's tile and of the names of its rows, each up to the size of a place.
     pub fn keep(
         &self,
         stream: &Stream<B>,
@@ -72,7 +72,7 @@ impl<B: Backend> Kept<B> {
         Ok(())
     }
 
-    /// What tells the rows of a kept tile, `[words]`.
+    /// The names of the rows of a kept tile, `[words]`.
     pub fn fetch_names(&self, stream: &Stream<B>, place: u64) -> Result<Vec<i32>, DeviceError> {
         let mut names = vec![0; self.shape.words as usize];
         stream.download(&self.names, place * u64::from(self.shape.words), &mut names)?;

@@ -1,15 +1,15 @@
-//! How long requests wait: in line, for their first token, and from token to token.
+//! Waiting times of requests: for admission, for the first token, and between tokens.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A moment of a replay: after so many steps, which took so long.
+/// A time in a replay, in steps and in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moment {
-    /// Steps until then.
+    /// Number of steps so far.
     pub steps: u64,
-    /// Time that the host and the device took for them, in milliseconds; 0 where no kernels run.
+    /// Time that the host and the device took for these steps, in milliseconds; 0 if no kernels run.
     pub ms: f64,
 }
 
@@ -19,7 +19,7 @@ impl Moment {
     }
 }
 
-/// What has happened to a request that has not ended.
+/// The events of a request that has not ended.
 #[derive(Clone, Copy, Debug)]
 struct Marks {
     submitted: Moment,
@@ -27,7 +27,7 @@ struct Marks {
     first_token: Option<Moment>,
 }
 
-/// Waits of one kind, each in steps and in milliseconds.
+/// Waiting times of one kind, each in steps and in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits([Vec<f32>; 2]);
 
@@ -36,17 +36,17 @@ impl Waits {
         self.0.iter_mut().zip(wait).for_each(|(of, wait)| of.push(wait as f32));
     }
 
-    /// Adds others.
+    /// Appends other waiting times.
     pub fn extend(&mut self, others: Self) {
         self.0.iter_mut().zip(others.0).for_each(|(of, others)| of.extend(others));
     }
 
-    /// All of them in steps, the shortest first.
+    /// All waiting times in steps, sorted.
     pub fn in_steps(&self) -> Vec<f32> {
         sorted(&self.0[0])
     }
 
-    /// All of them in milliseconds, the shortest first.
+    /// All waiting times in milliseconds, sorted.
     pub fn in_ms(&self) -> Vec<f32> {
         sorted(&self.0[1])
     }
@@ -58,7 +58,7 @@ fn sorted(waits: &[f32]) -> Vec<f32> {
     waits
 }
 
-/// The waits of all requests. A request that is preempted waits on: it is submitted and admitted once.
+/// The waiting times of all requests. A preempted request keeps waiting: it counts as submitted and admitted once.
 #[derive(Clone, Debug, Default)]
 pub struct Latency {
     now: Moment,
@@ -67,35 +67,35 @@ pub struct Latency {
     pub queueing: Waits,
     /// From submission to the end of the step that has computed the prompt.
     pub first_token: Waits,
-    /// Mean time from a token to the next, of a request with more than one.
+    /// Mean time between tokens, for requests with more than one generated token.
     pub per_token: Waits,
 }
 
 impl Latency {
-    /// All steps until now.
+    /// The time now.
     pub fn now(&self) -> Moment {
         self.now
     }
 
-    /// A request has arrived.
+    /// Records that a request has arrived.
     pub fn submit(&mut self, index: usize) {
         let marks = Marks { submitted: self.now, admitted: false, first_token: None };
         self.live.insert(index, marks);
     }
 
-    /// A request has got its slot.
+    /// Records that a request got its slot.
     pub fn admit(&mut self, index: usize) {
         let Some(marks) = self.live.get_mut(&index).filter(|marks| !marks.admitted) else { return };
         marks.admitted = true;
         self.queueing.push(self.now.since(marks.submitted));
     }
 
-    /// A step has run that took so long.
+    /// Records a step that took `ms` milliseconds.
     pub fn step(&mut self, ms: f64) {
         self.now = Moment { steps: self.now.steps + 1, ms: self.now.ms + ms };
     }
 
-    /// The prompt of a request was computed in the last step.
+    /// Records that the last step completed the prompt of a request.
     pub fn prompt_done(&mut self, index: usize) {
         let Some(marks) = self.live.get_mut(&index) else { return };
         if marks.first_token.is_none() {
@@ -104,7 +104,7 @@ impl Latency {
         }
     }
 
-    /// A request with `output` tokens of its own has ended in the last step.
+    /// Records that a request with `output` generated tokens ended in the last step.
     pub fn finish(&mut self, index: usize, output: u32) {
         let Some(marks) = self.live.remove(&index) else { return };
         let first = marks.first_token.filter(|_| output > 1);
@@ -127,7 +127,7 @@ mod tests {
         latency.admit(7);
         latency.step(4.0);
         latency.prompt_done(7);
-        // Preempted and admitted again: it waits on.
+        // A request that is preempted and admitted again keeps waiting.
         latency.step(1.0);
         latency.admit(7);
         latency.step(1.0);
@@ -143,7 +143,7 @@ mod tests {
             (vec![1.0], vec![1.0])
         );
         assert_eq!(latency.now(), Moment { steps: 4, ms: 8.0 });
-        // One token has nothing to wait for; a copy was never submitted.
+        // A single token has no time between tokens, and a copy was never submitted.
         latency.submit(8);
         latency.prompt_done(8);
         latency.finish(8, 1);

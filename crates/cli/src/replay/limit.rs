@@ -1,29 +1,29 @@
-//! What holds a load back: slots, blocks, or the tokens of a step; and what to set.
+//! The resource that limits a load (slots, blocks, or the tokens of a step), and the option to change.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::scheduler::{Limits, Shortage};
 
-/// Shares of steps below which nothing is said.
+/// Shares of steps below this are not reported.
 const FEW: f64 = 0.01;
 
-/// Steps in which something was short.
+/// Counts of the steps in which a resource was short.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shortages {
     steps: u64,
     no_slot: u64,
     no_blocks: u64,
     full: u64,
-    /// Sum over the steps without a free slot: share of the blocks that nobody used.
+    /// Sum over the steps without a free slot: the share of the blocks that were not in use.
     idle_blocks: f64,
-    /// Sum over the steps without free blocks: share of the slots that nobody used.
+    /// Sum over the steps without free blocks: the share of the slots that were not in use.
     idle_slots: f64,
 }
 
 impl Shortages {
-    /// A step has run: what the head of the queue waited for, if anybody waited; shares of the blocks and of the slots
-    /// that were in use; whether the step had all the tokens it may have.
+    /// Records a step: what the head of the queue waited for, if the queue was not empty; the shares of blocks and
+    /// slots in use; and whether the step had the most tokens that a step may have.
     pub fn step(
         &mut self,
         waits_for: Option<Shortage>,
@@ -41,7 +41,7 @@ impl Shortages {
                 self.no_blocks += 1;
                 self.idle_slots += 1.0 - slots;
             }
-            // Then the step is full.
+            // Such a step is counted as full.
             Some(Shortage::Tokens) | None => {}
         }
     }
@@ -65,8 +65,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// What `shortages` say of a cache of these limits; `balanced` slots would leave the blocks of as many requests of
-    /// the load's mean length.
+    /// The limits of a load, from `shortages` in a cache of `limits`. With `balanced` slots, slots and blocks would
+    /// suffice for the same number of requests of the load's mean length.
     pub fn new(shortages: &Shortages, limits: Limits, balanced: u32) -> Self {
         let share = |count: u64, of: u64| count as f64 / of.max(1) as f64;
         let mean = |sum: f64, of: u64| sum / of.max(1) as f64;

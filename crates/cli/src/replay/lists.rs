@@ -1,8 +1,8 @@
-//! Whether the indexer's list for a query is the one that the reference's scores give.
+//! Checks that the indexer's list for a query agrees with the reference's scores.
 //!
-//! The kernels sum a score in f32, the reference in f64. Two entries whose scores are nearer than that
-//! may change places, and no others. The query goes through four or eight bits before: where a value
-//! on the way lies on the edge of two codes, both are right, and a score is known as far as both tell.
+//! The kernels sum a score in f32, the reference in f64. Only entries whose scores are nearer than this difference may
+//! change places. The query is quantised to four or eight bits before. If a value is on the boundary between two codes,
+//! both codes are right, and the score is known only within the bounds that follow from both.
 
 use dsv4_kv_oracle::explain::roundings;
 use dsv4_kv_oracle::hadamard::hadamard;
@@ -12,43 +12,43 @@ use dsv4_kv_oracle::number::bf16_nearest_f64;
 use dsv4_kv_oracle::rope::Table;
 use rayon::prelude::*;
 
-/// How far a score in f32 may be from the exact one, as a part of `sum |w q K|`.
+/// Largest error of a score in f32, as a fraction of `sum |w q K|`.
 const TOLERANCE: f64 = 1e-5;
-/// Half the distance of 1 and the next f32.
+/// Half the distance between 1 and the next f32.
 const UNIT: f64 = 1.0 / (1 << 24) as f64;
 
-/// A query as the indexer gets it.
+/// A query as the indexer receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
     /// Its position.
     pub position: usize,
-    /// `[heads, 128]`: projected.
+    /// `[heads, 128]`: the projected query.
     pub vectors: &'a [f32],
-    /// `[heads]`: projected weights.
+    /// `[heads]`: the projected weights.
     pub weights: &'a [f32],
 }
 
-/// What is right about a list.
+/// In what way a list is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// The query sees no more entries than the list has room for: it names them all, oldest first.
+    /// The query sees no more entries than the list can name: the list names them all, oldest first.
     All,
     /// The entries of the largest scores, in their order.
     Exact,
-    /// The same, but for entries whose scores are too near to tell.
+    /// As `Self::Exact`, except for entries whose scores are too near to tell.
     Near,
 }
 
-/// What one score may be.
+/// The range of a score.
 #[derive(Clone, Copy)]
 struct Bounds {
-    /// The reference's.
+    /// The reference's score.
     value: f64,
     least: f64,
     most: f64,
 }
 
-/// Judges the list of a query that sees `keys` (`[entries, 128]`); what is wrong, in words.
+/// Judges the list of a query that sees `keys` (`[entries, 128]`). The error is a description.
 pub fn judge(
     list: &[i32],
     query: Query<'_>,
@@ -72,8 +72,8 @@ pub fn judge(
     judge_order(list, &listed, &scores(query, format, keys))
 }
 
-/// Judges a list of different entries by their scores: from its end on, none may be lower than what
-/// comes later or is left out.
+/// Judges a list of different entries by their scores, from its end: no entry may have a lower score than one that
+/// comes later in the list or is left out.
 fn judge_order(list: &[i32], listed: &[bool], scores: &[Bounds]) -> Result<Right, String> {
     let left_out = (0..scores.len()).filter(|&entry| !listed[entry]);
     let (mut highest, mut surest) = (None, None);
@@ -99,7 +99,7 @@ fn judge_order(list: &[i32], listed: &[bool], scores: &[Bounds]) -> Result<Right
     Ok(right)
 }
 
-/// The score of every key, and what f32 may make of it.
+/// The score of every key, and the range in which the kernel's score may be.
 fn scores(query: Query<'_>, format: KeyFormat, keys: &[f32]) -> Vec<Bounds> {
     let scale = weight_scale(query.weights.len());
     let weights: Vec<f64> = query.weights.iter().map(|&weight| f64::from(weight) * scale).collect();
@@ -124,17 +124,17 @@ fn scores(query: Query<'_>, format: KeyFormat, keys: &[f32]) -> Vec<Bounds> {
     keys.par_chunks_exact(CHANNELS).map(of_key).collect()
 }
 
-/// What a head's query may be when it is scored, the reference's own first: rotated, transformed and
-/// taken through the format of the keys, in f32.
+/// The possible values of a head's query when it is scored, the reference's own value first: rotated, transformed, and
+/// quantised to the format of the keys, with the errors of f32.
 fn candidates(format: KeyFormat, head: &[f32], position: usize) -> Vec<Vec<f64>> {
     let head: Vec<f64> = head.iter().copied().map(f64::from).collect();
     let rotated = Table::Compress.rotate(&head, position);
     let largest = rotated.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let mut found: Vec<Vec<f64>> = Vec::new();
-    // A channel is two products, each of two roundings, and their sum; cosine and sine may be one off.
+    // Each channel is the sum of two products, each with two roundings. Cosine and sine may be off by one unit.
     for rounded in roundings(&rotated, 8.0 * UNIT * largest) {
         let transformed = hadamard(&rounded);
-        // Seven additions and a product, none of more than the sum of all magnitudes.
+        // Seven additions and one product, each at most the sum of all magnitudes.
         let sum: f64 = rounded.iter().map(|x| x.abs()).sum();
         let slack = 8.0 * UNIT * sum / (CHANNELS as f64).sqrt();
         for key in roundings(&transformed, slack) {
@@ -182,7 +182,7 @@ mod tests {
             Query { position: 243, vectors: &self.vectors, weights: &self.weights }
         }
 
-        /// All entries, those of the largest scores first.
+        /// All entries, sorted by falling score.
         fn ranking(&self) -> Vec<i32> {
             let scores = scores(self.query(), self.format, &self.keys);
             let mut order: Vec<i32> = (0..ENTRIES as i32).collect();
@@ -195,7 +195,7 @@ mod tests {
             judge(list, self.query(), self.format, &self.keys)
         }
 
-        /// What is said of the best 16 after `spoil` had its way with them; `spoil` gets the rest.
+        /// The judgement of the best 16 entries, changed by `spoil`, which also gets the remaining entries.
         fn spoiled(&self, spoil: impl FnOnce(&mut [i32], &[i32])) -> Result<Right, String> {
             let mut list = self.ranking();
             let rest = list.split_off(16);
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    /// A key that differs from the best in one channel by less than f32 sums see, and by more.
+    /// A key that differs from the best key in one channel: by less than f32 sums resolve, and by more.
     #[test]
     fn scores_too_near_to_tell_may_change_places_and_others_not() {
         for (format, right) in
@@ -278,12 +278,12 @@ mod tests {
         }
     }
 
-    /// Where two roundings on the way of a query are right, so are both queries.
+    /// If both roundings of a value of the query are right, both resulting queries are candidates.
     #[test]
     fn a_channel_in_the_middle_may_round_either_way() {
         for format in FORMATS {
             let mut head = vec![0.5; CHANNELS];
-            // Decides the scale, and the largest power of two that BF16 steps over by 0.5.
+            // The largest value: it determines the scale, and BF16 values near it are 0.5 apart.
             head[3] = 64.25;
             assert_eq!(candidates(KeyFormat::Fp8, &head, 0).len(), 2, "{format:?}");
             head[3] = 64.3;

@@ -1,10 +1,10 @@
-//! Loads: what arrives when, from a trace or made up.
+//! Loads: arrivals and lengths of requests, from a trace or synthetic.
 //!
-//! The synthetic load resembles one hour of a public conversation trace (Mooncake, FAST'25:
-//! 12,031 requests, mean input 12,035 tokens, mean output 343): arrivals are a Poisson process,
-//! input and output lengths are log-normal, independent of each other, and cut off at the longest
-//! of the trace. Three of four requests are a turn of a conversation: they begin like one of the last
-//! [`REMEMBERED`] requests, as far as the shorter of the two prompts goes.
+//! The synthetic load resembles one hour of a public conversation trace (Mooncake, FAST'25: 12,031 requests, mean input
+//! 12,035 tokens, mean output 343). Arrivals are a Poisson process. Input and output lengths are log-normal,
+//! independent of each other, and limited to the longest of the trace. Three of four requests are a turn of a
+//! conversation: their prompts begin like one of the last [`REMEMBERED`] prompts, up to the end of the shorter of the
+//! two.
 
 use std::collections::VecDeque;
 
@@ -13,15 +13,15 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp, LogNormal};
 
-/// Requests a second.
+/// Requests per second.
 const RATE: f64 = 3.34;
-/// Median input tokens; with [`INPUT_SIGMA`] the mean is 12,035.
+/// Median input tokens. With [`INPUT_SIGMA`] the mean is 12,035.
 const INPUT_MEDIAN: f64 = 6000.0;
 /// Standard deviation of the logarithm of input tokens.
 const INPUT_SIGMA: f64 = 1.18;
 /// Longest input, in tokens.
 const INPUT_MOST: f64 = 126_195.0;
-/// Median output tokens; with [`OUTPUT_SIGMA`] the mean is 344.
+/// Median output tokens. With [`OUTPUT_SIGMA`] the mean is 344.
 const OUTPUT_MEDIAN: f64 = 250.0;
 /// Standard deviation of the logarithm of output tokens.
 const OUTPUT_SIGMA: f64 = 0.8;
@@ -29,24 +29,25 @@ const OUTPUT_SIGMA: f64 = 0.8;
 const OUTPUT_MOST: f64 = 2000.0;
 /// Share of requests that continue an earlier one.
 const TURNS: f64 = 0.75;
-/// Requests that can be continued.
+/// Number of last requests that others may continue.
 const REMEMBERED: usize = 256;
 
 /// A request of a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// When it arrives, and its lengths.
+    /// Arrival time and lengths.
     pub arrival: Arrival,
-    /// What its prompt has in common with others, before lengths were divided; `None` if nothing is known.
+    /// The prompt, whose ids tell what it has in common with others, before lengths are divided; `None` if nothing is
+    /// known.
     pub prompt: Option<Prompt>,
 }
 
-/// Tokens of all requests, of their prompts and their answers, as a cache holds them.
+/// Tokens of prompts and answers of all requests, as a cache holds them.
 pub fn tokens(load: &[Request]) -> u64 {
     load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum()
 }
 
-/// The synthetic load: endless, the same for the same seed.
+/// The synthetic load: endless, and the same for the same seed.
 pub fn synthetic(seed: u64) -> impl Iterator<Item = Request> {
     let mut conversations = Conversations::new(seed);
     arrivals(seed).map(move |arrival| {
@@ -55,7 +56,7 @@ pub fn synthetic(seed: u64) -> impl Iterator<Item = Request> {
     })
 }
 
-/// The prompts of the last requests, which others continue.
+/// The prompts of the last requests, which others may continue.
 struct Conversations {
     rng: ChaCha8Rng,
     next_id: u64,
@@ -65,12 +66,12 @@ struct Conversations {
 impl Conversations {
     fn new(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        // Arrivals and lengths are drawn from the first stream.
+        // The first stream of random numbers gives arrivals and lengths.
         rng.set_stream(1);
         Self { rng, next_id: 0, last: VecDeque::new() }
     }
 
-    /// A prompt of so many tokens. The last id of a prompt is nobody else's: it may stand for fewer tokens than 512.
+    /// A prompt of `tokens` tokens. Its last id is unique, since it may stand for fewer than 512 tokens.
     fn prompt(&mut self, tokens: u32) -> Prompt {
         let ids = tokens.div_ceil(HASH_TOKENS) as usize;
         let mut hash_ids = Vec::with_capacity(ids);
@@ -89,7 +90,7 @@ impl Conversations {
     }
 }
 
-/// When requests arrive, and how long they are.
+/// Arrival times and lengths of requests.
 fn arrivals(seed: u64) -> impl Iterator<Item = Arrival> {
     const VALID: &str = "the constants are finite and positive";
     let gap = Exp::new(RATE / 1e3).expect(VALID);
@@ -115,7 +116,7 @@ mod tests {
         let mean = |of: fn(&Arrival) -> u32| {
             load.iter().map(|arrival| f64::from(of(arrival))).sum::<f64>() / load.len() as f64
         };
-        // The cut at the longest takes about 4 % off the means.
+        // The limits on lengths reduce the means by about 4 %.
         assert!((11_000.0..12_100.0).contains(&mean(|a| a.input)), "{}", mean(|a| a.input));
         assert!((325.0..350.0).contains(&mean(|a| a.output)), "{}", mean(|a| a.output));
         let seconds = load.last().unwrap().at_ms / 1e3;

@@ -1,19 +1,19 @@
-//! `dsv4-kv replay`: a load of requests through the cache, with or without its kernels.
+//! `dsv4-kv replay`: runs a load of requests through the cache, with or without its kernels.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`args`], [`place`], [`setup`], [`open`] | options, where it runs, all that follows from both, the cache |
+//! | [`args`], [`place`], [`setup`], [`open`] | options, the device, everything derived from both, the cache |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
-//! | [`tensors`] | what the kernels of a step read and write, and the launches of a layer |
-//! | [`source`], [`inputs`], [`select`] | the kernels' input: random values by token, and which queries gather entries |
-//! | [`attend`] | attention in place of the queries that gather |
-//! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
-//! | [`verify`], [`entries`], [`lists`], [`verification`] | their comparison with the reference, and what it found |
-//! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
+//! | [`tensors`] | inputs and outputs of the kernels in a step, and the launches of a layer |
+//! | [`source`], [`inputs`], [`select`] | the kernels' inputs: random values by token, and which queries gather entries |
+//! | [`attend`] | attention in place for the queries that gather |
+//! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and the rows that are kept of their steps |
+//! | [`verify`], [`entries`], [`lists`], [`verification`] | their comparison with the reference, and its result |
+//! | [`mod@drive`], [`changes`], [`timeline`] | the loop, the changes that [`crate::soak`] makes between steps, and the record of the steps |
 //! | `peers` | prompts in one process, answers in others; feature `peers` |
-//! | [`moves`] | what of requests that moved |
-//! | [`latency`], [`limit`], [`service`], [`quantiles`] | how long requests wait, and for what |
+//! | [`moves`] | the outcome of requests that moved |
+//! | [`latency`], [`limit`], [`service`], [`quantiles`] | the waiting times of requests, and their causes |
 //! | [`summary`], [`reuse`], [`report`], [`histogram`] | the result: table and JSON, and the HTML page |
 
 pub mod args;
@@ -71,7 +71,7 @@ pub use summary::Summary;
 
 /// Runs the command and prints its result.
 ///
-/// The report's file is opened first and written last: no result is lost to a file that cannot be.
+/// The report's file is opened first and written last, so that no result is lost because the file cannot be opened.
 pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     if args.peer.is_some() {
         let place = Place::choose(args)?;
@@ -97,7 +97,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
         Place::Cuda(device) => replay_on(device, &setup, &interrupt),
     }?;
     let summary = Summary::new(&setup, name, &replayed, began.elapsed());
-    // If one of the two cannot be written, the other still is.
+    // If one of the two outputs cannot be written, the other still is.
     let printed = if args.json {
         output::print(serde_json::to_string_pretty(&summary)?)
     } else {
@@ -119,13 +119,13 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
 #[cfg(feature = "peers")]
 use peers::{decode as decode_for, replay as replay_with};
 
-/// Only with the feature `peers`.
+/// Needs the feature `peers`.
 #[cfg(not(feature = "peers"))]
 fn decode_for(_: Place, _: &Setup, _: &Interrupt) -> Result<()> {
     Err(crate::error::InputError::NoPeers.into())
 }
 
-/// Only with the feature `peers`.
+/// Needs the feature `peers`.
 #[cfg(not(feature = "peers"))]
 fn replay_with(_: u32, _: Place, _: &Setup, _: &Interrupt) -> Result<Replayed> {
     Err(crate::error::InputError::NoPeers.into())
@@ -135,12 +135,12 @@ fn write_report(file: ReportFile, summary: &Summary, replayed: &Replayed) -> Res
     Ok(file.write(&report::page(summary, &replayed.timeline, &replayed.latency)?)?)
 }
 
-/// The replay without a device.
+/// Replays the bookkeeping alone, without a device.
 fn replay_ledger(setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
     replay_through(Bookkeeping::new(&setup.config)?, setup, interrupt)
 }
 
-/// The replay with its kernels on `device`.
+/// Replays with kernels on `device`.
 fn replay_on<B: Backend>(
     device: Device<B>,
     setup: &Setup,

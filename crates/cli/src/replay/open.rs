@@ -1,4 +1,4 @@
-//! The cache of a replay with its kernels, and the bar that shows how far it is.
+//! The cache of a replay with kernels, and its progress bar.
 
 use anyhow::Result;
 use bytesize::ByteSize;
@@ -12,7 +12,7 @@ use super::setup::Setup;
 use crate::error::InputError;
 use crate::progress;
 
-/// A cache with its kernels on `device`.
+/// Creates a cache with kernels on `device`.
 pub fn full_on<B: Backend>(
     device: Device<B>,
     setup: &Setup,

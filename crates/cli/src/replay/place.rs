@@ -1,4 +1,4 @@
-//! Where a replay runs, and the defaults that go with it.
+//! The device of a replay, and the defaults that depend on it.
 
 use anyhow::Result;
 use dsv4_kv::device::{CudaDevice, CudaSurvey};
@@ -7,9 +7,9 @@ use super::args::{Execution, ReplayArgs};
 use super::select::Queries;
 use crate::error::InputError;
 
-/// Where a replay runs.
+/// The device of a replay.
 pub enum Place {
-    /// Nowhere: bookkeeping alone.
+    /// No device: bookkeeping alone.
     Ledger,
     /// On the emulated device.
     Cpu,
@@ -17,7 +17,7 @@ pub enum Place {
     Cuda(CudaDevice),
 }
 
-/// What is used where no option says otherwise.
+/// Values of options that are not given.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     /// Name of the model.
@@ -28,37 +28,37 @@ pub struct Defaults {
     pub token_budget: u32,
     /// Requests of the synthetic load.
     pub requests: u32,
-    /// What the synthetic load is divided by.
+    /// Divisor of the synthetic load.
     pub shrink: f64,
-    /// Requests to verify.
+    /// Number of requests to verify.
     pub verify: u32,
     /// Queries that gather entries.
     pub queries: Queries,
 }
 
-/// GPUs that the processes of a replay are spread over; 1 where there is none.
+/// Number of GPUs over which the processes of a replay are spread; 1 if there is none.
 fn gpus() -> u32 {
     CudaSurvey::of_machine().map_or(1, |survey| survey.gpus.len().max(1) as u32)
 }
 
-/// The driver's number of the GPU that this process is on.
+/// The driver's ordinal of the GPU of this process.
 pub fn ordinal(args: &ReplayArgs) -> u32 {
     args.peer.map_or(0, |process| gpu_of(process, gpus()))
 }
 
-/// Which of so many GPUs a process is on; the one that computes prompts is process 0.
+/// The GPU of a process, given the number of GPUs. Process 0 computes the prompts.
 fn gpu_of(process: u32, gpus: u32) -> u32 {
     process % gpus
 }
 
-/// Processes that share a GPU, at most.
+/// Most processes that share a GPU.
 fn most_on_one(processes: u32, gpus: u32) -> u32 {
     processes.div_ceil(gpus)
 }
 
 impl Place {
-    /// Among how many processes of a replay the memory of a device is divided: all have caches of the same size, so that
-    /// what fits in one fits in all.
+    /// Number of processes of a replay among which the memory of a device is divided. All processes have caches of the
+    /// same size, so that a request that fits in one fits in all.
     pub fn shares(&self, processes: u32) -> u32 {
         match self {
             Self::Cuda(_) => most_on_one(processes, gpus()),
@@ -66,7 +66,7 @@ impl Place {
         }
     }
 
-    /// The place that the options ask for.
+    /// The device for these options.
     pub fn choose(args: &ReplayArgs) -> Result<Self, InputError> {
         if args.execute == Execution::Bookkeeping {
             return Ok(Self::Ledger);
@@ -74,7 +74,7 @@ impl Place {
         Ok(args.device.gpu(ordinal(args))?.map_or(Self::Cpu, Self::Cuda))
     }
 
-    /// What it is called in the result.
+    /// Its name in the result.
     pub fn name(&self) -> String {
         match self {
             Self::Ledger => "none (bookkeeping)".into(),
@@ -83,8 +83,8 @@ impl Place {
         }
     }
 
-    /// Its defaults: with kernels a load that takes seconds, on the CPU of a small model. On a GPU it is the
-    /// comparison of what is sampled that takes them.
+    /// Its defaults. With kernels, a load that takes seconds: on the CPU that of a small model, on a GPU one in which
+    /// the verification takes most of the time.
     pub fn defaults(&self) -> Result<Defaults> {
         let gpu = Defaults {
             model: "flash",

@@ -1,4 +1,4 @@
-//! Quantiles of waits.
+//! Quantiles of waiting times.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -15,13 +15,13 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of waits in any order.
+    /// The quantiles of unsorted times.
     pub fn of_unsorted(mut waits: Vec<f32>) -> Self {
         waits.sort_unstable_by(f32::total_cmp);
         Self::of(&waits)
     }
 
-    /// Of waits, the shortest first.
+    /// The quantiles of sorted times.
     pub fn of(sorted: &[f32]) -> Self {
         let at = |percent| (!sorted.is_empty()).then(|| percentile(sorted, percent));
         Self { p50: at(50), p99: at(99) }

@@ -1,4 +1,4 @@
-//! The HTML page: the table and plots as inline SVG. It loads nothing.
+//! The HTML page: the table, and plots as inline SVG. It loads nothing else.
 
 use std::fmt::Display;
 
@@ -16,7 +16,7 @@ use crate::page;
 
 /// Width and height of a plot over time, in pixels.
 const SIZE: (u32, u32) = (900, 300);
-/// Of a plot that a phone shows without scrolling.
+/// Size of a plot that a phone shows without scrolling.
 const SMALL: (u32, u32) = (420, 280);
 
 /// The page.
@@ -50,7 +50,7 @@ pub fn page(summary: &Summary, timeline: &Timeline, latency: &Latency) -> Result
     Ok(page::page(&title, &body))
 }
 
-/// How long requests waited: a histogram of each wait, if anybody did.
+/// Histograms of the waiting times, if there are any.
 fn waits(unit: Unit, latency: &Latency) -> Result<Markup> {
     let (name, what) = match unit {
         Unit::Steps => ("steps", "In steps: where no kernels run there is no other time."),
@@ -105,7 +105,7 @@ fn batch(points: &[Sample]) -> Result<String> {
     lines("Batch (tokens per step)", vec![("prefill", prefill), ("decode", decode)])
 }
 
-/// Share of the prompt tokens that were reused: of all until then, and of those of the last hundredth of the points.
+/// The share of prompt tokens that were reused: cumulative, and over the last hundredth of the points.
 fn hit_ratio(points: &[Sample]) -> Result<String> {
     let ratio = |from: &Sample, to: &Sample| {
         let prompts = to.prompts.saturating_sub(from.prompts);
@@ -120,7 +120,7 @@ fn hit_ratio(points: &[Sample]) -> Result<String> {
     lines("Hit ratio (% of prompt tokens)", vec![("since the start", all), ("recent", recent)])
 }
 
-/// Prompt tokens, and those of them that were not computed.
+/// Prompt tokens, and those of them that were reused.
 fn saved(points: &[Sample]) -> Result<String> {
     let millions = |value: fn(&Sample) -> u64| {
         points.iter().map(|p| (p.at_ms / 1e3, value(p) as f64 / 1e6)).collect()
@@ -129,7 +129,7 @@ fn saved(points: &[Sample]) -> Result<String> {
     lines("Prompt tokens saved (millions)", series)
 }
 
-/// What was evicted.
+/// Evicted blocks and checkpoints.
 fn evictions(points: &[Sample]) -> Result<String> {
     let counted = |value: fn(&Sample) -> u64| {
         points.iter().map(|p| (p.at_ms / 1e3, value(p) as f64)).collect()
@@ -138,7 +138,7 @@ fn evictions(points: &[Sample]) -> Result<String> {
     lines("Evictions (since the start)", vec![("blocks", blocks), ("checkpoints", checkpoints)])
 }
 
-/// What moved between the device and host memory.
+/// Traffic between the device and host memory.
 fn traffic(points: &[Sample]) -> Result<String> {
     let gigabytes = |value: fn(&Sample) -> u64| {
         points.iter().map(|p| (p.at_ms / 1e3, value(p) as f64 / 1e9)).collect()
@@ -181,10 +181,10 @@ fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<()> {
     Ok(())
 }
 
-/// How many of `sorted` are how long, with the median and the 99th percentile.
+/// A histogram of `sorted`, with the median and the 99th percentile.
 fn histogram(title: &str, unit: &str, sorted: &[f32]) -> Result<String> {
     let of = Histogram::new(sorted);
-    // The legend is above all bars.
+    // Leaves room for the legend above all bars.
     let top = f64::from(of.top().max(1)) * 1.4;
     let Quantiles { p50, p99 } = Quantiles::of(sorted);
     draw(SMALL, |area| {
@@ -208,7 +208,7 @@ type Chart<'a, 'b> = ChartContext<
     Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
 >;
 
-/// An SVG element with what `plot` draws.
+/// Draws `plot` as an SVG element.
 fn draw(size: (u32, u32), plot: impl FnOnce(Area<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
     plot(SVGBackend::with_string(&mut svg, size).into_drawing_area())?;
@@ -226,7 +226,7 @@ fn chart<'a, 'b>(
     Ok(builder.build_cartesian_2d(x, y)?)
 }
 
-/// Axes with labels as short as they can be, and lines only where there is a label.
+/// Axes with short labels, and grid lines only at labels.
 fn mesh(chart: &mut Chart<'_, '_>, x: &str) -> Result<()> {
     let number = |value: &f64| short(*value);
     let (x_labels, y_labels) = (number, number);
@@ -236,7 +236,7 @@ fn mesh(chart: &mut Chart<'_, '_>, x: &str) -> Result<()> {
     Ok(())
 }
 
-/// At most three places behind the point.
+/// Formats with at most three decimal places.
 fn short(value: f64) -> String {
     ((value * 1e3).round() / 1e3).to_string()
 }

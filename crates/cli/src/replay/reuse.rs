@@ -1,4 +1,4 @@
-//! What of a load's prompts was reused: a part of the summary.
+//! The reuse of a load's prompts: a part of the summary.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// The statistics of a cache with so many checkpoints.
+    /// The statistics of a cache with this number of checkpoints.
     pub fn new(
         stats: &ReuseStats,
         checkpoints: u32,
@@ -84,7 +84,7 @@ impl Reuse {
         }
     }
 
-    /// The same for people.
+    /// The rows of the table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let Self { hit_ratio, prompts, hits, prompt_tokens, no_checkpoint, evicted, .. } = self;
         let Self { partial, diverged, hits_at_prompt, hits_at_junction, .. } = self;

@@ -1,65 +1,67 @@
-//! Continuous batching as a pure state machine: a queue, the requests that run, and the next step.
+//! Continuous batching as a pure state machine: a queue, the running requests, and the next step.
 //!
-//! A request is admitted, first come first served, when a slot is free, the blocks of its full length fit beside those
-//! of all running requests, and the next step has tokens left for it: one that is admitted before its prompt can be
-//! computed would only find less to reuse. A step takes one token of every request that decodes, then prefill chunks
-//! while the budget lasts.
+//! Requests are admitted first come, first served. A request is admitted when a slot is free, when the blocks of its
+//! full length fit beside those of all running requests, and when the next step has tokens left for it: if it were
+//! admitted before its prompt can be computed, it would only find less to reuse. A step takes one token of every
+//! request that decodes, then prefill chunks until the budget is used.
 //!
-//! A step can run out of blocks only where requests compute what the prefix tree has too: they hold their own blocks
-//! and the tree's. Then the request that was admitted last is preempted, to be computed again when another one has
-//! ended. One that has more than half of all blocks shares nothing, so that a request alone always fits.
+//! A step can run out of blocks only if requests compute blocks that the prefix tree also has: then they hold both
+//! their own blocks and those of the tree. In that case the request that was admitted last is preempted, and is
+//! computed again after another one has ended. A request that needs more than half of all blocks shares nothing, so
+//! that a request alone always fits.
 
 use std::collections::VecDeque;
 
-/// What the cache has room for.
+/// The limits of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Requests that run at once.
+    /// Most requests that run at once.
     pub slots: u32,
-    /// Blocks of the pool.
+    /// Number of blocks of the pool.
     pub blocks: u32,
-    /// Tokens of one request.
+    /// Most tokens of a request.
     pub context: u32,
-    /// Tokens of one step.
+    /// Most tokens of a step.
     pub step_tokens: u32,
 }
 
-/// What the head of the queue waits for.
+/// The resource for which the head of the queue waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortage {
     /// A slot.
     Slots,
-    /// Blocks of its full length.
+    /// Blocks for its full length.
     Blocks,
     /// Tokens of the next step.
     Tokens,
 }
 
-/// A request as the scheduler sees it.
+/// A request in the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its place in the load.
+    /// Its index in the load.
     pub index: usize,
-    /// Tokens that are known when it is admitted: those of its prompt, and what it had generated when it was preempted.
+    /// Tokens that are known at its admission: those of its prompt, and those that it had generated before a
+    /// preemption.
     pub input: u32,
-    /// Tokens it has in the end.
+    /// Number of tokens at its end.
     pub tokens: u32,
-    /// Blocks it holds in the end.
+    /// Number of blocks at its end.
     pub blocks: u32,
 }
 
-/// What a request does in a step.
+/// The part of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its place among the running requests, until the step is completed.
+    /// Its index among the running requests, valid until the step is completed.
     place: usize,
-    /// Its place in the load.
+    /// Its index in the load.
     pub index: usize,
-    /// Tokens it has before the step.
+    /// Number of tokens before the step.
     pub start: u32,
-    /// Tokens it adds.
+    /// Number of tokens in the step.
     pub tokens: u32,
-    /// Whether they are of its prompt.
+    /// Whether they are tokens of its prompt.
     pub prefill: bool,
 }
 
@@ -69,19 +71,19 @@ struct Running {
     done: u32,
 }
 
-/// The queue and the running requests.
+/// The queue, the running requests and the suspended ones.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
     queue: VecDeque<Job>,
     running: Vec<Running>,
-    /// Requests without a slot.
+    /// Suspended requests.
     suspended: Vec<Running>,
     /// Blocks of all running and suspended requests at their full length.
     reserved: u32,
-    /// How many at the head of the queue are already counted in `waited`.
+    /// Number of requests at the head of the queue that `waited` already counts.
     known_waiting: usize,
-    /// Whether blocks ran out, and no request has ended since.
+    /// Whether blocks ran out, and no request has finished since.
     is_short: bool,
     waited: u64,
     rejected: u64,
@@ -105,7 +107,8 @@ impl Scheduler {
         }
     }
 
-    /// Queues a request; `false` of one that would not fit into an empty cache, which is counted and dropped.
+    /// Queues a request. If it would not fit into an empty cache, it is counted as rejected and dropped, and the result
+    /// is `false`.
     pub fn submit(&mut self, job: Job) -> bool {
         let fits = job.blocks <= self.limits.blocks && job.tokens <= self.limits.context;
         if fits {
@@ -116,14 +119,14 @@ impl Scheduler {
         fits
     }
 
-    /// Forgets all requests that wait.
+    /// Drops all waiting requests.
     pub fn clear_queue(&mut self) {
         self.queue.clear();
         self.known_waiting = 0;
     }
 
-    /// Admits the head of the queue if it fits now. Call until it gives `None`: the requests then
-    /// left in the queue have to wait.
+    /// Admits the head of the queue if it fits now. Call it until it returns `None`: the requests that are then left in
+    /// the queue have to wait.
     pub fn admit(&mut self) -> Option<Job> {
         let is_short = self.is_short && !self.running.is_empty();
         let room = self.limits.blocks - self.reserved;
@@ -146,25 +149,25 @@ impl Scheduler {
         job.blocks <= self.limits.blocks / 2
     }
 
-    /// The request that was admitted last has so many tokens already.
+    /// Records that the request that was admitted last has `tokens` tokens already.
     pub fn skip(&mut self, tokens: u32) {
         if let Some(running) = self.running.last_mut() {
             running.done = tokens;
         }
     }
 
-    /// The request that was admitted last goes back to the head of the queue; its place in the load.
+    /// Moves the request that was admitted last back to the head of the queue. Returns its index in the load.
     pub fn preempt_last(&mut self) -> Option<usize> {
         let index = self.running.last()?.job.index;
         self.is_short = true;
         self.preempt(index).then_some(index)
     }
 
-    /// A request that runs goes back to the head of the queue; `false` if it does not run.
+    /// Moves a running request back to the head of the queue; `false` if it does not run.
     pub fn preempt(&mut self, index: usize) -> bool {
         let Some(Running { job, done }) = self.take(index) else { return false };
         self.reserved -= job.blocks;
-        // A token that was generated is known, though no step has had it.
+        // The last generated token is known, though no step has processed it yet.
         let input = if done < job.input { job.input } else { done + 1 };
         self.queue.push_front(Job { input, ..job });
         self.known_waiting += 1;
@@ -172,14 +175,14 @@ impl Scheduler {
         true
     }
 
-    /// A request that runs is no more; `false` if it does not run.
+    /// Removes a running request; `false` if it does not run.
     pub fn abort(&mut self, index: usize) -> bool {
         let aborted = self.take(index);
         self.reserved -= aborted.as_ref().map_or(0, |running| running.job.blocks);
         aborted.is_some()
     }
 
-    /// A request that runs gives its slot up, not its blocks; `false` if it does not run.
+    /// Suspends a running request: it gives up its slot, but not its blocks; `false` if it does not run.
     pub fn suspend(&mut self, index: usize) -> bool {
         let suspended = self.take(index);
         let found = suspended.is_some();
@@ -187,7 +190,7 @@ impl Scheduler {
         found
     }
 
-    /// A suspended request runs again; `false` if no slot is free, or it is not suspended.
+    /// Resumes a suspended request; `false` if no slot is free, or if it is not suspended.
     pub fn resume(&mut self, index: usize) -> bool {
         let place = self.suspended.iter().position(|suspended| suspended.job.index == index);
         let Some(place) = place.filter(|_| self.has_slot()) else { return false };
@@ -196,8 +199,8 @@ impl Scheduler {
         true
     }
 
-    /// A request begins as a copy of one that runs, if it fits; else `None`. The copy's place in the load is `index`.
-    /// How many tokens it has.
+    /// Adds a copy of a running request, if it fits. `index` is the copy's index in the load. Returns the number of
+    /// tokens of the copy.
     pub fn fork(&mut self, of: usize, index: usize) -> Option<u32> {
         let &Running { job, done } = self.running.iter().find(|running| running.job.index == of)?;
         let fits = self.has_slot() && job.blocks <= self.limits.blocks - self.reserved;
@@ -208,12 +211,12 @@ impl Scheduler {
         })
     }
 
-    /// The requests that run: their places in the load, and how many tokens each has.
+    /// The running requests: index in the load, and number of tokens.
     pub fn progress(&self) -> impl Iterator<Item = (usize, u32)> {
         self.running.iter().map(|running| (running.job.index, running.done))
     }
 
-    /// A request that runs, taken out.
+    /// Removes and returns a running request.
     fn take(&mut self, index: usize) -> Option<Running> {
         let place = self.running.iter().position(|running| running.job.index == index)?;
         Some(self.running.remove(place))
@@ -223,14 +226,14 @@ impl Scheduler {
         self.running.len() < self.limits.slots as usize
     }
 
-    /// Whether the next step has tokens left when all that run have theirs.
+    /// Whether the next step has tokens left after all running requests have theirs.
     fn has_tokens(&self) -> bool {
         let tokens =
             |&Running { job, done }: &Running| u64::from(job.input.saturating_sub(done).max(1));
         self.running.iter().map(tokens).sum::<u64>() < self.limits.step_tokens.into()
     }
 
-    /// The next step, into `parts`; empty when nothing runs.
+    /// Plans the next step into `parts`; empty if no request runs.
     pub fn plan(&self, parts: &mut Vec<Part>) {
         parts.clear();
         let mut budget = self.limits.step_tokens;
@@ -246,7 +249,7 @@ impl Scheduler {
         }
     }
 
-    /// Records a step that was planned and run; hands every request that it finished to `finish`.
+    /// Records that a planned step has run. Calls `finish` for every request that it finished.
     pub fn complete(&mut self, parts: &[Part], mut finish: impl FnMut(usize)) {
         for part in parts {
             self.running[part.place].done += part.tokens;
@@ -262,7 +265,8 @@ impl Scheduler {
         });
     }
 
-    /// What the head of the queue waits for; `None` if nobody waits. Ask before a step is completed.
+    /// The resource for which the head of the queue waits; `None` if the queue is empty. Call it before the step is
+    /// completed.
     pub fn shortage(&self) -> Option<Shortage> {
         self.queue.front()?;
         Some(match (self.has_slot(), self.has_tokens()) {
@@ -282,12 +286,12 @@ impl Scheduler {
         self.running.len() as u32
     }
 
-    /// Requests that had to wait for a slot or for blocks, each counted once.
+    /// Number of requests that had to wait for admission, each counted once.
     pub fn waited(&self) -> u64 {
         self.waited
     }
 
-    /// How often a request was preempted.
+    /// Number of preemptions.
     pub fn preempted(&self) -> u64 {
         self.preempted
     }
@@ -311,7 +315,7 @@ mod tests {
         Limits { slots: 4, blocks: 10, context: 1280, step_tokens: 100 }
     }
 
-    /// Admits, plans and completes one step: its parts as (index, start, tokens), and who finished.
+    /// Admits, plans and completes one step. Returns its parts as (index, start, tokens), and the finished requests.
     fn step(scheduler: &mut Scheduler) -> (Vec<(usize, u32, u32)>, Vec<usize>) {
         while scheduler.admit().is_some() {}
         let mut parts = Vec::new();
@@ -413,7 +417,7 @@ mod tests {
         scheduler.submit(job(2, 5, 1));
         assert!(scheduler.preempt(1));
         assert_eq!((scheduler.preempted(), scheduler.reserved), (1, 1));
-        // Of 20 + 4 tokens that it had, and the one that the last of them gave.
+        // The 20 + 4 tokens that it had, and the token that the last of them generated.
         assert_eq!(step(&mut scheduler).0, [(0, 14, 1), (1, 0, 25), (2, 0, 5)]);
         assert_eq!(step(&mut scheduler).0, [(0, 15, 1), (1, 25, 1)]);
         assert_eq!(scheduler.preempt_last(), Some(1));

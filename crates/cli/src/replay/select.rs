@@ -5,7 +5,7 @@ use std::ops::Range;
 use dsv4_kv::StepRequest;
 use dsv4_kv::kv_layout::geometry::HCA_RATIO;
 
-/// Most queries of a batch.
+/// Most queries in a batch.
 pub const MOST_QUERIES: u32 = 256;
 
 /// The queries of a step that gather entries.
@@ -13,12 +13,12 @@ pub const MOST_QUERIES: u32 = 256;
 pub enum Queries {
     /// All of them, as in attention.
     All,
-    /// The last ones of each request, so many or as many as it has.
+    /// The last queries of each request, at most this many.
     Last(u32),
 }
 
 impl Queries {
-    /// Those of a request whose tokens are `rows` of the step.
+    /// The queries of a request whose tokens are the rows `rows` of the step.
     pub fn of(self, rows: Range<u32>) -> Range<u32> {
         match self {
             Self::All => rows,
@@ -27,24 +27,24 @@ impl Queries {
     }
 }
 
-/// Queries that follow each other in a step.
+/// Consecutive queries of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The queries, at most [`MOST_QUERIES`].
     pub queries: Range<u32>,
-    /// Most entries that one of them sees in an HCA layer, at least 1.
+    /// Most entries that a query of the batch sees in an HCA layer; at least 1.
     pub hca_rows: u32,
 }
 
 impl Batch {
-    /// Parts of the queries whose tiles of `rows` rows are at most `most` rows together.
+    /// Parts of the batch whose tiles of `rows` rows per query have at most `most` rows together.
     pub fn tiles(&self, rows: u32, most: u32) -> impl Iterator<Item = Range<u32>> {
         let (Range { start, end }, count) = (self.queries.clone(), most / rows);
         (start..end).step_by(count as usize).map(move |first| first..end.min(first + count))
     }
 }
 
-/// The queries of a step that gather, in its order.
+/// The batches of the queries that gather, in the order of the step.
 pub fn batches(queries: Queries, step: &[StepRequest]) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::new();
     let mut first = 0;
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// A step of a long prompt's chunk, and of a token at position 5.
+    /// A step with a chunk of a long prompt, and a token at position 5.
     fn step() -> [StepRequest; 2] {
         let model = ModelConfig::preset("tiny").expect("a preset");
         let config = dsv4_kv::CacheConfig::new(model);

@@ -1,4 +1,4 @@
-//! What a load's users see: throughput, waits, and what limits them. A part of the summary.
+//! The service that a load's users get: throughput, waiting times, and their limits. A part of the summary.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -42,7 +42,7 @@ pub enum Unit {
 }
 
 impl Service {
-    /// What `replayed` shows, in a cache of these limits; `balanced`: as of [`Limit::new`].
+    /// The service in `replayed`, in a cache of `limits`. For `balanced` see [`Limit::new`].
     pub fn new(replayed: &Replayed, limits: Limits, balanced: u32) -> Self {
         let (latency, timeline) = (&replayed.latency, &replayed.timeline);
         let unit = if replayed.work.kernel_ms.is_some() { Unit::Ms } else { Unit::Steps };
@@ -66,7 +66,7 @@ impl Service {
         }
     }
 
-    /// The same for people.
+    /// The rows of the table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let (all, generated) = (self.tokens_per_unit, self.generated_per_unit);
         let throughput = match self.unit {

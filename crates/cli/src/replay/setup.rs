@@ -1,4 +1,4 @@
-//! Everything a replay needs, from the options and the defaults of where it runs.
+//! Everything that a replay needs, derived from the options and from the defaults of its device.
 
 use std::path::Path;
 
@@ -23,36 +23,37 @@ use crate::model;
 use crate::share;
 use crate::texts::Texts;
 
-/// A replay that can begin.
+/// The setup of a replay.
 pub struct Setup {
     /// The requests.
     pub load: Vec<Request>,
-    /// Their tokens.
+    /// Generates their token ids.
     pub texts: Texts,
-    /// Places in the load of the requests to verify.
+    /// Indices in the load of the requests to verify.
     pub sample: Vec<usize>,
-    /// Bytes for the cache and the replay's own buffers.
+    /// Bytes for the cache and for the replay's own buffers.
     pub memory: u64,
-    /// The largest cache that fits, for requests as long as those of the load.
+    /// The configuration of the largest cache that fits, for requests as long as those of the load.
     pub config: CacheConfig,
-    /// Slots that leave the blocks of as many requests of the load's mean length.
+    /// The number of slots for which slots and blocks suffice for the same number of requests of the load's mean
+    /// length.
     pub balanced_slots: u32,
-    /// The workspace of the indexer of a model that has one.
+    /// The workspace of the indexer, if the model has an indexer.
     pub indexer: Option<WorkspaceSize>,
     /// Virtual time.
     pub clock: Clock,
-    /// Seed of the values that the cache is fed with.
+    /// Seed of the cache's inputs.
     pub seed: u64,
-    /// Queries that gather entries, and with how many heads they attend, if they do.
+    /// The queries that gather entries, and the number of heads if they attend.
     pub queries: (Queries, Option<u32>),
-    /// The number of the device in whose memory the bytes of requests lie that move; the host's without it.
+    /// Ordinal of the device whose memory holds the payloads of requests that move; `None` for host memory.
     pub payloads: Option<u32>,
-    /// Bytes for requests that have come and are not admitted yet.
+    /// Bytes for requests that have arrived and are not admitted yet.
     pub arrival_bytes: u64,
 }
 
 impl Setup {
-    /// What the options ask for at `place`.
+    /// The setup for these options on the device `place`.
     pub fn new(args: &ReplayArgs, place: &Place) -> Result<Self> {
         let defaults = place.defaults()?;
         if matches!(place, Place::Ledger) {
@@ -115,7 +116,7 @@ impl Setup {
         })
     }
 
-    /// What the cache has room for.
+    /// The limits of the cache.
     pub fn limits(&self) -> Limits {
         Limits {
             slots: self.config.max_requests,
@@ -126,7 +127,7 @@ impl Setup {
     }
 }
 
-/// Refuses what needs bytes of a cache, where there is bookkeeping alone.
+/// Refuses options that need the rows of a cache, if there is only bookkeeping.
 fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
     if args.verify.is_some_and(|verify| verify > 0) {
         return Err(InputError::NothingToVerify);
@@ -143,8 +144,8 @@ fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
     Ok(())
 }
 
-/// The largest cache in `memory` bytes, of which `others` are for other things, and how many slots it would have if the load's
-/// mean length decided.
+/// The largest cache in `memory` bytes, of which `others` are used otherwise; and the number of slots that the load's
+/// mean length would give.
 fn sized_cache(
     args: &ReplayArgs,
     load: &[Request],
@@ -165,24 +166,24 @@ fn sized_cache(
     })
 }
 
-/// Where a load comes from.
+/// The source of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Loading<'a> {
     /// A trace, or `None` for the synthetic load.
     pub trace: Option<&'a Path>,
-    /// Its first requests; all of a trace if there is no number.
+    /// Number of first requests; `None` means the whole trace.
     pub requests: Option<u32>,
-    /// Requests of the synthetic load if there is no number.
+    /// Number of requests of the synthetic load if `requests` is `None`.
     pub synthetic: u32,
-    /// Of the synthetic load.
+    /// Seed of the synthetic load.
     pub seed: u64,
     /// Divisor of lengths and times.
     pub shrink: f64,
-    /// Speed-up of the arrivals.
+    /// Factor by which arrivals are faster.
     pub time_scale: f64,
 }
 
-/// Requests, and their tokens.
+/// The requests, and their token ids.
 pub fn load(from: &Loading<'_>) -> Result<(Vec<Request>, Texts), InputError> {
     let &Loading { trace, requests, synthetic, seed, shrink, time_scale } = from;
     let limit = requests.map(|requests| requests as usize);
@@ -208,12 +209,12 @@ pub fn longest(load: &[Request]) -> u32 {
     load.iter().map(|request| request.arrival.cached_tokens()).max().unwrap_or(1)
 }
 
-/// Tokens of a request of the load, on average.
+/// Mean number of tokens of a request of the load.
 fn mean_tokens(load: &[Request]) -> u32 {
     load::tokens(load).div_ceil(load.len().max(1) as u64).max(1) as u32
 }
 
-/// The smallest cache for requests as long as those of the load, or as the model allows.
+/// The configuration of the smallest cache for requests as long as those of the load, or as the model allows.
 fn smallest_cache(
     args: &ReplayArgs,
     defaults: &Defaults,
@@ -221,35 +222,35 @@ fn smallest_cache(
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
     let smallest = CacheConfig::new(model);
-    // No step has more tokens than the load.
+    // No step has more tokens than the whole load.
     let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
     let all = u32::try_from(tokens.sum::<u64>()).unwrap_or(u32::MAX);
     Ok(CacheConfig {
         max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
         max_context: longest(load).clamp(1, smallest.max_context),
-        // No prompt of a load has what another request answered: a trace does not say it.
+        // No prompt of a load contains an earlier answer, since a trace does not record answers.
         keep_outputs: false,
         attention_split: args.attention_split.into(),
         ..smallest
     })
 }
 
-/// How many slots a cache is to have.
+/// The number of slots of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slots {
-    /// So many.
+    /// This number.
     Exactly(u32),
-    /// As many as let the most requests of `tokens` tokens fit at once, but no more than `most`.
+    /// As many as let the most requests of `tokens` tokens fit at once, but at most `most`.
     For {
         /// Tokens of a request.
         tokens: u32,
-        /// Requests there are.
+        /// Number of requests in the load.
         most: u32,
     },
 }
 
 impl Slots {
-    /// The largest cache with so many slots that `memory` holds.
+    /// The configuration of the largest cache with these slots that fits into `memory`.
     fn sized(self, config: CacheConfig, memory: u64) -> Result<CacheConfig, KvError> {
         match self {
             Self::Exactly(max_requests) => {
@@ -258,7 +259,7 @@ impl Slots {
             Self::For { tokens, most } => {
                 let best = capacity::most_requests(config, memory, tokens)?;
                 let max_requests = best.max_requests.min(most);
-                // The blocks of the longest request come before slots that no other finds blocks for.
+                // The longest request gets its blocks before there are slots for which no blocks are left.
                 let fewer = CacheConfig { max_requests, ..best }.with_memory(memory)?;
                 let needed = fewer.max_blocks_per_request();
                 if fewer.num_blocks >= needed {
@@ -271,7 +272,7 @@ impl Slots {
     }
 }
 
-/// The cache with as many slots as leave room for `blocks` blocks; with one slot if even that leaves none.
+/// The cache with the most slots that leave room for `blocks` blocks; with one slot if even that leaves too few.
 fn for_longest(config: CacheConfig, memory: u64, blocks: u32) -> Result<CacheConfig, KvError> {
     let (mut fits, mut too_many) = (1, config.max_requests);
     let sized = |max_requests| CacheConfig { max_requests, ..config.clone() }.with_memory(memory);
@@ -285,17 +286,17 @@ fn for_longest(config: CacheConfig, memory: u64, blocks: u32) -> Result<CacheCon
     sized(fits)
 }
 
-/// How many checkpoints a cache is to have.
+/// The number of checkpoints of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// So many.
+    /// This number.
     Exactly(u32),
     /// A share of the memory: [`share`].
     Share,
 }
 
 impl Wish {
-    /// What the options ask for. Where no prompt has anything in common with another, none.
+    /// The number for these options; none if no prompt can have a common prefix with another.
     fn of(args: &ReplayArgs, load: &[Request]) -> Self {
         let nothing_shared = load.iter().all(|request| request.prompt.is_none());
         match args.checkpoints {
@@ -306,7 +307,7 @@ impl Wish {
     }
 }
 
-/// The largest cache that the memory holds beside `working` bytes.
+/// The largest cache that fits into `memory` beside `working` bytes.
 pub fn largest_cache(
     smallest: CacheConfig,
     memory: u64,
@@ -335,7 +336,7 @@ pub fn largest_cache(
     })
 }
 
-/// The cache with checkpoints in place of a part of its blocks, though not of those of the longest request.
+/// The cache with checkpoints in place of a part of its blocks. The blocks of the longest request are kept.
 fn with_share(
     config: CacheConfig,
     host_bytes: u64,
@@ -344,11 +345,11 @@ fn with_share(
 ) -> Result<CacheConfig, KvError> {
     let num_checkpoints = share::checkpoints(&config);
     let with = slots.sized(CacheConfig { num_checkpoints, host_bytes, ..config.clone() }, memory);
-    // What a cache with checkpoints takes besides may be more than was left.
+    // A cache with checkpoints needs additional memory, which may be more than was left.
     if host_bytes == 0 { with.or(Ok(config)) } else { with }
 }
 
-/// Places in a load of `requests`, sampled at random without repetition.
+/// `count` indices below `requests`, sampled at random without repetition.
 fn sample(count: u32, requests: usize, seed: u64) -> Vec<usize> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rand::seq::index::sample(&mut rng, requests, requests.min(count as usize)).into_vec()

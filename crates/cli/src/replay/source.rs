@@ -1,8 +1,8 @@
-//! Where the cache's inputs come from: pools of random values.
+//! The cache's inputs: pools of random values.
 //!
-//! What a token's rows are depends on the token and those before it ([`Prefix`]), so that requests share what they
-//! could share with a model. There are several *sets* of rows: layers take turns, so that a row taken from the wrong
-//! layer is noticed. Weights differ from layer to layer, the indexer's queries from batch to batch.
+//! The rows of a token depend on the token and on those before it ([`Prefix`]), so that requests share what they could
+//! share with a model. There are several *sets* of rows, which layers use in turn, so that a row that is read from the
+//! wrong layer is noticed. Weights differ from layer to layer, the indexer's queries from batch to batch.
 
 use std::ops::Range;
 
@@ -17,26 +17,27 @@ use rand_distr::{Distribution, StandardNormal};
 use super::history::Prefix;
 use super::select::MOST_QUERIES;
 
-/// Sets of KV rows.
+/// Number of sets of KV rows.
 pub const ROW_SETS: u32 = 4;
-/// Sets of keys of a compressor, and as many of gates.
+/// Number of sets of keys of a compressor, and as many of gates.
 const VALUE_SETS: u32 = 2;
-/// Sets of both.
+/// Number of sets of keys and gates together.
 pub const VALUE_TENSORS: u32 = 2 * VALUE_SETS;
-/// Rows of a pool that a token's may be, or at which a tensor may begin.
+/// Number of pool rows at which a token's row or a tensor may begin.
 const STARTS: u32 = 1024;
-/// Columns of a row of the f32 pool: those of the widest tensor.
+/// Columns of a row of the f32 pool, as many as the widest tensor has.
 const COLUMNS: u32 = 2 * HEAD_DIM;
-/// Elements of the f32 pool that the queries of a batch take: `[256, 64 * 128]`.
+/// Elements of the f32 pool for the queries of a batch: `[256, 64 * 128]`.
 const QUERIES: u32 = MOST_QUERIES * QUERY_HEADS * INDEX_DIM;
-/// Rows of the f32 pool that they take with their weights, `[256, 64]`: more than any other tensor.
+/// Rows of the f32 pool for these queries with their weights (`[256, 64]`): more than for any other tensor.
 const QUERY_ROWS: u32 = (QUERIES + MOST_QUERIES * QUERY_HEADS) / COLUMNS;
-/// Tensors of a layer that begin at rows of their own: two weights of each of three compressors, and the indexer's.
+/// Number of tensors of a layer that begin at their own row: two weights of each of three compressors, and the
+/// indexer's inputs.
 const TENSORS: u64 = 7;
 
 const _: () = assert!(QUERY_ROWS >= 128 * HEAD_DIM / COLUMNS);
 
-/// The pools.
+/// The pools of random values.
 #[derive(Debug)]
 pub struct Source {
     /// `[1024, 512]` BF16 bits.
@@ -51,18 +52,18 @@ pub struct Source {
 pub struct ValueTensor(pub u32);
 
 impl ValueTensor {
-    /// Keys of a layer. Layers of one kind are two apart.
+    /// The keys of a layer. Neighbouring layers of one kind are two layers apart.
     pub const fn keys(layer: u32) -> Self {
         Self(layer / 2 % VALUE_SETS)
     }
 
-    /// Gates of a layer: other than those of the layers that have its keys.
+    /// The gates of a layer. They differ from those of the layers with the same keys.
     pub const fn gates(layer: u32) -> Self {
         Self(VALUE_SETS + layer / 2 / VALUE_SETS % VALUE_SETS)
     }
 }
 
-/// Where a compressor's weights begin in the f32 pool, in elements.
+/// Offsets of a compressor's weights in the f32 pool, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightOffsets {
     /// `[ratio, columns]`: position bias of the layer.
@@ -71,7 +72,7 @@ pub struct WeightOffsets {
     pub norm: usize,
 }
 
-/// Where the indexer's inputs for a batch of queries begin in the f32 pool, in elements.
+/// Offsets of the indexer's inputs for a batch of queries in the f32 pool, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryOffsets {
     /// `[queries, heads * 128]`: projected queries.
@@ -80,7 +81,7 @@ pub struct QueryOffsets {
     pub weight: usize,
 }
 
-/// What a compressor's tensors look like.
+/// The shapes of a compressor's tensors.
 pub const fn shape(which: CompressorKind) -> Shape {
     match which {
         CompressorKind::CsaMain => Shape::CSA,
@@ -89,7 +90,7 @@ pub const fn shape(which: CompressorKind) -> Shape {
     }
 }
 
-/// Which compressor it is.
+/// The number of a compressor, for hashing.
 const fn number(which: CompressorKind) -> u64 {
     match which {
         CompressorKind::CsaMain => 0,
@@ -99,13 +100,13 @@ const fn number(which: CompressorKind) -> u64 {
 }
 
 impl Source {
-    /// Elements of the f32 pool.
+    /// Number of elements of the f32 pool.
     pub fn floats() -> u64 {
         u64::from(STARTS - 1 + QUERY_ROWS) * u64::from(COLUMNS)
     }
 
-    /// Normally distributed rows, each times a power of two from 2^-4 to 2^4, so that scales differ;
-    /// and normally distributed f32 of deviation 2, so that some gates weigh much more than others.
+    /// Normally distributed rows, each multiplied by a power of two from 2^-4 to 2^4, so that scales differ; and
+    /// normally distributed f32 values of deviation 2, so that some gates have much more weight than others.
     pub fn new(seed: u64, layers: u32) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut rows = Vec::new();
@@ -124,7 +125,7 @@ impl Source {
         Self { rows, floats, layers }
     }
 
-    /// Rows of the BF16 pool.
+    /// Number of rows of the BF16 pool.
     pub fn rows(&self) -> usize {
         self.rows.len() / HEAD_DIM as usize
     }
@@ -139,17 +140,17 @@ impl Source {
         &self.rows[(row * HEAD_DIM) as usize..][..HEAD_DIM as usize]
     }
 
-    /// Which set of KV rows a layer takes.
+    /// The set of KV rows that a layer uses.
     pub fn row_set(layer: u32) -> u32 {
         layer % ROW_SETS
     }
 
-    /// The row of the BF16 pool that is a token's in a set.
+    /// The row of the BF16 pool for a token in a set.
     pub fn row_of(prefix: Prefix, set: u32) -> u32 {
         scattered(prefix.0.wrapping_add(set.into()))
     }
 
-    /// A token's keys or gates for a compressor: where they are in the f32 pool.
+    /// The range of a token's keys or gates for a compressor in the f32 pool.
     pub fn values_of(prefix: Prefix, which: CompressorKind, tensor: ValueTensor) -> Range<usize> {
         let columns = shape(which).columns();
         let first = u64::from(ROW_SETS) + number(which) * u64::from(VALUE_TENSORS);
@@ -157,14 +158,14 @@ impl Source {
         row * columns..(row + 1) * columns
     }
 
-    /// Where the weights of a compressor begin.
+    /// Offsets of the weights of a compressor.
     pub fn weights(&self, layer: u32, which: CompressorKind) -> WeightOffsets {
         let columns = shape(which).columns();
         let at = |tensor| self.start(0, layer, 2 * number(which) + tensor) as usize * columns;
         WeightOffsets { ape: at(0), norm: at(1) }
     }
 
-    /// Where the indexer's inputs begin for a batch of up to [`MOST_QUERIES`] queries from `first` on.
+    /// Offsets of the indexer's inputs for a batch of up to [`MOST_QUERIES`] queries that begins with query `first`.
     pub fn query_offsets(&self, step: u64, layer: u32, first: u32) -> QueryOffsets {
         let row = self.start(step, layer, 6) ^ scattered(first.into());
         let query = (row * COLUMNS) as usize;
@@ -185,7 +186,7 @@ fn scattered(key: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// Prefixes of a text.
+    /// The prefixes of a text.
     fn prefixes(count: u32) -> Vec<Prefix> {
         Prefix::EMPTY.each(&(0..count).collect::<Vec<_>>()).collect()
     }
@@ -230,7 +231,7 @@ mod tests {
                 assert!(norm + shape.channels <= floats);
             }
         }
-        // Eight layers have different keys, or different gates, than those of their kind next to them.
+        // A layer has other keys or other gates than the next two layers of its kind.
         let tensors = |layer| (ValueTensor::keys(layer), ValueTensor::gates(layer));
         assert!((0..40).all(|layer| tensors(layer) != tensors(layer + 2)));
         assert!((0..40).all(|layer| tensors(layer) != tensors(layer + 4)));

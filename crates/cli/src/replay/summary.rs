@@ -90,7 +90,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The result of the replay that `setup` describes, on `device`; it took `wall`.
+    /// The result of the replay of `setup` on `device`, which took `wall`.
     pub fn new(setup: &Setup, device: String, replayed: &Replayed, wall: Duration) -> Self {
         let (config, timeline) = (&setup.config, &replayed.timeline);
         let (largest, prepare) = (timeline.largest(), timeline.sorted_times());
@@ -139,7 +139,7 @@ impl Summary {
         }
     }
 
-    /// The result in rows: what, and how much.
+    /// The rows of the table: name and value.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let kernel = self.kernel_ms.map_or("none ran".into(), |ms| format!("{ms:.1} ms"));
         let mut rows = vec![

@@ -1,6 +1,6 @@
-//! What the steps of a replay read and write beside the cache, and the launches of a layer: its update,
-//! the windows of all queries, the gathers of compressed entries, in a CSA layer of those that its
-//! indexer picks, on request attention over the rows where they lie, and the append.
+//! The tensors that the steps of a replay read and write besides the cache, and the launches of a layer: its update,
+//! the windows of all queries, the gathers of compressed entries (in a CSA layer those that its indexer selects),
+//! attention in place on request, and the append.
 
 use std::ops::Range;
 
@@ -26,20 +26,20 @@ use super::watch::{self, Tile, WINDOW_SHAPE, Watch};
 
 const IN_POOL: &str = "weights and queries lie inside the pool";
 
-/// Rows of the buffer that gathers write to.
+/// Rows of the buffer for gathered tiles.
 const TILE_ROWS: u32 = 1 << 15;
 
 const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
 
-/// The tensors of a replay's steps, and the requests that are followed.
+/// The tensors of a replay's steps, and the sampled requests.
 pub struct Tensors<B: Backend> {
-    /// Of the step's tokens.
+    /// Inputs of the step's tokens.
     pub inputs: Inputs<B>,
-    /// The source of weights and of the indexer's inputs.
+    /// The pool of weights and of the indexer's inputs.
     floats: Buffer<B, f32>,
-    /// Of a model that has CSA layers.
+    /// The indexer's workspace, in a model with CSA layers.
     indexer: Option<IndexerWorkspace<B>>,
-    /// `[MOST_QUERIES, index_topk]`: lists of a batch.
+    /// `[MOST_QUERIES, index_topk]`: the lists of a batch.
     selected: Buffer<B, i32>,
     /// `[TILE_ROWS, 512]` BF16.
     tile: Buffer<B, bf16>,
@@ -47,22 +47,22 @@ pub struct Tensors<B: Backend> {
     lengths: Buffer<B, i32>,
     /// Heads of the indexer.
     heads: u32,
-    /// Entries that the indexer picks for a query.
+    /// Number of entries that the indexer selects for a query.
     topk: u32,
     /// Which queries gather entries.
     queries: Queries,
-    /// Those of the step.
+    /// The batches of the step.
     batches: Vec<Batch>,
-    /// The step's number.
+    /// The number of the step.
     step: u64,
     seed: u64,
-    /// Heads of the queries that gather, if they attend.
+    /// Heads of the queries that gather, if they also attend.
     attend: Option<Attend<B>>,
-    /// The requests that are followed.
+    /// The sampled requests.
     pub watch: Watch<B>,
 }
 
-/// Bytes of device memory that a replay needs beside its cache.
+/// Bytes of device memory that a replay needs besides its cache.
 pub fn working_bytes(
     config: &CacheConfig,
     indexer: Option<&WorkspaceSize>,
@@ -76,7 +76,7 @@ pub fn working_bytes(
     source + tile + indexer + attend + watch::bytes(config, sample, heads)
 }
 
-/// Elements of the lists of the largest batch.
+/// Number of elements of the lists of the largest batch.
 fn selected(config: &CacheConfig) -> u64 {
     u64::from(MOST_QUERIES) * u64::from(config.model.index_topk)
 }
@@ -97,7 +97,7 @@ impl<B: Backend> Compressor<B> {
 }
 
 impl<B: Backend> Tensors<B> {
-    /// Allocates the tensors and fills the sources; follows the requests at the places `sample`.
+    /// Allocates the tensors and fills the pools. `sample` are the indices of the requests to verify.
     pub fn new(
         stream: &Stream<B>,
         config: &CacheConfig,
@@ -137,7 +137,7 @@ impl<B: Backend> Tensors<B> {
         })
     }
 
-    /// Turns to step `number`, whose tokens are `tokens`, in its order.
+    /// Begins step `number`; `tokens` are its token ids, in the order of the step.
     pub fn begin_step(
         &mut self,
         stream: &Stream<B>,
@@ -153,12 +153,12 @@ impl<B: Backend> Tensors<B> {
         Ok(())
     }
 
-    /// Compares what the step left behind; see [`Watch::check_step`].
+    /// Verifies the step; see [`Watch::check_step`].
     pub fn check_step(&mut self, cache: &KvCacheManager<B>, stream: &Stream<B>) -> Result<()> {
         self.watch.check_step(cache, stream, &self.batches)
     }
 
-    /// Queues all of one layer.
+    /// Queues all launches of one layer.
     pub fn run_layer(
         &self,
         layers: &mut Layers<'_, B>,
@@ -224,8 +224,8 @@ impl<B: Backend> Tensors<B> {
         Ok(())
     }
 
-    /// Queues the indexer of a CSA layer for a batch of queries, as many at once as its workspace
-    /// holds, and the gather of the entries that it picks.
+    /// Queues the indexer of a CSA layer for a batch of queries, as many at once as its workspace holds, and the gather
+    /// of the selected entries.
     fn gather_listed(&self, updated: &UpdatedLayer<'_, B, Csa>, batch: &Batch) -> Result<()> {
         let (layer, first, k) = (updated.schema().layer, batch.queries.start, self.topk);
         let workspace = self.indexer.as_ref().context("a model with CSA layers has an indexer")?;
@@ -252,7 +252,7 @@ impl<B: Backend> Tensors<B> {
         self.attend(updated, queries, |heads| updated.attend(queries.clone(), &lists, heads))
     }
 
-    /// Queues attention of a batch of queries, if they attend.
+    /// Queues attention for a batch of queries, if they attend.
     fn attend<K>(
         &self,
         updated: &UpdatedLayer<'_, B, K>,

@@ -1,18 +1,18 @@
-//! The steps of a replay in bounded memory: totals of all, points over time, and sampled planning times.
+//! The steps of a replay in bounded memory: totals, points over time, and a sample of the times of `begin_step`.
 
-/// Most points over time. With more steps a point stands for several: 2, 4, 8 ...
+/// Most points over time. With more steps, one point stands for several steps: 2, 4, 8 ...
 const MAX_POINTS: usize = 4096;
-/// Most times of `begin_step` that are kept. Of more steps every 2nd, 4th, 8th ... is.
+/// Most times of `begin_step` that are kept. With more steps, every 2nd, 4th, 8th ... is kept.
 const MAX_TIMES: usize = 1 << 20;
 
-/// One step, or the largest values of several that follow each other.
+/// One step, or the largest values of several consecutive steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
     /// Virtual time after the last step, in milliseconds.
     pub at_ms: f64,
     /// Blocks that requests use during the step.
     pub blocks: u32,
-    /// Blocks that are kept for later requests, and that nobody uses.
+    /// Blocks that are kept for later requests, and that no request uses.
     pub cached: u32,
     /// Requests that run during the step.
     pub requests: u32,
@@ -22,21 +22,21 @@ pub struct Sample {
     pub decode: u32,
     /// Time of `begin_step`, in microseconds.
     pub prepare_us: f32,
-    /// Tokens of all prompts that were admitted until then.
+    /// Tokens of all prompts that were admitted so far.
     pub prompts: u64,
     /// Those of them that were reused.
     pub reused: u64,
-    /// Blocks that were evicted until then.
+    /// Blocks that were evicted so far.
     pub evicted_blocks: u64,
-    /// Checkpoints that were evicted until then.
+    /// Checkpoints that were evicted so far.
     pub evicted_checkpoints: u64,
-    /// Bytes that were copied to host memory until then.
+    /// Bytes that were copied to host memory so far.
     pub to_host: u64,
-    /// Bytes that came back.
+    /// Bytes that were copied back so far.
     pub from_host: u64,
 }
 
-/// What is kept of all steps.
+/// The record of all steps.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     steps: u64,
@@ -65,7 +65,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Adds the step that follows.
+    /// Adds the next step.
     pub fn push(&mut self, step: Sample) {
         if self.steps.is_multiple_of(self.steps_per_point) {
             if self.points.len() == MAX_POINTS {
@@ -105,7 +105,7 @@ impl Timeline {
         self.decode
     }
 
-    /// The largest of each value, at the time of the last step.
+    /// The largest value of each field, with the time of the last step.
     pub fn largest(&self) -> Sample {
         self.largest
     }
@@ -115,13 +115,13 @@ impl Timeline {
         &self.points
     }
 
-    /// Steps that one point stands for; the last may stand for fewer.
+    /// Number of steps per point. The last point may stand for fewer.
     pub fn steps_per_point(&self) -> u64 {
         self.steps_per_point
     }
 
-    /// Times of `begin_step` in microseconds, the shortest first: of every step, or of steps at
-    /// equal distances if there are more than a million.
+    /// Sorted times of `begin_step` in microseconds: of every step, or of steps at equal distances if there are more
+    /// than a million.
     pub fn sorted_times(&self) -> Vec<f32> {
         let mut times = self.times.clone();
         times.sort_unstable_by(f32::total_cmp);
@@ -129,7 +129,7 @@ impl Timeline {
     }
 }
 
-/// The greater of each value, at the time of `b`, which follows `a`.
+/// The larger value of each field, with the time of `b`, which follows `a`.
 fn larger(a: Sample, b: &Sample) -> Sample {
     Sample {
         at_ms: b.at_ms,
@@ -139,12 +139,12 @@ fn larger(a: Sample, b: &Sample) -> Sample {
         decode: a.decode.max(b.decode),
         cached: a.cached.max(b.cached),
         prepare_us: a.prepare_us.max(b.prepare_us),
-        // What is counted from the start never falls.
+        // Counters since the start never decrease.
         ..*b
     }
 }
 
-/// The value that `percent` of `sorted` do not exceed; 0 if there are none.
+/// The value that `percent` of `sorted` do not exceed; 0 if `sorted` is empty.
 pub fn percentile(sorted: &[f32], percent: usize) -> f32 {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)

@@ -1,35 +1,34 @@
-//! What comparisons with the reference found.
+//! The result of comparisons with the reference.
 
 use serde::{Deserialize, Serialize};
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verification {
-    /// Requests that were followed to their end.
+    /// Sampled requests that were verified to their end.
     pub requests: u64,
-    /// Tokens that followed requests reused, whose rows and entries were compared when they were admitted.
+    /// Tokens that sampled requests reused, whose rows and entries were compared when the requests were admitted.
     pub reused: u64,
-    /// Rows of rings, of gathered tiles and, at the end of a request, of its blocks that were
-    /// compared.
+    /// Rows that were compared: of rings, of gathered tiles and, at the end of a request, of its blocks.
     pub rows: u64,
     /// Entries and indexer keys that were recomputed from their tokens.
     pub entries: u64,
-    /// Lists of the indexer that were compared, one of each request and step.
+    /// Lists of the indexer that were compared, one per request and step.
     pub lists: u64,
-    /// Those of them whose scores were recomputed: the query sees more than the list has room for.
+    /// Those of them whose scores were recomputed, since the query sees more entries than the list can name.
     pub scored: u64,
-    /// Those of them that differ from the reference's by scores too near to tell.
+    /// Those of them that differ from the reference's only in entries whose scores are too near to tell.
     pub near: u64,
-    /// Results of attention, each of one head of a query, that were recomputed in `f64`.
+    /// Results of attention that were recomputed in `f64`, each of one head of a query.
     pub attended: u64,
-    /// Rows, lengths of tiles, lists, and results of attention that were not as expected.
+    /// Rows, lengths of tiles, lists, and results of attention that differ from the expected ones.
     pub mismatches: u64,
-    /// The first of them, in words.
+    /// Descriptions of the first of them.
     pub examples: Vec<String>,
 }
 
 impl Verification {
-    /// Adds what was found elsewhere of the same requests.
+    /// Adds the result of another process for the same requests.
     pub fn add(&mut self, other: Self) {
         let Self { requests: _, reused, rows, entries, lists, scored, near, attended, .. } = other;
         self.reused += reused;

@@ -1,7 +1,7 @@
 //! The comparison of cache contents with the reference implementation, row by row.
 //!
-//! What is expected follows from the token history of a request and from the formulas of
-//! `dsv4-kv-oracle`, which shares no code with the kernels.
+//! The expected contents follow from the token history of a request and from the formulas of `dsv4-kv-oracle`, which
+//! shares no code with the kernels.
 
 use std::fmt;
 
@@ -22,15 +22,15 @@ use super::lists::{self, Query, Right};
 use super::source::Source;
 use super::verification::Verification;
 
-/// A row where there is no entry and no key.
+/// The row where there is no entry and no key.
 const ZERO: [u16; CHANNELS] = [0; CHANNELS];
-/// Mismatches that are described; the others are only counted.
+/// Number of mismatches that are described; further ones are only counted.
 const DESCRIBED: usize = 8;
 
-/// The planes of one ring, as they are on the device.
+/// The planes of one ring, as stored on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct RingPlanes<'a> {
-    /// Rows of the ring.
+    /// Number of rows of the ring.
     pub rows: usize,
     /// `[rows, 576]`
     pub data: &'a [u8],
@@ -38,37 +38,37 @@ pub struct RingPlanes<'a> {
     pub scale: &'a [u8],
 }
 
-/// A query of a step, and the batch that it is scored in.
+/// A query of a step, and the batch in which it is scored.
 #[derive(Clone, Copy, Debug)]
 pub struct Batched {
-    /// The step, counted from 0.
+    /// The step, from 0.
     pub step: u64,
     /// The first row of the batch among the step's tokens.
     pub first: u32,
-    /// The row of the query among them.
+    /// The row of the query among the step's tokens.
     pub query: u32,
 }
 
-/// One row of the source as the reference stores it and reads it back.
+/// A row of the source: as the reference stores it, and as it is read back.
 struct Reference {
     stored: EncodedRow,
     read: Vec<u16>,
 }
 
-/// Compares, and keeps the score.
+/// Compares, and counts the results.
 pub struct Verifier {
     format: RowFormat,
     key_format: KeyFormat,
     /// Heads of the indexer.
     heads: usize,
     source: Source,
-    /// By row of the source, made when first needed.
+    /// By row of the source; computed on first use.
     references: Vec<Option<Reference>>,
     found: Verification,
 }
 
 impl Verifier {
-    /// A verifier for a cache of this configuration that is fed from `source`.
+    /// A verifier for a cache of this configuration, whose inputs come from `source`.
     pub fn new(config: &CacheConfig, source: Source) -> Self {
         let rows = source.rows();
         Self {
@@ -81,28 +81,28 @@ impl Verifier {
         }
     }
 
-    /// The values that the cache is fed with.
+    /// The pools from which the cache's inputs come.
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// Counts a request that ended.
+    /// Counts a request that has ended.
     pub fn count_request(&mut self) {
         self.found.requests += 1;
     }
 
-    /// Counts tokens that a request reused.
+    /// Counts reused tokens of a request.
     pub fn count_reused(&mut self, tokens: usize) {
         self.found.reused += tokens as u64;
     }
 
-    /// What was found.
+    /// The result.
     pub fn into_found(self) -> Verification {
         self.found
     }
 
-    /// Compares every row that a ring holds of the request, the older ones included: nobody else
-    /// may have written there.
+    /// Compares every row that a ring holds for the request. Old rows are included, since no other request may have
+    /// overwritten them.
     pub fn check_ring(&mut self, place: Place<'_>, planes: RingPlanes<'_>) {
         let tokens = place.history.len();
         let mut ring = Ring::new(planes.rows);
@@ -131,8 +131,8 @@ impl Verifier {
         }
     }
 
-    /// Compares the window gathered for the query at `position`: `[128, 512]` BF16 bits, oldest key
-    /// first, unused rows zero; and its length.
+    /// Compares the gathered window of the query at `position`, `[128, 512]` BF16 bits, oldest key first, unused rows
+    /// zero; and its length.
     pub fn check_window(&mut self, place: Place<'_>, position: usize, tile: &[u16], length: i32) {
         let keys = window(position);
         self.check_length(place, position, length, keys.len());
@@ -159,7 +159,7 @@ impl Verifier {
         }
     }
 
-    /// Compares rows that closed, entries from `first` on, with what their tokens give.
+    /// Compares new rows, the entries from `first`, with those that the reference computes from the tokens.
     pub fn check_closed(
         &mut self,
         place: Place<'_>,
@@ -175,7 +175,7 @@ impl Verifier {
         }
     }
 
-    /// Compares the rows of a request's blocks with what they were when they were new.
+    /// Compares the rows of a request's blocks with their contents when they were new.
     pub fn check_unchanged(
         &mut self,
         place: Place<'_>,
@@ -189,8 +189,8 @@ impl Verifier {
         }
     }
 
-    /// Compares the list of the query at `position` with what the scores of the keys it sees give. `rows` are the
-    /// request's indexer keys.
+    /// Compares the list of the query at `position` with the scores of the keys that it sees. `rows` are the request's
+    /// indexer keys.
     pub fn check_list(
         &mut self,
         place: Place<'_>,
@@ -220,8 +220,8 @@ impl Verifier {
         }
     }
 
-    /// Compares the entries gathered for the query at `position`: `[rows, 512]` BF16 bits, the
-    /// entries that `list` names, zero where it names none. `rows` are those of the cache.
+    /// Compares the gathered entries of the query at `position`: `[rows, 512]` BF16 bits, the entries in `list`, and
+    /// zero where the list names none. `rows` are those of the cache.
     pub fn check_gathered(
         &mut self,
         place: Place<'_>,
@@ -244,8 +244,9 @@ impl Verifier {
         }
     }
 
-    /// Compares what heads of the query at `position` got with attention in `f64` over its window and the entries that
-    /// `list` names, of the cache's `rows`. Not where the window has rows that nobody computed.
+    /// Compares the attention results of heads of the query at `position` with attention in `f64` over its window and
+    /// the entries in `list`, taken from the cache's `rows`. Does nothing if the window has rows that were never
+    /// computed.
     pub fn check_attended(
         &mut self,
         place: Place<'_>,
@@ -261,14 +262,14 @@ impl Verifier {
         let mut keys: Vec<Vec<f64>> =
             window.map(|key| values(&self.reference(place, key).read)).collect();
         let listed = list.iter().filter_map(|&entry| usize::try_from(entry).ok());
-        // One that has not closed was counted where it was gathered.
+        // An entry that has not closed was already counted as a mismatch where it was gathered.
         keys.extend(listed.filter_map(|entry| rows?.read(entry)).map(values));
         for Head { number, query, sink, got } in heads {
             let query: Vec<f64> = query.iter().map(|x| x.to_f64()).collect();
             let expected = attention::attend(&query, &keys, (*sink).into(), (table, position));
             let channels = values(got).into_iter().zip(&expected.sum).zip(expected.bound());
             let is_near = |got: f64, want: f64, most: f64| (got - want).abs() <= most;
-            // NaN is not near either.
+            // The comparison is false for NaN, so NaN counts as wrong.
             let wrong =
                 channels.enumerate().find(|(_, ((got, want), most))| !is_near(*got, **want, *most));
             self.found.attended += 1;
@@ -307,13 +308,13 @@ impl Verifier {
     }
 }
 
-/// The first difference: where, what was found, what was expected.
+/// The first difference: index, found value, expected value.
 fn differing<T: Copy + PartialEq + fmt::LowerHex>(got: &[T], want: &[T]) -> Option<(usize, T, T)> {
     let at = got.iter().zip(want).position(|(got, want)| got != want)?;
     Some((at, got[at], want[at]))
 }
 
-/// The channel that a byte of the data plane belongs to: 448 of one byte, then 64 of two.
+/// The channel of a byte of the data plane: 448 channels of one byte, then 64 of two.
 fn channel_of_byte(byte: usize) -> usize {
     if byte < QUANTISED { byte } else { QUANTISED + (byte - QUANTISED) / 2 }
 }
@@ -329,7 +330,7 @@ mod tests {
 
     const ROWS: usize = 128;
 
-    /// A request of 200 tokens.
+    /// The history of a request of 200 tokens.
     fn history() -> Vec<Prefix> {
         Prefix::EMPTY.each(&(0..200).collect::<Vec<_>>()).collect()
     }
@@ -343,7 +344,7 @@ mod tests {
         Verifier::new(&CacheConfig::new(tiny), Source::new(11, 3))
     }
 
-    /// A correct ring after all of `history`, made with the reference's own functions.
+    /// A correct ring after all of `history`, made by the reference's functions.
     fn ring(history: &[Prefix], layer: LayerId) -> (Vec<u8>, Vec<u8>) {
         let source = Source::new(11, 3);
         let (mut data, mut scale) = (vec![0; ROWS * 576], vec![0; ROWS * 8]);
@@ -356,7 +357,7 @@ mod tests {
         (data, scale)
     }
 
-    /// What a check of that ring finds after `spoil` had its way with it.
+    /// The result of a check of that ring after `spoil` has changed it.
     fn check_ring(spoil: impl FnOnce(&mut [u8], &mut [u8])) -> Verification {
         let (history, layer) = (history(), LayerId(1));
         let (mut data, mut scale) = ring(&history, layer);
@@ -395,7 +396,7 @@ mod tests {
         assert_eq!(found.examples.len(), DESCRIBED);
     }
 
-    /// What a check of the window of `position` finds after `spoil` had its way with it.
+    /// The result of a check of the window of `position` after `spoil` has changed it.
     fn check_window(position: usize, length: i32, spoil: impl FnOnce(&mut [u16])) -> Verification {
         let (history, layer) = (history(), LayerId(0));
         let source = Source::new(11, 3);
@@ -427,8 +428,8 @@ mod tests {
         assert!(found.examples[0].contains("unused row 101"), "{found:?}");
     }
 
-    /// What a check of entries gathered for the query at 199 finds; `spoil` has its way with the
-    /// list, the tile, and how many entries have closed.
+    /// The result of a check of the entries gathered for the query at 199, after `spoil` has changed the list, the
+    /// tile, and the number of closed entries.
     fn check_gathered(spoil: impl FnOnce(&mut [i32], &mut [u16], &mut usize)) -> Verification {
         let (history, source) = (history(), Source::new(11, 3));
         let place = place(9, LayerId(1), &history);

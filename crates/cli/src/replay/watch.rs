@@ -1,4 +1,4 @@
-//! The sampled requests: what is remembered of them, kept of each step, and fetched for checking.
+//! The sampled requests: their histories, the rows that are kept of each step, and their verification.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -29,49 +29,50 @@ pub fn bytes(config: &CacheConfig, sample: u32, heads: Option<u32>) -> u64 {
     kept::bytes(places, WINDOW_SHAPE) + kept::bytes(places, list_shape(config)) + attended
 }
 
-/// A window and its length.
+/// The shape of a window and its length.
 pub const WINDOW_SHAPE: Shape = Shape { rows: WINDOW, words: 1 };
 
-/// As many entries as an indexer picks, and its list of them.
+/// The shape of the entries that an indexer selects, and of its list.
 pub fn list_shape(config: &CacheConfig) -> Shape {
     Shape { rows: config.model.index_topk, words: config.model.index_topk }
 }
 
-/// Tiles that are kept at once: one for each layer and sampled request.
+/// Number of tiles that are kept at once: one per layer and sampled request.
 fn places(config: &CacheConfig, sample: usize) -> u64 {
     sample.max(1) as u64 * config.model.layers.len() as u64
 }
 
-/// What a step gathers for a query.
+/// A kind of tile that a step produces for a query.
 #[derive(Clone, Copy)]
 pub enum Tile {
     /// Its window.
     Window,
     /// Its compressed entries.
     Entries,
-    /// What attention gave.
+    /// Its attention results.
     Attended,
 }
 
-/// The requests that are followed, and the memory for what is kept of a step.
+/// The sampled requests, and memory for the rows that are kept of a step.
 pub struct Watch<B: Backend> {
-    /// Places in the load of the sampled requests.
+    /// Indices in the load of the sampled requests.
     sample: Vec<usize>,
-    /// The layers of each kind: with a window alone, of CSA, of HCA.
+    /// The layers of each kind: those with only a window, CSA, HCA.
     layers: [Vec<LayerId>; 3],
     live: HashMap<RequestId, Watched>,
-    /// Requests that ended, some of them to be computed again.
+    /// Requests that have ended at least once. A preempted request ends more than once.
     ended: HashSet<usize>,
     checks: Vec<Check>,
-    /// The step, counted from 0.
+    /// The step, from 0.
     step: u64,
-    /// The draft layers, by number.
+    /// The range of draft layers.
     drafts: Range<u32>,
-    /// Windows of one query of each request.
+    /// The window of one query of each request.
     windows: Kept<B>,
-    /// Their gathered entries, of each as many rows as an indexer picks, with its list or a length.
+    /// The gathered entries of these queries, each with as many rows as an indexer selects, and with its list or a
+    /// length.
     gathered: Kept<B>,
-    /// What attention gave them, if they attend, and the heads.
+    /// The attention results of these queries, and the heads, if they attend.
     attended: Option<(Kept<B>, HeadSource)>,
     verifier: Verifier,
 }
@@ -80,29 +81,29 @@ pub struct Watch<B: Backend> {
 struct Watched {
     request: usize,
     history: Vec<Prefix>,
-    /// Tokens that it did not compute.
+    /// Number of tokens that it did not compute.
     reused: usize,
-    /// What was found in its blocks when it was new.
+    /// The rows of its blocks when they were new.
     rows: HashMap<(LayerId, CompressorKind), Rows>,
 }
 
-/// A sampled request that takes part in the step: one of its queries is kept.
+/// A sampled request that takes part in the step, and the query of it that is kept.
 #[derive(Clone, Copy)]
 struct Check {
     id: RequestId,
     /// The query's row in the step.
     query: u32,
-    /// Its position.
+    /// The query's position.
     position: usize,
     /// Tokens of the request before the step.
     start: usize,
-    /// Where its list is compared: recomputing scores costs too much to do it in every layer.
+    /// The layer in which the query's list is compared. Recomputing scores in every layer would cost too much.
     listed: Option<LayerId>,
-    /// Where attention is, of each kind a layer, for the same reason.
+    /// The layers in which attention is compared, one of each kind, for the same reason.
     attended: [Option<LayerId>; 3],
 }
 
-/// Where the request of a check is checked.
+/// The layer in which a request is checked.
 struct At<'a, B: Backend> {
     manager: &'a KvCacheManager<B>,
     stream: &'a Stream<B>,
@@ -110,7 +111,7 @@ struct At<'a, B: Backend> {
 }
 
 impl<B: Backend> Watch<B> {
-    /// Follows the requests at the places `sample` of the load.
+    /// Watches the requests with the indices `sample`.
     pub fn new(
         device: &Device<B>,
         config: &CacheConfig,
@@ -143,8 +144,8 @@ impl<B: Backend> Watch<B> {
         })
     }
 
-    /// A request was admitted with the tokens of `history`, which it reuses: what it has of them must be what it would
-    /// have computed.
+    /// Records that a request was admitted and reuses the tokens of `history`. Compares its reused rows with those that
+    /// it would have computed.
     pub fn admit(
         &mut self,
         manager: &KvCacheManager<B>,
@@ -170,8 +171,9 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// A request came from another cache with the tokens of `history`, of which it had reused some: its entries and keys must
-    /// be what it would have computed here. Its windows are compared with the first step: they have all rows then.
+    /// Records that a request arrived from another cache with the tokens of `history`, of which it reused some there.
+    /// Compares its entries and keys with those that it would have computed here. Its windows are compared in the first
+    /// step, when they have all rows.
     pub fn arrive(
         &mut self,
         manager: &KvCacheManager<B>,
@@ -188,7 +190,7 @@ impl<B: Backend> Watch<B> {
         self.check_blocks(manager, stream, id)
     }
 
-    /// All entries and keys of a request that is new here.
+    /// Compares all entries and keys of a request that is new here.
     fn check_blocks(
         &mut self,
         manager: &KvCacheManager<B>,
@@ -205,7 +207,7 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// A request ends: what its blocks hold must still be what they held when it was written.
+    /// Records that a request ends. Its blocks must still hold the rows that they held when they were new.
     pub fn release(
         &mut self,
         manager: &KvCacheManager<B>,
@@ -220,16 +222,16 @@ impl<B: Backend> Watch<B> {
             let place = place_of(&watched, layer, &self.drafts);
             self.verifier.check_unchanged(place, which, &now, then);
         }
-        // One that was preempted ends again.
+        // A preempted request ends more than once.
         if self.ended.insert(watched.request) {
             self.verifier.count_request();
         }
         Ok(())
     }
 
-    /// Remembers which tokens the sampled requests get in step `number`, `prefixes` in its order, and picks the query
-    /// of each that is kept, one of `queries`, and the layers where its list and what attention gave it are compared:
-    /// at random, but the same for the same `seed`.
+    /// Adds the step's tokens to the histories of the sampled requests; `prefixes` are those of the step, in its order.
+    /// Chooses one query of each request to keep, among `queries`, and the layers in which its list and its attention
+    /// results are compared: at random, but the same for the same `seed`.
     pub fn begin_step(
         &mut self,
         number: u64,
@@ -257,8 +259,7 @@ impl<B: Backend> Watch<B> {
         }
     }
 
-    /// Queues copies of those tiles of `layer` that will be checked.
-    /// `queries`: those that `gathered` holds.
+    /// Queues copies of the tiles of `layer` that will be checked. `queries` are the queries in `gathered`.
     pub fn keep(
         &self,
         tile: Tile,
@@ -281,8 +282,7 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// Compares what the step gathered, the rings of the requests that took part in it, and the
-    /// entries that closed in it.
+    /// Compares the gathered rows of the step, the rings of its requests, and the entries that closed in it.
     pub fn check_step(
         &mut self,
         manager: &KvCacheManager<B>,
@@ -312,7 +312,7 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// The window of the request's query, and its ring.
+    /// Compares the window of the request's query, and its ring.
     fn check_swa(&mut self, at: &At<'_, B>, check: usize) -> Result<()> {
         let At { stream, layer, .. } = *at;
         let Check { id, position, .. } = self.checks[check];
@@ -324,7 +324,7 @@ impl<B: Backend> Watch<B> {
         self.check_ring(at, id)
     }
 
-    /// The ring of a request.
+    /// Compares the ring of a request.
     fn check_ring(&mut self, at: &At<'_, B>, id: RequestId) -> Result<()> {
         let (rows, data) = download_ring(at, PoolKind::SwaData, id)?;
         let (_, scale) = download_ring(at, PoolKind::SwaScale, id)?;
@@ -333,7 +333,7 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// The rows of a compressor's windows that closed since the request had `start` tokens.
+    /// Compares the rows of a compressor's windows that closed since the request had `start` tokens.
     fn check_closed(
         &mut self,
         at: &At<'_, B>,
@@ -360,7 +360,8 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// The list of the request's query, of a batch that begins with query `first`, and the entries gathered for it.
+    /// Compares the list of the request's query and the entries gathered for it. The query's batch begins with query
+    /// `first`. Returns the list.
     fn check_listed(&mut self, at: &At<'_, B>, check: usize, first: u32) -> Result<Vec<i32>> {
         let At { stream, layer, .. } = *at;
         let Check { id, query, position, listed, .. } = self.checks[check];
@@ -378,7 +379,7 @@ impl<B: Backend> Watch<B> {
         Ok(list)
     }
 
-    /// All entries that the request's query sees, as they were gathered.
+    /// Compares the gathered entries of the request's query, which are all that it sees. Returns their indices.
     fn check_all(&mut self, at: &At<'_, B>, check: usize) -> Result<Vec<i32>> {
         let At { stream, layer, .. } = *at;
         let Check { id, position, .. } = self.checks[check];
@@ -395,7 +396,7 @@ impl<B: Backend> Watch<B> {
         Ok(all)
     }
 
-    /// What attention gave some heads of the request's query, whose entries are those of `list`.
+    /// Compares the attention results of some heads of the request's query. Its entries are those of `list`.
     fn check_attended(
         &mut self,
         at: &At<'_, B>,
@@ -431,12 +432,12 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// What was found.
+    /// The result.
     pub fn into_found(self) -> Verification {
         self.verifier.into_found()
     }
 
-    /// The values that the cache is fed with.
+    /// The verifier.
     pub fn verifier(&self) -> &Verifier {
         &self.verifier
     }
@@ -446,7 +447,8 @@ impl<B: Backend> Watch<B> {
     }
 }
 
-/// Where rows of a request are compared. The rows of a draft layer may be zero where the request computed none.
+/// The place of a request's rows in a comparison. Rows of a draft layer may be zero for tokens that the request did not
+/// compute.
 fn place_of<'w>(watched: &'w Watched, layer: LayerId, drafts: &Range<u32>) -> Place<'w> {
     let Watched { request, history, reused, .. } = watched;
     let without_rows = if drafts.contains(&layer.0) { *reused } else { 0 };
@@ -458,7 +460,7 @@ fn blocks<B: Backend>(manager: &KvCacheManager<B>, id: RequestId) -> Result<Vec<
     Ok(manager.block_table(id)?.into_iter().map(|block| block.0).collect())
 }
 
-/// The rows that a request's ring has, and one of its planes.
+/// The number of rows of a request's ring, and one of its planes.
 fn download_ring<B: Backend>(
     at: &At<'_, B>,
     plane: PoolKind,

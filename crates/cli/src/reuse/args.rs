@@ -9,13 +9,13 @@ use dsv4_kv_trace::MAX_REQUESTS;
 use crate::options::{integer, size};
 use crate::outcome::{Exit, after_help};
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
     "hits of a trace in two pools, with host memory behind them",
     "cargo kv reuse --trace trace.jsonl --pool 64GiB --pool 140GiB --host-cache 512GiB",
 )];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 3] = [
     (0, "simulated"),
     (1, "the result could not be written"),
@@ -61,7 +61,7 @@ pub struct ReuseArgs {
     pub json: bool,
 }
 
-/// A number of tokens that are whole blocks.
+/// Parses a number of tokens that is a multiple of the block size.
 fn blocks(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(tokens) if tokens > 0 && tokens % 128 == 0 => Ok(tokens),

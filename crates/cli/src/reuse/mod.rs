@@ -1,9 +1,9 @@
-//! `dsv4-kv reuse`: how much of a trace's prompts is reused.
+//! `dsv4-kv reuse`: simulates how many tokens of a trace's prompts are reused.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`] | options |
-//! | [`simulate`] | the prompts through the prefix tree |
+//! | [`simulate`] | runs the prompts through the prefix tree |
 //! | [`report`] | the result: a table and JSON |
 
 mod args;
@@ -37,7 +37,7 @@ pub fn run(args: &ReuseArgs) -> Result<Outcome> {
     let cases: Vec<_> = pools.flat_map(|pool| CASES.map(|case| (pool, case))).collect();
     let tokens = prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum::<u64>();
     let bar = progress::tokens(tokens * cases.len() as u64);
-    // Each tree may hold all tokens of the trace: no more of them at once than there are cores.
+    // Each tree may hold all tokens of the trace, so at most as many trees exist at once as there are cores.
     let row = |&(pool, case)| {
         let (interval, host) = (args.interval, args.host_cache.as_u64());
         let sizes = Sizes { block_bytes, checkpoint_bytes, interval, pool, host };

@@ -1,8 +1,8 @@
-//! A trace's prompts through the prefix tree, one after the other, and through a second one for host memory.
+//! Runs a trace's prompts through the prefix tree, one after the other, and through a second tree for host memory.
 //!
-//! As in the cache, a checkpoint goes to host memory when it enters the device's tree, with the blocks above it, so
-//! that nothing moves when it is evicted; what host memory has more of a prompt comes back before the prompt is
-//! matched. Each memory evicts by itself; what a prompt goes on from counts as used in both.
+//! As in the cache, a checkpoint and the blocks above it are copied to host memory when the checkpoint enters the
+//! device's tree, so that eviction moves nothing. If host memory has more of a prompt, that part comes back before the
+//! prompt is matched. Each memory evicts independently. A prefix that a prompt reuses counts as used in both.
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_prefix::{
@@ -16,20 +16,20 @@ use crate::texts::Texts;
 
 /// Tokens of a block, as the tree counts them.
 const BLOCK: usize = BLOCK_TOKENS as usize;
-/// Blocks that are remembered after they were evicted, to tell why tokens were not reused.
+/// Number of evicted blocks that are remembered, to tell why tokens were not reused.
 const REMEMBERED: u32 = 1 << 22;
 
-/// Where checkpoints are taken, and which leaf is evicted first.
+/// Where checkpoints are taken, and the order of eviction.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     junctions: bool,
     interval: bool,
     scored: bool,
 }
 
-/// What is compared. Each prompt has a checkpoint at its end.
+/// The compared cases. Each prompt has a checkpoint at its end.
 pub const CASES: [Case; 4] = [
     Case { name: "end, LRU", junctions: false, interval: false, scored: false },
     Case { name: "end + junction, LRU", junctions: true, interval: false, scored: false },
@@ -42,36 +42,36 @@ pub const CASES: [Case; 4] = [
     },
 ];
 
-/// What a simulation is given.
+/// The parameters of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Bytes of a block in all layers.
     pub block_bytes: u64,
     /// Bytes of a checkpoint.
     pub checkpoint_bytes: u64,
-    /// Tokens of an interval.
+    /// Tokens between interval checkpoints.
     pub interval: u32,
-    /// Bytes of all blocks and checkpoints that the device keeps.
+    /// Bytes for blocks and checkpoints on the device.
     pub pool: u64,
-    /// Bytes of those that host memory keeps behind it; 0 without any.
+    /// Bytes for blocks and checkpoints in host memory; 0 without a host tier.
     pub host: u64,
 }
 
-/// What became of the prompts.
+/// The result of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Simulated {
-    /// What was reused, and what evicted from the device.
+    /// Reuse, and evictions from the device.
     pub stats: ReuseStats,
-    /// Tokens of what was reused that had come back from host memory.
+    /// Reused tokens that had come back from host memory.
     pub from_host: u64,
-    /// Bytes of blocks and checkpoints that went to host memory, and that came from there.
+    /// Bytes of blocks and checkpoints copied to host memory, and copied back.
     pub traffic: [u64; 2],
 }
 
-/// Runs all prompts through an empty cache. `bar` moves by their tokens.
+/// Runs all prompts through an empty cache. `bar` advances by their tokens.
 ///
 /// # Errors
-/// Never: [`Foreign`] is a reference of another tree.
+/// None in practice: [`Foreign`] means a reference of another tree.
 pub fn simulate(
     case: Case,
     sizes: Sizes,
@@ -86,7 +86,7 @@ pub fn simulate(
     }
 }
 
-/// What a memory keeps. The origin of a checkpoint goes with it.
+/// The contents of one memory. Each checkpoint is stored with its origin.
 struct Pool<P> {
     tree: PrefixTree<(), Origin, P, BLOCK>,
     limits: Limits,
@@ -98,7 +98,8 @@ impl<P: Policy> Pool<P> {
         Self { tree: PrefixTree::new(limits, policy), limits, bytes }
     }
 
-    /// Keeps blocks and a checkpoint at their end, or counts them as used; the bytes of what was not there.
+    /// Stores blocks and a checkpoint at their end, or counts them as used if they are present. Returns the bytes that
+    /// were added.
     fn keep(
         &mut self,
         root: &RootKey,
@@ -111,7 +112,7 @@ impl<P: Policy> Pool<P> {
         Ok(kept)
     }
 
-    /// As [`Self::keep`], from `at` on, which refers to the first of the blocks: it is moved to the last.
+    /// As [`Self::keep`], with a reference `at` to the first of the blocks, which is extended to the last.
     fn keep_on(
         &mut self,
         at: &mut Reference,
@@ -121,14 +122,14 @@ impl<P: Policy> Pool<P> {
         let before = self.used();
         let new = &blocks[at.blocks() as usize..];
         self.tree.extend(at, new, |_| (), drop)?;
-        // One that is there already is the same.
+        // If there is a checkpoint already, it is the same one.
         if self.tree.attach(at, at.blocks(), origin, origin).is_err() {
             self.tree.touch_at(at)?;
         }
         Ok(self.used() - before)
     }
 
-    /// Evicts what does not fit.
+    /// Evicts until the contents fit.
     fn evict(&mut self) {
         while self.used() > self.bytes && self.tree.evict_first(drop) {}
     }
@@ -150,7 +151,7 @@ fn run<'p, P: Policy>(
     let (lease_bytes, remembered, room) = (0, REMEMBERED, 0);
     let limits = Limits { block_bytes, checkpoint_bytes, lease_bytes, remembered, room };
     let mut device = Pool::new(limits, pool, policy(pool));
-    // Host memory has units as large as a block.
+    // Host memory is divided into units of the size of a block.
     let checkpoint_bytes = checkpoint_bytes.next_multiple_of(block_bytes);
     let limits = Limits { checkpoint_bytes, remembered: 0, ..limits };
     let mut host = (host > 0).then(|| Pool::new(limits, host, policy(host)));
@@ -179,13 +180,14 @@ fn run<'p, P: Policy>(
         }
         let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (mut at, mut done) = (adopted.reference, adopted.reused);
-        // The prompt in host memory. It goes on from checkpoint to checkpoint: from the root each time would be quadratic.
+        // A reference to the prompt in host memory. It is extended from checkpoint to checkpoint, since matching from
+        // the root each time would take quadratic time.
         let mut host_at = None;
         while let Some((end, origin)) = checkpoints.after(done) {
             let end_block = (end / BLOCK_TOKENS) as usize;
             let new = &blocks[(done / BLOCK_TOKENS) as usize..end_block];
             device.tree.extend(&mut at, new, |_| (), drop)?;
-            // One that is there already is the same, and was offered to host memory before.
+            // If there is a checkpoint already, it is the same one, and was copied to host memory before.
             let attached = device.tree.attach(&at, at.blocks(), origin, origin).is_ok();
             if let Some(host) = host.as_mut().filter(|_| attached) {
                 let blocks = &blocks[..end_block];
@@ -204,7 +206,8 @@ fn run<'p, P: Policy>(
     Ok(Simulated { stats: device.tree.stats(), ..simulated })
 }
 
-/// Brings what a prompt can go on from to the device, if host memory has more of it; tokens more, and bytes that moved.
+/// Brings the reusable part of a prompt to the device, if host memory has more of it. Returns the additional tokens,
+/// and the bytes that were copied.
 fn bring_back<P: Policy>(
     host: &mut Pool<P>,
     device: &mut Pool<P>,
@@ -222,9 +225,9 @@ fn bring_back<P: Policy>(
     Ok((u64::from(there - here), device.keep(root, blocks, origin)?))
 }
 
-/// Tokens up to the end of a prompt as the trace tells it, and one more. An id of fewer than 512 tokens is never that
-/// of a longer prompt, though the next turn of a conversation has those tokens too: what ends in it would never be
-/// found.
+/// Number of comparable tokens of a prompt: those of its whole hash ids, and one more. An id that stands for fewer than
+/// 512 tokens never occurs in a longer prompt, though the next turn of the conversation has the same tokens. A
+/// checkpoint within such an id would never be found.
 fn comparable(prompt: &Prompt) -> u32 {
     prompt.tokens.min(prompt.tokens / HASH_TOKENS * HASH_TOKENS + 1)
 }
@@ -245,7 +248,7 @@ mod tests {
         Sizes { block_bytes: 10, checkpoint_bytes: 80, interval: 2048, pool, host: 0 }
     }
 
-    /// Twice the same prompt, then one that leaves it after 1,024 tokens, twice.
+    /// The same prompt twice, then twice one that differs after 1,024 tokens.
     #[test]
     fn each_placement_reuses_what_it_can() {
         let long = prompt(4097, 0..9);
@@ -254,7 +257,7 @@ mod tests {
         let reused =
             |case: Case| simulate(case, sizes(1 << 40), &prompts, &hidden()).unwrap().stats.reused;
         assert_eq!(reused(CASES[0]), 2 * 4096);
-        // The third one takes a checkpoint at 1,024, and the fourth one goes on from its end.
+        // The third prompt takes a checkpoint at 1,024, from which the fourth continues.
         assert_eq!(reused(CASES[1]), 2 * 4096);
         let third = prompt(4097, [0, 1].into_iter().chain(200..207));
         let prompts = [&long, &other, &third].map(Clone::clone);
@@ -267,20 +270,20 @@ mod tests {
         assert_eq!(reused(CASES[1]).partial, 3);
     }
 
-    /// A pool that holds one prompt: the second one evicts the first.
+    /// A pool with room for one prompt: the second prompt evicts the first.
     #[test]
     fn what_does_not_fit_is_evicted() {
         let prompts: Vec<_> = [0, 100, 0].map(|first| prompt(4097, first..first + 9)).into();
         let stats = |sizes| simulate(CASES[0], sizes, &prompts, &hidden()).unwrap().stats;
         let one = stats(sizes(32 * 10 + 80));
-        // Of what was evicted some may be forgotten, where two hashes fall into one place, and count as new.
+        // Some evicted blocks may be forgotten, where two hashes share a place; their tokens count as new.
         assert_eq!((one.reused, one.evicted_blocks), (0, 2 * 32));
         assert!(one.evicted > 0, "{one:?}");
         let both = stats(sizes(2 * (32 * 10 + 80)));
         assert_eq!((both.reused, both.evicted), (4096, 0));
     }
 
-    /// The same pool, and host memory for two prompts, or for one.
+    /// The same pool, with host memory for two prompts, or for one.
     #[test]
     fn what_was_evicted_comes_back_from_host_memory() {
         let prompts: Vec<_> = [0, 100, 0].map(|first| prompt(4097, first..first + 9)).into();
@@ -292,13 +295,14 @@ mod tests {
         for (case, simulated) in CASES.into_iter().zip(with(2 * one + 2 * 80)) {
             let Simulated { stats, from_host, traffic } = simulated;
             assert_eq!((stats.reused, from_host), (4096, 4096), "{case:?}");
-            // Both prompts went there with their checkpoints, of which one more is inside; one prompt came back.
+            // Both prompts were copied to host memory with their checkpoints, of which the interval case has one more
+            // in each; one prompt came back.
             let checkpoints = 1 + u64::from(case.interval);
             let expected = [2 * (32 * 10 + checkpoints * 80), one];
             assert_eq!(traffic, expected, "{case:?}");
         }
         assert_eq!(with(one)[0].from_host, 0);
-        // The same, but for what is remembered of what was evicted: hashes differ from tree to tree.
+        // The results are equal, except for the memory of evicted blocks: hashes differ from tree to tree.
         let [none, small] = [0, one].map(|host| with(host)[0]);
         let forgotten = |stats| ReuseStats { evicted: 0, diverged: 0, ..stats };
         assert_eq!(forgotten(none.stats), forgotten(small.stats));

@@ -11,13 +11,13 @@ use crate::generate::AttentionChoice;
 use crate::options::{SplitChoice, integer, number, size};
 use crate::outcome::{Exit, after_help};
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
     "a tiny model of random weights",
     "cargo kv serve --checkpoint tests/e2e/hash --listen 127.0.0.1:8000",
 )];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 5] = [
     (0, "SIGINT or SIGTERM has ended it, with all that it had taken"),
     (1, "the device failed"),

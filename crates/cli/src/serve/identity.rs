@@ -1,4 +1,4 @@
-//! What tells the bytes in a server's cache from those of others.
+//! The identity of the bytes in a server's cache: a digest that differs if anything could change these bytes.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -14,16 +14,16 @@ use crate::error::InputError;
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 
-/// Arguments at which the mathematical functions are compared.
+/// Number of arguments at which the mathematical functions are evaluated.
 const FUNCTION_VALUES: u32 = 4096;
 
-/// The files of a checkpoint, as they are before its weights are read.
+/// The files of a checkpoint, recorded before its weights are read.
 pub(super) struct Files {
     folder: PathBuf,
     files: Vec<Stamp>,
 }
 
-/// A file, and what changes when another takes its place.
+/// A file, and the properties that change when it is replaced.
 #[derive(PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
@@ -33,7 +33,7 @@ struct Stamp {
 }
 
 impl Files {
-    /// Those that are in `folder` now.
+    /// The files that are in `folder` now.
     pub fn of(folder: &Path) -> Result<Self, InputError> {
         let files = Checkpoint::files(folder)
             .map_err(|error| InputError::Serve(format!("--cold-cache: {error}")))?;
@@ -47,7 +47,8 @@ impl Files {
         Ok(Self { folder: folder.into(), files: files.collect::<Result<_, _>>()? })
     }
 
-    /// A digest of them, refused if others have taken their place: weights that were read in between may be of either.
+    /// A digest of the files. Fails if a file was replaced since it was recorded: weights that were read in between may
+    /// be from either file.
     pub fn digest(&self) -> Result<Sha256, InputError> {
         let mut digest = Sha256::new();
         for Stamp { path, .. } in &self.files {
@@ -76,15 +77,15 @@ fn inode(_: &Metadata) -> u64 {
     0
 }
 
-/// A checkpoint's digest with that of this program, where attention runs, the device, the processor and the mathematical
-/// functions of the system: each of them makes other bits.
+/// The checkpoint's digest combined with this program, the place of attention, the device, the processor and the
+/// mathematical functions of the system. Each of them can change bits of the results.
 pub(super) fn of(
     checkpoint: &Sha256,
     place: AttentionPlace,
     device: &str,
 ) -> Result<Vec<u8>, InputError> {
     let mut digest = checkpoint.clone();
-    // The program that runs, whatever its path names by now; under whatever name.
+    // The running executable, even if the file at its path was renamed or replaced.
     let program = if cfg!(target_os = "linux") {
         Ok(PathBuf::from("/proc/self/exe"))
     } else {
@@ -92,7 +93,7 @@ pub(super) fn of(
     };
     let added = program.and_then(|path| add(&mut digest, &path));
     added.map_err(|error| failed(Path::new("this program"), &error))?;
-    // They are a library's, which may be another one tomorrow.
+    // These functions are those of a system library, which may be updated.
     for step in 0..FUNCTION_VALUES {
         let x = (step as f32 - FUNCTION_VALUES as f32 / 2.0) * 0.037;
         let (sin, cos) = x.sin_cos();
@@ -114,7 +115,7 @@ fn failed(path: &Path, error: &io::Error) -> InputError {
     InputError::Serve(format!("{}: {error}; --cold-cache reads all of it", path.display()))
 }
 
-/// Adds a file with its length.
+/// Adds a file and its length.
 fn add(digest: &mut Sha256, path: &Path) -> io::Result<()> {
     let (mut file, mut chunk) = (File::open(path)?, vec![0; CHUNK]);
     digest.update(file.metadata()?.len().to_le_bytes());
@@ -126,7 +127,8 @@ fn add(digest: &mut Sha256, path: &Path) -> io::Result<()> {
     }
 }
 
-/// The architecture, and the instructions by whose presence `matrixmultiply` chooses its kernels, which round differently.
+/// The architecture, and the instruction sets by which `matrixmultiply` selects its kernels. The kernels round
+/// differently.
 fn processor() -> String {
     let arch = std::env::consts::ARCH;
     #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
@@ -149,8 +151,8 @@ mod tests {
 
     use super::*;
 
-    /// A bit of the weights, the configuration, a name, an index, a shard of any name, the place of attention, and the device: each
-    /// makes another identity, and nothing else does.
+    /// A bit of the weights, the configuration, a file name, the index, a shard of any name, the place of attention,
+    /// and the device: each changes the identity, and nothing else does.
     #[test]
     fn whatever_makes_other_bytes_makes_another_identity() {
         let (host, device) = (AttentionPlace::Host, AttentionPlace::Device);
@@ -181,10 +183,10 @@ mod tests {
         seen.push(identity(host, "a"));
         write("shard.bin", &[3; 8]);
         seen.push(identity(host, "a"));
-        // The same two files, of which the index takes the other.
+        // The same two files, with an index that names the other one.
         write("model.safetensors.index.json", index("other.safetensors").as_bytes());
         seen.push(identity(host, "a"));
-        // The same two shards, which have each other's tensors.
+        // The same two shards, with an index that exchanges their tensors.
         for [first, second] in
             [["shard.bin", "other.safetensors"], ["other.safetensors", "shard.bin"]]
         {
@@ -198,7 +200,8 @@ mod tests {
         assert_eq!(seen.len(), all);
     }
 
-    /// Weights that were read while files changed have no identity: of the old files, of the new ones, or of both.
+    /// Files that change while weights are read give no identity: the weights may be from the old files, the new ones,
+    /// or both.
     #[test]
     fn files_that_change_meanwhile_are_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -207,7 +210,7 @@ mod tests {
         fs::write(path("model.safetensors"), [1; 8]).unwrap();
         let files = Files::of(folder.path()).unwrap();
         files.digest().map(drop).unwrap();
-        // A file of the same length and time.
+        // A file of the same length and modification time.
         let modified = path("model.safetensors").metadata().unwrap().modified().unwrap();
         fs::write(path("new"), [2; 8]).unwrap();
         File::options().write(true).open(path("new")).unwrap().set_modified(modified).unwrap();

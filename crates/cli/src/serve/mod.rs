@@ -25,15 +25,15 @@ use crate::outcome::Outcome;
 use crate::output;
 use identity::Files;
 
-/// The context, if the model can do as much.
+/// The default context, if the model supports it.
 const CONTEXT: u32 = 8192;
-/// Most tokens of a step that is replayed.
+/// Most tokens of a step that is replayed from a graph.
 const GRAPH_TOKENS: u32 = 32;
 
 /// Serves until a signal ends it.
 ///
 /// # Errors
-/// Input that is refused; a device that fails.
+/// Refused input; an error of the device.
 pub fn run(args: &ServeArgs) -> Result<Outcome> {
     if args.host_cache.as_u64() > 0 && args.checkpoints == 0 {
         return Err(InputError::HostWithoutCheckpoints { size: args.host_cache }.into());
@@ -57,11 +57,11 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     }
 }
 
-/// A checkpoint that was read.
+/// A loaded checkpoint.
 struct Loaded {
     model: Arc<Model>,
     text: Text,
-    /// Of its files, where a cold cache needs it.
+    /// Digest of its files, if a cold cache needs it.
     digest: Option<Sha256>,
 }
 
@@ -143,7 +143,7 @@ fn folder_name(folder: &Path) -> String {
     folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Limits that the cache refuses are options; all else is a failure.
+/// Limits that the cache refuses come from options, so the input is refused. Anything else is a failure.
 fn refused_engine(error: ModelError) -> anyhow::Error {
     match error {
         ModelError::Cache(KvError::Config { .. } | KvError::MemoryTooSmall { .. })
@@ -154,7 +154,7 @@ fn refused_engine(error: ModelError) -> anyhow::Error {
     }
 }
 
-/// Settings that do not fit each other, and an address that cannot be had.
+/// Settings that contradict each other, and an address that cannot be used, are refused input.
 fn refused(error: ServerError, address: &str) -> anyhow::Error {
     match error {
         ServerError::System { doing: "the address to listen at", error } => {
@@ -168,7 +168,7 @@ fn refused(error: ServerError, address: &str) -> anyhow::Error {
     }
 }
 
-/// Says why the cold cache did not store or read something, and of how many like it nothing was said.
+/// Prints why the cold cache did not store or read something, and how many errors of the same kind were not printed.
 fn report_cold(error: &ColdError, others: u64) {
     match others {
         0 => output::note(format_args!("cold cache: {error}")),

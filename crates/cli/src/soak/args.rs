@@ -10,7 +10,7 @@ use dsv4_kv_trace::MAX_REQUESTS;
 use crate::options::{integer, number, seed, size};
 use crate::outcome::{Exit, after_help};
 
-/// Examples of `--help`: what each is for, and the command.
+/// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 2] = [
     (
         "the synthetic load once, disturbed, in pools of three sizes",
@@ -19,7 +19,7 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("a trace, a hundred times", "cargo kv soak --trace trace.jsonl --rounds 100"),
 ];
 
-/// How it ends.
+/// Exit codes.
 const EXITS: [Exit; 4] = [
     (0, "nothing was lost, and as much was reused as in the model"),
     (

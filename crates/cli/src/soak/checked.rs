@@ -1,4 +1,4 @@
-//! A cache without memory, beside its model.
+//! A cache without memory for rows, compared with its model.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use dsv4_kv::{CacheConfig, KvError, Ledger, RequestId, StepRequest, Suspended};
 use super::model::Model;
 use crate::replay::execute::{Bookkeeping, Disturb, Execute, KernelWork};
 
-/// Runs everything in the cache, then in the model, and counts where the two differ.
+/// Applies everything to the cache and then to the model, and counts differences.
 pub struct Checked {
     cache: Bookkeeping,
     model: Model,
     pub found: Agreement,
 }
 
-/// What was reused, and what should have been.
+/// The tokens that were reused, and those that should have been.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Agreement {
-    /// Requests that were admitted.
+    /// Number of admissions.
     pub admissions: u64,
-    /// Those of them that reused other tokens than in the model.
+    /// Number of admissions that reused another number of tokens than the model.
     pub differing: u64,
     /// Tokens that were reused.
     pub reused: u64,
@@ -30,7 +30,7 @@ pub struct Agreement {
 }
 
 impl Checked {
-    /// An empty cache, and the model of `expected`, which is to be the same configuration.
+    /// An empty cache, and a model for `expected`, which should be the same configuration.
     pub fn new(config: &CacheConfig, expected: &CacheConfig) -> Result<Self, KvError> {
         let (cache, model) = (Bookkeeping::new(config)?, Model::new(expected));
         Ok(Self { cache, model, found: Agreement::default() })
@@ -86,7 +86,7 @@ impl Disturb for Checked {
         Ok(suspended)
     }
 
-    /// The model knows no slots: to it the request only changes its name.
+    /// The model has no slots: for the model the request only changes its handle.
     fn resume(&mut self, from: RequestId, suspended: Suspended) -> Result<RequestId> {
         let id = self.cache.resume(from, suspended)?;
         self.model.rename(from, id);

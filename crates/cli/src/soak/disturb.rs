@@ -1,4 +1,4 @@
-//! What happens to which request when.
+//! Chooses the events of requests, and the time of each event.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,17 +14,17 @@ use crate::replay::drive::Drive;
 use crate::replay::execute::Disturb;
 use crate::replay::load::Request;
 
-/// Most steps that a request is suspended for.
+/// Most steps for which a request is suspended.
 const LONGEST: u32 = 64;
 
-/// Shares of the requests, 0 to 1.
+/// Shares of the requests, from 0 to 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Shares {
-    /// That are aborted.
+    /// Requests that are aborted.
     pub aborts: f64,
-    /// That are forked.
+    /// Requests that are forked.
     pub forks: f64,
-    /// That are suspended, and of as many that are preempted.
+    /// Requests that are suspended; the same share is preempted.
     pub preemptions: f64,
 }
 
@@ -41,7 +41,7 @@ pub struct Done {
     pub preempted: u64,
 }
 
-/// What happens to a request.
+/// An event of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Abort,
@@ -50,20 +50,21 @@ enum Event {
     Preempt,
 }
 
-/// What happens in a round.
+/// The events of a round.
 pub struct Disturbances {
     rng: ChaCha8Rng,
-    /// By place in the load: what happens once the request has so many tokens, the first of it last.
+    /// The events of each request by its index in the load, with the number of tokens at which each happens. The next
+    /// event is last.
     events: HashMap<usize, Vec<(u32, Event)>>,
-    /// Requests without a slot, and for how many steps they are.
+    /// Suspended requests, and for how many more steps.
     aside: Vec<(u32, Aside)>,
-    /// Scratch.
+    /// Scratch memory.
     due: Vec<(usize, Event)>,
     pub done: Done,
 }
 
 impl Disturbances {
-    /// Draws what happens.
+    /// Draws the events.
     pub fn new(seed: u64, shares: Shares, load: &[Request]) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let Shares { aborts, forks, preemptions } = shares;
@@ -76,9 +77,9 @@ impl Disturbances {
         let mut events = HashMap::<_, Vec<_>>::new();
         for (index, Request { arrival, .. }) in load.iter().enumerate() {
             for (event, share) in kinds {
-                // A copy of half a prompt is no branch of a conversation.
+                // A copy of half a prompt would not be a branch of a conversation.
                 let first = if event == Event::Fork { arrival.input } else { 1 };
-                // With all of its tokens it has ended; one that answers a token has no branch.
+                // A request with all its tokens has ended. A request with a single generated token has no branch.
                 let between = first..arrival.cached_tokens();
                 if rng.random_bool(share) && !between.is_empty() {
                     events.entry(index).or_default().push((rng.random_range(between), event));
@@ -90,7 +91,7 @@ impl Disturbances {
         Self { rng, events, aside: Vec::new(), due: Vec::new(), done: Done::default() }
     }
 
-    /// Does what is due between two steps; whether requests are suspended.
+    /// Applies the events that are due between two steps. Returns whether requests are suspended.
     pub fn between_steps<E: Disturb>(&mut self, drive: &mut Drive<'_, E>) -> Result<bool> {
         self.resume(drive)?;
         let Self { events, due, .. } = self;
@@ -99,7 +100,7 @@ impl Disturbances {
             (tokens >= at).then_some((index, event))
         }));
         for (index, event) in std::mem::take(&mut self.due) {
-            // What there is no room for now happens later, if the request has not ended.
+            // An event for which there is no room now happens later, unless the request has ended by then.
             if self.happens(drive, index, event)? {
                 self.events.get_mut(&index).map(Vec::pop);
             }
@@ -107,7 +108,7 @@ impl Disturbances {
         Ok(!self.aside.is_empty())
     }
 
-    /// Does something to a request, if there is room for it; whether there was.
+    /// Applies an event, if there is room for it. Returns whether there was.
     fn happens<E: Disturb>(
         &mut self,
         drive: &mut Drive<'_, E>,
@@ -130,7 +131,7 @@ impl Disturbances {
         Ok(happened)
     }
 
-    /// Lets those go on whose time is over, while slots are free.
+    /// Resumes requests whose time is over, while slots are free.
     fn resume<E: Disturb>(&mut self, drive: &mut Drive<'_, E>) -> Result<()> {
         for (steps, aside) in std::mem::take(&mut self.aside) {
             let left = match steps {

@@ -1,11 +1,11 @@
-//! `dsv4-kv soak`: a load for long, with everything that can happen to requests.
+//! `dsv4-kv soak`: runs a load for a long time, with every event that can happen to requests.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`] | options |
-//! | [`run`] | the rounds, and what is checked after each |
-//! | [`disturb`] | what happens to which request when |
-//! | [`checked`], [`model`] | the cache beside a plain model of it |
+//! | [`run`] | the rounds, and the checks after each |
+//! | [`disturb`] | the events of requests, and their times |
+//! | [`checked`], [`model`] | the cache, compared with a plain model of it |
 //! | [`report`] | the result: a table and JSON |
 
 mod args;
@@ -28,9 +28,9 @@ use disturb::Shares;
 pub use report::Report;
 use run::{Plan, SUSPENDED};
 
-/// How far all rounds are, and which one runs.
+/// Progress over all rounds, and the current round.
 const BAR: &str = "{bar:20} {percent:>3} % of {len} tokens, {left}  {wide_msg}";
-/// Requests of the synthetic load.
+/// Number of requests of the synthetic load.
 const REQUESTS: u32 = 2048;
 
 /// Runs the command and prints its result.

@@ -1,5 +1,5 @@
-//! What the ledger should share and evict, slow and plain: a map of prefixes, one entry for each block of 128 tokens,
-//! with the default policy. It shares no code with the prefix tree or the ledger.
+//! A slow, plain model of what the ledger should share and evict: a map of prefixes with one entry per block of 128
+//! tokens, and the default eviction policy. It shares no code with the prefix tree or the ledger.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -9,13 +9,13 @@ use dsv4_kv::{CacheConfig, Capacity, RequestId, StepRequest};
 
 use crate::texts::{mixed, then};
 
-/// Tokens of a block.
+/// Tokens per block.
 const BLOCK: u32 = 128;
 
-/// All tokens down to the end of a block, in a number. 0 is before the first block.
+/// A hash of all tokens up to the end of a block. 0 is the root, before the first block.
 type Path = u64;
 
-/// Paths are as good as hashed.
+/// Paths are hashes already, and are not hashed again.
 #[derive(Default)]
 struct AsItIs(u64);
 
@@ -33,7 +33,7 @@ impl Hasher for AsItIs {
     }
 }
 
-/// Why a checkpoint is where it is.
+/// Why a checkpoint was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Prompt,
@@ -47,10 +47,10 @@ enum Origin {
 #[derive(Clone, Copy, Debug)]
 struct Saved {
     origin: Origin,
-    /// Bytes that had been shared when it was last used.
+    /// Value of `shared_bytes` when it was last used.
     last_use: i64,
     hits: i64,
-    /// Counts checkpoints, to tell equal ones apart.
+    /// Number of the checkpoint. Among checkpoints of equal rank the oldest is evicted first.
     number: u64,
 }
 
@@ -59,7 +59,7 @@ struct Saved {
 struct Entry {
     above: Path,
     below: Vec<Path>,
-    /// Requests that end at or below it.
+    /// Number of requests that end at this block or below it.
     holds: u32,
     saved: Option<Saved>,
 }
@@ -67,9 +67,9 @@ struct Entry {
 /// A block of a request.
 #[derive(Clone, Debug)]
 enum Held {
-    /// One of the map.
+    /// A block in the map.
     Shared,
-    /// Its own, or one that its copies have too.
+    /// A block of the request, which its copies may share.
     Own(Rc<()>),
 }
 
@@ -78,21 +78,22 @@ enum Held {
 struct Live {
     tokens: u32,
     blocks: Vec<Held>,
-    /// `None` if it shares nothing.
+    /// `None` if the request does not share prefixes.
     shares: Option<Sharing>,
 }
 
 #[derive(Clone, Debug)]
 struct Sharing {
-    /// The last block of it that is in the map.
+    /// The path of its last block that is in the map.
     end: Path,
-    /// What it holds: the last block of a run without a branch or a checkpoint that `end` is in.
+    /// The block that it holds: the last of the run that contains `end` and that has no branch and no checkpoint
+    /// inside.
     held: Path,
-    /// The path of the tokens behind `end`.
+    /// The path of all tokens of the request, including those after `end`.
     open: Path,
-    /// Positions at which it is to be saved, upwards.
+    /// Positions at which it should be saved, in ascending order.
     wanted: BTreeMap<u32, Origin>,
-    /// Where its answer is to be saved next; none of an answer that is not.
+    /// The next position at which its answer should be saved; `None` if answers are not saved.
     next_output: Option<u32>,
 }
 
@@ -101,9 +102,9 @@ struct Sharing {
 pub struct Model {
     entries: HashMap<Path, Entry, BuildHasherDefault<AsItIs>>,
     live: HashMap<RequestId, Live>,
-    /// Prefixes that have a checkpoint.
+    /// Paths that have a checkpoint.
     saved: Vec<Path>,
-    /// The last checkpoint of the answers of requests that run, and its position, the oldest first.
+    /// For each running request the last checkpoint of its answer, with its position; the oldest first.
     outputs: Vec<(RequestId, u32)>,
     keeps_outputs: bool,
     context: u32,
@@ -115,18 +116,18 @@ pub struct Model {
     capacity: i64,
     /// Bytes that were ever shared.
     shared_bytes: i64,
-    /// Checkpoints that were ever shared.
+    /// Number of checkpoints that were ever shared.
     numbers: u64,
 }
 
-/// Blocks that requests with so many tokens hold: one for each 128 tokens of which an entry, of 4 tokens, exists.
+/// Blocks of a request with `tokens` tokens: one for each 128 tokens in which an entry (of 4 tokens) has closed.
 fn blocks_of(tokens: u32) -> usize {
     (tokens / 4).div_ceil(BLOCK / 4) as usize
 }
 
 impl Sharing {
-    /// The request has so many tokens, the last of its prompt's boundaries at least: its answer is to be saved at the
-    /// next.
+    /// Plans the next save of the answer. The request has `tokens` tokens, which reach at least the last boundary of
+    /// its prompt.
     fn want_output(&mut self, tokens: u32, context: u32) {
         let Some(next) = self.next_output.as_mut().filter(|next| tokens >= **next) else { return };
         *next = (tokens / BLOCK + 1) * BLOCK;
@@ -137,7 +138,7 @@ impl Sharing {
 }
 
 impl Model {
-    /// An empty cache of that configuration.
+    /// An empty cache of this configuration.
     pub fn new(config: &CacheConfig) -> Self {
         let Capacity { block_bytes, checkpoint_bytes, blocks, checkpoints, .. } =
             Capacity::new(config);
@@ -161,8 +162,8 @@ impl Model {
         }
     }
 
-    /// A request begins with `prompt`, or shares nothing. In the ledger it has `reused` tokens of it already, and so
-    /// it has here; how many it should have.
+    /// Admits a request with `prompt`, or without sharing. The ledger reused `reused` tokens, and so does the model.
+    /// Returns the number of tokens that the model would have reused.
     pub fn admit(&mut self, id: RequestId, prompt: Option<&[u32]>, reused: u32) -> u32 {
         let Some(prompt) = prompt else {
             self.live.insert(id, Live { tokens: 0, blocks: Vec::new(), shares: None });
@@ -177,7 +178,7 @@ impl Model {
             if entry.is_none() && paths.len() as u32 >= reused / BLOCK {
                 break;
             }
-            // What only the ledger has is there from now on, so that one difference makes no others.
+            // Blocks that only the ledger has are added to the map, so that one difference does not cause others.
             matched += u32::from(entry.is_some());
             if entry.is_some_and(|entry| entry.saved.is_some()) {
                 expected = matched;
@@ -199,7 +200,8 @@ impl Model {
         expected * BLOCK
     }
 
-    /// Where a prompt of which so many blocks are reused, are there, and can be, is to be saved.
+    /// The positions at which a prompt should be saved. Of its blocks, `reused` are reused, `matched` are in the tree,
+    /// and `last` could be.
     fn wanted(&self, reused: u32, matched: u32, last: u32) -> BTreeMap<u32, Origin> {
         let mut wanted = BTreeMap::new();
         let mut want = |at: u32, origin| {
@@ -214,7 +216,7 @@ impl Model {
         wanted
     }
 
-    /// A step that the ledger has run: `tokens` are those of its requests, in its order.
+    /// Applies a step that the ledger has run. `tokens` are those of its requests, in its order.
     pub fn step(&mut self, step: &[StepRequest], tokens: &[u32]) {
         let live = |part: &StepRequest| &self.live[&part.id];
         let more = |part: &StepRequest| {
@@ -235,7 +237,7 @@ impl Model {
         }
     }
 
-    /// A request ends.
+    /// Ends a request.
     pub fn release(&mut self, id: RequestId) {
         self.keep_output(id);
         let Some(Live { blocks, shares, .. }) = self.live.remove(&id) else { return };
@@ -249,7 +251,7 @@ impl Model {
         }
     }
 
-    /// A copy of a request begins: of a block that is not full it gets one of its own.
+    /// Copies a request. A block that is not full is copied too.
     pub fn fork(&mut self, of: RequestId, id: RequestId) {
         let Some(mut copy) = self.live.get(&of).cloned() else { return };
         let (all, full) = (blocks_of(copy.tokens), (copy.tokens / BLOCK) as usize);
@@ -261,25 +263,26 @@ impl Model {
         }
         if let Some(Sharing { end, held, wanted, .. }) = &mut copy.shares {
             *held = self.hold(*end);
-            // Where a prompt is to be saved is said when a request is admitted, and is not copied.
+            // The save positions of a prompt are set at admission, and are not copied.
             wanted.retain(|_, origin| *origin == Origin::Output);
         }
         self.live.insert(id, copy);
     }
 
-    /// A request gives its slot up.
+    /// Suspends a request.
     pub fn suspend(&mut self, id: RequestId) {
         self.keep_output(id);
     }
 
-    /// A request goes on under another name.
+    /// Changes the handle of a request.
     pub fn rename(&mut self, from: RequestId, to: RequestId) {
         if let Some(live) = self.live.remove(&from) {
             self.live.insert(to, live);
         }
     }
 
-    /// Which requests the step saves, where: while checkpoints are free, and in steps that have a chunk.
+    /// The requests that the step saves, and the positions, as long as checkpoints are free. Steps without a chunk save
+    /// nothing.
     fn plan_saves(&mut self, step: &[StepRequest]) -> Vec<(RequestId, u32, Origin)> {
         let mut saves = Vec::new();
         for part in step {
@@ -302,7 +305,8 @@ impl Model {
         saves
     }
 
-    /// The tokens of a request's step become final: blocks that they fill are shared, by who fills them first.
+    /// Commits the tokens of a request's step. Blocks that they fill are shared, unless an equal block is in the map
+    /// already.
     fn commit(&mut self, part: &StepRequest, tokens: &[u32]) {
         let Some(mut live) = self.live.remove(&part.id) else { return };
         let held = blocks_of(part.start + part.tokens).max(live.blocks.len());
@@ -331,7 +335,7 @@ impl Model {
         self.live.insert(part.id, live);
     }
 
-    /// A block becomes everybody's, unless the map has it.
+    /// Adds a block to the map, unless it is there. Returns whether it was added.
     fn share(&mut self, above: Path, path: Path) -> bool {
         if self.entries.contains_key(&path) {
             return false;
@@ -344,7 +348,7 @@ impl Model {
         true
     }
 
-    /// A request was saved. Of answers the last checkpoint is kept, aside.
+    /// Records a checkpoint. For an answer only the last one is kept, aside.
     fn save(&mut self, id: RequestId, at: u32, origin: Origin) {
         if origin != Origin::Output {
             return self.enter(id, at, origin);
@@ -355,7 +359,7 @@ impl Model {
         self.outputs.push((id, at));
     }
 
-    /// The checkpoint of an answer becomes everybody's.
+    /// Moves the checkpoint of an answer to the map.
     fn keep_output(&mut self, id: RequestId) {
         if let Some(place) = self.outputs.iter().position(|(of, _)| *of == id) {
             let (_, at) = self.outputs.remove(place);
@@ -363,7 +367,7 @@ impl Model {
         }
     }
 
-    /// A checkpoint becomes everybody's, unless there is one.
+    /// Adds a checkpoint to the map, unless the block has one.
     fn enter(&mut self, id: RequestId, at: u32, origin: Origin) {
         let path = self.live.get(&id).and_then(|live| self.path_at(live, at));
         let entry = path.and_then(|path| self.entries.get_mut(&path));
@@ -379,7 +383,7 @@ impl Model {
         }
     }
 
-    /// The block of a request that ends at a position.
+    /// The path of a request's block that ends at a position.
     fn path_at(&self, live: &Live, at: u32) -> Option<Path> {
         let mut path = live.shares.as_ref()?.end;
         for _ in at / BLOCK..live.tokens / BLOCK {
@@ -388,7 +392,8 @@ impl Model {
         Some(path)
     }
 
-    /// Holds a block and those above it; what is held. The tree refers to runs of blocks, and holds them whole.
+    /// Holds a block and those above it. Returns the block that is held: the tree refers to runs of blocks, and holds
+    /// whole runs.
     fn hold(&mut self, path: Path) -> Path {
         let mut end = path;
         while let Some(Entry { below, saved: None, .. }) = self.entries.get(&end)
@@ -404,7 +409,7 @@ impl Model {
         end
     }
 
-    /// Lets go of what [`Self::hold`] held, and frees what nobody can use.
+    /// Releases what [`Self::hold`] held, and frees blocks that cannot be reused any more.
     fn let_go(&mut self, held: Path) {
         let mut next = held;
         while let Some(entry) = self.entries.get_mut(&next) {
@@ -414,7 +419,7 @@ impl Model {
         self.trim(held);
     }
 
-    /// Frees a block that nobody can go on from, and those above it.
+    /// Frees a block from which no request can continue, and such blocks above it.
     fn trim(&mut self, mut path: Path) {
         while let Some(Entry { above, below, holds: 0, saved: None }) = self.entries.get(&path)
             && below.is_empty()
@@ -429,7 +434,7 @@ impl Model {
         }
     }
 
-    /// Someone goes on from a checkpoint: it and those above it were used now.
+    /// Records that a request continues from a checkpoint: this one and those above it were used now.
     fn use_now(&mut self, hit: Path) {
         let now = self.shared_bytes;
         let mut next = hit;
@@ -442,7 +447,7 @@ impl Model {
         }
     }
 
-    /// Evicts until so many blocks and checkpoints more are free.
+    /// Evicts until `blocks` more blocks and `checkpoints` more checkpoints are free.
     fn evict(&mut self, blocks: i64, checkpoints: i64) {
         let free = self.free_checkpoints;
         while self.free_checkpoints < free + checkpoints && self.evict_first(true) {}
@@ -450,8 +455,8 @@ impl Model {
         while self.free_blocks < free + blocks && self.evict_first(false) {}
     }
 
-    /// Evicts the checkpoint of the lowest rank that nobody holds: of a path's end, or of an interval or an answer
-    /// that was never hit if `expendable` ones may go.
+    /// Evicts the checkpoint of the lowest rank that no request holds: one at the end of a path or, if `expendable`
+    /// ones may be evicted, one of an interval or an answer that was never hit.
     fn evict_first(&mut self, expendable: bool) -> bool {
         let rank = |(place, path): (usize, &Path)| {
             let entry = &self.entries[path];

@@ -1,4 +1,4 @@
-//! One run: a load, several times, through one cache.
+//! One run: a load, replayed several times through one cache.
 
 use std::time::Instant;
 
@@ -17,24 +17,25 @@ use crate::replay::load::{self, Request};
 use crate::replay::scheduler::Limits;
 use crate::texts::Texts;
 
-/// Most that the process may grow in the second half of the rounds, as a part of what it was before.
+/// Most growth of the process in the second half of the rounds, as a fraction of its size before.
 const DRIFT: f64 = 0.01;
-/// Growth in bytes that says nothing: what an allocator keeps back. Rounds of a process of 30 MiB differ by up to 1.1 MiB.
+/// Growth in bytes that is ignored, since allocators keep memory. Rounds of a process of 30 MiB differ by up to 1.1
+/// MiB.
 const NOISE: u64 = 4 << 20;
-/// How far the tokens that were reused may be from the model's, as a part of them.
+/// Most difference between the reused tokens and those of the model, as a fraction of the latter.
 const TOLERANCE: f64 = 0.001;
 
-/// What is run.
+/// The plan of a run.
 pub struct Plan<'a> {
-    /// The cache.
+    /// The configuration of the cache.
     pub config: &'a CacheConfig,
-    /// The requests of a round, and their tokens.
+    /// The requests of a round, and their token ids.
     pub load: (&'a [Request], Texts),
-    /// What happens to them.
+    /// The shares of requests with each event.
     pub shares: Shares,
-    /// How often.
+    /// Number of rounds.
     pub rounds: u32,
-    /// Of all of it.
+    /// Seed of all events.
     pub seed: u64,
 }
 
@@ -44,7 +45,7 @@ impl Plan<'_> {
         u64::from(self.rounds) * load::tokens(self.load.0)
     }
 
-    /// Runs all rounds with requests that hold up to `fill` percent of the blocks. `bar` moves by [`Self::tokens`].
+    /// Runs all rounds. Requests hold up to `fill` percent of the blocks. `bar` advances by [`Self::tokens`].
     pub fn run(&self, fill: u32, bar: &ProgressBar, interrupt: &Interrupt) -> Result<Row> {
         let began = Instant::now();
         let mut cache = Checked::new(self.config, self.config)?;
@@ -102,11 +103,11 @@ impl Plan<'_> {
             if ran.is_none() && !waiting {
                 break;
             }
-            // Copies count as well, while they run.
+            // Running copies count as well.
             bar.set_position(before + drive.done().min(tokens));
             waiting = disturbances.between_steps(&mut drive)?;
         }
-        // What was aborted is not to come.
+        // The tokens of aborted requests will not be computed.
         bar.set_position(before + tokens);
         row.finished += drive.finished();
         row.starved += drive.preempted() - disturbances.done.preempted;
@@ -115,7 +116,7 @@ impl Plan<'_> {
     }
 }
 
-/// What is neither free nor the prefix tree's when no request is left, in words.
+/// Describes blocks, checkpoints and slots that are neither free nor the prefix tree's although no request is left.
 pub fn leak(ledger: &Ledger) -> Option<String> {
     let tree = ledger.tree_counts();
     let faults = [
@@ -131,10 +132,10 @@ pub fn leak(ledger: &Ledger) -> Option<String> {
     wrong.or_else(|| ledger.audit().err())
 }
 
-/// Requests that can be suspended at once.
+/// Most requests that are suspended at once.
 pub const SUSPENDED: u32 = 8;
 
-/// Bytes of memory that the process has, where the system tells.
+/// Resident memory of the process in bytes, if the system reports it.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -149,7 +150,7 @@ impl Row {
         self.done.preempted += done.preempted;
     }
 
-    /// Takes note of what was reused.
+    /// Records the reused tokens, and a fault if they differ from the model's.
     pub fn judge_reuse(&mut self, found: Agreement) {
         let Agreement { admissions, differing, reused, expected } = found;
         (self.admissions, self.differing) = (admissions, differing);
@@ -161,7 +162,7 @@ impl Row {
         }
     }
 
-    /// Takes note of the process's memory after each round.
+    /// Records the process's memory after each round, and a fault if it grew.
     pub fn judge_memory(&mut self, resident: &[u64]) {
         self.resident_bytes = resident.to_vec();
         let [.., last] = resident[..] else { return };
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
     use crate::replay::load::synthetic;
 
-    /// A pool of the longest request of the load, and a third more.
+    /// A configuration with blocks for the longest request of the load, and a third more.
     fn config(load: &[Request]) -> CacheConfig {
         let model = ModelConfig::preset("tiny").expect("a preset");
         let max_context = crate::replay::setup::longest(load);
@@ -192,7 +193,7 @@ mod tests {
         CacheConfig { num_blocks, num_checkpoints: 100, ..config }
     }
 
-    /// What is found of a run of a cache of `config`, and the model of `expected`.
+    /// The result of a run of a cache of `config`, compared with a model of `expected`.
     fn run(load: &[Request], config: &CacheConfig, expected: &CacheConfig) -> Row {
         let shares = Shares { aborts: 0.1, forks: 0.2, preemptions: 0.2 };
         let load = (load, Texts::new(1.0));
@@ -257,9 +258,9 @@ mod tests {
         assert_eq!(faults(&[1000 << 20, 1009 << 20]), (0, true));
         assert_eq!(faults(&[1000 << 20, 900 << 20]), (0, true));
         assert_eq!(faults(&[1000 << 20, 1005 << 20, 1016 << 20]), (1, true));
-        // What happens in the first half of the rounds does not count.
+        // Growth in the first half of the rounds does not count.
         assert_eq!(faults(&[900 << 20, 1000 << 20, 1001 << 20, 1002 << 20]), (0, true));
-        // Of a small process 1 % is less than what differs by itself.
+        // In a small process, 1 % is less than the normal difference between rounds.
         assert_eq!(faults(&[30 << 20, 33 << 20]), (0, true));
         assert_eq!(faults(&[30 << 20, 35 << 20]), (1, true));
         assert_eq!(faults(&[1000 << 20]), (0, false));

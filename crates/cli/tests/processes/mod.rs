@@ -1,13 +1,13 @@
-//! Programs that a test has started: how far they are, as the kernel says.
+//! Programs that a test has started: their progress, as the kernel reports it.
 
 use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a program may take to get so far on a machine that is busy.
+/// Longest time that a program may take to reach a state on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Waits until process `id` handles SIGINT itself: until then an interrupt ends it as any other program.
+/// Waits until process `id` handles SIGINT. Before that, an interrupt ends it as any other program.
 pub fn wait_for_handler(id: u32) {
     let status = format!("/proc/{id}/status");
     // The kernel lists the signals that a process handles; bit 1 is SIGINT.
@@ -19,13 +19,13 @@ pub fn wait_for_handler(id: u32) {
     wait_until(handles_sigint, "SIGINT is never handled");
 }
 
-/// Waits until process `id` has had a processor for 300 ms from now on, however long it waits for one.
+/// Waits until process `id` has used 300 ms of CPU time from now on, however long that takes.
 pub fn wait_for_work(id: u32) {
     const TICKS: u64 = 30;
     let stat = format!("/proc/{id}/stat");
     let ticks = || -> u64 {
         let stat = fs::read_to_string(&stat).expect("it runs");
-        // Behind the name in parentheses, fields 14 and 15 are the times in user and system mode, in ticks of 10 ms.
+        // After the name in parentheses, fields 14 and 15 are the times in user and system mode, in ticks of 10 ms.
         let (_, fields) = stat.rsplit_once(") ").expect("a name");
         fields
             .split(' ')

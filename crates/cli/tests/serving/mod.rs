@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use assert_cmd::cargo::cargo_bin;
 
-/// The small checkpoint that choosing by score is no part of.
+/// The small checkpoint whose routing has no selection by score.
 pub fn checkpoint() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash")
 }
@@ -21,14 +21,14 @@ pub fn command(checkpoint: &Path, options: &str) -> Command {
     command
 }
 
-/// A server that was started, and where it listens.
+/// A running server, and its address.
 pub struct Serving {
     program: Child,
     address: String,
 }
 
 impl Serving {
-    /// A server of the checkpoint, under the name of its folder.
+    /// Starts a server of the checkpoint, under the name of its folder.
     pub fn start(checkpoint: &Path, options: &str) -> Self {
         let options = format!("--listen 127.0.0.1:0 --context 1024 --max-requests 2 {options}");
         let mut program =
@@ -56,7 +56,7 @@ impl Serving {
         connection
     }
 
-    /// A connection that waits for an answer long enough.
+    /// A connection with a timeout that is long enough for an answer.
     pub fn connect(&self) -> TcpStream {
         let connection = TcpStream::connect(&self.address).expect("a connection");
         connection.set_read_timeout(Some(Duration::from_secs(100))).expect("a limit");
@@ -70,14 +70,14 @@ impl Serving {
         assert!(sent.success());
     }
 
-    /// Waits for its end.
+    /// Waits for its end. Returns its exit code.
     pub fn exit_code(mut self) -> Option<i32> {
         self.program.wait().expect("an end").code()
     }
 }
 
 impl Drop for Serving {
-    /// No server outlives its test.
+    /// Ends the server with its test.
     fn drop(&mut self) {
         let _ = self.program.kill();
         let _ = self.program.wait();

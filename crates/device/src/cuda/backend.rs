@@ -18,8 +18,9 @@ use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
 
-// SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`), or it is borrowed, and its owner has promised the same
-// (`CudaDevice::buffer_from_raw`); streams are ordered by the driver, and `cuStreamSynchronize` waits for copies too.
+// SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`), or it is borrowed, and its owner has
+// promised the same (`CudaDevice::buffer_from_raw`); streams are ordered by the driver, and `cuStreamSynchronize` waits
+// for copies too.
 unsafe impl Backend for Cuda {
     type Memory = CudaMemory;
     type PinnedMemory = CudaPinned;
@@ -170,9 +171,10 @@ unsafe impl Backend for Cuda {
             overlap: self.shared.overlap,
         };
         let status = operation.with_arguments(|arguments: &mut [*mut c_void]| {
-            // SAFETY: function and stream are of this backend, live, and its context is current by `enter`. The arguments are those of the
-            // kernel table, which is the PTX's by the promise of `Kernels::new`, and so is what kernels read before they wait (D19). That
-            // their pointers are good for the launch is the caller's promise.
+            // SAFETY: function and stream are of this backend, live, and its context is current by `enter`. The
+            // arguments are those of the kernel table, which is the PTX's by the promise of `Kernels::new`, and so is
+            // what kernels read before they wait (D19). That their pointers are good for the launch is the caller's
+            // promise.
             unsafe { cuda_loader::launch_kernel(&launch, arguments) }
         });
         check(kernel.name, status)
@@ -244,8 +246,8 @@ unsafe impl Backend for Cuda {
 
     fn begin_capture(&self, stream: &CudaStream) -> Result<(), DeviceError> {
         self.enter()?;
-        // Other threads may allocate, free and wait meanwhile, but for waits of this context: a wait for a context of which a stream is
-        // captured fails, and ends the capture. `Captures` keeps them apart.
+        // Meanwhile other threads may allocate, free and wait, except for waits in this context: a wait in a context in
+        // which a stream is captured fails, and invalidates the capture. `Captures` prevents such waits.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
         check("beginning a capture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle, mode) })?;

@@ -1,4 +1,4 @@
-//! What everything on one GPU shares: its context, the kernels, what was launched.
+//! The state that all objects of one GPU share: its context, the kernels, and the record of launches.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Cuda {
 pub(super) struct Shared {
     pub info: DeviceInfo,
     pub check_every_launch: bool,
-    /// Whether launches may start before the one before has ended.
+    /// Whether a launch may start before the previous one has ended.
     pub overlap: bool,
     pub launched: Launched,
     pub functions: Vec<CUfunction>,
@@ -36,7 +36,7 @@ pub(super) struct OwnedContext(pub Context);
 
 impl Drop for OwnedContext {
     fn drop(&mut self) {
-        // What is released must not stay current: libraries that ask for the thread's context would use it (UCX does).
+        // A released context must not stay current: libraries that ask for the thread's context, as UCX, would use it.
         // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
         unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
     }
@@ -75,7 +75,7 @@ impl Cuda {
     }
 }
 
-/// Names what a failed driver call was doing.
+/// Converts the error of a driver call, with the name of the operation.
 pub(super) fn during(operation: &'static str) -> impl FnOnce(CudaError) -> DeviceError {
     move |error| DeviceError::Cuda { operation, status: error.into() }
 }

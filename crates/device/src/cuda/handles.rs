@@ -1,5 +1,5 @@
-//! What the driver hands out: memory, streams, events, graphs. Each is given back when dropped, and keeps
-//! its context alive until then.
+//! Handles of the driver: memory, streams, events, graphs. Each is released when dropped, and keeps its context alive
+//! until then.
 
 use std::mem::ManuallyDrop;
 use std::sync::Mutex;
@@ -12,10 +12,10 @@ use super::context::Cuda;
 use super::launched::KernelSet;
 use crate::backend::{RawMemory, RawPinned};
 
-/// A CUDA stream: the device's own, or one the embedder handed in.
+/// A CUDA stream: the device's own, or one that the embedder owns.
 pub struct CudaStream {
     pub(super) handle: CUstream,
-    /// Kernels launched before a capture of it began, of which nothing was waited for since.
+    /// Kernels that were launched before a capture of the stream began, and were not waited for since.
     pub(super) launched_before: Mutex<KernelSet>,
     /// The stream, if it is the device's own.
     owned: Option<ManuallyDrop<Stream>>,
@@ -35,7 +35,7 @@ impl CudaStream {
         this
     }
 
-    /// A stream of someone else.
+    /// A stream that the embedder owns.
     pub(super) fn borrowed(handle: CUstream, cuda: &Cuda) -> Self {
         Self { handle, launched_before: Mutex::default(), owned: None, cuda: cuda.clone() }
     }
@@ -58,7 +58,7 @@ impl Drop for CudaStream {
     }
 }
 
-/// Device memory: from `cuMemAlloc`, or one the embedder handed in.
+/// Device memory: from `cuMemAlloc`, or memory that the embedder owns.
 pub struct CudaMemory {
     /// The memory, if it is the device's own.
     owned: Option<ManuallyDrop<DeviceBuffer<u8>>>,
@@ -75,7 +75,7 @@ impl CudaMemory {
         Self { owned, address, bytes, cuda: cuda.clone() }
     }
 
-    /// Memory of someone else.
+    /// Memory that the embedder owns.
     pub(super) fn borrowed(address: u64, bytes: u64, cuda: &Cuda) -> Self {
         Self { owned: None, address, bytes, cuda: cuda.clone() }
     }
@@ -133,7 +133,7 @@ impl Drop for CudaPinned {
         if self.cuda.enter().is_err() {
             return;
         }
-        // A copy may still read it, and nothing says that freeing waits for that.
+        // A copy may still read it, and CUDA does not promise that freeing waits for that.
         // SAFETY: no arguments.
         if unsafe { sys::cuCtxSynchronize() } == CUresult::CUDA_SUCCESS {
             // SAFETY: dropped here and nowhere else; no copy is in flight.

@@ -1,4 +1,4 @@
-//! Which kernels may still be running: the suspects when a wait fails.
+//! The kernels that may still be running: the suspects when a wait fails.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -43,17 +43,17 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// None yet, of `kernels`.
+    /// No launches yet; `kernels` is the list of the device.
     pub fn new(kernels: &'static [KernelInfo]) -> Self {
         Self { kernels, streams: Mutex::default() }
     }
 
-    /// Notes that the kernel at `index` was launched on `stream`.
+    /// Records that the kernel at `index` was launched on `stream`.
     pub fn insert(&self, stream: u64, index: usize) {
         self.with(stream, |set| set.insert(index));
     }
 
-    /// Notes that `kernels` were launched on `stream`.
+    /// Records that `kernels` were launched on `stream`.
     pub fn add(&self, stream: u64, kernels: &KernelSet) {
         self.with(stream, |set| set.add(kernels));
     }
@@ -70,7 +70,7 @@ impl Launched {
         }
     }
 
-    /// Forgets what ran on `stream`. Its place stays, so that the next launch allocates nothing.
+    /// Removes all kernels of `stream`. Its entry stays, so that the next launch allocates nothing.
     pub fn clear(&self, stream: u64) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, set)) = streams.iter_mut().find(|(id, _)| *id == stream) {
@@ -78,13 +78,13 @@ impl Launched {
         }
     }
 
-    /// Gives up the place of a stream that is gone, unless something ran on it that nobody waited for.
+    /// Removes the entry of a stream that is gone, unless kernels ran on it that were not waited for.
     pub fn remove_clear(&self, stream: u64) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.retain(|(id, set)| *id != stream || set.0.iter().any(|&word| word != 0));
     }
 
-    /// Forgets what ran on `stream`, and returns it.
+    /// Removes and returns the kernels of `stream`.
     pub fn take(&self, stream: u64) -> KernelSet {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let at = streams.iter().position(|(id, _)| *id == stream);

@@ -2,12 +2,12 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `context` | [`Cuda`]: what its objects share |
+//! | `context` | [`Cuda`]: the state that its objects share |
 //! | `open` | opening a GPU, loading kernels |
-//! | `handles` | what the driver hands out |
-//! | `launched` | which kernels may still be running |
+//! | `handles` | handles of the driver: memory, streams, events, graphs |
+//! | `launched` | the kernels that may still be running |
 //! | `backend` | the raw calls |
-//! | `survey` | what a machine has, without opening it |
+//! | `survey` | the driver and the GPUs of a machine, without opening a GPU |
 
 mod backend;
 mod context;

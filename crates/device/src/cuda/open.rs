@@ -55,21 +55,22 @@ impl CudaDevice {
     /// Uses a stream that the embedding program owns.
     ///
     /// # Safety
-    /// `handle` is a live stream of this device's context and outlives the result and its clones. It is not `CU_STREAM_PER_THREAD`,
-    /// which is another stream in each thread. To be captured it must not be the legacy default stream.
+    /// `handle` is a live stream of this device's context and outlives the result and its clones. It is not
+    /// `CU_STREAM_PER_THREAD`, which is another stream in each thread. To be captured it must not be the legacy default
+    /// stream.
     #[must_use]
     pub unsafe fn stream_from_raw(&self, handle: CUstream) -> Stream<Cuda> {
         Stream::new(self.own(CudaStream::borrowed(handle, self.backend())), self)
     }
 
     /// Uses memory that the embedding program owns, `len` elements of `T` from `address` on: kernels read and write it
-    /// where it lies. Nothing frees it here.
+    /// in place. The buffer does not free it.
     ///
     /// # Safety
-    /// It is memory that this device's context can access, in no other buffer, and outlives the result, what is made from
-    /// that (slices, views, graphs that retain it) and the work that takes it. Its allocation, and all other work that touches
-    /// it, is ordered before or after this device's work on it, by a common stream or by events: no two run at once unless
-    /// both only read.
+    /// It is memory that this device's context can access, in no other buffer, and outlives the result, what is made
+    /// from that (slices, views, graphs that retain it) and the work that takes it. Its allocation, and all other work
+    /// that touches it, is ordered before or after this device's work on it, by a common stream or by events: no two
+    /// run at once unless both only read.
     ///
     /// # Errors
     /// [`DeviceError::BorrowedMemory`] unless `address` is a multiple of 256, as what CUDA allocates is;
@@ -96,10 +97,11 @@ impl Cuda {
     ///
     /// # Errors
     /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::SharedMemory`], [`DeviceError::Cuda`];
-    /// [`DeviceError::ForbiddenInCapture`] in a thread that captures, and while a device of the same context does; those of
-    /// [`PtxOf`](crate::PtxOf).
+    /// [`DeviceError::ForbiddenInCapture`] in a thread that captures, and while a device of the same context does;
+    /// those of [`PtxOf`](crate::PtxOf).
     pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
-        // A context that is released again because of the capture would stay current.
+        // Checked first: creating a context and releasing it again would change the context that is current in this
+        // thread.
         check_thread("opening a GPU")?;
         let device = initialise(options)?;
         let context = Context::new(device).map_err(during("creating the context"))?;
@@ -134,7 +136,7 @@ impl Cuda {
         check("making the context current", unsafe { sys::cuCtxSetCurrent(context) })?;
         let info = device_info(device)?;
         let driver = driver_version()?;
-        // A GPU that is too old is refused as such.
+        // Before the check of shared memory, so that a GPU that is too old is refused as too old.
         let ptx = (kernels.ptx)(&info, driver)?;
         check_shared_memory(&info.name, kernels.infos, shared_memory(device)?)?;
         let captures = domain(context as u64);
@@ -159,13 +161,13 @@ impl Cuda {
     }
 }
 
-/// What the address of memory is a multiple of.
+/// The alignment that the address of borrowed memory must have, in bytes.
 const ALIGN: u64 = 256;
 
-/// The first driver that keeps the overlap of launches when it captures them, for CUDA 12.3.
+/// The first driver, that for CUDA 12.3, that keeps the overlap of launches when it captures them.
 const OVERLAP_DRIVER: i32 = 12030;
 
-/// Initialises the driver; the GPU that was asked for.
+/// Initialises the driver, and returns the GPU that was asked for.
 fn initialise(options: CudaOptions) -> Result<cust::device::Device, DeviceError> {
     cuda_loader::driver()?;
     cust::init(cust::CudaFlags::empty()).map_err(during("initialising CUDA"))?;
@@ -198,7 +200,7 @@ fn shared_memory(device: cust::device::Device) -> Result<u32, DeviceError> {
     Ok(bytes.try_into().unwrap_or(0))
 }
 
-/// What `cuDriverGetVersion` says: 12080 is CUDA 12.8.
+/// The version as `cuDriverGetVersion` returns it: 12080 is CUDA 12.8.
 pub(super) fn driver_version() -> Result<i32, DeviceError> {
     let mut version = 0;
     // SAFETY: the call writes one integer.
@@ -211,7 +213,7 @@ fn find(module: &Module, kernel: &KernelInfo) -> Result<CUfunction, DeviceError>
         module.get_function(kernel.name).map_err(during("finding a kernel in the module"))?;
     let function = found.to_raw();
     let limit = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // Without this a launch with more than 48 KiB is refused.
+    // Without this a launch with more than 48 KiB of dynamic shared memory is refused.
     // SAFETY: a function of a loaded module.
     let status = unsafe { sys::cuFuncSetAttribute(function, limit, kernel.shared as i32) };
     check("reserving a kernel's shared memory", status)?;

@@ -1,4 +1,4 @@
-//! What a machine has of CUDA, without opening any of it.
+//! The driver and the GPUs of a machine, without opening a GPU.
 
 use super::context::during;
 use super::open::{device_info, driver_version};
@@ -9,7 +9,7 @@ impl CudaSurvey {
     /// Asks the driver. No context is created and no kernel is loaded.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`]; [`DeviceError::Cuda`] if the driver refuses, as it does where no GPU is.
+    /// [`DeviceError::NoDriver`]; [`DeviceError::Cuda`] if the driver refuses, as it does on a machine without a GPU.
     pub fn of_machine() -> Result<Self, DeviceError> {
         let driver = cuda_loader::driver()?.path().to_owned();
         cust::init(cust::CudaFlags::empty()).map_err(during("initialising CUDA"))?;

@@ -20,7 +20,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Of about `most` blocks, which logs events of `capacity`, with prompts of these salts and adapters.
+    /// A cache of about `most` blocks, with an event log of `capacity`, and prompts of these salts and adapters.
     pub fn new(seed: u64, (most, capacity): (u32, u32), roots: &[(&str, &str)]) -> Self {
         let limits = Limits {
             block_bytes: 1,
@@ -39,7 +39,7 @@ impl Cache {
         Self { tree, random, roots, prompts: vec![vec![7; 1000]], live: Vec::new(), most }
     }
 
-    /// A request comes, computes its prompt, perhaps saves it; or one ends.
+    /// A request arrives, computes its prompt, and may save a checkpoint; or a request ends.
     pub fn operation(&mut self) {
         if self.live.len() > 8 || (self.random.random_bool(0.4) && !self.live.is_empty()) {
             let ended = self.live.swap_remove(self.random.random_range(0..self.live.len()));
@@ -61,13 +61,13 @@ impl Cache {
         self.compute(&root, &prompt, saved);
     }
 
-    /// A request computes what is not there of a prompt, with a checkpoint behind so many blocks.
+    /// A request computes the missing part of a prompt, with a checkpoint after `saved` blocks.
     pub fn compute(&mut self, root: &RootKey, prompt: &[u32], saved: Option<u32>) {
         let mut at = self.tree.adopt(root, prompt).reference;
         let new = prompt[at.blocks() as usize * T..].as_chunks().0;
         self.tree.extend(&mut at, new, |_| (), |_| ()).unwrap();
         if let Some(blocks) = saved.filter(|&blocks| blocks > 0) {
-            // There may be one already.
+            // A checkpoint may exist already.
             let _ = self.tree.attach(&at, blocks, Origin::Prompt, ());
         }
         self.live.push(at);
@@ -76,7 +76,7 @@ impl Cache {
         self.tree.evict(Need { blocks, checkpoints: 0 }, |_| ()).unwrap();
     }
 
-    /// What is there.
+    /// The blocks in the prefix tree.
     pub fn dump(&self) -> Index {
         index(&self.tree.resident_events())
     }

@@ -1,7 +1,7 @@
-//! Dynamo's own indexer is the judge: what it has is what the cache has, whatever it misses.
+//! Compares with Dynamo's own indexer: it has the same blocks as the cache, whatever messages it misses.
 //!
-//! It is a program of the Python package `ai-dynamo-runtime`, version 1.6.1, of 200 MB: `cargo xtask scale-test` installs it into
-//! target/ and runs these tests. By hand, with a trace:
+//! The indexer is a program of the Python package `ai-dynamo-runtime`, version 1.6.1, of 200 MB. `cargo xtask
+//! scale-test` installs it into target/ and runs these tests. To run them by hand, with a trace:
 //!
 //! ```bash
 //! python3 -m venv target/dynamo && target/dynamo/bin/pip install ai-dynamo-runtime==1.6.1
@@ -26,7 +26,7 @@ use crate::source::Source;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The indexer, which ends with this.
+/// The indexer's process, which is killed on drop.
 pub struct Indexer {
     program: Child,
     port: u16,
@@ -57,7 +57,7 @@ impl Indexer {
         self.register_at(publisher.endpoint(), Some(publisher.replay_endpoint()));
     }
 
-    /// Connects it to where messages come from, and to where missed ones are asked for.
+    /// Connects it to an endpoint of messages, and to one for missed messages.
     fn register_at(&self, endpoint: &str, replay_endpoint: Option<&str>) {
         let body = json!({
             "instance_id": 1,
@@ -67,7 +67,7 @@ impl Indexer {
             "block_size": 128,
         });
         ask(self.port, "POST", "/register", Some(&body)).expect("registers");
-        // It says so before it has subscribed.
+        // It answers before it has subscribed.
         std::thread::sleep(Duration::from_millis(300));
     }
 
@@ -76,7 +76,7 @@ impl Indexer {
         assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
     }
 
-    /// The blocks that it has, each with the one above it.
+    /// The blocks that it has, each with its parent.
     fn dump(&self) -> BTreeMap<u64, Option<u64>> {
         let dump = ask(self.port, "GET", "/dump", None).expect("dumps");
         let mut blocks = BTreeMap::new();
@@ -92,7 +92,7 @@ impl Indexer {
         blocks
     }
 
-    /// What it would reuse of a prompt.
+    /// The part of a prompt that it finds in the cache.
     fn query(&self, tokens: &[u32]) -> Value {
         let body = json!({"model_name": "model", "token_ids": tokens});
         ask(self.port, "POST", "/query", Some(&body)).expect("answers")
@@ -119,8 +119,8 @@ pub fn options() -> PublisherOptions {
     }
 }
 
-/// Compares until nothing differs. Nothing happens meanwhile; by the publisher's next message the indexer learns that it
-/// has missed others.
+/// Compares until nothing differs. The cache does not change meanwhile; the publisher's next message tells the indexer
+/// that it has missed others.
 pub fn compare(
     indexer: &Indexer,
     cache: &mut impl Source,
@@ -155,7 +155,7 @@ fn traffic(cache: &mut impl Source, publisher: &mut Publisher, steps: u32) {
     }
 }
 
-/// Dynamo knows a block by its tokens and its adapter, not by its salt: one salt each.
+/// Dynamo identifies a block by its tokens and its adapter, not by its salt. So each list has one salt.
 const ROOTS: [&[(&str, &str)]; 3] = [&[("", "")], &[("", ""), ("", "adapter")], &[("tenant", "")]];
 
 #[test]
@@ -166,14 +166,14 @@ fn dynamos_index_is_the_caches() {
         let mut cache = Cache::new(1, (300, 4000), roots);
         (0..20).for_each(|_| cache.operation());
         let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
-        // It comes late.
+        // The indexer connects late.
         traffic(&mut cache, &mut publisher, 50);
         indexer.register(&publisher);
         for _ in 0..10 {
             traffic(&mut cache, &mut publisher, 50);
             compare(&indexer, &mut cache, &mut publisher).unwrap();
         }
-        // A prompt of one block that is there, in its terms: an instance, a rank, and tokens.
+        // Queries a prompt of one cached block. The result has the instance, the rank and the number of tokens.
         let dump = cache.dump().0;
         let mut at_root = dump.values().filter(|block| block.parent.is_none());
         let tokens = at_root.find(|block| block.keys.as_deref() != Some(&["adapter".to_owned()]));
@@ -182,7 +182,7 @@ fn dynamos_index_is_the_caches() {
     }
 }
 
-/// The log overflows, and little is kept for who comes late.
+/// The log overflows, and few messages are kept for a late indexer.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
 fn dynamo_starts_anew_with_a_snapshot() {
@@ -200,7 +200,7 @@ fn dynamo_starts_anew_with_a_snapshot() {
     assert!(publisher.stats().snapshots > 10, "{:?}", publisher.stats());
 }
 
-/// A publisher ends and another begins at the same ports, 100 times.
+/// A publisher ends and another one starts at the same ports, 100 times.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
 fn dynamo_notices_restarts() {
@@ -214,12 +214,12 @@ fn dynamo_notices_restarts() {
         drop(publisher);
         (0..5).for_each(|_| cache.operation());
         publisher = Publisher::start(&mut cache.tree, again).unwrap();
-        // It connects again by itself.
+        // The indexer connects again by itself.
         compare(&indexer, &mut cache, &mut publisher).unwrap();
     }
 }
 
-/// The same with numbers that begin at 0 again: it takes all that comes for what it has.
+/// The same with numbers that start at 0 again: the indexer takes all messages for old ones.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
 fn dynamo_would_be_frozen_by_numbers_from_zero() {
@@ -238,7 +238,7 @@ fn dynamo_would_be_frozen_by_numbers_from_zero() {
     assert!(compared.is_err_and(|difference| !difference.contains(", 0 are missing")));
 }
 
-/// What this indexer cannot do: were it to learn, the documentation would say so.
+/// A limit of this indexer. If a later version lifts it, this test fails, and the documentation must change.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
 fn dynamo_takes_blocks_of_two_salts_for_one() {
@@ -252,8 +252,8 @@ fn dynamo_takes_blocks_of_two_salts_for_one() {
     assert!(compared.is_err_and(|difference| !difference.contains(", 0 are missing")));
 }
 
-/// A cache on a device runs requests, and a part of its messages is lost on the way to the indexer: by replay its index is what the
-/// cache has. An indexer that cannot ask for what it missed has something else.
+/// A cache on a device runs requests, and some of its messages to the indexer are lost. With replay, its index equals
+/// the cache; an indexer without replay differs.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
 fn dynamos_index_is_the_managers_whatever_is_lost() {
@@ -274,14 +274,14 @@ fn dynamos_index_is_the_managers_whatever_is_lost() {
     );
     assert!(lost > 50 && stats.removed > 50 && stats.replays > 10, "{lost} lost, {stats:?}");
     assert!(cache.ended > 50 && cache.reused > 1000, "{}, {}", cache.ended, cache.reused);
-    // Told once, and not since: nothing but replay has made it good.
+    // There was only the first snapshot, so only replay has repaired the losses.
     assert_eq!(stats.snapshots, 1);
     let compared = compare(&cannot, &mut cache, &mut publisher);
     assert!(compared.is_err(), "without replay {lost} messages are missing");
 }
 
-/// It is stopped until the publisher, with as much waiting as it may have, has disconnected it; when it goes on it asks for what it
-/// has missed.
+/// The indexer is stopped until the publisher's limit of unsent bytes is reached and it is disconnected. When it
+/// continues, it asks for the messages that it missed.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
 fn dynamo_that_was_stopped_catches_up() {

@@ -1,11 +1,11 @@
-//! As much of HTTP as the indexer's interface needs.
+//! A minimal HTTP client for the indexer's interface.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use serde_json::Value;
 
-/// Asks the indexer at `port`; its answer, if it is JSON with status 2xx.
+/// Sends a request to the indexer at `port`. Returns its answer, if it is JSON with a status of 2xx.
 pub fn ask(port: u16, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut stream = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;

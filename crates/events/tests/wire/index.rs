@@ -1,4 +1,4 @@
-//! A router's index: what messages say is there.
+//! A router's index: the blocks that a cache holds according to messages.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub enum Event {
     AllBlocksCleared {},
 }
 
-/// A block: what is above it, its tokens, its salt and adapter.
+/// A block: its parent, its tokens, its salt and adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     pub parent: Option<u64>,
@@ -42,8 +42,8 @@ pub struct Block {
 pub struct Index(pub BTreeMap<u64, Block>);
 
 impl Index {
-    /// What a message changes. A wrong one panics: nothing may be stored twice, in the air, or removed when it is not
-    /// there or is above another.
+    /// Applies a message. Panics on a wrong one: a block may not be stored twice or without its parent, nor removed
+    /// when it is unknown or has children.
     pub fn apply(&mut self, message: &Message) {
         message.1.iter().for_each(|event| self.event(event));
     }

@@ -1,4 +1,4 @@
-//! Over real sockets on this machine: the index that a subscriber builds is what the cache has, whatever is lost.
+//! Tests over real sockets on this machine: a subscriber's index equals the cache, whatever is lost.
 
 mod cache;
 mod dynamo;
@@ -25,7 +25,7 @@ const ROOTS: [(&str, &str); 4] = [("", ""), ("tenant", ""), ("", "adapter"), ("Z
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Options for a publisher where another one is.
+/// Options for a publisher at the endpoints of another one.
 fn at_same_endpoints(publisher: &Publisher, options: PublisherOptions) -> PublisherOptions {
     PublisherOptions {
         endpoint: publisher.endpoint().to_owned(),
@@ -54,7 +54,7 @@ async fn join(publisher: &Publisher) -> Subscriber {
     Subscriber::join(publisher.endpoint(), publisher.replay_endpoint()).await
 }
 
-/// Publishes until nothing is left, and lets the subscriber catch up with it; how often a snapshot was needed.
+/// Publishes until no event is left, and lets the subscriber catch up. Returns the number of snapshots.
 async fn settle(cache: &mut Cache, publisher: &mut Publisher, subscriber: &mut Subscriber) -> u32 {
     let (since, mut snapshots) = (Instant::now(), 0);
     loop {
@@ -65,7 +65,7 @@ async fn settle(cache: &mut Cache, publisher: &mut Publisher, subscriber: &mut S
         subscriber.catch_up().await;
         let is_there = subscriber.next == publisher.stats().next_sequence && !subscriber.is_lost;
         if published == Published::Nothing && is_there {
-            // What was handed over before is sent once the thread has taken it and nothing follows.
+            // Earlier items are sent once the thread has taken them all.
             tokio::time::sleep(Duration::from_millis(5)).await;
             subscriber.catch_up().await;
             if subscriber.next == publisher.stats().next_sequence
@@ -77,7 +77,7 @@ async fn settle(cache: &mut Cache, publisher: &mut Publisher, subscriber: &mut S
     }
 }
 
-/// Steps, of which each is published, and read with some luck.
+/// Runs steps, and publishes after most of them. The subscriber loses some messages at random.
 async fn traffic(
     (cache, publisher, subscriber): (&mut Cache, &mut Publisher, &mut Subscriber),
     random: &mut SmallRng,
@@ -115,7 +115,7 @@ fn lost_messages_are_replayed() {
     });
 }
 
-/// A log of few blocks, and a buffer of few messages: what is lost is told anew.
+/// With a small log and a small replay buffer, lost events are repaired by snapshots.
 #[test]
 fn what_is_kept_nowhere_is_told_anew() {
     block_on(async {
@@ -131,7 +131,7 @@ fn what_is_kept_nowhere_is_told_anew() {
                 snapshots += settle(&mut cache, &mut publisher, &mut subscriber).await;
                 assert_eq!(subscriber.index, cache.dump(), "seed {seed}");
             }
-            // Who comes late asks for what is not kept any more.
+            // A late subscriber asks for messages that are no longer kept.
             let mut late = join(&publisher).await;
             gaps += u32::from(late.is_lost);
             snapshots += settle(&mut cache, &mut publisher, &mut late).await;
@@ -141,7 +141,7 @@ fn what_is_kept_nowhere_is_told_anew() {
     });
 }
 
-/// Somebody else reads the same events: what the publisher misses is told anew.
+/// If the events are also read elsewhere, a snapshot repairs what the publisher misses.
 #[test]
 fn what_another_reader_takes_is_told_anew() {
     block_on(async {
@@ -166,7 +166,7 @@ fn what_another_reader_takes_is_told_anew() {
     });
 }
 
-/// The last message is lost, and no step follows: a message without events tells the subscriber.
+/// If the last message is lost and no step follows, a message without events reveals it to the subscriber.
 #[test]
 fn what_was_lost_last_is_noticed() {
     block_on(async {
@@ -179,7 +179,7 @@ fn what_was_lost_last_is_noticed() {
         for _ in 0..5 {
             (0..5).for_each(|_| cache.operation());
             while publisher.publish(&mut cache.tree).unwrap() != Published::Nothing {}
-            // Everything that comes in the next 30 ms is lost.
+            // All messages of the next 30 ms are lost.
             let since = Instant::now();
             while since.elapsed() < Duration::from_millis(30) {
                 subscriber.receive(Duration::from_millis(5), || true).await;
@@ -210,7 +210,7 @@ fn a_subscriber_that_comes_late_has_everything() {
     });
 }
 
-/// A publisher ends and another begins, 20 times, at the same ports.
+/// A publisher ends and another one starts at the same ports, 20 times.
 #[test]
 fn a_restart_is_noticed() {
     block_on(async {
@@ -225,7 +225,7 @@ fn a_restart_is_noticed() {
             assert!(index <= next);
             let again = at_same_endpoints(&publisher, options());
             drop(publisher);
-            // What happens meanwhile nobody is told.
+            // Events without a publisher are not sent.
             (0..5).for_each(|_| cache.operation());
             publisher = start_again(&mut cache, &again);
             assert!(publisher.stats().next_sequence > next, "its numbers go on");
@@ -236,7 +236,7 @@ fn a_restart_is_noticed() {
     });
 }
 
-/// Starts a publisher at the endpoints of one before it. Tries again while a client of another test has its port.
+/// Starts a publisher at the endpoints of an earlier one. Tries again while a client of another test occupies its port.
 fn start_again(cache: &mut Cache, options: &PublisherOptions) -> Publisher {
     let begun = Instant::now();
     loop {
@@ -249,7 +249,7 @@ fn start_again(cache: &mut Cache, options: &PublisherOptions) -> Publisher {
     }
 }
 
-/// The same subscriber, with what it knows, over new connections.
+/// The same subscriber, with its index, over new connections.
 async fn rejoin(before: Subscriber, publisher: &Publisher) -> Subscriber {
     let mut subscriber = join(publisher).await;
     (subscriber.next, subscriber.index) = (before.next, before.index);
@@ -258,7 +258,7 @@ async fn rejoin(before: Subscriber, publisher: &Publisher) -> Subscriber {
     subscriber
 }
 
-/// The same, were the numbers to begin at 0 again: the subscriber takes all that comes for what it has.
+/// If numbers started at 0 again, the subscriber would take all messages for old ones.
 #[test]
 fn a_restart_at_zero_would_freeze_the_index() {
     block_on(async {
@@ -325,7 +325,7 @@ fn what_cannot_be_published_is_an_error() {
     assert!(matches!(refused, Err(PublishError::EventsOff)), "{refused:?}");
 }
 
-/// A subscriber stops reading: what waits for it is bounded, it is disconnected, and the others go on.
+/// A subscriber stops reading: the bytes that wait for it are bounded, it is disconnected, and the others continue.
 #[test]
 fn who_does_not_read_costs_bounded_memory() {
     block_on(async {
@@ -336,7 +336,7 @@ fn who_does_not_read_costs_bounded_memory() {
             PublisherOptions { replay_bytes: kept, unsent_bytes: unsent, stall, ..options() };
         let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
         let stalled = join(&publisher).await;
-        // A message has 40 blocks at most, a snapshot 600.
+        // A message has at most 40 blocks, a snapshot 600.
         let most = (kept + unsent + 3 * 600 * 600) as u64;
         let (since, mut waited) = (Instant::now(), 0);
         while publisher.stats().disconnects == 0 {
@@ -354,7 +354,7 @@ fn who_does_not_read_costs_bounded_memory() {
     });
 }
 
-/// Publishes what is logged, once the thread has a batch for it; whether it had in time.
+/// Publishes the logged events when a batch is free. Returns whether that was in time.
 fn is_handed(cache: &mut Cache, publisher: &mut Publisher, timeout: Duration) -> bool {
     let since = Instant::now();
     while publisher.publish(&mut cache.tree).unwrap() == Published::Waiting {
@@ -366,7 +366,7 @@ fn is_handed(cache: &mut Cache, publisher: &mut Publisher, timeout: Duration) ->
     true
 }
 
-/// A publisher that is dropped does not end at once while messages wait for who is slow.
+/// Dropping a publisher waits while messages wait for a slow subscriber.
 #[test]
 fn the_end_waits_for_who_is_slow() {
     block_on(async {
@@ -375,7 +375,7 @@ fn the_end_waits_for_who_is_slow() {
         let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
         let mut slow = join(&publisher).await;
         settle(&mut cache, &mut publisher, &mut slow).await;
-        // More than sockets hold, and less than is kept.
+        // More than the sockets' buffers hold, and less than is kept for replay.
         let enough = publisher.stats().bytes + (16 << 20);
         while publisher.stats().bytes < enough {
             cache.operation();
@@ -391,12 +391,12 @@ fn the_end_waits_for_who_is_slow() {
             received += 1;
         }
         ended.join().unwrap();
-        // Of a reader that is too slow for `stall` the last ones are lost.
+        // If the reader is slower than `stall`, the last messages are lost.
         assert!(received > 0, "{received} messages of {sent}");
     });
 }
 
-/// Who never reads does not keep the publisher, however patient it is.
+/// A subscriber that never reads cannot keep the publisher from ending, even with the longest `stall`.
 #[test]
 fn the_end_waits_for_nobody_for_ever() {
     block_on(async {
@@ -420,7 +420,7 @@ fn the_end_waits_for_nobody_for_ever() {
     });
 }
 
-/// A log that overflows all the time: everything is told anew only now and then.
+/// If the log always overflows, snapshots still keep their least interval.
 #[test]
 fn snapshots_have_a_least_interval() {
     let mut cache = Cache::new(13, (200, 1), &ROOTS);
@@ -442,7 +442,7 @@ fn snapshots_have_a_least_interval() {
     assert!((1..=most).contains(&snapshots) && waiting > 100, "{snapshots}, {waiting}");
 }
 
-/// What a step calls allocates nothing, whether the publisher's thread keeps up or not.
+/// `publish` allocates nothing, whether the publisher's thread keeps up or not.
 #[test]
 fn publishing_allocates_nothing_in_the_steps_thread() {
     let mut cache = Cache::new(6, (400, 4000), &ROOTS);
@@ -459,7 +459,7 @@ fn publishing_allocates_nothing_in_the_steps_thread() {
             Published::Nothing => {}
             Published::Events => seen[0] += 1,
             Published::Waiting => seen[1] += 1,
-            // More steps than a test has time for, while the thread had no processor.
+            // The thread had no core for so long that the log overflowed.
             Published::Snapshot => continue,
         }
         assert_eq!(counted.count_total, 0, "{published:?}");

@@ -1,4 +1,4 @@
-//! What stands between a publisher and its subscribers, and loses messages.
+//! A relay between a publisher and its subscribers, which loses messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,9 +11,9 @@ use tokio::runtime::Builder;
 use tokio::time::timeout;
 use zeromq::{PubSocket, Socket, SocketRecv, SocketSend, SubSocket};
 
-/// Passes a publisher's messages on, as they are, but for those that it loses.
+/// Passes a publisher's messages on unchanged, except for those that it loses.
 pub struct Relay {
-    /// Where subscribers connect.
+    /// The endpoint to which subscribers connect.
     pub endpoint: String,
     counts: Arc<Counts>,
     thread: Option<JoinHandle<()>>,
@@ -27,7 +27,8 @@ struct Counts {
 }
 
 impl Relay {
-    /// Of the publisher at this endpoint: of each message that is not lost up to six that follow are, one time in four.
+    /// Starts a relay for the publisher at this endpoint. After each message that is passed on, with probability 1/4,
+    /// up to six following messages are lost.
     pub fn start(publisher: &str, seed: u64) -> Self {
         let counts = Arc::new(Counts::default());
         let (tell, told) = std::sync::mpsc::channel();
@@ -57,7 +58,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.counts.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic was reported by its thread.
+            // The thread has reported its own panic, if any.
             drop(thread.join());
         }
     }
@@ -76,7 +77,7 @@ async fn pass(from: &mut SubSocket, to: &mut PubSocket, counts: &Counts, mut ran
         if random.random_bool(0.25) {
             losing = random.random_range(1..=6);
         }
-        // Without a subscriber it goes nowhere.
+        // Without a subscriber the message is lost.
         drop(to.send(message).await);
         counts.passed.fetch_add(1, Relaxed);
     }

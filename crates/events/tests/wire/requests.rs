@@ -15,7 +15,7 @@ const LONGEST: usize = 640;
 /// Most tokens of a prompt in a step.
 const CHUNK: usize = 128;
 
-/// A request: its prompt and its answer, and how far it is.
+/// A request: its prompt and its answer, and the number of computed tokens.
 struct Live {
     id: RequestId,
     tokens: Vec<u32>,
@@ -23,20 +23,21 @@ struct Live {
     done: usize,
 }
 
-/// Of the model `tiny`: requests come, most of which begin like an earlier one, are computed in chunks, decode, and end.
+/// A cache of the model `tiny`. Requests arrive, most with the same beginning as an earlier one; they are computed in
+/// chunks, decode, and end.
 pub struct Requests {
     pub fed: Fed<Emulator>,
     story: Story,
     random: SmallRng,
     prompts: Vec<Vec<u32>>,
     live: Vec<Live>,
-    /// Tokens that were not computed, and requests that ended.
+    /// Reused tokens, and requests that ended.
     pub reused: u32,
     pub ended: u32,
 }
 
 impl Requests {
-    /// With room for so few blocks that they are evicted.
+    /// Creates a cache with so few blocks that some are evicted.
     pub fn new(seed: u64) -> Self {
         let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
         let config = CacheConfig {
@@ -53,7 +54,7 @@ impl Requests {
         Self { fed, story, random, prompts, live, reused: 0, ended: 0 }
     }
 
-    /// A step of all requests, before which one may come.
+    /// Runs a step of all requests, before which a request may arrive.
     pub fn operation(&mut self) {
         if self.live.len() < 3 && self.random.random_bool(0.5) {
             self.admit();
@@ -83,7 +84,7 @@ impl Requests {
         self.live.push(Live { id, tokens, prompt, done });
     }
 
-    /// A chunk of each prompt, or a token; without the last request if blocks are short.
+    /// Runs a chunk of each prompt, or a token; without the last request if blocks are short.
     fn step(&mut self) {
         let Self { fed, story, live, .. } = self;
         if live.is_empty() {

@@ -1,4 +1,4 @@
-//! The index that a router should have of a cache: by the cache's own account.
+//! The index that a router should have, computed from the cache itself.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use dsv4_kv_prefix::{Event, EventBatch};
 
 use crate::index::{Block, Index};
 
-/// A router's index of what a snapshot says is there.
+/// The index of the blocks in a snapshot.
 pub fn index(snapshot: &EventBatch<128>) -> Index {
     let (mut hasher, mut hashes) = (Hasher::default(), BTreeMap::new());
     let mut index = Index::default();

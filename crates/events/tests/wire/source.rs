@@ -1,4 +1,4 @@
-//! Whose events are published: a bare tree, a cache on a device, or the bookkeeping of one.
+//! Sources of events: a bare prefix tree, a cache on a device, or the ledger of a cache.
 
 use dsv4_kv::Ledger;
 use dsv4_kv_events::{Published, Publisher};
@@ -9,12 +9,12 @@ use crate::requests::Requests;
 use crate::snapshot::index;
 
 pub trait Source {
-    /// Something happens.
+    /// Does a random operation.
     fn operation(&mut self);
     fn publish(&mut self, publisher: &mut Publisher) -> Published;
-    /// Blocks that are there.
+    /// Number of blocks in the prefix tree.
     fn blocks(&self) -> u32;
-    /// What is there. Nothing changes by it.
+    /// The blocks in the prefix tree. Changes nothing.
     fn dump(&self) -> Index;
 }
 

@@ -1,4 +1,4 @@
-//! A subscriber over real sockets, as a router is one: it asks for what it missed.
+//! A subscriber over real sockets, like a router: it asks for the messages that it missed.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Subscriber {
     subscription: SubSocket,
     replay: DealerSocket,
-    /// The number that comes next.
+    /// The number of the next message.
     pub next: u64,
     pub index: Index,
-    /// Whether something is missing that no replay had: nothing is believed until everything is cleared.
+    /// Whether messages are missing that no replay had. Events are ignored until `AllBlocksCleared`.
     pub is_lost: bool,
-    /// Messages that came by replay.
+    /// Number of messages that arrived by replay.
     pub replayed: u64,
 }
 
-/// Connects. Tries again, as routers do: a publisher disconnects everybody when one subscriber does not read.
+/// Connects. Tries again, as routers do: a publisher disconnects all subscribers when one does not read.
 async fn connect<S: Socket>(endpoint: &str) -> S {
     let begun = Instant::now();
     loop {
@@ -36,7 +36,7 @@ async fn connect<S: Socket>(endpoint: &str) -> S {
 }
 
 impl Subscriber {
-    /// Connects, and asks for everything.
+    /// Connects, and asks for all messages.
     pub async fn join(endpoint: &str, replay_endpoint: &str) -> Self {
         let mut subscription: SubSocket = connect(endpoint).await;
         subscription.subscribe("topic").await.expect("subscribes");
@@ -47,7 +47,7 @@ impl Subscriber {
         joined
     }
 
-    /// The next message, if one comes in time; `lost` says of its number whether it is lost on the way.
+    /// Receives the next message, if one arrives in time. `lost` decides whether it is lost.
     pub async fn receive(&mut self, wait: Duration, lost: impl FnOnce() -> bool) -> bool {
         let Ok(Ok(message)) = timeout(wait, self.subscription.recv()).await else { return false };
         let [topic, number, payload] = &message.into_vec()[..] else { panic!("three frames") };
@@ -60,13 +60,13 @@ impl Subscriber {
             self.catch_up().await;
         }
         if number >= self.next {
-            // Also what no replay has had.
+            // Also applies messages that no replay has had.
             self.take(number, payload);
         }
         true
     }
 
-    /// Asks for what comes from `next` on.
+    /// Asks for the messages from `next` on.
     pub async fn catch_up(&mut self) {
         let mut request = ZmqMessage::from(Bytes::new());
         request.push_back(self.next.to_be_bytes().to_vec().into());

@@ -1,4 +1,4 @@
-//! An hour of a trace, through the bookkeeping of a cache, to Dynamo's indexer.
+//! Replays an hour of a trace through the ledger of a cache, and compares with Dynamo's indexer.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use dsv4_kv_events::Publisher;
 
 use crate::dynamo::{Indexer, compare, options};
 
-/// Requests at once.
+/// Most requests at the same time.
 const REQUESTS: u32 = 64;
 /// Tokens of a step.
 const STEP: u32 = 8192;
@@ -23,7 +23,7 @@ struct Traced {
 }
 
 impl Traced {
-    /// Its prompt, by the ids of its blocks of 512 tokens, and an answer of its own.
+    /// Its prompt, from the ids of its blocks of 512 tokens, and an answer that no other request has.
     fn tokens(&self, number: u32) -> Vec<u32> {
         let token =
             |seed: u32, at: u32| (seed.wrapping_mul(2_654_435_761) ^ (at * 40_503)) % 129_280;
@@ -34,11 +34,11 @@ impl Traced {
     }
 }
 
-/// What a server does with a cache, without the device: all that a cache decides is in its ledger.
+/// A server's use of a cache, without a device: the ledger makes all decisions of a cache.
 struct Replayed {
     ledger: Ledger,
     step_meta: Vec<i32>,
-    /// The oldest first.
+    /// Running requests, oldest first.
     live: Vec<RequestId>,
     reused: u64,
 }
@@ -65,7 +65,7 @@ impl Replayed {
         self.ledger.release(oldest).unwrap();
     }
 
-    /// A request comes and is computed, its answer too. The oldest end when slots or blocks are short.
+    /// Admits a request, and computes its prompt and answer. The oldest requests end when slots or blocks are short.
     fn compute(&mut self, tokens: &[u32], prompt: usize, publisher: &mut Publisher) {
         if self.live.len() == REQUESTS as usize {
             self.end_oldest();
@@ -95,7 +95,7 @@ impl Replayed {
     }
 }
 
-/// As fast as it goes, with room for 100,000 blocks, and 64 requests at once. `DSV4_TRACE` names the trace.
+/// Runs without pauses, with room for 100,000 blocks, and 64 requests at the same time. `DSV4_TRACE` names the trace.
 #[test]
 #[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON, and a trace; run by hand"]
 fn dynamo_follows_a_trace() {

@@ -1,8 +1,8 @@
-//! Why a `config.json` was refused: the field, its value, and what it must be.
+//! The reasons for which a `config.json` is refused: the field, its value, and what it must be.
 
 use alloc::string::String;
 
-/// Why a `config.json` was refused.
+/// The reason for which a `config.json` is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Not JSON.
@@ -24,7 +24,7 @@ pub enum ConfigError {
         /// The type it must have.
         expected: &'static str,
     },
-    /// Neither spelling of the layer schedule is there. It is never guessed: the released models differ.
+    /// Neither spelling of the layer schedule is present. It is never guessed: the released models differ.
     #[error(
         "config.json has neither `compress_ratios` nor `layer_types`; the schedule cannot be guessed"
     )]
@@ -37,7 +37,7 @@ pub enum ConfigError {
         /// The value found.
         value: i64,
     },
-    /// A kind of layer that DeepSeek-V4 has not.
+    /// A kind of layer that DeepSeek-V4 does not have.
     #[error("{field}[{layer}] is {found:?}; a DeepSeek-V4 layer has one of {expected}")]
     BadLayerType {
         /// `layer_types` or `mlp_layer_types`.
@@ -49,7 +49,7 @@ pub enum ConfigError {
         /// The values allowed.
         expected: &'static str,
     },
-    /// One entry per layer was expected.
+    /// A list without exactly one entry per layer.
     #[error(
         "{field} has {found} entries; {layers} layers and {mtp_layers} MTP layers need {}",
         layers + mtp_layers
@@ -84,14 +84,14 @@ pub enum ConfigError {
         /// The only value supported.
         expected: f64,
     },
-    /// Another way of doing something than DeepSeek-V4's.
+    /// A method that differs from DeepSeek-V4's.
     #[error("{field} is {found}; only {expected} is supported")]
     Unsupported {
         /// The field.
         field: String,
-        /// What it says, as JSON.
+        /// The value found, as JSON.
         found: String,
-        /// What it must say.
+        /// The value that it must have.
         expected: String,
     },
     /// A count outside the range that is supported.
@@ -113,10 +113,10 @@ pub enum ConfigError {
         field: String,
         /// The value found.
         value: u32,
-        /// What it must be a multiple of.
+        /// The number of which it must be a multiple.
         multiple: u32,
     },
-    /// Two fields say different things about the same.
+    /// Two fields that must agree have different values.
     #[error("{first} and {second} disagree; remove one of them")]
     Disagree {
         /// One field.

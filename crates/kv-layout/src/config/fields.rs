@@ -1,4 +1,4 @@
-//! `Fields`: the fields of a `config.json`, asked for by name and type.
+//! `Fields`: the fields of a `config.json`, read by name and type.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -9,21 +9,22 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 
-/// Fields that say the same of a whole file and of its `text_config`, in other words: the inner one counts.
+/// Fields that a whole file and its `text_config` both have, with different values for the same model: the inner value
+/// counts.
 const OF_BOTH: [&str; 5] =
     ["model_type", "architectures", "dtype", "torch_dtype", "transformers_version"];
 
 /// A JSON object. A field that is `null` counts as absent.
 #[derive(Clone, Debug)]
 pub struct Fields {
-    /// Where the object is in the file: empty, or `section.`.
+    /// Path of the object in the file: empty, or `section.`.
     path: String,
     object: Map<String, Value>,
 }
 
-/// What a field may hold.
+/// A type that a field may have.
 pub trait FieldValue: Sized {
-    /// What it is, for people.
+    /// The name of the type, in error messages.
     const EXPECTED: &'static str;
 
     /// The value, if it has this type.
@@ -87,7 +88,7 @@ impl<T: FieldValue> FieldValue for Vec<T> {
 }
 
 impl Fields {
-    /// The fields of a whole file. Those of a nested `text_config` are taken as if they were not nested.
+    /// The fields of a whole file. The fields of a nested `text_config` are read as if they were not nested.
     ///
     /// # Errors
     /// [`ConfigError::Json`]; [`ConfigError::Disagree`] for a field that is inside and outside with
@@ -110,7 +111,7 @@ impl Fields {
         Ok(Self { path: String::new(), object })
     }
 
-    /// The field's name with the sections it is in.
+    /// The field's name, with the sections that contain it.
     #[must_use]
     pub fn path_of(&self, name: &str) -> String {
         format!("{}{name}", self.path)
@@ -167,7 +168,7 @@ impl Fields {
         }
     }
 
-    /// A constant that, where it is there, must have one value.
+    /// A constant that, if the field is present, must have one value.
     ///
     /// # Errors
     /// [`ConfigError::Type`]; [`ConfigError::BadConstant`].
@@ -180,7 +181,7 @@ impl Fields {
         }
     }
 
-    /// A way of doing something that, where it is there, must be one of those supported.
+    /// A method that, if the field is present, must be one of those supported.
     ///
     /// # Errors
     /// [`ConfigError::Unsupported`].
@@ -195,7 +196,7 @@ impl Fields {
         }
     }
 
-    /// An object in the object.
+    /// An object nested in this object.
     ///
     /// # Errors
     /// [`ConfigError::Type`].
@@ -210,7 +211,7 @@ impl Fields {
         }
     }
 
-    /// Refuses a field that none of `known` is: what it would change is not known.
+    /// Refuses a field that is not in `known`, since its effect is unknown.
     ///
     /// # Errors
     /// [`ConfigError::Unsupported`].

@@ -1,4 +1,4 @@
-//! `ModelConfig`: what the cache needs to know of a checkpoint, from its `config.json`.
+//! `ModelConfig`: the properties of a checkpoint that the cache needs, from its `config.json`.
 //!
 //! Every field is read in one place, and used or refused by name and value; none is guessed.
 //!
@@ -31,7 +31,7 @@ use schedule::Schedule;
 
 /// Most entries that a list of the indexer may have.
 const MOST_LISTED: u32 = 2048;
-/// Steps in which the indexer's heads are projected.
+/// The number of the indexer's heads must be a multiple of this, because of its projection.
 const INDEX_HEAD_STEP: u32 = 32;
 
 /// The shape of a DeepSeek-V4 checkpoint, as far as its cache depends on it.
@@ -41,7 +41,7 @@ pub struct ModelConfig {
     pub name: String,
     /// Attention kind of every layer, trunk first, then the multi-token-prediction layers.
     pub layers: Vec<LayerKind>,
-    /// How many of `layers` are multi-token-prediction layers (the last ones).
+    /// Number of multi-token-prediction layers: the last ones of `layers`.
     pub mtp_layers: u32,
     /// Width of the residual stream.
     pub hidden_size: u32,
@@ -146,8 +146,7 @@ const fn rope_theta() -> f64 {
     10_000.0
 }
 
-/// Heads of the indexer: its kernels take up to 64, and its projection of their weights makes columns in
-/// steps of 32.
+/// Heads of the indexer: its kernels take up to 64, and the projection of their weights has columns in steps of 32.
 fn index_heads(fields: &Fields) -> Result<u32, ConfigError> {
     let name = "index_n_heads";
     let value = fields.count(name, 1, QUERY_HEADS)?;

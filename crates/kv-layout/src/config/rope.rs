@@ -1,4 +1,4 @@
-//! The constants of the rotary embedding, as released files and as transformers spell them.
+//! The constants of the rotary embedding, in the spelling of released files and of transformers.
 
 use alloc::string::String;
 
@@ -13,11 +13,11 @@ use crate::geometry::{HEAD_DIM, ROPE_DIM};
 pub struct CompressRope {
     /// Base of the frequencies (`compress_rope_theta`).
     pub theta: f64,
-    /// How many times longer the context is than the one trained on.
+    /// Ratio of the context to the context trained on.
     pub factor: f64,
-    /// Pairs that turn more often than this over the context trained on keep their frequency.
+    /// Pairs with more turns than this over the context trained on keep their frequency.
     pub beta_fast: f64,
-    /// Pairs that turn less often than this are slowed by the whole factor.
+    /// Pairs with fewer turns than this have their frequency divided by the whole factor.
     pub beta_slow: f64,
     /// The context trained on, in tokens (`original_max_position_embeddings`).
     pub trained_context: f64,
@@ -39,20 +39,21 @@ impl CompressRope {
 pub struct RopeConstants {
     /// Base of the frequencies of sliding-window layers (`rope_theta`), which have no YaRN.
     pub theta: f64,
-    /// Layers with compressed entries.
+    /// The rotary embedding of layers with compressed entries.
     pub compress: CompressRope,
 }
 
-/// Bases that are taken. Above 1, a pair's frequency is at most one radian a token, and angles stay in
-/// the range where cosine and sine are exact to the last place.
+/// Range of bases that are accepted. Above 1, a pair's frequency is at most one radian a token, and angles stay in the
+/// range where cosine and sine are exact to the last place.
 const THETAS: (f64, f64) = (2.0, 1e12);
-/// Of the other constants.
+/// Ranges of the other constants.
 const FACTORS: (f64, f64) = (1.0, 1e6);
 const BETAS: (f64, f64) = (1e-3, 1e6);
 const TRAINED_CONTEXTS: (f64, f64) = (1.0, 1e9);
 
 impl RopeConstants {
-    /// Refuses constants outside the ranges that [`Self::read`] takes, which a configuration from elsewhere may have.
+    /// Refuses constants outside the ranges that [`Self::read`] accepts; a configuration from elsewhere may have such
+    /// constants.
     ///
     /// # Errors
     /// [`ConfigError::OutOfRange`] names the first.
@@ -80,7 +81,7 @@ impl RopeConstants {
         }
     }
 
-    /// Reads them from `rope_theta`, `compress_rope_theta` and `rope_scaling` (released files), or from
+    /// Reads the constants from `rope_theta`, `compress_rope_theta` and `rope_scaling` (released files), or from
     /// `rope_parameters` with its sections `main` and `compress` (transformers).
     ///
     /// # Errors
@@ -164,7 +165,7 @@ impl Yarn {
     }
 }
 
-/// The base that `name` says, and a section's `rope_theta` where there is one.
+/// The base in field `name`; it must agree with a section's `rope_theta`, if there is one.
 fn theta(fields: &Fields, name: &str, section: Option<&Fields>) -> Result<f64, ConfigError> {
     let (least, most) = THETAS;
     let inner = match section {
@@ -184,7 +185,7 @@ fn theta_of_compress(fields: &Fields, section: Option<&Fields>) -> Result<f64, C
     theta(fields, "compress_rope_theta", section)
 }
 
-/// The 64 rotated channels: as a number, or as a part of the head's.
+/// Checks that 64 channels are rotated: given as a number, or as a part of the head's channels.
 fn check_rotated(fields: &Fields) -> Result<(), ConfigError> {
     match fields.find::<f64>("partial_rotary_factor")? {
         None => fields.dimension("qk_rope_head_dim", ROPE_DIM),

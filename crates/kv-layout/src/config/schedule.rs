@@ -1,4 +1,4 @@
-//! The kind of every layer: released files list compression ratios, transformers names of layer types.
+//! The kind of every layer: released files list compression ratios; transformers lists names of layer types.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -29,7 +29,7 @@ impl Schedule {
         check_ratios(fields)?;
         let named = names(fields, trunk)?;
         let Some(ratios) = fields.find::<Vec<i64>>("compress_ratios")? else {
-            // transformers leaves the MTP layers of a checkpoint out when it loads it, and so writes none.
+            // transformers drops the MTP layers of a checkpoint when it loads it, and so writes none.
             let layers = named.ok_or(ConfigError::NoSchedule)?;
             return Ok(Self { layers, mtp_layers: 0 });
         };
@@ -47,10 +47,10 @@ impl Schedule {
     }
 }
 
-/// How many of `found` ratios are of MTP layers.
+/// The number of MTP layers among `found` ratios.
 ///
-/// That is `num_nextn_predict_layers`, except in checkpoints with a DSpark block drafter (Flash of
-/// 2026-07-31): their field says 1 as before, and the list has a ratio for each of the drafter's stages.
+/// The number is `num_nextn_predict_layers`, except in checkpoints with a DSpark block drafter (Flash of 2026-07-31):
+/// there the field is still 1, and the list has a ratio for each of the drafter's stages.
 fn mtp_layers(fields: &Fields, trunk: u32, found: usize) -> Result<u32, ConfigError> {
     let name = "num_nextn_predict_layers";
     let said: u32 = fields.find(name)?.unwrap_or(0);

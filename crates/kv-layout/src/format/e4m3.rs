@@ -12,7 +12,7 @@ pub struct E4m3(pub u8);
 impl E4m3 {
     /// The largest finite value.
     pub const MAX: f32 = 448.0;
-    /// The positive NaN, what every NaN input encodes to.
+    /// The positive NaN, to which every NaN input is encoded.
     pub const NAN: Self = Self(0x7F);
 
     /// Rounds to nearest, ties to even; saturates to ±448 (infinities too); NaN becomes `0x7F`.
@@ -24,7 +24,7 @@ impl E4m3 {
         if magnitude > 0x7F80_0000 {
             return Self::NAN;
         }
-        // 464 is the midpoint between 448 and what would be 480: from there on, and for the tie
+        // 464 is the midpoint between 448 and the next value, 480, if there were one: from there on, and for the tie
         // itself, the result saturates.
         if magnitude >= 0x43E8_0000 {
             return Self(sign | 0x7E);

@@ -1,6 +1,6 @@
 //! The number formats of the cache, as newtypes over their bits.
 //!
-//! Encoders round to nearest, ties to even, and saturate: what `cvt.rn.satfinite` does in hardware
+//! Encoders round to nearest, ties to even, and saturate, as `cvt.rn.satfinite` does in hardware
 //! (PTX ISA, "cvt"). All are `const fn` on bits, so host, device and tests share one definition.
 
 mod bf16;

@@ -1,5 +1,5 @@
-//! Attention of a layer in a step: inputs to the device, update, then gathers and rows back to the host, or attention
-//! on the device and its results back.
+//! Attention of a layer in a step: copies inputs to the device, updates the layer, and copies gathered rows to the
+//! host, or runs attention on the device and copies its results.
 
 use dsv4_kv::{CapturedStep, LayerId, Step};
 use dsv4_kv_device::{Backend, Stream};
@@ -20,12 +20,12 @@ pub struct LayerRun<'r, B: Backend> {
     pub weights: &'r Layer,
     pub device: &'r DeviceLayer<B>,
     pub buffers: &'r Buffers<B>,
-    /// Its launches as a graph, if the step is one of its bucket.
+    /// The graph of its launches, if the step fits the graph's bucket.
     pub graph: Option<&'r CapturedStep<B>>,
 }
 
-/// Attention over the step's tokens: from what the layer reads, `x` (`[tokens, hidden]`), to what joins the
-/// streams, `[tokens, hidden]`.
+/// Attention over the step's tokens: from its input `x`, `[tokens, hidden]`, to the result that joins the streams,
+/// `[tokens, hidden]`.
 pub fn attend<B: Backend>(
     step: &mut Step<'_, B>,
     run: &LayerRun<'_, B>,
@@ -50,8 +50,8 @@ pub fn attend<B: Backend>(
 /// Queries, `[tokens, heads * 512]`, and their positions.
 type Queries<'q> = (ArrayView2<'q, f32>, &'q [u32]);
 
-/// The layer's launches one by one, a tile of queries at a time: the rows of a long chunk would fill the
-/// memory. The append comes last, since the first queries of a chunk need the rows that it replaces.
+/// Launches the layer's kernels one by one, for one tile of queries at a time: the rows of a long chunk would not fit
+/// in memory. The append comes last, since the first queries of a chunk need the rows that it overwrites.
 fn eager<B: Backend>(
     step: &mut Step<'_, B>,
     run: &LayerRun<'_, B>,
@@ -73,7 +73,7 @@ fn eager<B: Backend>(
     Ok(concatenate(Axis(0), &views).expect("as wide as the queries"))
 }
 
-/// The layer's launches as one graph.
+/// Replays the layer's launches as one graph.
 fn replay<B: Backend>(
     step: &mut Step<'_, B>,
     run: &LayerRun<'_, B>,
@@ -87,7 +87,7 @@ fn replay<B: Backend>(
 }
 
 impl<B: Backend> LayerRun<'_, B> {
-    /// Waits for what was queued for a tile of queries: their weighted sums, `[tokens, heads * 512]`.
+    /// Waits for the work of a tile of queries. Returns their weighted sums, `[tokens, heads * 512]`.
     fn attended(
         &self,
         stream: &Stream<B>,

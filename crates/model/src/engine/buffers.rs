@@ -1,4 +1,4 @@
-//! The tensors that go to the device and back. All layers use the same, one after another.
+//! The tensors that are copied to and from the device. All layers use the same ones, one after another.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::layer::{Compressed, Compressor};
 /// Channels of a row.
 const CHANNELS: usize = HEAD_DIM as usize;
 
-/// What a compressor's projections give for the step's tokens, `[step tokens, columns]`.
+/// The projections of a compressor for the step's tokens, `[step tokens, columns]`.
 pub struct Projections<B: Backend> {
     /// Keys.
     pub kv: Buffer<B, f32>,
@@ -31,29 +31,28 @@ pub struct Projections<B: Backend> {
 pub struct Buffers<B: Backend> {
     /// `[step tokens, 512]`: window rows.
     pub kv: Buffer<B, bf16>,
-    /// For entries.
+    /// Projections for entries.
     pub main: Projections<B>,
-    /// For indexer keys.
+    /// Projections for indexer keys.
     pub index: Projections<B>,
     /// `[step tokens, latent width]`.
     latent: Buffer<B, bf16>,
     /// `[step tokens, hidden width]`.
     hidden: Buffer<B, bf16>,
-    /// What attention of a tile of queries reads or writes.
+    /// The tensors of attention for a tile of queries.
     pub place: Place<B>,
-    /// `[TILE_QUERIES, most_selected]`: the entries that the indexer picks, -1 behind the last.
+    /// `[TILE_QUERIES, most_selected]`: the entries that the indexer picks; unused places are -1.
     pub lists: Buffer<B, i32>,
-    /// Memory for scores.
+    /// The indexer's memory for scores.
     pub workspace: IndexerWorkspace<B>,
-    /// Entries of a list.
+    /// Most entries of a list.
     pub most_selected: u32,
     /// Entries of the longest request in an HCA layer.
     pub most_all: u32,
     widths: Widths,
 }
 
-/// What the indexer's projection reads of a token: its products take multiples of 32 values, so that both
-/// are filled up with zeros.
+/// Columns of the indexer's inputs for each token, padded with zeros because its products take multiples of 32 values.
 #[derive(Clone, Copy)]
 struct Widths {
     latent: u32,
@@ -61,7 +60,7 @@ struct Widths {
 }
 
 impl<B: Backend> Buffers<B> {
-    /// Tensors for the steps of a cache.
+    /// Allocates the tensors for the steps of a cache.
     pub fn new(
         device: &Device<B>,
         config: &CacheConfig,
@@ -96,8 +95,8 @@ impl<B: Backend> Buffers<B> {
         })
     }
 
-    /// Brings a layer's inputs to the device: window rows, and what its compressors and its indexer read of
-    /// `x` and `latent`.
+    /// Copies a layer's inputs to the device: window rows, and the projections and activations of `x` and `latent` for
+    /// its compressors and its indexer.
     pub fn upload(
         &self,
         stream: &Stream<B>,
@@ -124,7 +123,7 @@ impl<B: Backend> Buffers<B> {
         }
     }
 
-    /// The lists of the queries that are attended at once.
+    /// The lists for a tile of queries.
     pub fn entry_lists(&self, queries: Range<u32>) -> EntryLists<'_, B> {
         EntryLists { queries, k: self.most_selected, entries: &self.lists }
     }
@@ -140,8 +139,9 @@ impl<B: Backend> Buffers<B> {
         latent.zip(hidden).expect("queries of a step, for which there is room")
     }
 
-    /// Waits for the gathers of the first `queries` queries of the tiles, and brings back the rows of each, `[rows, 512]`:
-    /// its window, oldest first, then its entries, of which the lists say how many there are.
+    /// Waits for the gathers of the first `queries` queries of the tiles, and copies the rows of each to the host,
+    /// `[rows, 512]`: its window, oldest first, then its entries. In a CSA layer the lists say how many entries there
+    /// are.
     pub fn download_keys(
         &self,
         stream: &Stream<B>,
@@ -167,8 +167,8 @@ impl<B: Backend> Buffers<B> {
         Ok(keys)
     }
 
-    /// Waits for the indexer of a CSA layer, and brings back what it picked for the first `queries` queries of the tile,
-    /// `[queries, most_selected]`; none in other layers.
+    /// Waits for the indexer of a CSA layer, and copies the entries that it picked for the first `queries` queries of
+    /// the tile to the host, `[queries, most_selected]`; `None` in other layers.
     pub fn download_lists(
         &self,
         stream: &Stream<B>,
@@ -184,7 +184,7 @@ impl<B: Backend> Buffers<B> {
         Ok(Some(picked))
     }
 
-    /// All of it, for a graph to retain.
+    /// All memory of the tensors, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
         let Self { kv, main, index, latent, hidden, place, lists, workspace, .. } = self;
         let projections = [main, index].into_iter().flat_map(|p| [p.kv.memory(), p.gate.memory()]);
@@ -193,7 +193,7 @@ impl<B: Backend> Buffers<B> {
     }
 }
 
-/// How many rows each query has.
+/// Number of rows of each query.
 fn lengths<B: Backend>(
     stream: &Stream<B>,
     from: &Buffer<B, i32>,
@@ -204,7 +204,7 @@ fn lengths<B: Backend>(
     Ok(lengths.into_iter().map(|length| length as usize).collect())
 }
 
-/// Appends the first rows of each query to its keys: `lengths` of the `most` that there is room for.
+/// Appends the first `lengths[query]` of a query's `most` rows to its keys.
 fn append_rows<B: Backend>(
     stream: &Stream<B>,
     from: &Buffer<B, bf16>,

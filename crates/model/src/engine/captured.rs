@@ -1,5 +1,5 @@
-//! Each layer's launches as a graph: update, gathers or attention, and append of a small step, replayed between the dense
-//! mathematics of the host.
+//! One graph per layer, with its launches for a small step: update, gathers or attention, and append. They are replayed
+//! between the dense mathematics of the host.
 
 use dsv4_kv::{Bucket, CapturedStep, KvCacheManager, StepRequest};
 use dsv4_kv_device::{Backend, Stream};
@@ -17,7 +17,7 @@ pub struct Captured<B: Backend> {
 }
 
 impl<B: Backend> Captured<B> {
-    /// Captures each layer's launches for the steps of `bucket`, of at most [`TILE_QUERIES`] tokens.
+    /// Captures each layer's launches for the steps of `bucket`, which has at most [`TILE_QUERIES`] tokens.
     pub fn record(
         cache: &mut KvCacheManager<B>,
         stream: &Stream<B>,
@@ -42,7 +42,7 @@ impl<B: Backend> Captured<B> {
         Ok(Self { bucket, layers: graphs })
     }
 
-    /// The steps that the graphs serve.
+    /// The bucket of the graphs.
     pub fn bucket(&self) -> &Bucket {
         &self.bucket
     }

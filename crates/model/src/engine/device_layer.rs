@@ -12,14 +12,14 @@ use crate::experts::Choice;
 use crate::layer::{Compressed, Compressor, Layer};
 use crate::model::Model;
 
-/// What a layer's compressed entries need.
+/// The weights of a layer's compressed entries.
 pub enum DeviceCompressed<B: Backend> {
     Swa,
     Csa { main: dsv4_kv::Compressor<B>, index: dsv4_kv::Compressor<B>, indexer: CsaIndexer<B> },
     Hca { main: dsv4_kv::Compressor<B> },
 }
 
-/// What the router reads and writes, for the tokens of a step.
+/// Inputs and outputs of the router, for the tokens of a step.
 struct Routed<B: Backend> {
     /// `[step tokens, hidden]`.
     x: Buffer<B, bf16>,
@@ -38,7 +38,7 @@ pub struct DeviceLayer<B: Backend> {
     sinks: Buffer<B, f32>,
     router: Router<B>,
     routed: Routed<B>,
-    /// Experts of a token.
+    /// Routed experts of a token.
     selected: usize,
 }
 
@@ -83,7 +83,7 @@ impl<B: Backend> DeviceLayer<B> {
         })
     }
 
-    /// What its compressed entries need.
+    /// The weights of its compressed entries.
     pub fn compressed(&self) -> &DeviceCompressed<B> {
         &self.compressed
     }
@@ -93,7 +93,7 @@ impl<B: Backend> DeviceLayer<B> {
         &self.sinks
     }
 
-    /// Chooses experts for the step's tokens by `x`, `[tokens, hidden]`, which the router reads in BF16.
+    /// Chooses experts for the step's tokens from `x`, `[tokens, hidden]`, which is rounded to BF16 for the router.
     pub fn route(
         &mut self,
         stream: &Stream<B>,
@@ -115,7 +115,7 @@ impl<B: Backend> DeviceLayer<B> {
         Ok(choice)
     }
 
-    /// What a graph of the layer's launches retains.
+    /// The memory that a graph of the layer's launches must retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
         let mut memory = match &self.compressed {
             DeviceCompressed::Swa => Vec::new(),
@@ -129,7 +129,7 @@ impl<B: Backend> DeviceLayer<B> {
     }
 }
 
-/// The weights that the cache's kernels read.
+/// The weights of a compressor that the cache's kernels read.
 fn device_compressor<B: Backend>(
     stream: &Stream<B>,
     compressor: &Compressor,

@@ -1,4 +1,4 @@
-//! A step through all layers, to logits.
+//! Runs a step through all layers, to logits.
 
 use dsv4_kv::{Accepted, KvError, Launches, RequestId, Step, StepRequest};
 use dsv4_kv_device::Backend;
@@ -14,25 +14,25 @@ use crate::probe::Probe;
 pub struct Chunk<'t> {
     /// The request.
     pub id: RequestId,
-    /// Its next tokens: of a prompt, or the last token that was decided on and drafts behind it.
+    /// Its next tokens: a chunk of the prompt, or the last generated token and drafts after it.
     pub tokens: &'t [u32],
-    /// Which of them logits are wanted for.
+    /// The tokens for which logits are computed.
     pub logits: Logits,
 }
 
-/// Tokens of a chunk that logits are computed for.
+/// The tokens of a chunk for which logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// None: another chunk of the prompt follows.
+    /// None, when another chunk of the prompt follows.
     None,
-    /// The last.
+    /// The last token.
     Last,
-    /// Every one.
+    /// Every token.
     All,
 }
 
 impl Logits {
-    /// How many of a chunk's tokens those are.
+    /// Number of these tokens in a chunk of `tokens` tokens.
     fn count(self, tokens: usize) -> usize {
         match self {
             Self::None => 0,
@@ -42,22 +42,22 @@ impl Logits {
     }
 }
 
-/// A step that has run, with its logits. [`Self::commit`] makes tokens final; dropped, the requests have
-/// the tokens that they had before.
+/// A step that has run, with its logits. [`Self::commit`] makes its tokens final. Dropping it rejects the step: the
+/// requests then have the same tokens as before.
 pub struct Forward<'e, B: Backend> {
     step: Step<'e, B>,
-    /// Requests of the chunks, and how many tokens each has.
+    /// The request and the number of tokens of each chunk.
     chunks: Vec<(RequestId, u32)>,
     /// Tokens of all chunks.
     tokens: Vec<u32>,
     logits: Array2<f32>,
-    /// Rows of `logits` where each chunk's begin, and where the last one's end.
+    /// The first row of each chunk in `logits`, and the end of the last one.
     offsets: Vec<usize>,
 }
 
 impl<B: Backend> Engine<B> {
-    /// Runs the model over the next tokens of some requests, all in one step. A token's logits have the same
-    /// bits in every batch and however a prompt is cut.
+    /// Runs the model over the next tokens of some requests, all in one step. The bits of a token's logits depend
+    /// neither on the batch nor on how a prompt is cut into chunks.
     ///
     /// # Errors
     /// [`ModelError::EmptyStep`]; [`ModelError::TokenOutOfVocabulary`]; [`ModelError::Cache`], as
@@ -67,7 +67,7 @@ impl<B: Backend> Engine<B> {
         self.forward_with(chunks, &mut ())
     }
 
-    /// As [`Self::forward`], and lets `probe` see and replace activations.
+    /// As [`Self::forward`], and lets `probe` observe and replace activations.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -85,7 +85,7 @@ impl<B: Backend> Engine<B> {
         let positions: Vec<u32> =
             requests.iter().flat_map(|r| r.start..r.start + r.tokens).collect();
         let Self { model, cache, stream, layers, buffers, captured } = self;
-        // What the last step passed and could not save itself.
+        // Saves checkpoints of boundaries that the last step has passed but could not save itself.
         cache.save_wanted(stream)?;
         let graphs = captured.as_ref().filter(|captured| captured.serves(&requests));
         let launches = graphs.map_or(Launches::Eager, |graphs| Launches::Bucket(graphs.bucket()));
@@ -125,7 +125,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// The chunks as the cache takes them: each from its request's last final token on.
+    /// The chunks in the form that the cache takes. Each starts at the number of final tokens of its request.
     fn requests(&self, chunks: &[Chunk<'_>]) -> Result<Vec<StepRequest>, KvError> {
         let ledger = self.cache.ledger();
         let request = |chunk: &Chunk<'_>| {
@@ -155,7 +155,7 @@ impl<B: Backend> Forward<'_, B> {
         self.commit_some(&all)
     }
 
-    /// Makes the first `accepted` tokens of each chunk final; the others never were.
+    /// Makes the first `accepted` tokens of each chunk final, and rejects the others.
     ///
     /// # Errors
     /// [`KvError::CommitMismatch`] unless there is a count for each chunk; as [`Step::commit`].
@@ -164,7 +164,7 @@ impl<B: Backend> Forward<'_, B> {
         let told = |(&(id, count), &accepted): (&(RequestId, u32), &u32)| {
             let (chunk, behind) = rest.split_at(count as usize);
             rest = behind;
-            // More than there are is for the cache to refuse.
+            // If `accepted` is larger than the chunk, the cache refuses the commit.
             Accepted { id, accepted, tokens: chunk.get(..accepted as usize).unwrap_or_default() }
         };
         let accepted: Vec<_> = self.chunks.iter().zip(accepted).map(told).collect();
@@ -172,7 +172,7 @@ impl<B: Backend> Forward<'_, B> {
     }
 }
 
-/// Places in the step of the tokens that logits are wanted for, and where each chunk's begin.
+/// Rows of the step for which logits are computed, and the offsets of the chunks among these rows.
 fn wanted_rows(chunks: &[Chunk<'_>]) -> (Vec<usize>, Vec<usize>) {
     let (mut rows, mut offsets, mut end) = (Vec::new(), vec![0], 0);
     for chunk in chunks {

@@ -1,14 +1,14 @@
-//! The model on a device: the cache, the indexer and the router run there, dense mathematics on the host.
+//! The model on a device. The cache, the indexer and the router run there; dense mathematics runs on the host.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | [`Engine`]: requests, and what a step may be |
+//! | `mod.rs` | [`Engine`]: requests, and the limits of a step |
 //! | `forward.rs` | a step through all layers, to logits; [`Forward`], open until it is committed |
-//! | `attention.rs` | attention of a layer: inputs to the device, update, gathers and rows back, or results |
-//! | `updated.rs` | a layer of any kind behind its update |
+//! | `attention.rs` | attention of a layer: inputs go to the device; gathered rows or results come back |
+//! | `updated.rs` | a layer of any kind after its update |
 //! | `captured.rs` | each layer's launches as a graph |
 //! | `device_layer.rs` | a layer's weights on the device |
-//! | `buffers.rs` | the tensors that go there and back |
+//! | `buffers.rs` | the tensors that are copied to and from the device |
 //! | `place.rs` | attention on the host or on the device: [`AttentionPlace`], and the tensors of each |
 //! | `tile.rs` | a tile of queries |
 
@@ -38,26 +38,26 @@ use device_layer::DeviceLayer;
 pub use forward::{Chunk, Forward, Logits};
 pub use place::AttentionPlace;
 
-/// The largest loads of an [`Engine`].
+/// The limits of an [`Engine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineLimits {
     /// Requests that can be admitted at once.
     pub requests: u32,
     /// Longest context of a request, in tokens.
     pub context: u32,
-    /// Tokens of all requests together that there is memory for.
+    /// Tokens of all requests together for which the cache has blocks.
     pub cached_tokens: u32,
     /// Tokens of a step, over all its requests.
     pub step_tokens: u32,
-    /// Drafts of a request and step that may be rejected.
+    /// Most drafts of a request in a step that can be rejected.
     pub max_draft: u32,
-    /// Checkpoints that prefixes are reused from; 0 for none.
+    /// Number of checkpoints, from which prompts continue; 0 for none.
     pub checkpoints: u32,
-    /// Bytes of pinned host memory that keep prefixes which the device evicts; 0 for none.
+    /// Bytes of pinned host memory for copies of prefixes, which outlive their eviction from the device; 0 for none.
     pub host_bytes: u64,
-    /// Blocks that may enter or leave the prefix tree between two readings of its log of events; 0 for no log.
+    /// Most blocks that may enter or leave the prefix tree between two readings of the event log; 0 for no log.
     pub event_capacity: u32,
-    /// Among how many blocks attention on the device splits a query's keys ([`CacheConfig::attention_split`]).
+    /// Among how many thread blocks attention on the device splits a query's keys ([`CacheConfig::attention_split`]).
     pub attention_split: KeySplit,
 }
 
@@ -72,7 +72,7 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// A cache for these limits, and what the device needs of the model's weights; attention runs where
+    /// Creates a cache for these limits, and copies the weights that the device needs. Attention runs where
     /// [`AttentionPlace::of_device`] says.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl<B: Backend> Engine<B> {
         Self::with_attention(device, model, limits, place)
     }
 
-    /// The same with attention at `place`.
+    /// As [`Self::new`], with attention at `place`.
     ///
     /// # Errors
     /// As [`Self::new`]; [`dsv4_kv_device::DeviceError::Argument`] for more heads than attention on the device takes.
@@ -126,9 +126,9 @@ impl<B: Backend> Engine<B> {
         Ok(self.cache.admit()?)
     }
 
-    /// Admits a request that goes on from what earlier ones with the same salt and the same first tokens have computed:
-    /// its first step starts at [`Admission::reused`]. Its logits have the bits that they have without. What host memory has
-    /// of them is waited for.
+    /// Admits a request that continues from the cached prefix of `tokens` under the same salt: its first step starts at
+    /// [`Admission::reused`]. Its logits have the same bits as without reuse. Waits for parts of the prefix that come
+    /// from host memory.
     ///
     /// # Errors
     /// As [`KvCacheManager::admit_waiting`].
@@ -137,7 +137,7 @@ impl<B: Backend> Engine<B> {
         Ok(self.cache.admit_waiting(&self.stream, &prompt)?)
     }
 
-    /// Copies to host memory what has entered the prefix tree; waits for nothing. To be called between steps.
+    /// Begins to copy new prefixes of the prefix tree to host memory; waits for nothing. Call it between steps.
     ///
     /// # Errors
     /// As [`KvCacheManager::advance_tier`].
@@ -145,7 +145,8 @@ impl<B: Backend> Engine<B> {
         Ok(self.cache.advance_tier(&self.stream)?)
     }
 
-    /// The same, and waits for it: nothing is kept from being evicted any more. Whether something was under way.
+    /// As [`Self::advance_tier`], and waits until all transfers are done, so that none keeps blocks from being evicted.
+    /// Returns whether any were under way.
     ///
     /// # Errors
     /// As [`KvCacheManager::settle_tier`].
@@ -155,12 +156,13 @@ impl<B: Backend> Engine<B> {
         Ok(moves)
     }
 
-    /// Ends a request and frees what it held. What its last step passed is saved before.
+    /// Ends a request and frees its slot and blocks. Before that, saves the checkpoint of a boundary that its last step
+    /// has passed.
     ///
     /// # Errors
     /// [`dsv4_kv::KvError::UnknownRequest`], [`dsv4_kv::KvError::ForeignRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), ModelError> {
-        // Without the checkpoint, a later prompt is computed from an earlier one: no reason to keep the request.
+        // If that fails, later prompts continue from an earlier checkpoint: no reason to keep the request.
         let _ = self.cache.save_wanted(&self.stream);
         Ok(self.cache.release(id)?)
     }
@@ -169,8 +171,8 @@ impl<B: Backend> Engine<B> {
     /// tokens each. From then on steps that fit replay the graphs, with the same bits as without.
     ///
     /// # Errors
-    /// [`ModelError::BucketTooLarge`] for more tokens than are gathered at once;
-    /// [`ModelError::Cache`], as [`KvCacheManager::capture`].
+    /// [`ModelError::BucketTooLarge`] for more tokens than one tile of queries; [`ModelError::Cache`], as
+    /// [`KvCacheManager::capture`].
     pub fn capture(&mut self, requests: u32, tokens_per_request: u32) -> Result<(), ModelError> {
         let tokens = requests.saturating_mul(tokens_per_request);
         let context = self.cache.config().max_context;
@@ -186,12 +188,12 @@ impl<B: Backend> Engine<B> {
         &self.cache
     }
 
-    /// The cache, for a lower tier. Its requests belong to the engine: do not change them.
+    /// The cache, for a lower tier. The engine owns the requests in it: do not change them.
     pub fn cache_mut(&mut self) -> &mut KvCacheManager<B> {
         &mut self.cache
     }
 
-    /// The cache and the stream of its steps, to move requests to another cache and from there.
+    /// The cache and the stream of its steps, for moving requests between caches.
     pub fn moves(&mut self) -> (&mut KvCacheManager<B>, &Stream<B>) {
         (&mut self.cache, &self.stream)
     }

@@ -1,4 +1,4 @@
-//! Where attention runs, and what each place needs on the device.
+//! Where attention runs, and the device tensors of each place.
 
 use dsv4_kv::step::{AttentionTensors, QueryForm};
 use dsv4_kv::{CacheConfig, KvError};
@@ -15,12 +15,13 @@ use super::tile::{TILE_QUERIES, Tile, rounded};
 pub enum AttentionPlace {
     /// On the host, in f32, over rows that the cache gathers.
     Host,
-    /// On the device, over the rows where they lie: queries, weights and results in BF16. At most 128 heads.
+    /// On the device, over the stored rows in place, with queries, weights and results in BF16. At most 128 heads.
     Device,
 }
 
 impl AttentionPlace {
-    /// On the device if that is a GPU, and takes so many heads; else on the host: the emulator takes longer for it.
+    /// [`Self::Device`] if the device is a GPU and supports this number of heads; else [`Self::Host`], which is faster
+    /// than attention on the emulator.
     #[must_use]
     pub fn of_device<B: Backend>(device: &Device<B>, heads: u32) -> Self {
         match device.info().sm {
@@ -30,25 +31,25 @@ impl AttentionPlace {
     }
 }
 
-/// Heads of the queries of a tile, on the device.
+/// The queries and results of a tile, when attention runs on the device.
 pub struct Heads<B: Backend> {
     heads: u32,
-    /// `[TILE_QUERIES, heads, 512]`: after norm and RoPE.
+    /// `[TILE_QUERIES, heads, 512]`: queries after norm and RoPE.
     query: Buffer<B, bf16>,
-    /// `[TILE_QUERIES, heads, 512]`.
+    /// `[TILE_QUERIES, heads, 512]`: results.
     out: Buffer<B, bf16>,
 }
 
-/// What attention of a tile of queries reads or writes on the device.
+/// The device tensors of attention for a tile of queries.
 pub enum Place<B: Backend> {
-    /// The window of each query, and its entries: rows for the host.
+    /// Gathered rows for the host: the window and the entries of each query.
     Host { window: Tile<B>, entries: Tile<B> },
     /// Queries and results.
     Device(Heads<B>),
 }
 
 impl<B: Backend> Place<B> {
-    /// For queries with `heads` heads and at most `entries` entries.
+    /// Allocates tensors for queries with `heads` heads and at most `entries` entries.
     pub fn new(
         place: AttentionPlace,
         device: &Device<B>,
@@ -69,7 +70,7 @@ impl<B: Backend> Place<B> {
         })
     }
 
-    /// Queries of a tile, `[tokens, heads * 512]`, to the device if attention runs there.
+    /// Copies the queries of a tile, `[tokens, heads * 512]`, to the device if attention runs there.
     pub fn upload(
         &self,
         stream: &Stream<B>,
@@ -83,7 +84,7 @@ impl<B: Backend> Place<B> {
         }
     }
 
-    /// All of it, for a graph to retain.
+    /// All memory of the tensors, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
         match self {
             Self::Host { window, entries } => [window, entries]
@@ -96,7 +97,7 @@ impl<B: Backend> Place<B> {
 }
 
 impl<B: Backend> Heads<B> {
-    /// What the cache's attention takes of the first `queries` queries of the tile.
+    /// Calls `attend` with the tensors of the first `queries` queries of the tile.
     pub fn with<R>(
         &self,
         queries: u32,
@@ -110,7 +111,8 @@ impl<B: Backend> Heads<B> {
         attend(&AttentionTensors { heads, query, form, sinks, out, lse: None })
     }
 
-    /// Waits for attention of the first `queries` queries, and brings back what it gave, `[queries, heads * 512]`.
+    /// Waits for attention of the first `queries` queries, and copies the results to the host, `[queries, heads *
+    /// 512]`.
     pub fn download(&self, stream: &Stream<B>, queries: usize) -> Result<Array2<f32>, KvError> {
         let columns = (self.heads * HEAD_DIM) as usize;
         let mut values = vec![bf16::ZERO; queries * columns];
@@ -120,7 +122,7 @@ impl<B: Backend> Heads<B> {
     }
 }
 
-/// Entries that a query reads at most: of the indexer's list, and of an HCA layer.
+/// Most entries that a query reads: in a CSA layer (the indexer's list), and in an HCA layer.
 pub fn most_entries(config: &CacheConfig) -> (u32, u32) {
     let of = |ratio: u32| (config.max_context / ratio).max(1);
     (config.model.index_topk.min(of(CSA_RATIO)), of(HCA_RATIO))

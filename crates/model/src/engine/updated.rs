@@ -1,4 +1,4 @@
-//! A layer of any kind behind its update.
+//! A layer of any kind after its update.
 
 use std::ops::Range;
 
@@ -14,16 +14,16 @@ use super::tile::Tile;
 
 /// A layer whose update is queued.
 pub enum Updated<'s, B: Backend> {
-    /// With a window alone.
+    /// A layer with only a window.
     Swa(UpdatedLayer<'s, B, Swa>),
-    /// With entries that the indexer picks from.
+    /// A layer with entries, of which the indexer picks some.
     Csa(UpdatedLayer<'s, B, Csa>),
-    /// With entries that are all read.
+    /// A layer with entries, which are all read.
     Hca(UpdatedLayer<'s, B, Hca>),
 }
 
 impl<'s, B: Backend> Updated<'s, B> {
-    /// Queues the update of layer `id` from what is in the buffers.
+    /// Queues the update of layer `id` with the inputs in the buffers.
     pub fn update(
         layers: &'s mut Layers<'_, B>,
         id: LayerId,
@@ -45,7 +45,7 @@ impl<'s, B: Backend> Updated<'s, B> {
         })
     }
 
-    /// Queues what attention of these queries needs of the device: the indexer, then the gathers, or attention itself.
+    /// Queues the device's part of attention for these queries: the indexer, then the gathers or attention itself.
     pub fn attend(
         &self,
         device: &DeviceLayer<B>,
@@ -90,7 +90,7 @@ impl<'s, B: Backend> Updated<'s, B> {
         }
     }
 
-    /// Queues the append, which ends the layer.
+    /// Queues the append, the last launch of the layer.
     pub fn append(self) -> Result<(), KvError> {
         match self {
             Self::Swa(layer) => layer.append(),

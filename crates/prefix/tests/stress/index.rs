@@ -6,10 +6,10 @@ use dsv4_kv_prefix::{Drained, Event, EventBatch, EventSource, RootKey, Serial};
 
 use crate::model::{Path, T};
 
-/// Blocks that the log has room for: some operations fill it.
+/// Capacity of the event log in blocks; some operations fill it.
 pub const CAPACITY: u32 = 16;
 
-/// What is cached, as far as events say.
+/// The cached blocks, according to events.
 pub struct Index {
     roots: Vec<RootKey>,
     blocks: BTreeMap<Serial, Path>,
@@ -26,7 +26,7 @@ impl Index {
         Self { roots, blocks: BTreeMap::new(), batch, next: 0, drains: 0, overflows: 0 }
     }
 
-    /// Takes what is logged, or a snapshot if it must.
+    /// Takes the logged events, or a snapshot if the log has overflowed.
     pub fn drain(&mut self, source: &mut impl EventSource<T>) -> Result<(), String> {
         let mut batch = std::mem::take(&mut self.batch);
         let drained = source.drain_events(&mut batch);
@@ -50,7 +50,7 @@ impl Index {
         stored.iter().try_for_each(|&event| self.apply_any_order(event))?;
         stored.clear();
         self.next = self.blocks.last_key_value().map_or(0, |(last, _)| last.number() + 1);
-        // Nothing happened since.
+        // No events followed the snapshot.
         let mut batch = EventBatch::with_capacity(CAPACITY);
         let quiet = source.drain_events(&mut batch) == Drained::Events && batch.is_empty();
         if quiet { Ok(()) } else { Err(format!("{batch:?} behind a snapshot")) }

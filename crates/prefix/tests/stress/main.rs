@@ -6,7 +6,7 @@ mod run;
 
 use run::{Run, Settings};
 
-/// Operations of one run.
+/// Runs random operations.
 fn run(seed: u64, operations: u64, settings: Settings) -> Result<Run, String> {
     let mut run = Run::new(seed, settings);
     for number in 0..operations {
@@ -16,7 +16,7 @@ fn run(seed: u64, operations: u64, settings: Settings) -> Result<Run, String> {
     Ok(run)
 }
 
-/// Few blocks, so that much is evicted, and many.
+/// Few blocks, so that much is evicted, and many blocks.
 const SETTINGS: [Settings; 3] = [
     Settings { blocks: 24, checkpoints: 6, interval: None },
     Settings { blocks: 60, checkpoints: 40, interval: Some(8) },
@@ -44,10 +44,10 @@ fn all(seeds: u64, operations: u64) {
             }
         }
     }
-    // The load meets all that there is to meet.
+    // The load has covered all cases.
     let met = [total.reused, total.no_checkpoint, total.evicted, total.diverged];
     assert!(met.iter().all(|&tokens| tokens > 1000), "{total:?}");
-    // Of the prompts that another root has, the first block alone.
+    // Prompts that another root has: only their first block counts.
     assert!(total.other_root > 300, "{total:?}");
     assert!(overflows > 10 && drains > 2 * overflows, "{overflows} of {drains} drains");
 }
@@ -70,7 +70,7 @@ fn every_mistake_is_found() {
     for mistake in Mistake::ALL {
         make(mistake);
         let caught = |seed| {
-            // What a debug assertion or an overflow finds is found too.
+            // A panic of a debug assertion or an overflow check also counts as found.
             let ran = std::panic::catch_unwind(|| run(seed, 2_000, SETTINGS[1]).map(drop));
             ran.unwrap_or_else(|_| Err("panicked".to_owned())).err()
         };

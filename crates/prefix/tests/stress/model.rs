@@ -7,25 +7,25 @@ use dsv4_kv_prefix::{Freed, Lookup};
 /// Tokens of a block.
 pub const T: usize = 4;
 
-/// A block that a pool gave out. Whoever holds it owns it.
+/// A block that a pool has given out. Its holder owns it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Block(pub u32);
 
-/// A checkpoint, with what it is a checkpoint of.
+/// A checkpoint: its number, its root and its tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Checkpoint(pub u32, pub usize, pub Vec<u32>);
 
-/// One block of a prefix: all tokens down to its end are its key.
+/// One block of a prefix. Its key are all tokens up to its end.
 #[derive(Debug)]
 struct Entry {
     block: u32,
     checkpoint: Option<u32>,
 }
 
-/// A path that someone refers to: a root and tokens.
+/// A path: a root and tokens.
 pub type Path = (usize, Vec<u32>);
 
-/// What the tree must have.
+/// The expected contents of the tree.
 #[derive(Debug, Default)]
 pub struct Model {
     entries: BTreeMap<Path, Entry>,
@@ -36,7 +36,7 @@ fn prefixes(tokens: &[u32]) -> impl Iterator<Item = &[u32]> {
 }
 
 impl Model {
-    /// How much of a prompt it has.
+    /// The part of a prompt that it has.
     pub fn lookup(&self, root: usize, prompt: &[u32]) -> Lookup {
         let most = &prompt[..prompt.len().saturating_sub(1)];
         let mut found = Lookup::default();
@@ -55,7 +55,7 @@ impl Model {
         self.entries.keys().collect()
     }
 
-    /// The block of a prefix, which is whole blocks.
+    /// The last block of a prefix, which consists of whole blocks.
     pub fn block(&self, root: usize, prefix: &[u32]) -> Option<u32> {
         self.entries.get(&(root, prefix.to_vec())).map(|entry| entry.block)
     }
@@ -65,7 +65,7 @@ impl Model {
         self.entries.get(&(root, prefix.to_vec()))?.checkpoint
     }
 
-    /// Registers the block of a prefix that was not there.
+    /// Registers the last block of a new prefix.
     pub fn insert(&mut self, root: usize, prefix: &[u32], block: u32) -> Result<(), String> {
         let before = prefix.len() - T;
         if before > 0 && self.block(root, &prefix[..before]).is_none() {
@@ -78,14 +78,14 @@ impl Model {
         }
     }
 
-    /// Whether a checkpoint of a prefix is taken: if its block is there, and none yet.
+    /// Attaches a checkpoint to a prefix, if its block exists and has none yet. Returns whether it did.
     pub fn attach(&mut self, root: usize, prefix: &[u32], checkpoint: u32) -> bool {
         let entry = self.entries.get_mut(&(root, prefix.to_vec()));
         let place = entry.map(|entry| &mut entry.checkpoint).filter(|place| place.is_none());
         place.map(|place| *place = Some(checkpoint)).is_some()
     }
 
-    /// Takes what the tree freed out; `held`: paths that someone refers to.
+    /// Removes the blocks and checkpoints that the tree has freed. `held` has the referenced paths, which must stay.
     pub fn free(
         &mut self,
         freed: &[Freed<Block, Checkpoint>],
@@ -129,13 +129,13 @@ impl Model {
         Ok(())
     }
 
-    /// Blocks and checkpoints.
+    /// Numbers of blocks and checkpoints.
     pub fn counts(&self) -> (u32, u32) {
         let checkpoints = self.entries.values().filter(|entry| entry.checkpoint.is_some());
         (self.entries.len() as u32, checkpoints.count() as u32)
     }
 
-    /// Blocks and checkpoints that no path goes through.
+    /// Numbers of blocks and checkpoints that are on no held path.
     pub fn evictable(&self, held: &[Path]) -> (u32, u32) {
         let free = self.entries.iter().filter(|((root, prefix), _)| {
             !held.iter().any(|(of, path)| of == root && path.starts_with(prefix))
@@ -145,7 +145,7 @@ impl Model {
         })
     }
 
-    /// A block with no checkpoint at or below it that no path goes through: nobody can use it.
+    /// A useless block: on no held path, and without a checkpoint at or below it.
     pub fn dead(&self, held: &[Path]) -> Option<&Path> {
         self.entries.keys().find(|path| {
             let (root, prefix) = path;

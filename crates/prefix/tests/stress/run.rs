@@ -31,7 +31,7 @@ struct Request {
     reference: Reference,
     /// Tokens computed and registered: whole blocks.
     done: usize,
-    /// Blocks that the tree had already when this request came with its own.
+    /// Own copies of blocks that the tree had already.
     own: Vec<Block>,
 }
 
@@ -107,13 +107,13 @@ impl Run {
         self.check()
     }
 
-    /// What events say is there is there.
+    /// Checks that the index from events equals the model.
     fn check_index(&self) -> Result<(), String> {
         let (told, there) = (self.index.paths(), self.model.paths());
         if told == there { Ok(()) } else { Err(format!("told: {told:?}, there: {there:?}")) }
     }
 
-    /// Everyone goes; what stays can be evicted to the last block.
+    /// Ends all requests and leases. The remaining blocks must all be evictable.
     pub fn end(&mut self) -> Result<(), String> {
         while !self.requests.is_empty() {
             self.finish()?;
@@ -135,7 +135,7 @@ impl Run {
     fn prompt(&mut self) -> Vec<u32> {
         let random = &mut self.random;
         let mut prompt = self.prompts.choose(random).unwrap().clone();
-        // Few different tokens, so that blocks differ late in themselves.
+        // Few different tokens, so that blocks often differ only in late tokens.
         match random.random_range(0..4) {
             0 => prompt.truncate(random.random_range(0..=prompt.len())),
             1 => {
@@ -195,7 +195,7 @@ impl Run {
         if found == there { Ok(()) } else { Err(format!("checkpoint {found:?} for {there:?}")) }
     }
 
-    /// The blocks of a request's path are those of its tokens.
+    /// Checks that a request's path has the blocks of its tokens.
     fn same_path(&self, request: &Request) -> Result<(), String> {
         let told: Vec<_> = self.tree.tokens(&request.reference).unwrap().collect();
         if !told.into_iter().rev().eq(request.tokens[..request.done].as_chunks().0) {
@@ -214,7 +214,7 @@ impl Run {
         Err(format!("path {path:?} should be {:?}", want.collect::<Vec<_>>()))
     }
 
-    /// A step of a request: some blocks more, registered with the checkpoints on the way.
+    /// A step of a request: computes and registers some more blocks, with checkpoints at boundaries.
     fn compute(&mut self) -> Result<(), String> {
         if self.requests.is_empty() {
             return Ok(());
@@ -279,9 +279,9 @@ impl Run {
         self.give_back(freed, &[held])
     }
 
-    /// A checkpoint of the first `tokens` tokens of a request.
+    /// Attaches a checkpoint after the first `tokens` tokens of a request.
     fn attach(&mut self, request: &Request, tokens: usize, origin: Origin) -> Result<(), String> {
-        // No room is no reason to fail: there is no checkpoint then.
+        // Without room there is no checkpoint; that is no error.
         let Some(id) = self.free_checkpoints.pop() else { return Ok(()) };
         let prefix = request.tokens[..tokens].to_vec();
         let wanted = self.model.attach(request.root, &prefix, id);
@@ -387,7 +387,7 @@ impl Run {
         if got == want { Ok(()) } else { Err(format!("{prompt:?}: {got:?}, not {want:?}")) }
     }
 
-    /// Paths that someone refers to.
+    /// The paths that requests or leases hold.
     fn held(&self) -> Vec<Path> {
         let requests = self.requests.iter();
         let held = requests.map(|request| (request.root, request.tokens[..request.done].to_vec()));
@@ -414,7 +414,7 @@ impl Run {
         }
         let most = self.model.evictable(&held);
         let evictable = (counts.evictable_blocks, counts.evictable_checkpoints);
-        // A reference holds the segment that it was taken in, of which it may need a part.
+        // A reference holds the whole segment that it ends in, although it may need only a part of it.
         let exact = self.requests.is_empty();
         if evictable.0 > most.0 || evictable.1 > most.1 || (exact && evictable != most) {
             return Err(format!("{evictable:?} can be evicted, should be {most:?}"));
@@ -431,7 +431,7 @@ impl Run {
     }
 }
 
-/// Every one of `total` is at exactly one place.
+/// Checks that each of `total` numbers occurs exactly once.
 fn once(all: impl Iterator<Item = u32>, total: u32, what: &str) -> Result<(), String> {
     let mut all: Vec<_> = all.collect();
     all.sort_unstable();

@@ -16,17 +16,17 @@ use serde_json::Value;
 
 use crate::small::{self, HASH};
 
-/// The most that a test waits for anything.
+/// Longest wait of a test.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A server that runs.
+/// A running server.
 pub struct Running {
     pub address: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Ended, ServerError>>,
 }
 
-/// How the servers of these tests serve.
+/// The settings of the servers in these tests.
 pub fn settings() -> Settings {
     Settings {
         cold: None,
@@ -40,7 +40,7 @@ pub fn settings() -> Settings {
 }
 
 impl Running {
-    /// A server of the small model with so many slots.
+    /// A server of the small model with `requests` slots.
     pub fn start(requests: u32, settings: Settings) -> Self {
         let limits = small::limits(requests, 16);
         Self::of(small::engine(&small::emulated(), &HASH, limits), settings)
@@ -57,12 +57,12 @@ impl Running {
         Self { address, stop, thread }
     }
 
-    /// Asks it to end.
+    /// Requests a shutdown.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for an end that nobody asked for, but no longer than `most`.
+    /// Waits until the server ends by itself, at most for `most`.
     pub fn ended_within(self, most: Duration) -> Result<Ended, ServerError> {
         let begin = Instant::now();
         while !self.thread.is_finished() {
@@ -72,7 +72,7 @@ impl Running {
         self.thread.join().expect("no panic")
     }
 
-    /// Waits for its end.
+    /// Requests a shutdown, and waits for it.
     pub fn ended(self) -> Ended {
         self.stop();
         self.thread.join().expect("no panic").expect("no failure")
@@ -98,7 +98,7 @@ impl Running {
              content-length: {length}\r\n\r\n"
         );
         connection.write_all(head.as_bytes()).expect("the head is sent");
-        // A server that refuses the head may not read what follows.
+        // A server that refuses the head may not read the body.
         let _ = connection.write_all(body.as_bytes());
         connection
     }

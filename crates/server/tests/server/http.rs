@@ -1,4 +1,4 @@
-//! Completions over HTTP: what clients get is what the model answers alone.
+//! Completions over HTTP: clients get the same answers as from the model alone.
 
 use dsv4_kv_device::EmuOptions;
 use dsv4_kv_model::EngineLimits;
@@ -22,7 +22,7 @@ fn request(fields: Value) -> Value {
     request
 }
 
-/// The text that the model answers alone.
+/// The text that the model generates when no other request runs.
 fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
     let continuation = match seed {
         None => small::continuation(max_tokens),
@@ -128,7 +128,7 @@ fn check_logprobs(choice: &Value) {
     }
 }
 
-/// Without a seed equal prompts of a request are drawn independently; with one they are equal.
+/// Without a seed, equal prompts of a request get independent answers; with a seed, equal ones.
 #[test]
 fn equal_prompts_are_drawn_independently() {
     let server = Running::start(4, settings());
@@ -151,7 +151,7 @@ fn a_stop_ends_a_completion_and_is_never_sent() {
     let server = Running::start(2, settings());
     let text = alone("ab", None, 16);
     let characters: Vec<char> = text.chars().collect();
-    // Of two tokens, so that it lies across their border.
+    // The end of one token and the start of the next, so that it spans their border.
     let stop: String = characters[6..8].iter().collect();
     let before = &text[..text.find(&stop).expect("it is in the text")];
     for stream in [false, true] {
@@ -213,7 +213,7 @@ fn what_is_wrong_is_refused_in_openais_shape() {
     let unknown = request(json!({ "x".repeat(2000): 1 })).to_string();
     let text = server.send("POST", "/v1/completions", &unknown).text();
     assert!(text.contains("a name of 2000 bytes is not known") && text.len() < 400, "{text}");
-    // What cannot be read is quoted no further either.
+    // A body that cannot be parsed is quoted only in part, too.
     let string = json!("\u{7f}".repeat(2000)).to_string();
     let answer = server.send("POST", "/v1/completions", &string);
     assert_eq!(answer.status, 400);
@@ -256,7 +256,7 @@ fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
     );
     drop(waiting);
     server.wait_for("dsv4_num_requests_waiting", 0);
-    // The last is one that runs, and whose answer has not begun.
+    // The last client has a running request whose answer has not begun.
     drop(running);
     server.wait_for("dsv4_num_requests_running", 0);
     let running = begin(false);
@@ -271,7 +271,7 @@ fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
     assert_eq!(server.ended(), Ended::Done);
 }
 
-/// Only completions with the same `cache_salt` go on from each other's tokens.
+/// Only completions with the same `cache_salt` share prefixes.
 #[test]
 fn another_salt_shares_nothing() {
     let limits = EngineLimits { checkpoints: 4, ..small::limits(1, 8) };
@@ -289,7 +289,7 @@ fn another_salt_shares_nothing() {
     assert_eq!(server.ended(), Ended::Done);
 }
 
-/// A step that fails is an error of the requests in it, in both kinds of answers, and of no later one.
+/// A failed step is an error for the requests in it, in both kinds of answers, and not for later ones.
 #[test]
 fn a_step_that_fails_is_told() {
     let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `scheduler.rs` | batches, preemption, cancellation and failures, without HTTP |
 //! | `prefixes.rs` | shared prefixes, host memory, and a store that outlives the server |
-//! | `http.rs` | completions over HTTP, refusals, clients that leave, shutting down |
+//! | `http.rs` | completions over HTTP, refusals, clients that disconnect, shutdown |
 //! | `client.rs` | a server in a thread, and a client |
-//! | `small.rs` | a small model, and what it answers alone |
+//! | `small.rs` | a small model, and its answers when no other request runs |
 
 mod client;
 mod http;

@@ -24,12 +24,12 @@ use crate::small::{self, HASH};
 /// How long completions wait for a store.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Prompts that differ in their last ten tokens of 142: so what they share is one block of 128.
+/// Prompts of 142 tokens that differ in the last ten, so they share one block of 128.
 fn long_prompt(last: u32) -> Vec<u32> {
     (0..142).map(|at| if at < 132 { at * at % 251 } else { last }).collect()
 }
 
-/// The first `tokens` of eight that the model answers to a long prompt alone: computed once for all tests.
+/// The first `tokens` of the eight tokens that the model alone answers to a long prompt. Computed once for all tests.
 fn alone_to_long(last: u32, tokens: usize) -> Vec<Generated> {
     static ANSWERS: Mutex<BTreeMap<u32, Vec<Generated>>> = Mutex::new(BTreeMap::new());
     let mut answers = ANSWERS.lock().expect("no test has failed");
@@ -41,8 +41,8 @@ fn alone_to_long(last: u32, tokens: usize) -> Vec<Generated> {
     all[..tokens].to_vec()
 }
 
-/// A device with room for the prefix of one completion: that of another comes back from host memory, and its completion
-/// answers as alone.
+/// The device has room for the prefix of one completion. The prefix of another comes back from host memory, and its
+/// completion answers as alone.
 #[test]
 fn a_prefix_comes_back_from_host_memory() {
     let metrics = Metrics::new().expect("metrics");
@@ -69,7 +69,7 @@ fn a_prefix_comes_back_from_host_memory() {
     scheduler.engine().cache().audit_tier().expect("a right tier");
 }
 
-/// The last step of a completion passes the end of a block: the next turn goes on from there.
+/// The last step of a completion passes a block boundary: the next turn continues from there.
 #[test]
 fn what_the_last_step_passes_is_saved() {
     let metrics = Metrics::new().expect("metrics");
@@ -77,7 +77,7 @@ fn what_the_last_step_passes_is_saved() {
     let engine = small::engine(&small::emulated(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let mut prompt: Vec<u32> = (0..127).map(|at| at * at % 251).collect();
-    // The second of its tokens is drawn behind position 127, the last of the block.
+    // The second token is sampled after position 127, the last one of the block.
     for reused in [0, 128] {
         let continuation = small::continuation(2);
         let new = Submission { prompt: prompt.clone(), continuation, salt: Vec::new() };
@@ -90,8 +90,8 @@ fn what_the_last_step_passes_is_saved() {
     }
 }
 
-/// A cache with as many blocks as the longest completion. What it shares with another is kept for it, beside the blocks that it
-/// computes again: where these do not fit together, it is computed without sharing.
+/// A cache with as many blocks as the longest completion. The prefix tree keeps the blocks that the completion shares,
+/// in addition to blocks that it computes again. If these do not fit together, it is computed without sharing.
 #[test]
 fn what_fits_alone_is_answered_where_sharing_takes_more() {
     const BLOCKS: u32 = 4;
@@ -105,7 +105,8 @@ fn what_fits_alone_is_answered_where_sharing_takes_more() {
     let engine = small::engine(&small::emulated(), &HASH, limits);
     let limits = SchedulerLimits { chunk: 128, waiting: 4 };
     let mut scheduler = Scheduler::new(engine, limits, metrics.clone()).expect("a scheduler");
-    // Of the first the prefix tree has three blocks, and a checkpoint at their end. The second shares two of the blocks.
+    // The prefix tree has three blocks of the first prompt, and a checkpoint at their end. The second prompt shares two
+    // of the blocks.
     let first = |at: u32| at * at % 251;
     let second = |at: u32| if at < 256 { first(at) } else { at % 251 };
     let prompts = [(0..385).map(first).collect(), (0..447).map(second).collect::<Vec<u32>>()];
@@ -127,7 +128,7 @@ fn what_fits_alone_is_answered_where_sharing_takes_more() {
     assert_eq!(small::alone(&mut engine, &new).0, answers[1]);
 }
 
-/// The cold cache in a directory, of weights `identity`.
+/// Settings of a cold tier in a directory, for weights `identity`.
 fn in_directory(directory: &Path, identity: &[u8], report: fn(&ColdError, u64)) -> ColdCache {
     ColdCache {
         url: directory.to_str().expect("a name").to_owned(),
@@ -138,7 +139,7 @@ fn in_directory(directory: &Path, identity: &[u8], report: fn(&ColdError, u64)) 
     }
 }
 
-/// A scheduler above a cold cache.
+/// A scheduler with a cold tier.
 fn above(cold: &ColdCache) -> (Scheduler<Emulator>, Metrics) {
     let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
     let metrics = Metrics::new().expect("metrics");
@@ -148,7 +149,7 @@ fn above(cold: &ColdCache) -> (Scheduler<Emulator>, Metrics) {
     (scheduler, metrics)
 }
 
-/// What a completion leaves is stored, and counted, while no other comes.
+/// Prefixes of a completion are stored, and counted, while no other request runs.
 #[test]
 fn an_idle_server_stores() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -163,7 +164,7 @@ fn an_idle_server_stores() {
         while value(&metrics, stored) == 0 && begin.elapsed() < TIMEOUT {
             thread::sleep(Duration::from_millis(10));
         }
-        // A server that ends stores what waits, too.
+        // A server that shuts down also stores waiting prefixes.
         let while_idle = value(&metrics, stored);
         queue.close();
         running.join().expect("no panic").expect("no step fails");
@@ -172,8 +173,8 @@ fn an_idle_server_stores() {
     assert_eq!(while_idle, 1);
 }
 
-/// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
-/// and other salts, find nothing.
+/// Prefixes outlive a server: the next one with the same weights continues from the files, and answers as without.
+/// Other weights and other salts find nothing.
 #[test]
 fn a_prefix_outlives_its_server() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -198,7 +199,7 @@ fn a_prefix_outlives_its_server() {
         assert_eq!(end, Some(Event::Finished(Finish::Length)));
         assert_eq!(tokens, alone_to_long(last, 4), "{last}");
         scheduler.engine().cache().audit_tier().expect("a right tier");
-        // What waits to be stored is stored before the server ends.
+        // Waiting prefixes are stored before the server ends.
         drop(scheduler);
         let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
         assert_eq!(folder.count(), files, "{last}");
@@ -212,7 +213,7 @@ fn a_prefix_outlives_its_server() {
     assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
 }
 
-/// A file that is damaged is a miss, is counted, and is told with its reason.
+/// A damaged file is a miss, is counted, and is reported with its reason.
 #[test]
 fn a_damaged_file_is_told() {
     static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -245,8 +246,8 @@ fn a_damaged_file_is_told() {
     );
 }
 
-/// Completions that begin alike: what one has computed others go on from, and each answers as alone; under another salt
-/// nothing is shared.
+/// Completions with the same beginning: others continue from what one has computed, and each answers as alone. Under
+/// another salt nothing is shared.
 #[test]
 fn completions_that_share_a_prefix_equal_each_alone() {
     let metrics = Metrics::new().expect("metrics");
@@ -285,20 +286,20 @@ fn completions_that_share_a_prefix_equal_each_alone() {
     ledger.audit().expect("a right tree");
 }
 
-/// Lets who opens a fifo for reading read nothing, whatever has happened.
+/// On drop, lets a reader that opens a FIFO read nothing, so that no thread hangs.
 struct Unblock(std::path::PathBuf);
 
 impl Drop for Unblock {
     fn drop(&mut self) {
-        // Opened in both directions it waits for nobody.
+        // Opening in both directions does not block.
         let opened = std::fs::OpenOptions::new().read(true).write(true).open(&self.0);
         thread::sleep(Duration::from_millis(100));
         drop(opened);
     }
 }
 
-/// A completion waits for a store that does not answer no longer than the timeout; then its prompt is computed. Whoever has left
-/// meanwhile holds up nobody at all.
+/// A completion waits for a store that does not answer only until the timeout; then its prompt is computed. A client
+/// that has disconnected delays nobody.
 #[test]
 fn a_store_that_hangs_holds_nobody_up() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -321,12 +322,12 @@ fn a_store_that_hangs_holds_nobody_up() {
     let mut folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
     let object = folder.next().expect("it was stored").expect("a file").path();
     std::fs::remove_file(&object).expect("a file");
-    // Opening it waits for somebody who writes.
+    // Opening it blocks until there is a writer.
     let made = std::process::Command::new("mkfifo").arg(&object).status().expect("mkfifo");
     assert!(made.success());
     let unblock = Unblock(object);
     let begin = Instant::now();
-    // No token, no prompt to compute.
+    // Without tokens to generate, there is no prompt to compute.
     let continuation = small::continuation(0);
     let mut nothing = submit(&scheduler.queue(), &Submission { continuation, ..submission(4) });
     assert_eq!(scheduler.step().ok(), Some(Progress::Idle));
@@ -340,12 +341,13 @@ fn a_store_that_hangs_holds_nobody_up() {
     assert!(begin.elapsed() < Duration::from_secs(120), "but not longer");
     let (tokens, end) = received(&mut events);
     assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
-    // The store's thread, which is waited for, ends once somebody has written nothing.
+    // Dropping the scheduler waits for the store's thread, which ends after an empty write.
     drop(unblock);
     drop(scheduler);
 }
 
-/// A server whose scheduler ends says why, by an error or a panic, also while its store hangs: that is waited for, but not long.
+/// A server whose scheduler ends with an error or a panic reports that, also while its store hangs: it waits for the
+/// store, but not long.
 #[test]
 fn a_server_says_why_it_ends_while_its_store_hangs() {
     let prompts = [long_prompt(1), long_prompt(1).into_iter().rev().collect::<Vec<u32>>()];
@@ -364,7 +366,7 @@ fn a_server_says_why_it_ends_while_its_store_hangs() {
             let new: Vec<_> = paths.filter(|path| !objects.contains(path)).collect();
             objects.extend(new);
         }
-        // The first is damaged, and telling that panics; the second hangs.
+        // The first object is damaged, and the report of that panics; reading the second one hangs.
         let [damaged, hangs] = &objects[..] else { panic!("{objects:?}") };
         std::fs::write(damaged, b"").expect("nothing");
         let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
@@ -373,7 +375,7 @@ fn a_server_says_why_it_ends_while_its_store_hangs() {
         let cold = Some(ColdCache { timeout: Duration::from_millis(300), ..cold });
         let settings = Settings { cold, ..client::settings() };
         let server = Running::of(small::engine(&device, &HASH, limits), settings);
-        // The server has listed it, and would not list it now.
+        // The server has already listed it, so it can be replaced by a FIFO now.
         std::fs::remove_file(hangs).expect("a file");
         let made = std::process::Command::new("mkfifo").arg(hangs).status().expect("mkfifo");
         assert!(made.success());
@@ -400,7 +402,8 @@ fn a_server_says_why_it_ends_while_its_store_hangs() {
     }
 }
 
-/// A device that fails while prefixes go to host memory, and nothing runs, is one step that fails; one that always does ends the server.
+/// A device error during a transfer to host memory, while nothing runs, counts as one failed step. If the device always
+/// fails, the server ends.
 #[test]
 fn a_device_that_fails_between_steps_counts_as_one_that_fails() {
     let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
@@ -413,7 +416,7 @@ fn a_device_that_fails_between_steps_counts_as_one_that_fails() {
         continuation: small::continuation(4),
         salt: last.to_le_bytes().to_vec(),
     };
-    // A client that leaves while the checkpoint of its prompt is on its way.
+    // A client that disconnects while the checkpoint of its prompt is being transferred.
     let leave = |scheduler: &mut Scheduler<_>, last| {
         let events = submit(&scheduler.queue(), &submission(last));
         while !scheduler.engine().cache().is_moving() {

@@ -1,4 +1,4 @@
-//! The scheduler without HTTP: every answer is that of a request alone, and nothing stays in the cache.
+//! The scheduler without HTTP: every answer equals that of a request alone, and no request stays in the cache.
 
 use std::sync::Arc;
 use std::thread;
@@ -37,7 +37,7 @@ pub fn submit(queue: &Queue, submission: &Submission) -> Events {
     events.pop().expect("one for each")
 }
 
-/// What has come of a sequence.
+/// The events of a sequence so far: its tokens, and its last event.
 pub fn received(events: &mut Events) -> (Vec<Generated>, Option<Event>) {
     let mut tokens = Vec::new();
     while let Ok(event) = events.try_recv() {
@@ -55,7 +55,7 @@ fn assert_empty<B: Backend>(scheduler: &Scheduler<B>) {
     assert_eq!(ledger.live_requests(), 0);
 }
 
-/// Prompts of less than four tokens, which hold no block until they grow, others, and one that grows into its
+/// Prompts of less than four tokens, which hold no block until they grow, longer ones, and one that grows into its
 /// second block.
 fn submissions(random: &mut StdRng, count: usize) -> Vec<Submission> {
     let submission = |index| {
@@ -64,7 +64,7 @@ fn submissions(random: &mut StdRng, count: usize) -> Vec<Submission> {
             true => random.random_range(1..4),
             false => random.random_range(4..20),
         };
-        // Few different tokens, so that prompt lookup has something to propose.
+        // Few different tokens, so that prompt lookup finds drafts.
         let prompt = (0..length).map(|_| random.random_range(0..6)).collect();
         let max_tokens = random.random_range(1..12);
         let continuation = match random.random_bool(0.5) {
@@ -128,7 +128,7 @@ fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
 fn sequences_that_need_the_whole_cache_come_to_their_end_one_by_one() {
     let (mut scheduler, metrics) = scheduler(&HASH, 4, 1);
     let queue = scheduler.queue();
-    // Each grows into a block, and one is all there is.
+    // Each grows into a block, and the cache has only one.
     let submission = |first| Submission {
         prompt: vec![first; 2],
         continuation: small::continuation(6),
@@ -169,7 +169,7 @@ fn what_never_fits_is_refused_before_it_waits() {
     let vocabulary = 256;
     let refusal = Refusal::TokenOutOfVocabulary { token: 256, vocabulary };
     assert_eq!(queue.submit(vec![unknown]).err(), Some(refusal));
-    // One waits already: all of a request, or nothing.
+    // One sequence waits already. A request is accepted completely or not at all.
     let one = Submission { prompt: vec![0], continuation, salt: Vec::new() };
     let _waits = queue.submit(vec![one.clone()]).expect("there is room");
     let most = LIMITS.waiting;
@@ -182,7 +182,7 @@ fn what_never_fits_is_refused_before_it_waits() {
         Some(Refusal::QueueFull { waiting: 1, most })
     );
     assert_eq!(queue.submit(vec![one.clone(); 63]).map(|events| events.len()), Ok(63));
-    // Their clients have left: they take no place.
+    // Their clients have disconnected: they take no place.
     let again = queue.submit(vec![one.clone(); 63]).expect("there is room");
     assert_eq!(
         queue.submit(vec![one.clone()]).err(),
@@ -200,7 +200,7 @@ fn drafts_do_not_hold_up_a_prompt() {
     let engine = small::engine(&small::emulated(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
     let queue = scheduler.queue();
-    // Whatever it answers, there are drafts for it: every token was in the prompt.
+    // There are always drafts, because every token occurs in the prompt.
     let continuation = Continuation { drafts: 2, ..small::continuation(500) };
     let mut decoding =
         submit(&queue, &Submission { prompt: (0..256).collect(), continuation, salt: Vec::new() });
@@ -282,7 +282,7 @@ fn a_device_that_always_fails_ends_the_server() {
     device.backend().fail(5, failing::Failure::Instead);
     let error = scheduler.run().expect_err("three steps in a row have failed");
     assert!(matches!(error, ServerError::StepsFail { steps: 3, .. }), "{error}");
-    // The last one never ran, and is told.
+    // The last request never ran, and gets the failure too.
     for events in &mut events {
         let (_, end) = received(events);
         assert!(matches!(end, Some(Event::Failed(Failure::Step(_)))), "{end:?}");

@@ -1,4 +1,4 @@
-//! A small model, and what it answers alone.
+//! A small model, and its answers when no other request runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -31,7 +31,7 @@ pub fn emulated() -> EmuDevice {
     EmuDevice::new(EmuOptions { memory: 2 << 30, seed: 1 })
 }
 
-/// Blocks of 128 tokens, as many as are asked for.
+/// Limits of an engine with `requests` slots and `blocks` blocks of 128 tokens.
 pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
     EngineLimits {
         requests,
@@ -70,7 +70,7 @@ pub fn sampled(seed: u64, max_tokens: usize) -> Continuation {
     Continuation { sampling, ..continuation(max_tokens) }
 }
 
-/// All tokens of an answer.
+/// Collects all tokens of an answer.
 struct Collected(Vec<Generated>);
 
 impl Observer for Collected {
@@ -80,7 +80,7 @@ impl Observer for Collected {
     }
 }
 
-/// What the model answers if nothing else runs.
+/// The answer of the model when no other request runs.
 pub fn alone<B: Backend>(
     engine: &mut Engine<B>,
     Submission { prompt, continuation, .. }: &Submission,

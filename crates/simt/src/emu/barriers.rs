@@ -4,20 +4,20 @@ use super::clock::Clocks;
 use super::time::{Known, NOTHING, Released};
 use crate::limits::WARP_SIZE;
 
-/// How many there are; number 0 is the block's own.
+/// Number of barriers of a block; number 0 is that of `sync_threads`.
 const BARRIERS: usize = 16;
 
-/// A named barrier between two completions.
+/// The state of a named barrier between two completions.
 #[derive(Clone, Copy)]
 struct NamedBarrier {
-    /// The threads that complete it, as its first arrival said.
+    /// Number of threads that complete it, as given by its first arrival.
     threads: u32,
-    /// A bit for each warp that has arrived, and for each that waits.
+    /// The warps that have arrived, and those that wait, one bit each.
     arrived: u32,
     waiting: u32,
-    /// What the arrivals have made known.
+    /// The knowledge that the arrivals have released.
     released: Released,
-    /// When each warp arrived, and when those of the last completion did; 0 if it did not.
+    /// For each warp, the time of its arrival, and of its arrival for the last completion; 0 if it did not arrive.
     times: Known,
     before: Known,
 }
@@ -37,15 +37,16 @@ impl NamedBarrier {
 pub struct NamedBarriers([NamedBarrier; BARRIERS]);
 
 impl NamedBarriers {
-    /// Nobody has arrived.
+    /// No warp has arrived.
     pub const fn new() -> Self {
         Self([NamedBarrier::IDLE; BARRIERS])
     }
 
-    /// A warp arrives at a barrier of `threads` threads, to wait or not; which warps may go on, a bit each.
+    /// A warp arrives at barrier `number` of `threads` threads; `waits` if it waits. Returns the warps that this
+    /// releases from the barrier, one bit each: if it is complete, all that waited, else none.
     ///
     /// # Errors
-    /// Why the call is wrong.
+    /// A message that says which rule the call breaks.
     pub fn arrive(
         &mut self,
         (number, threads): (u32, u32),
@@ -91,7 +92,7 @@ impl NamedBarriers {
         Ok(done.waiting)
     }
 
-    /// A barrier at which warps have arrived that is not complete: its number, and the warps, a bit each.
+    /// A barrier that is not complete, at which warps have arrived: its number, and the warps, one bit each.
     pub fn unfinished(&self) -> Option<(usize, u32)> {
         let barriers = self.0.iter().map(|barrier| barrier.arrived).enumerate();
         barriers.into_iter().find(|&(_, arrived)| arrived != 0)

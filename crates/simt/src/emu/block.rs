@@ -1,4 +1,4 @@
-//! The state of a block and its threads, and the block that this OS thread runs.
+//! The state of a block and its threads, and the current block of each OS thread.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{Location, resume_unwind};
@@ -26,7 +26,7 @@ use crate::limits::WARP_SIZE;
 pub enum Stop {
     /// It can run.
     Ready,
-    /// It waits at a collective, called from this place.
+    /// It waits at a collective that was called from this place.
     At(Operation, Site),
     /// It has returned from the kernel.
     Returned,
@@ -59,25 +59,26 @@ pub struct Thread {
     pub yielder: Cell<*const Yielder<(), ()>>,
     /// Its state.
     pub stop: Cell<Stop>,
-    /// Its operand of the collective it waits at, then its result.
+    /// Its operand of the collective at which it waits; afterwards the result.
     pub value: Cell<u32>,
     /// The collective's second operand.
     pub operand: Cell<u32>,
     /// Whether it has called `cluster_arrive` and not yet `cluster_wait`.
     pub left: Cell<bool>,
-    /// Whether it has passed a barrier of the cluster: all blocks have started.
+    /// Whether it has passed a cluster barrier, so that all blocks of the cluster have started.
     pub met: Cell<bool>,
     /// Whether it has written to another block's shared memory since it last released.
     pub wrote_peer: Cell<bool>,
-    /// What was ordered before its last fence of the device.
+    /// The past of its last fence of device or system scope, which its later relaxed atomics release.
     pub fenced: RefCell<Past>,
-    /// What its relaxed atomics have seen released since then.
+    /// The pasts that its relaxed atomics have read since that fence, which its next fence acquires.
     pub seen: RefCell<Past>,
     /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
     /// Products of warpgroups that it has started.
     pub products: RefCell<Products>,
-    /// The product whose operands are all that it reads of shared memory now.
+    /// The number of the product that it computes now: until that ends, it reads shared memory as operands of this
+    /// product.
     pub multiplies: Cell<Option<u32>>,
     /// Its fragments of a matrix product; the result replaces C.
     pub fragments: Cell<Fragments>,
@@ -103,7 +104,7 @@ impl Thread {
     }
 }
 
-/// The lanes of a warp that have not started, in the order in which they will.
+/// The lanes of a warp that have not started, in the order in which they will start.
 pub struct Starting {
     first: Cell<usize>,
     order: Cell<[u8; WARP_SIZE as usize]>,
@@ -137,12 +138,12 @@ impl Starting {
     }
 }
 
-/// How an atomic orders other accesses.
+/// The memory order of an atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordered {
-    /// By fences around it, if there are any.
+    /// It orders other accesses only together with fences around it.
     Relaxed,
-    /// Accesses before it are ordered before those behind one that sees it.
+    /// Accesses before it happen before those after an acquiring atomic that reads its value.
     AcquireRelease,
 }
 
@@ -150,7 +151,7 @@ pub enum Ordered {
 pub struct Block {
     /// The launch it belongs to.
     pub launch: Cell<Launch>,
-    /// Its index in the grid, as (x, y), and its number in it, row by row.
+    /// Its index in the grid, as (x, y), and its number in the grid, counted row by row.
     pub index: Cell<(u32, u32)>,
     pub number: Cell<u64>,
     /// Its rank in its cluster.
@@ -161,22 +162,22 @@ pub struct Block {
     pub starting: Starting,
     /// Its threads.
     pub threads: Vec<Thread>,
-    /// What the products of each of its warps read.
+    /// The operands of the products that each of its warps has in flight.
     pub operands: RefCell<Vec<Operands>>,
     /// Its named barriers.
     pub barriers: RefCell<NamedBarriers>,
     /// Its shared memory.
     pub shared_memory: RefCell<SharedMemory>,
-    /// What its launch has done to global memory.
+    /// The accesses of its launch to global memory.
     pub global_memory: RefCell<Option<Arc<GlobalMemory>>>,
-    /// What its threads know of other blocks.
+    /// The pasts of other blocks that its threads have acquired.
     pub learned: RefCell<Vec<Learned>>,
-    /// What its warps have released by their arrivals at the cluster's barrier.
+    /// The past that its warps have released by their arrivals at the cluster barrier.
     pub arrived: RefCell<Past>,
-    /// Its last read of another block's shared memory since the last barrier of the cluster: that block's rank, who read,
-    /// and where.
+    /// Its last access to another block's shared memory since the last cluster barrier: that block's rank, the thread
+    /// that made the access, and the place.
     pub reads_peer: Cell<Option<(u32, ThreadIndex, Site)>>,
-    /// Whether the kernel's body runs now, on a fiber, and not the emulator between two of its stops.
+    /// Whether the kernel's body runs now, on a fiber; not so while the scheduler runs between two stops.
     pub runs_body: Cell<bool>,
     /// Set by the thread that caused a fault, just before it unwinds.
     pub fault: Cell<Option<FaultKind>>,
@@ -208,8 +209,8 @@ impl Block {
         }
     }
 
-    /// Makes this the block `index` of `launch`, the `number`-th, with rank `rank` in its cluster, before its first
-    /// instruction.
+    /// Makes this the block `index` of `launch`, number `number` in the grid, with rank `rank` in its cluster, before
+    /// its first instruction.
     pub fn reset(
         &mut self,
         (launch, global_memory): (Launch, &Arc<GlobalMemory>),
@@ -243,7 +244,7 @@ impl Block {
         self.reads_peer.set(None);
     }
 
-    /// Drops what it knows of global memory, at its end.
+    /// Drops its data about global memory, when its cluster has ended.
     pub fn forget(&self) {
         self.global_memory.take();
         self.learned.take();
@@ -264,7 +265,7 @@ impl Block {
         &self.threads[first..first + WARP_SIZE as usize]
     }
 
-    /// Calls `use_both` with what the running thread knows, and what its launch has done to global memory.
+    /// Calls `use_both` with the running thread as an observer, and with the launch's accesses to global memory.
     pub fn observe<R>(&self, use_both: impl FnOnce(Observer<'_>, &GlobalMemory) -> R) -> R {
         let (memory, learned) = (self.shared_memory.borrow(), self.learned.borrow());
         let (block, thread) = (self.number.get(), self.running.get());
@@ -273,7 +274,7 @@ impl Block {
         use_both(Observer { block, thread, clocks: &memory.clocks, learned: &learned }, global)
     }
 
-    /// What the running thread knows and did is made known.
+    /// The running thread releases: returns its own accesses and those that happen before its next one.
     fn release(&self) -> Past {
         let (thread, learned) = (self.running.get(), self.learned.borrow());
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
@@ -283,19 +284,19 @@ impl Block {
         past
     }
 
-    /// What warp `warp`, whose lanes are together, knows and did is made known.
+    /// As [`Self::release`], for all lanes of warp `warp`, which have reached one collective.
     pub fn release_warp(&self, warp: u32) -> Past {
         let (lane, learned) = (ThreadIndex(warp * WARP_SIZE), self.learned.borrow());
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
         let mut past = Past::release_warp(self.number.get(), warp, clocks);
-        // What each of its lanes has learnt, too.
+        // Includes the pasts that single lanes of the warp have acquired.
         let is_known = |at: Moment| warp_of(at.thread) == warp as usize || clocks.orders(at, lane);
         let known = learned.iter().filter(|learned| is_known(learned.at));
         known.for_each(|learned| past.join(&learned.past));
         past
     }
 
-    /// What an atomic of the running thread releases.
+    /// The past that an atomic of the running thread releases.
     pub fn released(&self, ordered: Ordered) -> Past {
         match ordered {
             Ordered::AcquireRelease => self.release(),
@@ -303,7 +304,8 @@ impl Block {
         }
     }
 
-    /// The running thread's atomic has seen what was released: it knows it at once, or from its next fence on.
+    /// An atomic of the running thread has read the released past `seen`. The thread acquires it at once, or, if the
+    /// atomic is relaxed, at the thread's next fence.
     pub fn acquire(&self, ordered: Ordered, seen: &Past) {
         match ordered {
             _ if seen.is_empty() => {}
@@ -312,7 +314,7 @@ impl Block {
         }
     }
 
-    /// A fence of the running thread, of device scope.
+    /// A fence of the running thread, of device or system scope.
     pub fn fence(&self) {
         let seen = self.thread().seen.take();
         if !seen.is_empty() {
@@ -321,13 +323,13 @@ impl Block {
         self.thread().fenced.replace(self.release());
     }
 
-    /// From now on the running thread knows a past.
+    /// The running thread acquires a past now.
     fn learn_now(&self, past: Past) {
         let now = self.observe(|thread, _| thread.clocks.moment(thread.thread));
         self.learn(now, past);
     }
 
-    /// From `at` on a past is known.
+    /// Records that the block acquires a past at the point `at`.
     pub fn learn(&self, at: Moment, past: Past) {
         self.learned.borrow_mut().push(Learned { at, past });
     }
@@ -339,7 +341,7 @@ impl Block {
         resume_unwind(Box::new(()))
     }
 
-    /// Stops the running thread at `operation` until the others arrive; its result.
+    /// Stops the running thread at `operation` until the others arrive; returns the thread's result.
     fn wait(&self, operation: Operation, value: u32, operand: u32, location: Site) -> u32 {
         let thread = self.thread();
         thread.value.set(value);
@@ -372,7 +374,7 @@ pub fn enter<R>(cluster: &[Block], rank: usize, run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Calls `use_blocks` with the current block and block `rank` of its cluster; `None` if there is none.
+/// Calls `use_blocks` with the current block and block `rank` of its cluster; `None` if the cluster has no such block.
 #[track_caller]
 pub fn with_peer<R>(rank: u32, use_blocks: impl FnOnce(&Block, &Block) -> R) -> Option<R> {
     current(|block| {
@@ -400,14 +402,14 @@ pub fn current<R>(use_block: impl FnOnce(&Block) -> R) -> R {
     }
 }
 
-/// Stops the running thread at a collective of the caller's caller; its result.
+/// Stops the running thread at a collective that the caller's caller calls; returns the thread's result.
 #[track_caller]
 pub fn wait(operation: Operation, value: u32, operand: u32) -> u32 {
     let location = Location::caller();
     current(|block| block.wait(operation, value, operand, location))
 }
 
-/// [`wait`] at a matrix product; the thread's part of the result.
+/// [`wait`] at a matrix product; returns the thread's part of the result.
 #[track_caller]
 pub fn wait_product(product: Operation, fragments: Fragments) -> [u32; 4] {
     let location = Location::caller();

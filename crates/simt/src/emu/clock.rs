@@ -1,44 +1,46 @@
-//! What the warps of a block know of each other.
+//! Happens-before between the threads of a block, by vector clocks of its warps.
 //!
-//! Two accesses are ordered when one thread makes both, or when barriers lead from one to the other: those of the block,
-//! of the warp, of the cluster, and named ones. Each warp has a vector clock: how far it knows the other warps to have
-//! come.
+//! Two accesses are ordered if one thread makes both, or if barriers lead from one to the other: those of the block,
+//! of the warp, of the cluster, and named ones. A warp *knows* an access if the access happens before everything that
+//! the warp does next. Its vector clock has a time for each warp: it knows the accesses of that warp before that time.
 
 use super::fault::{Access, AccessKind, Site, ThreadIndex};
 use super::proxy::{ProxyFences, Store};
 use super::time::{Known, Moment, NOTHING, OTHERS, Released, WARPS, join, warp_of};
 use crate::limits::MAX_BLOCK_THREADS;
 
-/// The time of each warp, and what it knows of the others': what is known is ordered before all that it does from now on.
+/// The time and the vector clock of each warp.
 pub struct Clocks {
-    /// When what a warp does now takes place.
+    /// The present time of each warp: accesses that it makes now have this time.
     now: Known,
-    /// Of itself a warp knows until when its lanes were together.
+    /// The vector clock of each warp. The element for the warp itself is the time of the last barrier of its lanes:
+    /// each lane knows the accesses of the other lanes before that time.
     known: [Known; WARPS],
-    /// What the warps that have arrived at the cluster's barrier, and go on, have made known.
+    /// Released by the warps that have arrived at the cluster barrier without waiting; `None` if no warp has.
     left: Option<Released>,
     fences: ProxyFences,
 }
 
 impl Clocks {
-    /// Nobody knows of anybody.
+    /// Clocks under which no warp knows any access.
     pub const fn new() -> Self {
         Self { now: NOTHING, known: [NOTHING; WARPS], left: None, fences: ProxyFences::new() }
     }
 
-    /// A new block starts: what was is ordered before all that it does.
+    /// Starts a new block: all accesses of earlier blocks happen before its own.
     pub fn start_block(&mut self) {
         self.left = None;
         self.fences.start_block();
         self.synchronize_accesses(WARPS);
     }
 
-    /// All warps of the block come together.
+    /// A barrier of all warps of the block.
     pub fn synchronize_block(&mut self) {
         self.synchronize(OTHERS);
     }
 
-    /// All warps of the cluster come together, or those that have left learn that all have.
+    /// A cluster barrier is complete. If warps arrived at it without waiting, each warp acquires what the arrivals
+    /// released, and all accesses of other blocks; otherwise it is a barrier of all warps.
     pub fn synchronize_cluster(&mut self) {
         let Some(mut released) = self.left.take() else { return self.synchronize(WARPS) };
         self.release(OTHERS as u32, &mut released);
@@ -50,7 +52,8 @@ impl Clocks {
         self.fences.synchronize(warps);
     }
 
-    /// The first `warps` warps come together: each knows what they have done, and what any of them knew of the others.
+    /// A barrier of the first `warps` warps, for accesses: afterwards each of them knows all accesses of these warps,
+    /// and the accesses of the remaining warps that any of them knew.
     fn synchronize_accesses(&mut self, warps: usize) {
         let mut all = NOTHING;
         for (warp, all) in all.iter_mut().enumerate() {
@@ -65,7 +68,7 @@ impl Clocks {
         self.known[..warps].fill(all);
     }
 
-    /// The lanes of a warp come together.
+    /// A barrier of the lanes of a warp.
     pub fn synchronize_warp(&mut self, warp: u32) {
         let warp = warp as usize;
         self.now[warp] += 1;
@@ -73,7 +76,8 @@ impl Clocks {
         self.fences.synchronize_warp(warp);
     }
 
-    /// A warp makes what it did known to whoever has `barrier`; its own lanes learn nothing of each other.
+    /// A warp releases its own accesses, and those that it knows, to `barrier`. This orders nothing between its own
+    /// lanes.
     pub fn release(&mut self, warp: u32, barrier: &mut Released) {
         let warp = warp as usize;
         self.now[warp] += 1;
@@ -82,13 +86,13 @@ impl Clocks {
         self.fences.release(warp, &mut barrier.visible);
     }
 
-    /// A warp learns what has been released to `barrier`.
+    /// A warp acquires what has been released to `barrier`.
     pub fn acquire(&mut self, warp: u32, barrier: &Released) {
         join(&mut self.known[warp as usize], &barrier.known);
         self.fences.acquire(warp as usize, barrier);
     }
 
-    /// A warp arrives at the cluster's barrier, and goes on; `releases` if it makes known what it did.
+    /// A warp arrives at the cluster barrier without waiting; `releases` if the arrival has release semantics.
     pub fn leave(&mut self, warp: u32, releases: bool) {
         let mut left = self.left.unwrap_or(Released::NOTHING);
         if releases {
@@ -102,13 +106,13 @@ impl Clocks {
         self.now[warp as usize]
     }
 
-    /// Whether a warp knows all other warps to have come as far as `times`.
+    /// Whether a warp knows all accesses of the other warps before `times`.
     pub fn knows(&self, warp: u32, times: &Known) -> bool {
         let known = self.known[warp as usize].iter().zip(times).enumerate();
         known.into_iter().all(|(other, (known, time))| other == warp as usize || known >= time)
     }
 
-    /// The present, for a thread.
+    /// The present time of a thread.
     pub fn moment(&self, thread: ThreadIndex) -> Moment {
         Moment { thread, time: self.now[warp_of(thread)] }
     }
@@ -118,7 +122,8 @@ impl Clocks {
         Event { at: self.moment(thread), location }
     }
 
-    /// A thread makes what it did known: of each warp until when, and of itself. Its clock goes on.
+    /// A thread releases: returns its warp's vector clock, and the time before which its own accesses are released.
+    /// Advances the clock of its warp.
     pub fn release_thread(&mut self, thread: ThreadIndex) -> (Known, u64) {
         let warp = warp_of(thread);
         self.now[warp] += 1;
@@ -131,7 +136,7 @@ impl Clocks {
         self.fences.fence(thread, self.now[warp], &self.known[warp]);
     }
 
-    /// How many proxy fences a thread has called.
+    /// Number of proxy fences that a thread has called.
     pub fn proxy_fences(&self, thread: ThreadIndex) -> u32 {
         self.fences.count(thread)
     }
@@ -141,34 +146,34 @@ impl Clocks {
         self.fences.is_visible(store, reader, &self.known[warp_of(reader)])
     }
 
-    /// A point that the next barrier of the cluster makes known to all warps.
+    /// A point that all warps of the block know after the next cluster barrier.
     pub fn before_cluster(&self) -> Moment {
         self.moment(ThreadIndex(MAX_BLOCK_THREADS))
     }
 
-    /// Whether the warps arrived at the cluster's barrier and went on.
+    /// Whether warps have arrived at the cluster barrier without waiting.
     pub fn has_left(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Whether what was done earlier is ordered before all that a thread does from now on.
+    /// Whether `earlier` happens before everything that a thread does from now on.
     pub fn orders(&self, earlier: Moment, thread: ThreadIndex) -> bool {
         earlier.thread == thread
             || self.known[warp_of(thread)][warp_of(earlier.thread)] > earlier.time
     }
 }
 
-/// An access, and when it was made.
+/// An access, with its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// Who, and when.
+    /// The thread, and the time of the access.
     pub at: Moment,
     /// The source line.
     location: Site,
 }
 
 impl Event {
-    /// What a fault says of it.
+    /// Its description in a fault.
     pub fn access(&self, kind: AccessKind) -> Access {
         Access { thread: self.at.thread, kind, location: self.location }
     }

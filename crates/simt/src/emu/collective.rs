@@ -1,10 +1,10 @@
-//! The operations that threads stop at, and their results.
+//! The operations at which threads stop, and their results.
 
 use std::fmt;
 
 use crate::limits::WARP_SIZE;
 
-/// An operation that a thread waits at until others arrive.
+/// An operation at which a thread stops until others arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -14,9 +14,9 @@ pub enum Operation {
     BarrierSync,
     /// [`crate::thread::NamedBarrier::arrive`].
     BarrierArrive,
-    /// [`crate::cluster::sync_cluster`].
+    /// [`crate::cluster::sync_cluster`] and [`crate::cluster::cluster_wait`].
     SyncCluster,
-    /// [`crate::cluster::cluster_arrive`].
+    /// [`crate::cluster::cluster_arrive`] and [`crate::cluster::cluster_arrive_release`].
     ClusterArrive,
     /// [`crate::warp::sync_warp`].
     SyncWarp,
@@ -24,7 +24,7 @@ pub enum Operation {
     ShuffleXor,
     /// [`crate::warp::shuffle_idx_u32`] and its `f32` form.
     ShuffleIdx,
-    /// [`crate::warp::shuffle_up_u32`] and its `f32` form.
+    /// [`crate::warp::shuffle_up_u32`], [`crate::warp::shuffle_up_found_u32`] and the `f32` form.
     ShuffleUp,
     /// [`crate::warp::shuffle_down_u32`] and its `f32` form.
     ShuffleDown,
@@ -71,7 +71,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The second operand of [`Operation::ClusterArrive`] where the arrival releases what was written before it.
+/// The second operand of [`Operation::ClusterArrive`] if the arrival releases earlier accesses; otherwise it is 0.
 pub const RELEASES: u32 = 1;
 
 /// One value per lane.
@@ -79,7 +79,7 @@ pub type Lanes = [u32; WARP_SIZE as usize];
 
 /// The result of each lane from `operation`, given each lane's value and second operand (the lane mask,
 /// source lane or delta of a shuffle). Predicates are 0 or 1. Barriers and matrix products return the lane's
-/// own value: the fragments of a product are kept elsewhere.
+/// own value: the fragments of a product are in `Thread::fragments`.
 pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes {
     let shuffle = |source: fn(u32, u32) -> u32| {
         std::array::from_fn(|lane| {

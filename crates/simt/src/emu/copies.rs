@@ -10,20 +10,20 @@ use super::shared_memory::InFlight;
 pub struct Copy {
     /// Byte offset in the block's shared memory.
     pub to: u32,
-    /// Words of global memory, checked when the copy was started.
+    /// First word of the source in global memory, which was checked when the copy was started.
     pub from: *mut u32,
-    /// How many.
+    /// Number of words.
     pub words: u32,
-    /// Where they are, if races there are looked for.
+    /// The place of the source; `None` if it is not checked for races.
     pub source: Option<Place>,
-    /// Who started it, where and when.
+    /// The thread that started it, where and when.
     pub in_flight: InFlight,
 }
 
 /// The copies that a thread has started and not waited for.
 #[derive(Debug, Default)]
 pub struct Copies {
-    /// Those since the last group was committed.
+    /// The copies since the last group was committed.
     open: Vec<Copy>,
     /// The committed groups, the oldest first.
     groups: VecDeque<Vec<Copy>>,
@@ -40,7 +40,7 @@ impl Copies {
         self.groups.push_back(std::mem::take(&mut self.open));
     }
 
-    /// All that were not waited for.
+    /// All copies that were not waited for.
     pub fn all(&self) -> impl Iterator<Item = &Copy> {
         self.groups.iter().flatten().chain(&self.open)
     }

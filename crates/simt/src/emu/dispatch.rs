@@ -11,15 +11,15 @@ use super::launch::Launch;
 use super::stacks::Stacks;
 use super::{panic, pool, schedule};
 
-/// Runs `body` once for every thread of the grid. Blocks run in parallel, in no order, on threads of the emulator's own: as many as
-/// rayon has. The calling thread waits for them, and runs no other job of rayon's meanwhile, so that it may hold a lock that such a
-/// job takes.
+/// Runs `body` once for every thread of the grid. Blocks run in parallel, in no order, in a thread pool of the
+/// emulator's own, with as many threads as rayon has. A single block (or cluster) runs on the calling thread. The
+/// calling thread waits, and runs no other job of rayon meanwhile, so that it may hold a lock that such a job takes.
 ///
 /// # Errors
 /// The fault of the first block, by index, that has one. Blocks after it may or may not have run.
 ///
 /// # Panics
-/// When called from a kernel body.
+/// If a kernel body calls it.
 pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
     launch_clusters(launch, 1, body)
 }
@@ -28,15 +28,16 @@ pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
 /// one after the other, each to its next cluster barrier or to its end.
 ///
 /// # Errors
-/// The fault of the first cluster that has one; also if rows of the grid are no multiple of the cluster.
+/// The fault of the first cluster that has one; `InvalidLaunch` also if the rows of the grid are no multiple of the
+/// cluster.
 ///
 /// # Panics
-/// When called from a kernel body.
+/// If a kernel body calls it.
 pub fn launch_clusters(launch: &Launch, size: u32, body: impl Fn() + Sync) -> Result<(), Fault> {
     dispatch(Stacks::of_process(), launch, size, &body)
 }
 
-/// The same with these stacks, compiled once and not for every kernel.
+/// As [`launch_clusters`], with the given stacks. Not generic, so that it is compiled once and not for every kernel.
 pub(super) fn dispatch(
     stacks: &Stacks,
     launch: &Launch,

@@ -14,15 +14,15 @@ pub type Site = &'static Location<'static>;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{}{kind}", Place { kernel: *kernel, block: *block })]
 pub struct Fault {
-    /// The kernel's name; `None` when binding an argument failed before the launch.
+    /// The kernel's name; `None` if binding an argument failed before the launch.
     pub kernel: Option<&'static str>,
-    /// The block, as (x, y); `None` when the fault is of the whole launch.
+    /// The block, as (x, y); `None` if the fault concerns the whole launch.
     pub block: Option<(u32, u32)>,
-    /// What happened.
+    /// Which rule was broken, and how.
     pub kind: Box<FaultKind>,
 }
 
-/// What happened. Thread numbers are indices in the block.
+/// The kinds of faults. Thread numbers are indices in the block.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -34,13 +34,13 @@ pub enum FaultKind {
         /// Threads of a block.
         block: u32,
     },
-    /// A collective that not all of its threads have reached.
+    /// Not all threads of a collective have reached it.
     #[error("threads diverged at a collective: {}", Groups(groups))]
     Divergence {
-        /// Where the threads of the warp are, or those of the block for a block barrier.
+        /// The threads of the warp, or of the block for a block barrier, grouped by the place where they are.
         groups: Vec<LaneGroup>,
     },
-    /// An access to global memory outside the allocation its pointer was bound to.
+    /// An access to global memory outside the allocation to which its pointer was bound.
     #[error(
         "out of bounds: {thread} accesses {bytes} bytes at element {index} of `{argument}`, which \
          ends {} bytes into the allocation `{label}` of {allocation_bytes} bytes, at {location}",
@@ -51,7 +51,7 @@ pub enum FaultKind {
         argument: &'static str,
         /// The allocation's label.
         label: &'static str,
-        /// The element index that was asked for.
+        /// The element index of the access.
         index: u64,
         /// Where the access starts, in bytes from the start of the allocation.
         offset: u128,
@@ -61,7 +61,7 @@ pub enum FaultKind {
         allocation_bytes: u64,
         /// The thread.
         thread: ThreadIndex,
-        /// The access.
+        /// Source location of the access.
         location: Site,
     },
     /// An access whose address is not a multiple of its size.
@@ -74,11 +74,11 @@ pub enum FaultKind {
         memory: &'static str,
         /// The address; in shared memory, the byte offset.
         address: u64,
-        /// What the address should be a multiple of.
+        /// Required alignment in bytes.
         align: u32,
         /// The thread.
         thread: ThreadIndex,
-        /// The access.
+        /// Source location of the access.
         location: Site,
     },
     /// A shared array outside the block's shared memory, or an element outside its array.
@@ -88,15 +88,15 @@ pub enum FaultKind {
         offset + u64::from(*bytes)
     )]
     SharedOutOfBounds {
-        /// Its first byte, from the start of the block's shared memory.
+        /// First byte of the array or element, from the start of the block's shared memory.
         offset: u64,
-        /// Its bytes.
+        /// Size in bytes of the array or element.
         bytes: u32,
         /// The end of the array, or of the shared memory.
         limit: u64,
         /// The thread.
         thread: ThreadIndex,
-        /// The access.
+        /// Source location of the access.
         location: Site,
     },
     /// A read of shared memory that the block has not written.
@@ -104,11 +104,11 @@ pub enum FaultKind {
         "{thread} reads shared memory at byte {offset}, which was never written, at {location}"
     )]
     PoisonedShared {
-        /// The word, in bytes from the start of the block's shared memory.
+        /// Byte offset in the block's shared memory of the word, or of the first of several words.
         offset: u32,
         /// The thread.
         thread: ThreadIndex,
-        /// The read.
+        /// Source location of the access.
         location: Site,
     },
     /// Two threads access one word of shared memory, at least one writes, with no barrier between.
@@ -116,65 +116,67 @@ pub enum FaultKind {
         "race on shared memory at byte {offset}: {first}, then, with no barrier between, {second}"
     )]
     SharedRace {
-        /// The word, in bytes from the start of the block's shared memory.
+        /// Byte offset in the block's shared memory of the word, or of the first of several words.
         offset: u32,
         /// The access that came first in this run.
         first: Access,
         /// The access that came second.
         second: Access,
     },
-    /// An operand of a product is written before its thread has waited for the product.
+    /// An operand of a product is written before the warp has waited for the product.
     #[error(
         "{thread} has started a product at {location} that reads shared memory at byte {offset} until it is waited for, \
          and before that {write}"
     )]
     OperandOverwritten {
-        /// The word, in bytes from the start of the block's shared memory.
+        /// Byte offset in the block's shared memory of the word, or of the first of several words.
         offset: u32,
         /// The write.
         write: Access,
-        /// The thread that multiplies.
+        /// The thread that starts the product.
         thread: ThreadIndex,
-        /// Where it started the product.
+        /// The place where it started the product.
         location: Site,
     },
-    /// A word that a copy may write at any time is accessed before the copy is waited for.
+    /// A word is accessed while a copy into it is in flight, that is, before the copy is waited for.
     #[error(
         "{thread} has started a copy at {location} that writes shared memory at byte {offset} at any time until it is \
          waited for, and before that {access}"
     )]
     CopyInFlight {
-        /// The word, in bytes from the start of the block's shared memory.
+        /// Byte offset in the block's shared memory of the word, or of the first of several words.
         offset: u32,
         /// The access.
         access: Access,
         /// The thread that copies.
         thread: ThreadIndex,
-        /// Where it started the copy.
+        /// The place where it started the copy.
         location: Site,
     },
-    /// A product of a warpgroup reads a store to shared memory through the async proxy, with no proxy fence between.
+    /// A product of a warpgroup, which reads through the async proxy, reads a store to shared memory with no proxy
+    /// fence between.
     #[error(
         "{thread} starts a product at {location} that reads shared memory at byte {offset}, and no `fence_shared` makes \
          visible what {write}"
     )]
     UnfencedOperand {
-        /// The word, in bytes from the start of the block's shared memory.
+        /// Byte offset in the block's shared memory of the word, or of the first of several words.
         offset: u32,
         /// The store.
         write: Access,
-        /// The thread that multiplies.
+        /// The thread that starts the product.
         thread: ThreadIndex,
-        /// Where it starts the product.
+        /// The place where it starts the product.
         location: Site,
     },
-    /// Two threads of a launch access the same bytes of global memory, at least one writes, and nothing orders the two.
+    /// Two threads of a launch access the same bytes of global memory, at least one writes, and neither access happens
+    /// before the other.
     #[error(
         "race on global memory, byte {offset} of the allocation of `{argument}`: {first}, and, with nothing that orders \
          them, {second}"
     )]
     GlobalRace {
-        /// The kernel's argument, of the second access.
+        /// The kernel's argument through which the second access is made.
         argument: &'static str,
         /// Where the second access starts, in bytes from the start of the allocation.
         offset: u64,
@@ -183,17 +185,17 @@ pub enum FaultKind {
         /// The access that was made second.
         second: GlobalAccess,
     },
-    /// A read of another block's shared memory with no barrier of the cluster after it: that block may have returned.
+    /// An access to another block's shared memory with no cluster barrier after it: that block may have returned.
     #[error(
         "{thread} reads the shared memory of block {rank} of its cluster, which may have returned: no \
          barrier of the cluster follows, at {location}"
     )]
     PeerMayReturn {
-        /// The rank of the block that is read.
+        /// The rank of the block whose memory is accessed.
         rank: u32,
         /// The thread.
         thread: ThreadIndex,
-        /// The read.
+        /// Source location of the access.
         location: Site,
     },
     /// A pointer argument that does not point into a live allocation.
@@ -201,10 +203,10 @@ pub enum FaultKind {
     UnboundPointer {
         /// The kernel's argument.
         argument: &'static str,
-        /// What was passed.
+        /// The address that was passed.
         address: u64,
     },
-    /// A cluster has more threads than the process may have stacks, which it needs all at once.
+    /// A cluster has more threads than the process may have stacks. It needs one per thread, all at once.
     #[error(
         "a cluster of {threads} threads needs a stack for each of them, and this process has room for {most}: let it have more \
          mappings of memory (`sysctl -w vm.max_map_count={mappings}`)"
@@ -212,9 +214,9 @@ pub enum FaultKind {
     TooManyThreads {
         /// Threads of the cluster.
         threads: u32,
-        /// Stacks that there may be.
+        /// Most stacks that the process may have.
         most: u32,
-        /// Mappings that would be enough.
+        /// A limit of memory mappings that would be high enough.
         mappings: u64,
     },
     /// The system has no memory for the stack of a thread.
@@ -223,16 +225,16 @@ pub enum FaultKind {
          (`ulimit -v`, `sysctl vm.max_map_count`), or run fewer blocks at once (`RAYON_NUM_THREADS`)"
     )]
     NoStack {
-        /// What it answered.
+        /// The system's error.
         reason: io::ErrorKind,
     },
-    /// The system has no threads on which blocks could run.
+    /// The system starts no OS threads on which blocks could run.
     #[error(
         "the system does not start the emulator's threads ({reason}): let the process have more (`ulimit -u`), or ask for fewer \
          (`RAYON_NUM_THREADS`)"
     )]
     NoThreads {
-        /// What it answered.
+        /// The system's error.
         reason: String,
     },
     /// A Rust panic in the body.
@@ -242,13 +244,13 @@ pub enum FaultKind {
         message: String,
         /// The thread.
         thread: ThreadIndex,
-        /// `file:line:column`; `None` when another panic hook has replaced the emulator's.
+        /// `file:line:column`; `None` if another panic hook has replaced the emulator's.
         location: Option<String>,
     },
 }
 
-/// A thread's index in its block; written out with its warp and lane. Those of other blocks of the cluster follow, a
-/// thousand and twenty-four numbers a block.
+/// A thread's index in its block, displayed with its warp and lane. The threads of other blocks of the cluster have the
+/// numbers after the block's own: thread `t` of the block with rank `r` is `1024 (1 + r) + t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ThreadIndex(pub u32);
 
@@ -269,7 +271,7 @@ impl fmt::Display for ThreadIndex {
 pub struct LaneGroup {
     /// Indices in the block, ascending.
     pub threads: Vec<u32>,
-    /// The collective they wait at; `None` when they have returned from the kernel.
+    /// The collective at which they wait, and its place; `None` if they have returned from the kernel.
     pub waiting: Option<(Operation, Site)>,
 }
 
@@ -297,7 +299,7 @@ impl fmt::Display for LaneGroup {
 pub struct GlobalAccess {
     /// The block, as (x, y).
     pub block: (u32, u32),
-    /// Who, what and where.
+    /// The thread, the kind of access, and the place.
     pub access: Access,
 }
 
@@ -313,9 +315,9 @@ impl fmt::Display for GlobalAccess {
 pub struct Access {
     /// The thread.
     pub thread: ThreadIndex,
-    /// What it does.
+    /// The kind of access.
     pub kind: AccessKind,
-    /// Where.
+    /// The place in the source.
     pub location: Site,
 }
 
@@ -331,12 +333,13 @@ impl fmt::Display for Access {
     }
 }
 
-/// What an access to memory does.
+/// The kinds of accesses to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
     /// A plain load.
     Read,
-    /// A load of memory that nobody writes during the launch (`ld.global.nc`): nothing orders it with a write.
+    /// A load that is allowed only where the launch does not write (`ld.global.nc`): it races with every write of the
+    /// launch, whatever synchronization lies between.
     ReadConstant,
     /// A plain store.
     Write,

@@ -1,8 +1,8 @@
 //! Races on global memory that a launch may write.
 //!
-//! As in [`super::race`], two accesses are ordered when one thread makes both, or when synchronization leads from one to
-//! the other. Between blocks that are barriers of the cluster whose arrival releases, and atomics of device scope: those that
-//! order, and relaxed ones between fences (PTX ISA, "Memory Consistency Model").
+//! As in [`super::clock`], two accesses are ordered if one thread makes both, or if synchronization leads from one to
+//! the other. Between blocks, synchronization is a cluster barrier whose arrival releases, or atomics of device scope:
+//! acquire-release ones, or relaxed ones with fences around them (PTX ISA, "Memory Consistency Model").
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,7 +12,7 @@ use super::clock::Event;
 use super::fault::{AccessKind, FaultKind, GlobalAccess, Site};
 use super::past::{Observer, Past};
 
-/// Where an access lies, as the kernel names it.
+/// The bytes of an access, and how a fault names them.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// The address, aligned to `bytes`.
@@ -25,28 +25,29 @@ pub struct Place {
     pub offset: u64,
 }
 
-/// What an atomic does to its word.
+/// The effect of an atomic on its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It reads, or compares and finds another value.
+    /// It only reads: a load, or a compare-and-exchange that fails.
     Load,
-    /// It writes whatever was there.
+    /// It writes without reading.
     Store,
     /// It reads and writes.
     Modify,
 }
 
-/// An access to some of sixteen bytes.
+/// A recorded access to some of the bytes of a granule.
 #[derive(Clone, Copy, Debug)]
 struct Recorded {
     event: Event,
     block: u64,
-    /// A bit for each of the bytes.
+    /// One bit for each byte of the granule.
     bytes: u16,
     kind: AccessKind,
 }
 
-/// Accesses that matter for later ones, of 16 aligned bytes, in which every access lies. Most have one.
+/// The accesses to 16 aligned bytes with which later ones may race. Every access lies within one granule, and most
+/// granules have one access.
 #[derive(Debug, Default)]
 struct Granule {
     first: Option<Recorded>,
@@ -59,15 +60,15 @@ fn conflict(kinds: [AccessKind; 2]) -> bool {
     kinds.contains(&AccessKind::Write) || is_read(kinds[0]) != is_read(kinds[1])
 }
 
-/// Accesses of a kind to the same bytes that are remembered, of those that nothing orders: of more, such as counts that all threads
-/// add to, the oldest are forgotten.
+/// Most unordered accesses of one kind to the same bytes that are kept. If there are more, for instance on a counter to
+/// which all threads add, the oldest is dropped, so that a race with that one alone is missed.
 const REMEMBERED: usize = 64;
 
 impl Granule {
     /// Adds an access that a thread makes now.
     ///
     /// # Errors
-    /// It races with the one that is returned.
+    /// The earlier access with which it races.
     fn add(&mut self, new: Recorded, thread: Observer<'_>) -> Result<(), Recorded> {
         let racing = |old: &&Recorded| {
             let kinds = [old.kind, new.kind];
@@ -79,7 +80,8 @@ impl Granule {
         if let Some(old) = self.first.iter().chain(&self.others).find(racing) {
             return Err(*old);
         }
-        // What an older access races with later, the new one does too.
+        // The new access replaces older ones if every later access that races with one of those
+        // also races with the new one.
         let is_replaced = |old: &Recorded| {
             let is_covered = old.kind == new.kind
                 || new.kind == AccessKind::Write && old.kind != AccessKind::ReadConstant;
@@ -121,24 +123,24 @@ impl Hasher for Multiply {
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Multiply>>;
 
-/// Accesses that matter for later ones, of so many granules in a row: neighbours are accessed together.
+/// `PAGE_GRANULES` consecutive granules, which share an entry of the map because neighbours are accessed together.
 type Page = [Granule; PAGE_GRANULES as usize];
 const PAGE_GRANULES: u64 = 16;
 
-/// A part of the memory, by address.
+/// The granules and atomic words of a part of the memory.
 #[derive(Debug, Default)]
 struct Shard {
     pages: Map<Box<Page>>,
-    /// What is ordered before whoever reads an atomic word, by address.
+    /// By address of an atomic word, the past that atomics have released to it.
     released: Map<Past>,
 }
 
-/// Parts that OS threads lock one at a time.
+/// Number of shards, each of which has its own lock.
 const SHARDS: usize = 64;
-/// Bytes that lie in one part.
+/// Consecutive bytes that belong to the same shard.
 const SHARD_BYTES: u64 = 1024;
 
-/// What a launch has done so far to the global memory that it may write.
+/// The accesses of a launch so far to the global memory that it may write.
 #[derive(Debug)]
 pub struct GlobalMemory {
     /// Blocks of a row of the grid.
@@ -147,7 +149,7 @@ pub struct GlobalMemory {
 }
 
 impl GlobalMemory {
-    /// Nothing, by a launch with so many blocks in a row of its grid.
+    /// No accesses yet, of a launch with `columns` blocks in a row of its grid.
     pub fn new(columns: u32) -> Self {
         Self { columns, shards: std::array::from_fn(|_| Mutex::default()) }
     }
@@ -157,10 +159,10 @@ impl GlobalMemory {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A plain access by a thread.
+    /// Records a plain access of a thread.
     ///
     /// # Errors
-    /// It races.
+    /// A `GlobalRace`, if it races with an earlier access.
     pub fn access(
         &self,
         thread: Observer<'_>,
@@ -172,11 +174,12 @@ impl GlobalMemory {
         shard.add(thread, place, kind, location).map_err(|races| self.fault(place, races))
     }
 
-    /// An atomic by a thread, which makes `releases` known if it writes; what `operate` returns, with what it did, and what was
-    /// released there before.
+    /// Records and performs an atomic of a thread: `operate` performs it, and returns a result and the effect. If it
+    /// writes, it releases `releases` to the word. Returns the result, and the past that was released to the word
+    /// before, which is empty if the atomic does not read.
     ///
     /// # Errors
-    /// It races with a plain access.
+    /// A `GlobalRace`, if it races with a plain access.
     pub fn atomic<R>(
         &self,
         thread: Observer<'_>,
@@ -218,7 +221,7 @@ impl Shard {
     /// Adds an access that a thread makes now.
     ///
     /// # Errors
-    /// It races: the earlier access and this one.
+    /// The earlier access and this one, if they race.
     fn add(
         &mut self,
         thread: Observer<'_>,

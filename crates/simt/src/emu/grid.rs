@@ -10,7 +10,7 @@ pub fn wait_for_dependencies() {}
 #[inline(always)]
 pub fn launch_dependents() {}
 
-/// The element, or in about half of the blocks a wrong but plausible value.
+/// The element; in about half of the blocks instead one of six plausible values, most of which are wrong.
 #[track_caller]
 pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     // SAFETY: by the caller's promise.
@@ -20,7 +20,7 @@ pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     if Order::new(seed, block).shuffled(2)[0] == 0 {
         return word;
     }
-    // A different wrong value for each element.
+    // Drawn anew for each element.
     let others = [word, word | 127, word & !127, u32::MAX, word.wrapping_add(1), 0];
     let draw = Order::new(seed ^ i, block).shuffled(others.len() as u32)[0];
     others[usize::from(draw)]

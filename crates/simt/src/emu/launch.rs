@@ -13,12 +13,12 @@ pub struct Launch {
     pub block: u32,
     /// Bytes of shared memory of a block.
     pub shared_bytes: u32,
-    /// Seed of the order of lanes and warps.
+    /// Seed of the order in which lanes, warps, and blocks of a cluster run.
     pub seed: u64,
 }
 
 impl Launch {
-    /// No launch.
+    /// The launch of a block that has not run yet.
     pub(super) const NONE: Self =
         Self { kernel: "", grid: (0, 0), block: 0, shared_bytes: 0, seed: 0 };
 

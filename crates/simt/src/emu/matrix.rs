@@ -14,7 +14,7 @@ pub struct Fragments {
 const LANES: usize = WARP_SIZE as usize;
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
-/// The longest inner index: 32 bytes.
+/// Largest inner dimension, in elements: 32 of 8 bits, or 16 of BF16.
 const INNER: usize = 32;
 
 /// Each lane's part of `A B + C` in f32, the products added to C one by one in the order of the inner
@@ -35,8 +35,8 @@ pub fn multiply_s8(lanes: &[Fragments; LANES]) -> [[u32; 4]; LANES] {
     })
 }
 
-/// Each lane's part of the product of elements of which a word holds `WIDTH`; `add` adds the products of a row of A and a
-/// column of B to an element of C.
+/// Each lane's part of `A B + C`, for elements of which a word holds `WIDTH`. `unpack` unpacks a word; `add` adds the
+/// products of a row of A and a column of B to an element of C.
 fn multiply<T: Copy + Default, const WIDTH: usize>(
     lanes: &[Fragments; LANES],
     unpack: impl Fn(u32) -> [T; WIDTH],

@@ -62,7 +62,7 @@ pub struct Pointer<T> {
     /// Bytes from the start of the allocation to where the argument points.
     offset: u64,
     argument: &'static str,
-    /// Whether the launch may write there, and accesses are looked at for races.
+    /// Whether accesses are checked for races: the launch may write there, and the memory does not allow races.
     is_written: bool,
     element: PhantomData<*mut T>,
 }
@@ -73,7 +73,7 @@ unsafe impl<T> Send for Pointer<T> {}
 // SAFETY: as for `Send`; it has no interior of its own.
 unsafe impl<T> Sync for Pointer<T> {}
 
-/// Looks for races with an access that the running thread makes now.
+/// Records an access of the running thread, and fails the thread if it races.
 pub fn record(place: Place, kind: AccessKind, location: Site) {
     current(|block| {
         let done = block.observe(|thread, memory| memory.access(thread, place, kind, location));
@@ -117,7 +117,7 @@ impl<T: Access> Pointer<T> {
         Self { offset, ..self }
     }
 
-    /// The `bytes` bytes at element `i`, in bounds and aligned to their number.
+    /// The pointer to the `bytes` bytes at element `i`; checks that they are in bounds and aligned to `bytes`.
     #[inline(always)]
     #[track_caller]
     pub fn at<U>(self, i: u64, bytes: u32) -> *mut U {
@@ -135,7 +135,7 @@ impl<T: Access> Pointer<T> {
         }
     }
 
-    /// Where the `bytes` bytes at element `i` lie, which are in bounds; `None` if races there are not looked for.
+    /// The place of the `bytes` bytes at element `i`, which are in bounds; `None` if they are not checked for races.
     #[inline(always)]
     pub fn watched(self, i: u64, bytes: u32) -> Option<Place> {
         if !self.is_written {
@@ -146,7 +146,7 @@ impl<T: Access> Pointer<T> {
         Some(Place { address, bytes, argument, offset })
     }
 
-    /// The pointer to the `bytes` bytes at element `i`, as [`Self::at`]: an access of the running thread.
+    /// As [`Self::at`], for an access of the running thread: also records it and checks it for races.
     #[inline(always)]
     #[track_caller]
     pub fn access<U>(self, i: u64, bytes: u32, kind: AccessKind) -> *mut U {
@@ -186,7 +186,7 @@ impl<T: Access> Pointer<T> {
 #[track_caller]
 pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     let element: *mut T = pointer.access(i, size_of::<T>() as u32, AccessKind::Read);
-    // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
+    // SAFETY: in bounds of a live allocation and aligned; not written, by the caller's promise.
     unsafe { element.read() }
 }
 
@@ -194,7 +194,7 @@ pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
 #[track_caller]
 pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     let words: *mut [u32; 2] = pointer.access(i, 8, AccessKind::ReadConstant);
-    // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
+    // SAFETY: in bounds of a live allocation and aligned; not written, by the caller's promise.
     unsafe { words.read() }
 }
 
@@ -202,7 +202,7 @@ pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 
 #[track_caller]
 pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     let words: *mut [u32; 4] = pointer.access(i, 16, AccessKind::ReadConstant);
-    // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
+    // SAFETY: in bounds of a live allocation and aligned; not written, by the caller's promise.
     unsafe { words.read() }
 }
 
@@ -221,7 +221,7 @@ pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     unsafe { T::load(element) }
 }
 
-/// Only checks the first and the last 16 bytes.
+/// Only checks that the first and the last 16 bytes are in bounds and aligned.
 #[track_caller]
 pub unsafe fn prefetch_l2<T: Access>(pointer: Pointer<T>, i: u64, bytes: u32) {
     let _: *mut u32 = pointer.at(i, 16);
@@ -290,16 +290,16 @@ unsafe fn store_words<const N: usize>(first: *mut u32, value: [u32; N]) {
     }
 }
 
-/// Bits of a place that number elements; those above say of which view.
+/// Low bits of a place, which hold the index of the element. The bits above hold the index of the view.
 const ELEMENT_BITS: u32 = 56;
 
-/// Where element `i` of one of `views` lies: which view, and which element.
+/// The place of element `i` of view `which`: both indices in one number.
 pub fn place<T: Access, const N: usize>(_views: [Pointer<T>; N], which: u32, i: u64) -> u64 {
     assert!(i >> ELEMENT_BITS == 0, "no allocation has element {i}");
     u64::from(which) << ELEMENT_BITS | i
 }
 
-/// The view from there on.
+/// The view that starts at a place.
 pub fn at_place<T: Access, const N: usize>(views: [Pointer<T>; N], place: u64) -> Pointer<T> {
     let which = usize::try_from(place >> ELEMENT_BITS).expect("eight bits");
     views[which].skip(place & ((1 << ELEMENT_BITS) - 1))

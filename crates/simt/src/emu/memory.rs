@@ -8,15 +8,15 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     live: Arc<RwLock<Live>>,
-    /// Whether races on it are no faults.
+    /// Whether launches may race on this memory without a fault.
     allows_races: bool,
 }
 
-/// What lies where, by address. Neither allocations nor parts overlap among themselves.
+/// The live allocations and their parts, by address. No two allocations overlap, and no two parts.
 #[derive(Debug, Default)]
 struct Live {
     allocations: BTreeMap<u64, Extent>,
-    /// Parts of allocations: a pointer into one is bound to it alone.
+    /// Parts of allocations. A pointer into a part is bound to the part alone.
     parts: BTreeMap<u64, Extent>,
 }
 
@@ -34,12 +34,12 @@ fn find(extents: &BTreeMap<u64, Extent>, address: u64) -> Option<Extent> {
     (address - extent.address < extent.bytes).then_some(*extent)
 }
 
-/// Adds an extent that overlaps no other.
+/// Adds an extent. Panics if it is empty or overlaps another.
 fn insert(extents: &mut BTreeMap<u64, Extent>, new: Extent) {
     let Extent { address, bytes, label } = new;
     assert!(bytes > 0, "allocation `{label}` has no bytes");
     let end = address.checked_add(bytes).expect("an allocation ends inside the address space");
-    // They are disjoint, so only the last one that starts below `end` can overlap.
+    // The extents are disjoint, so only the last one that starts below `end` can overlap.
     if let Some((_, other)) = extents.range(..end).next_back() {
         let before = other.address + other.bytes <= address;
         assert!(before, "allocation `{label}` overlaps `{}`", other.label);
@@ -54,7 +54,8 @@ impl Memory {
         Self::default()
     }
 
-    /// The same device, where launches may race on global memory: for contents that break a kernel's contract on purpose.
+    /// The same device, on which launches may race on global memory without a fault: for tests whose memory contents
+    /// break a kernel's contract on purpose.
     #[must_use]
     pub fn allowing_races(self) -> Self {
         Self { allows_races: true, ..self }
@@ -73,14 +74,14 @@ impl Memory {
     /// registry runs, only launches access them: *unchecked*.
     ///
     /// # Panics
-    /// When `bytes` is 0, or when a live allocation overlaps: errors of the caller's allocator.
+    /// If `bytes` is 0, or if a live allocation overlaps: these are errors of the caller's allocator.
     pub unsafe fn register(&self, address: u64, bytes: u64, label: &'static str) -> Allocation {
         let extent = Extent { address, bytes, label };
         insert(&mut self.change().allocations, extent);
         Allocation { memory: self.clone(), extent }
     }
 
-    /// The part of a live allocation that contains `address`, or, if it lies in none, the allocation.
+    /// The part that contains `address`, or else the live allocation that contains it.
     pub(super) fn find(&self, address: u64) -> Option<Extent> {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         find(&live.parts, address).or_else(|| find(&live.allocations, address))
@@ -100,11 +101,11 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Makes ranges of its bytes parts, in addition to those that it has: a pointer into a part may access that
-    /// part alone; one that lies in no part may access all of the allocation.
+    /// Makes ranges of its bytes parts, in addition to the parts that it has. A pointer into a part may access that
+    /// part alone; a pointer outside all parts may access the whole allocation.
     ///
     /// # Panics
-    /// When a range is empty, outside the allocation, or overlaps another part.
+    /// If a range is empty, lies outside the allocation, or overlaps another part.
     pub fn divide(&self, parts: impl IntoIterator<Item = Range<u64>>) {
         let Extent { address, bytes, label } = self.extent;
         let mut live = self.memory.change();

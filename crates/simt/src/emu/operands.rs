@@ -1,6 +1,6 @@
-//! What the products of a warp read of shared memory. A product reads its operands from its start until the last lane of the
-//! warp has waited for it. Operands are whole granules of 16 bytes, so that each is looked at once a warp, and not once for
-//! each word and lane.
+//! The operands of a warp's products in shared memory. A product reads its operands from its start until the last lane
+//! of the warp has waited for it. Operands are recorded in granules of 16 bytes, so that each granule is checked once
+//! per warp, and not once for each word and lane.
 
 use std::collections::VecDeque;
 
@@ -19,16 +19,16 @@ pub struct Operands {
 /// The operands of one product.
 #[derive(Debug)]
 pub struct OfProduct {
-    /// By the lane that started it first.
+    /// The product, as started by the first of its lanes.
     pub product: InFlight,
-    /// A bit for each granule of the block's shared memory.
+    /// One bit for each granule of the block's shared memory.
     granules: Vec<u64>,
-    /// How many lanes have waited.
+    /// Number of lanes that have waited.
     waited: u32,
 }
 
 impl Operands {
-    /// A lane starts product `number`, in a block that has so many bytes of shared memory.
+    /// A lane starts product `number`, in a block with `bytes` bytes of shared memory.
     pub fn start(&mut self, number: u32, product: InFlight, bytes: u32) {
         if self.of(number).is_none() {
             let words = bytes.div_ceil(GRANULE_BYTES * u64::BITS) as usize;
@@ -36,8 +36,9 @@ impl Operands {
         }
     }
 
-    /// Notes that product `number`, which was started, reads the word at byte `offset`; where it was started, if no lane has read
-    /// of the word's granule before.
+    /// Records that product `number`, which was started, reads the word at byte `offset`. If no lane has read from the
+    /// word's granule before, returns the place where the product was started: then the caller has to check the
+    /// granule.
     pub fn read(&mut self, number: u32, offset: u32) -> Option<Site> {
         let of = self.of(number).expect("it was started");
         let granule = offset / GRANULE_BYTES;
@@ -47,7 +48,8 @@ impl Operands {
         is_new.then_some(of.product.location)
     }
 
-    /// A lane has waited for product `number`, its oldest in flight: the product, if it is the last lane.
+    /// A lane has waited for product `number`, its oldest in flight. Returns the product if this is the last lane of
+    /// the warp.
     pub fn wait(&mut self, number: u32) -> Option<OfProduct> {
         let of = self.of(number).expect("it was started");
         of.waited += 1;

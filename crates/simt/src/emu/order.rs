@@ -1,4 +1,4 @@
-//! The order in which lanes and warps run: shuffles from the launch's seed.
+//! The order in which lanes, warps and blocks of a cluster run: permutations drawn from the launch's seed.
 
 use crate::limits::WARP_SIZE;
 
@@ -11,7 +11,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// The orders of block `block` of a launch seeded with `seed`.
+    /// A generator of the orders of block `block`, in a launch seeded with `seed`.
     pub fn new(seed: u64, block: u64) -> Self {
         let mut seeded = Self { state: seed };
         Self { state: seeded.next() ^ block }

@@ -6,8 +6,8 @@ use std::sync::Once;
 
 use super::block;
 
-/// Installs a panic hook that records where a kernel body panics instead of printing it; it passes other
-/// panics, also those of the emulator itself, to the previous hook.
+/// Installs a panic hook. If a kernel body panics, the hook records the place and prints nothing. It passes other
+/// panics, including those of the emulator itself, to the previous hook.
 pub fn install_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,4 +1,4 @@
-//! What is ordered before a point of a launch: accesses of the threads of all blocks.
+//! Happens-before between blocks: the accesses of all blocks that happen before a point of a launch.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use super::clock::{Clocks, Event};
 use super::fault::{Site, ThreadIndex};
 use super::time::{Known, Moment, Released, warp_of};
 
-/// The accesses that are ordered before a point, by block.
+/// The accesses that happen before a point, by block.
 #[derive(Clone, Debug, Default)]
 pub struct Past(BTreeMap<u64, OfBlock>);
 
-/// Accesses of a block: of each warp until a time, and of some threads until later ones.
+/// Accesses of one block: those of each warp before a time, and those of some threads before a later time.
 #[derive(Clone, Debug)]
 struct OfBlock {
     warps: Known,
@@ -18,24 +18,24 @@ struct OfBlock {
 }
 
 impl Past {
-    /// Nothing.
+    /// A past without accesses.
     pub const fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    /// Whether that is nothing.
+    /// Whether it has no accesses.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A thread of block `block` makes known what it did, and what it knows of its block.
+    /// The past that a thread of block `block` releases: its own accesses, and those of its block that it knows.
     pub fn release_thread(block: u64, thread: ThreadIndex, clocks: &mut Clocks) -> Self {
         let (warps, time) = clocks.release_thread(thread);
         let threads = BTreeMap::from([(thread, time)]);
         Self(BTreeMap::from([(block, OfBlock { warps, threads })]))
     }
 
-    /// The same of a warp whose lanes are together.
+    /// As [`Self::release_thread`], for all lanes of a warp.
     pub fn release_warp(block: u64, warp: u32, clocks: &mut Clocks) -> Self {
         let mut released = Released::NOTHING;
         clocks.release(warp, &mut released);
@@ -43,7 +43,7 @@ impl Past {
         Self(BTreeMap::from([(block, OfBlock { warps, threads: BTreeMap::new() })]))
     }
 
-    /// Adds what is ordered before another point.
+    /// Adds the accesses of another past.
     pub fn join(&mut self, other: &Self) {
         for (&block, other) in &other.0 {
             let Some(own) = self.0.get_mut(&block) else {
@@ -63,7 +63,7 @@ impl Past {
         }
     }
 
-    /// Whether an access of block `block` is ordered before the point.
+    /// Whether it contains an access of block `block`.
     pub fn has(&self, block: u64, event: &Event) -> bool {
         self.0.get(&block).is_some_and(|of| {
             let of_thread = of.threads.get(&event.at.thread).copied().unwrap_or_default();
@@ -72,35 +72,35 @@ impl Past {
     }
 }
 
-/// A point of a block from which on a past is known: what is ordered after the point is ordered after the past.
+/// A past that a block acquired at a point: everything that is ordered after the point is ordered after the past.
 #[derive(Clone, Debug)]
 pub struct Learned {
     /// The point.
     pub at: Moment,
-    /// What is known from there on.
+    /// The past.
     pub past: Past,
 }
 
-/// A thread, and what it knows.
+/// A thread, with the data that tell which accesses happen before its next one.
 #[derive(Clone, Copy)]
 pub struct Observer<'a> {
     /// The number of its block in the launch.
     pub block: u64,
     /// The thread.
     pub thread: ThreadIndex,
-    /// What the warps of its block know of each other.
+    /// The vector clocks of its block.
     pub clocks: &'a Clocks,
-    /// What its block knows of others.
+    /// The pasts that its block has acquired.
     pub learned: &'a [Learned],
 }
 
 impl Observer<'_> {
-    /// An access that it makes now.
+    /// An access that the thread makes now.
     pub fn event(self, location: Site) -> Event {
         self.clocks.event(self.thread, location)
     }
 
-    /// Whether an access of block `block` is ordered before what it does from now on.
+    /// Whether an access of block `block` happens before everything that the thread does from now on.
     pub fn knows(self, block: u64, event: &Event) -> bool {
         let is_own = block == self.block && self.clocks.orders(event.at, self.thread);
         let knows = |learned: &Learned| {

@@ -11,14 +11,14 @@ use super::shared_memory::InFlight;
 #[derive(Debug, Default)]
 pub struct Products {
     started: u32,
-    /// A hash of where it started products and waited for them, in this order.
+    /// A hash of the places where it started products and waited for them, in order.
     places: u64,
-    /// Those that it has not waited for, the oldest first.
+    /// The products that it has not waited for, the oldest first.
     in_flight: VecDeque<InFlight>,
 }
 
 impl Products {
-    /// Starts a product; its number.
+    /// Starts a product; returns its number.
     pub fn start(&mut self, product: InFlight) -> u32 {
         self.pass(product.location);
         self.in_flight.push_back(product);
@@ -26,24 +26,24 @@ impl Products {
         self.started - 1
     }
 
-    /// Starts a product at a place, or waits there for all but so many.
+    /// Adds to the hash: the place of a start, or the place of a wait and its number of pending products.
     fn pass(&mut self, place: impl Hash) {
         let mut hasher = DefaultHasher::new();
         (self.places, place).hash(&mut hasher);
         self.places = hasher.finish();
     }
 
-    /// Whether another thread did the same: started as many products, and waited for them, in the same places.
+    /// Whether another thread started products and waited for them in the same places and in the same order.
     pub fn is_same(&self, other: &Self) -> bool {
         self.places == other.places
     }
 
-    /// How many were started.
+    /// Number of products that were started.
     pub fn started(&self) -> u32 {
         self.started
     }
 
-    /// Waits for all products but the last `pending`; the numbers of those that were in flight until now.
+    /// Waits for all products but the last `pending`; returns the numbers of those that were in flight until now.
     pub fn wait_for_all_but(&mut self, pending: usize, location: Site) -> Range<u32> {
         self.pass((location, pending));
         let oldest = self.started - self.in_flight.len() as u32;

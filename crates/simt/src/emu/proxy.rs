@@ -1,35 +1,38 @@
-//! Which stores to shared memory the products of warpgroups see. They read operands through the async proxy: a store is
-//! visible there if a proxy fence is ordered behind the store and before the product (PTX ISA, "Memory Consistency Model";
-//! 9.7.13.4, `fence.proxy.async`). The thread that stored may call it, the one that multiplies, or any other.
+//! Visibility of stores to shared memory for products of warpgroups. Products read operands through the async proxy. A
+//! store is visible there if it happens before a proxy fence, and the fence happens before the product (PTX ISA,
+//! "Memory Consistency Model"; 9.7.13.4, `fence.proxy.async`). Any thread may call the fence: the one that stored, the
+//! one that multiplies, or a third one.
+//!
+//! A vector clock here stands for the stores before its times.
 
 use super::fault::ThreadIndex;
 use super::time::{Known, Moment, NOTHING, OTHERS, Released, WARPS, join, warp_of};
 
-/// The proxy fences of a block's threads, and what they have made visible.
+/// The proxy fences of a block's threads, and the stores that they have made visible.
 pub struct ProxyFences {
-    /// When each thread fenced, by its warp's clock.
+    /// For each thread, the times of its fences, by its warp's clock.
     times: Vec<Vec<u64>>,
-    /// What the last fence of each thread has made visible of stores that it knew of.
+    /// For each thread, the stores that it knew at its last fence, which are visible to it.
     of_thread: Vec<Known>,
-    /// The same of the fences of all lanes of each warp.
+    /// For each warp, the stores that its lanes knew at their fences, joined.
     of_warp: [Known; WARPS],
-    /// What all lanes of a warp know to be visible.
+    /// For each warp, the stores that are visible to all of its lanes.
     visible: [Known; WARPS],
-    /// Whether a thread of the present block has fenced: if not, nothing that it stored is visible.
+    /// Whether a thread of the present block has fenced. If not, no store of the block is visible.
     any_fence: bool,
 }
 
 /// A store to shared memory.
 #[derive(Clone, Copy)]
 pub struct Store {
-    /// Whose it is, and when it was made.
+    /// The thread, and the time of the store.
     pub at: Moment,
-    /// How many fences the thread had called before.
+    /// Number of proxy fences that the thread had called before.
     pub fences: u32,
 }
 
 impl ProxyFences {
-    /// Nobody has fenced.
+    /// No thread has fenced.
     pub const fn new() -> Self {
         Self {
             times: Vec::new(),
@@ -40,13 +43,14 @@ impl ProxyFences {
         }
     }
 
-    /// A new block starts, whose stores are all later than what is known.
+    /// Starts a new block. The vector clocks can stay, because all stores of the new block have later times.
     pub fn start_block(&mut self) {
         self.times.iter_mut().for_each(Vec::clear);
         self.any_fence = false;
     }
 
-    /// A thread fences: its own stores until now, and those before `known` of the other warps.
+    /// A thread fences. This makes its own stores until now visible, and the stores before `known`, its warp's vector
+    /// clock.
     pub fn fence(&mut self, thread: ThreadIndex, now: u64, known: &Known) {
         let at = thread.0 as usize;
         if self.times.len() <= at {
@@ -59,17 +63,17 @@ impl ProxyFences {
         join(&mut self.of_warp[warp_of(thread)], known);
     }
 
-    /// How many times a thread has fenced.
+    /// Number of times that a thread has fenced.
     pub fn count(&self, thread: ThreadIndex) -> u32 {
         self.times.get(thread.0 as usize).map_or(0, |times| times.len() as u32)
     }
 
-    /// The lanes of a warp come together.
+    /// A barrier of the lanes of a warp.
     pub fn synchronize_warp(&mut self, warp: usize) {
         join(&mut self.visible[warp], &self.of_warp[warp]);
     }
 
-    /// The first `warps` warps come together.
+    /// A barrier of the first `warps` warps.
     pub fn synchronize(&mut self, warps: usize) {
         if !self.any_fence {
             return;
@@ -79,18 +83,18 @@ impl ProxyFences {
         self.visible[..warps].fill(all);
     }
 
-    /// A warp makes known what its fences, and those that it knows of, have made visible.
+    /// A warp releases to `visible` the stores that its own fences, and the fences that it knows, have made visible.
     pub fn release(&self, warp: usize, visible: &mut Known) {
         join(visible, &self.visible[warp]);
         join(visible, &self.of_warp[warp]);
     }
 
-    /// A warp learns what has been released.
+    /// A warp acquires the visible stores that have been released.
     pub fn acquire(&mut self, warp: usize, released: &Released) {
         join(&mut self.visible[warp], &released.visible);
     }
 
-    /// Whether a product of thread `reader` sees a store; `known` is what the reader's warp knows of the others.
+    /// Whether a product of thread `reader` sees a store; `known` is the vector clock of the reader's warp.
     pub fn is_visible(&self, store: Store, reader: ThreadIndex, known: &Known) -> bool {
         let Store { at: Moment { thread, time }, fences } = store;
         let (writer, warp) = (warp_of(thread), warp_of(reader));

@@ -1,8 +1,8 @@
-//! The stacks of fibers: lent to clusters, and in all no more than the process has mappings of memory for.
+//! The stacks of fibers, which are lent to clusters. The memory mappings that the process may have limit their number.
 //!
-//! A stack takes two mappings: one that is written, and a guard page. A cluster needs the stacks of all its threads at once. It
-//! borrows them before it starts, and waits while others have too many; once it runs it waits for nobody, so that it ends, and what
-//! it has borrowed comes back.
+//! A stack takes two mappings: one that is written, and a guard page. A cluster needs the stacks of all its threads at
+//! once. It borrows all of them before it starts, and waits while too few are free. Once it runs it waits for no other
+//! cluster. So every cluster ends and returns its stacks, and there is no deadlock.
 
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
@@ -11,44 +11,46 @@ use corosensei::stack::DefaultStack;
 
 use super::fault::FaultKind;
 
-/// Bytes of a stack, without its guard page. Kernel bodies hold registers, not buffers.
+/// Bytes of a stack, without its guard page. That is enough, because kernel bodies hold registers, not buffers.
 const STACK_BYTES: usize = 64 * 1024;
 
-/// Mappings of a process where the system tells no limit: what Linux allows by default.
+/// Limit of memory mappings of a process, where the system reports none: the default of Linux.
 const MAPPINGS: u64 = 65_530;
 
-/// Stacks for a process that may have so many mappings: a tenth of them is left for all else, which is a few hundred.
+/// Most stacks of a process that may have `mappings` mappings. A tenth of these is left for all other mappings, of
+/// which there are a few hundred.
 fn stacks_for(mappings: u64) -> u32 {
     u32::try_from(mappings / 10 * 9 / 2).unwrap_or(u32::MAX)
 }
 
-/// The least limit of mappings with which there may be so many stacks.
+/// The least limit of mappings that allows `stacks` stacks.
 fn mappings_for(stacks: u32) -> u64 {
     (u64::from(stacks) * 2).div_ceil(9) * 10
 }
 
 /// Stacks that clusters share.
 pub struct Stacks {
-    /// As many may be.
+    /// Most stacks that may exist.
     most: u32,
     allocate: fn() -> io::Result<DefaultStack>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// No more than `most` are lent or kept: who borrows takes of those that are kept first.
+/// Lent and kept stacks, together no more than `most`: a loan takes the kept ones first.
 #[derive(Default)]
 struct State {
     kept: Vec<DefaultStack>,
-    /// How many are lent, whether they have been needed yet or not.
+    /// Number of stacks that are lent, allocated or not.
     lent: u32,
-    /// Loans that were asked for and granted, in turn: a large one is not overtaken for ever.
+    /// Number of loans that were requested and granted. They are granted in the order of the requests, so that a large
+    /// loan does not starve.
     asked: u64,
     granted: u64,
 }
 
 impl Stacks {
-    /// Those of this process.
+    /// The stacks of this process.
     pub fn of_process() -> &'static Self {
         static STACKS: LazyLock<Stacks> = LazyLock::new(|| {
             let told = fs::read_to_string("/proc/sys/vm/max_map_count");
@@ -63,10 +65,10 @@ impl Stacks {
         Self { most, allocate, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Lends `count` stacks, once so many are left.
+    /// Lends `count` stacks; waits until that many are free and it is the caller's turn.
     ///
     /// # Errors
-    /// So many are never left.
+    /// [`FaultKind::TooManyThreads`], if there may never be that many.
     pub fn lend(&self, count: u32) -> Result<Loan<'_>, FaultKind> {
         if count > self.most {
             let (most, mappings) = (self.most, mappings_for(count));
@@ -87,11 +89,11 @@ impl Stacks {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that is done under the lock leaves the state in between.
+        // Ignores lock poisoning: no panic under the lock can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a change of the state, which may be what others wait for.
+    /// Ends a change of the state, and wakes those that wait for a loan.
     fn unlock(&self, state: MutexGuard<'_, State>) {
         let someone_waits = state.asked > state.granted;
         drop(state);
@@ -101,11 +103,11 @@ impl Stacks {
     }
 }
 
-/// Stacks for so many fibers at once, until it is dropped.
+/// A loan of `count` stacks. It ends when it is dropped.
 pub struct Loan<'a> {
     of: &'a Stacks,
     count: u32,
-    /// Those that no fiber has.
+    /// The allocated stacks of the loan that no fiber uses.
     stacks: Vec<DefaultStack>,
 }
 
@@ -113,13 +115,13 @@ impl Loan<'_> {
     /// A stack for a fiber.
     ///
     /// # Errors
-    /// The system has no memory for one.
+    /// [`FaultKind::NoStack`], if the system has no memory for it.
     pub fn take(&mut self) -> Result<DefaultStack, FaultKind> {
         let stack = self.stacks.pop().map_or_else(self.of.allocate, Ok);
         stack.map_err(|error| FaultKind::NoStack { reason: error.kind() })
     }
 
-    /// Takes back what a fiber no longer needs.
+    /// Takes back the stack of a fiber that has ended.
     pub fn put(&mut self, stack: DefaultStack) {
         self.stacks.push(stack);
     }
@@ -162,7 +164,7 @@ mod tests {
     }
 
     impl Stacks {
-        /// How many are lent, and how many are kept.
+        /// The numbers of lent and of kept stacks.
         fn counts(&self) -> (u32, usize) {
             let state = self.lock();
             (state.lent, state.kept.len())
@@ -211,7 +213,7 @@ mod tests {
             while stacks.lock().asked < 2 {
                 thread::sleep(Duration::from_millis(1));
             }
-            // Nine are left; but it is the large one's turn.
+            // Nine stacks are free, but it is the turn of the large loan.
             let small = scope.spawn(|| drop(stacks.lend(1).expect("so many there may be")));
             while stacks.lock().asked < 3 {
                 thread::sleep(Duration::from_millis(1));
@@ -243,7 +245,7 @@ mod tests {
         assert!(stacks_for(MAPPINGS) >= 7 * 4096);
     }
 
-    /// A body whose threads wait, and one of which counts those that are on their way.
+    /// A body whose threads wait at a barrier. `alive` counts the threads that have started and not ended.
     fn wait_counted(alive: &AtomicU32) {
         struct Alive<'a>(&'a AtomicU32);
         impl Drop for Alive<'_> {

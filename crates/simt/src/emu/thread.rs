@@ -45,12 +45,13 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
     wait(Operation::BarrierArrive, barrier, threads);
 }
 
-/// The running thread's proxy fence.
+/// A proxy fence of the running thread.
 pub fn fence_shared() {
     current(|block| block.shared_memory.borrow_mut().clocks.fence_proxy(block.running.get()));
 }
 
-/// The number of a product that the running thread starts: what it reads from here to [`end_operands`] are its operands.
+/// Starts a product of the running thread, and returns its number. The words of shared memory that the thread reads
+/// from here to [`end_operands`] are operands of the product.
 #[track_caller]
 pub fn start_product() -> u32 {
     let location = Location::caller();
@@ -65,14 +66,15 @@ pub fn start_product() -> u32 {
     })
 }
 
-/// The operands of the product that was started last have been read once. A tensor core reads them until the product is
-/// waited for.
+/// The operands of the product that was started last have been read once, and recorded. They count as being read until
+/// the product is waited for, as a tensor core may read them until then.
 pub fn end_operands() {
     current(|block| block.thread().multiplies.set(None));
 }
 
-/// At most the last `pending` products of the running thread are in flight from here on: if it is the last lane of its warp, the
-/// others have read their operands until now. Checks that product `number` is one of these, if it is not the largest number.
+/// Waits for all products of the running thread but the last `pending`. Reads of a product's operands end when the last
+/// lane of the warp has waited for it. Checks that product `number` is among those waited for, unless `number` is
+/// `u32::MAX`, which stands for no product.
 #[track_caller]
 pub fn check_product(number: u32, pending: u32) {
     let location = Location::caller();

@@ -1,31 +1,31 @@
-//! Vector clocks of a block: a time of each warp, which stands for what that warp did before it.
+//! Vector clocks of a block: one time per warp, which stands for the accesses of that warp before it.
 
 use super::fault::ThreadIndex;
 use crate::limits::WARP_SIZE;
 
-/// The most warps of a block; the threads of the other blocks of its cluster are one more.
+/// Most warps of a block. Also the number of a pseudo-warp, to which all threads of the cluster's other blocks belong.
 pub const OTHERS: usize = WARP_SIZE as usize;
-/// How many warps have a time.
+/// Elements of a vector clock: the warps of a block, and the pseudo-warp.
 pub const WARPS: usize = OTHERS + 1;
 
-/// What is known of each warp: what it did at smaller times.
+/// A vector clock: for each warp, the accesses at smaller times are known, that is, happen before.
 pub type Known = [u64; WARPS];
-/// Nothing of anybody.
+/// The vector clock that covers no access.
 pub const NOTHING: Known = [0; WARPS];
 
-/// Makes `known` the larger of both in each element.
+/// Joins `other` into `known`: the larger time of each element.
 pub fn join(known: &mut Known, other: &Known) {
     for (known, other) in known.iter_mut().zip(other) {
         *known = (*known).max(*other);
     }
 }
 
-/// The warp of a thread; threads of other blocks are of one warp.
+/// The warp of a thread; for threads of other blocks, the pseudo-warp `OTHERS`.
 pub fn warp_of(thread: ThreadIndex) -> usize {
     ((thread.0 / WARP_SIZE) as usize).min(OTHERS)
 }
 
-/// When a thread did something: what the clock of its warp said.
+/// A point in the run of a thread, by the clock of its warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The thread.
@@ -34,16 +34,16 @@ pub struct Moment {
     pub time: u64,
 }
 
-/// What warps have released to a barrier.
+/// The knowledge that warps have released to a barrier.
 #[derive(Clone, Copy)]
 pub struct Released {
-    /// Accesses that are ordered before whatever comes behind the barrier.
+    /// Accesses that happen before everything after the barrier.
     pub known: Known,
-    /// Stores to shared memory that a product behind the barrier sees ([`super::proxy`]).
+    /// Stores to shared memory that a product after the barrier sees ([`super::proxy`]).
     pub visible: Known,
 }
 
 impl Released {
-    /// Nothing.
+    /// Nothing was released.
     pub const NOTHING: Self = Self { known: NOTHING, visible: NOTHING };
 }

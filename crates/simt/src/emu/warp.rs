@@ -1,4 +1,4 @@
-//! [`crate::warp`] on the CPU: stop, and take what the schedule gives.
+//! [`crate::warp`] on the CPU: each call stops the thread, and returns the result that the scheduler computes.
 
 use super::block::wait;
 use super::collective::Operation;

@@ -42,7 +42,7 @@ in_global_memory! {
     global_exchange: "atom.relaxed.gpu.global.exch.b32";
 }
 
-/// The same in the shared state space.
+/// As `in_global_memory`, in the shared state space.
 macro_rules! in_shared_memory {
     ($($name:ident: $instruction:literal;)*) => { $(
         #[inline(always)]

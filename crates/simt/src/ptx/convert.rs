@@ -1,4 +1,4 @@
-//! [`crate::convert`]: `cvt` by inline asm, functions of their operands alone.
+//! [`crate::convert`]: `cvt` by inline asm. The results depend on the operands alone.
 
 use core::arch::asm;
 

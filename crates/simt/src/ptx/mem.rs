@@ -66,7 +66,7 @@ impl<T: Access> Pointer<T> {
     }
 }
 
-/// Where element `i` of one of `views` lies: its address.
+/// The place of element `i` of view `which`: its address.
 #[inline(always)]
 pub fn place<T: Access, const N: usize>(views: [Pointer<T>; N], which: u32, i: u64) -> u64 {
     let mut view = views[0];
@@ -78,7 +78,7 @@ pub fn place<T: Access, const N: usize>(views: [Pointer<T>; N], which: u32, i: u
     view.skip(i).0 as u64
 }
 
-/// The view from there on.
+/// The view that starts at a place.
 #[inline(always)]
 pub fn at_place<T: Access, const N: usize>(_views: [Pointer<T>; N], place: u64) -> Pointer<T> {
     Pointer(place as *mut T)

@@ -1,4 +1,4 @@
-//! The device backend: one instruction a call.
+//! The device backend: mostly one instruction per call.
 //!
 //! Collectives are LLVM intrinsics (`intrinsics`), which are `convergent`: LLVM moves them neither into nor
 //! across a branch. Rust's inline asm is not convergent, so no collective uses it, except the products of

@@ -43,7 +43,7 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
     unsafe { barrier_cta_arrive_aligned_count(barrier.cast_signed(), threads.cast_signed()) }
 }
 
-/// Products run when they are started, by the generic proxy, except on `sm_90a`.
+/// Does nothing: except on `sm_90a`, products run when they are started, and read through the generic proxy.
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
 pub const fn fence_shared() {}

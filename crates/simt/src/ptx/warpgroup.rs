@@ -1,8 +1,8 @@
 //! [`crate::warpgroup`] on `sm_90a`.
 //!
 //! The registers of a product in flight must not be accessed. Either one asm block holds the product and its
-//! wait, or a second asm block waits and has all of those registers as operands, so that the compiler uses
-//! none of them in between. (If one is accessed nevertheless, `ptxas` inserts an earlier wait.)
+//! wait, or a second asm block waits and has all of these registers as operands, so that the compiler uses
+//! none of them in between. (If a register is accessed nevertheless, `ptxas` inserts an earlier wait.)
 
 /// `asm!` of a template, registers `$kind` of a product of 64 columns as operands 0 to 31, and further operands.
 macro_rules! asm_of_64_columns {
@@ -37,7 +37,8 @@ macro_rules! asm_of_four_steps {
     };
 }
 
-/// Waits for a product of 64 columns whose A is the registers of four steps, or of twice as many: all of them pass through.
+/// Waits for a product of 64 columns whose A is in registers, of four steps or of eight. All registers of the product
+/// and of A are operands of the wait.
 macro_rules! wait_for_64_columns {
     ($d:ident, $a:ident) => {
         asm_of_four_steps!($d, [
@@ -113,8 +114,8 @@ fn descriptor<const N: usize>(right: Shared<u32, N>) -> u64 {
     address(right, 0) | LAYOUT
 }
 
-/// A descriptor's address of word `i`: 14 bits. In a cluster an address of shared memory has the block's rank in
-/// higher ones.
+/// The address of word `i` in a descriptor: 14 bits, in units of 16 bytes. In a cluster the higher bits of a
+/// shared-memory address hold the block's rank.
 #[inline(always)]
 fn address<const N: usize>(memory: Shared<u32, N>, i: u32) -> u64 {
     u64::from(memory.address::<4>(i) >> 4 & 0x3FFF)

@@ -1,5 +1,6 @@
-//! [`crate::warpgroup`] by `mma`, warp by warp. A product is computed when it is started; the emulator notes what it reads,
-//! checks that fences have made it visible, and takes it for read until the product is waited for.
+//! [`crate::warpgroup`] by `mma`, warp by warp. A product is computed when it is started. The emulator records its
+//! operands, checks that proxy fences have made them visible, and treats them as being read until the product is waited
+//! for.
 
 use core::marker::PhantomData;
 
@@ -68,7 +69,7 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
     waited(four_steps, meanwhile)
 }
 
-/// `sum + A B`, or `A B` if not `adds`, over two steps, of 128 columns.
+/// `sum + A B`, or `A B` if not `adds`, over two steps, with 128 columns.
 ///
 /// # Safety
 /// As [`super::bf16_m64n128k32`].
@@ -168,14 +169,14 @@ pub unsafe fn wait_for_products<const PENDING: u32>() {
     form::check_product(NO_PRODUCT, PENDING);
 }
 
-/// The result of product `number`, which reads its operands until it is waited for.
+/// Wraps the fragments of product `number`, which counts as reading its operands until it is waited for.
 #[inline(always)]
 fn in_flight<T, Operands>(fragments: T, number: u32) -> InFlight<T, Operands> {
     form::end_operands();
     InFlight { fragments, number, operands: PhantomData }
 }
 
-/// A product that is waited for behind `meanwhile`, and the result of that.
+/// Computes a product, calls `meanwhile`, and then waits for the product. Returns both results.
 #[inline(always)]
 #[track_caller]
 fn waited<T, R>(product: impl FnOnce() -> T, meanwhile: impl FnOnce() -> R) -> (T, R) {
@@ -196,7 +197,7 @@ impl<T, Operands> InFlight<T, Operands> {
     }
 }
 
-/// Adds the products of four steps of A and the columns of a panel, transposed.
+/// Adds the product of four steps of A and a panel, which is a transposed B.
 ///
 /// # Safety
 /// As [`super::bf16_m64n64k64`].
@@ -216,7 +217,7 @@ unsafe fn panel<const N: usize>(
     step(3, d, step(2, c, step(1, b, step(0, a, sum))))
 }
 
-/// Adds the products of a step of A and the columns of a panel, transposed.
+/// Adds the product of one step of A and the first panel of `right`, which is a transposed B.
 ///
 /// # Safety
 /// As [`super::bf16_m64n64k64`].
@@ -236,7 +237,7 @@ unsafe fn panel_step<const N: usize>(
     })
 }
 
-/// Adds the products of a step of A and the columns of two panels, transposed.
+/// Adds the product of one step of A and the first two panels of `right`, which are a transposed B.
 ///
 /// # Safety
 /// As [`super::start_bf16_m64n256k32`].
@@ -259,7 +260,7 @@ unsafe fn wide_step<const N: usize>(
     [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
 }
 
-/// The lane's fragment of the warp's 16 rows of A, of step `step`.
+/// The lane's fragment of step `step` of the warp's 16 rows of A, with the inner index in the order of [`Rows`].
 ///
 /// # Safety
 /// As [`super::bf16_m64n128k32`].
@@ -272,7 +273,7 @@ unsafe fn own_rows<const N: usize>(rows: Rows<N>, step: u32) -> [u32; 4] {
     [low[0], high[0], low[1], high[1]]
 }
 
-/// The same with the inner index in the order of [`crate::mma`].
+/// As `own_rows`, with the inner index in the order of [`crate::mma`].
 ///
 /// # Safety
 /// As [`super::start_bf16_m64n256k32`].
@@ -288,8 +289,8 @@ unsafe fn rows_in_order<const N: usize>(rows: Rows<N>, step: u32) -> [u32; 4] {
     [pair(0, first), pair(0, first + 8), pair(1, first), pair(1, first + 8)]
 }
 
-/// The lane's fragment of eight columns of a transposed B, of step `step`: 16 bytes `sixteen` of 16 rows, in the order
-/// of [`crate::mma`].
+/// The lane's fragment of step `step` of eight columns of a transposed B: the unit of 16 bytes `sixteen` of 16 rows,
+/// with the inner index in the order of [`crate::mma`].
 ///
 /// # Safety
 /// As [`super::start_bf16_m64n256k32`].
@@ -308,7 +309,7 @@ unsafe fn transposed_pairs<const N: usize>(rows: Rows<N>, step: u32, sixteen: u3
     [pair(row), pair(row + 8)]
 }
 
-/// The lane's 8 bytes of step `step` of the row that it has among eight rows from `first_row` on.
+/// The lane's 8 bytes of step `step`, in the row of its group of four lanes among the eight rows from `first_row` on.
 ///
 /// # Safety
 /// As [`super::bf16_m64n128k32`].
@@ -369,7 +370,7 @@ fn eight_times<T>(columns: impl Fn(u32) -> T) -> [T; 8] {
     [columns(0), columns(1), columns(2), columns(3), columns(4), columns(5), columns(6), columns(7)]
 }
 
-/// The lane's part of a step of B, for eight columns.
+/// The lane's fragment of step `step` of B, for the eight columns from `8 eight` on.
 ///
 /// # Safety
 /// As [`super::bf16_m64n64k128`].

@@ -1,11 +1,11 @@
-//! How the operands of a product lie in registers and in shared memory.
+//! Layouts of a product's operands in shared memory, and of its result in registers.
 
 use crate::shared::Shared;
 
-/// A lane's part of a product in f32: one fragment for each 8 columns, as `c` in [`crate::mma`].
+/// A lane's part of a product of 64 columns in f32: one fragment for each 8 columns, as `c` in [`crate::mma`].
 pub type Fragments = [[f32; 4]; 8];
 
-/// A lane's part of a product in 32-bit integers.
+/// A lane's part of a product of 64 columns in 32-bit integers.
 pub type IntegerFragments = [[i32; 4]; 8];
 
 /// The first of the four words that hold bytes `16 sixteen` to `16 sixteen + 15` of a column of B.
@@ -18,26 +18,27 @@ pub const fn right_word(sixteen: u32, column: u32) -> u32 {
 /// A lane's part of a product of 128 columns in f32.
 pub type FragmentsN128 = [[f32; 4]; 16];
 
-/// Rows of 64 BF16 in shared memory, as products take an operand that lies there: row after row, 128 bytes each, of
-/// which the 16 bytes from byte `16 sixteen` on are the four words from [`Rows::word`]`(sixteen, row)` on (PTX ISA
-/// 9.7.15.5.1, "128-Byte swizzling mode"). Writers that take a row together write 128 bytes in a row, and readers of
-/// eight rows have no bank conflicts.
+/// Rows of 64 BF16 in shared memory, an operand of a product: row after row, 128 bytes each. The 16 bytes of a row from
+/// byte `16 sixteen` on are the four words from [`Rows::word`]`(sixteen, row)` on (PTX ISA 9.7.15.5.1, "128-Byte
+/// swizzling mode"). Threads that write a row together write 128 contiguous bytes, and threads that read eight rows
+/// have no bank conflicts.
 ///
-/// Of each 32 bytes of a row, which are a step of a product, lane `t` of a group of four takes the 8 bytes from
-/// `8 t` on: the order of the inner index within a step is free, if it is the same in both operands.
+/// A step of a product takes 32 bytes of each row. Where `mma` stands in for `wgmma` and neither operand is transposed,
+/// lane `t` of a group of four takes the 8 bytes from `8 t` on: the order of the inner index within a step is free, if
+/// it is the same in both operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<const N: usize> {
     memory: Shared<u32, N>,
     /// First word of row 0.
     first: u32,
-    /// The first 16 bytes of a row that are meant.
+    /// The unit of 16 bytes in each row at which this view starts.
     sixteen: u32,
 }
 
 impl<const N: usize> Rows<N> {
     /// Words of a row.
     pub const WORDS: u32 = 32;
-    /// What the first word is a multiple of: eight rows.
+    /// Alignment of the first word, in words: eight rows.
     pub const ALIGN: u32 = 8 * Self::WORDS;
 
     /// The rows from word `first` of `memory` on.
@@ -50,7 +51,7 @@ impl<const N: usize> Rows<N> {
         Self { memory, first, sixteen: 0 }
     }
 
-    /// The rows from row `row`, a multiple of 8, and byte `16 sixteen` on.
+    /// The view that starts at row `row`, a multiple of 8, and at byte `16 sixteen` of each row.
     #[inline(always)]
     #[must_use]
     pub const fn from(self, sixteen: u32, row: u32) -> Self {
@@ -64,14 +65,14 @@ impl<const N: usize> Rows<N> {
         self.first + Self::WORDS * row + 4 * ((self.sixteen + sixteen) ^ (row % 8))
     }
 
-    /// Where they lie.
+    /// The shared memory in which the rows lie.
     #[inline(always)]
     #[must_use]
     pub(crate) const fn memory(self) -> Shared<u32, N> {
         self.memory
     }
 
-    /// The address that a descriptor takes, without the swizzle.
+    /// The word whose address a matrix descriptor takes: the start of the view, without the swizzle.
     #[inline(always)]
     #[cfg(target_feature = "sm_90a")]
     pub(crate) const fn first(self) -> u32 {
@@ -79,10 +80,10 @@ impl<const N: usize> Rows<N> {
     }
 }
 
-/// A lane's part of a product of 256 columns in f32: fragments of columns 0 to 127, then of 128 to 255.
+/// A lane's part of a product of 256 columns in f32: fragments of columns 0 to 127, then of columns 128 to 255.
 pub type FragmentsN256 = [FragmentsN128; 2];
 
-/// A matrix of 64 rows of BF16 in shared memory, 64 columns of all rows after another: panels of [`Rows`], 8 KiB each.
+/// A matrix of 64 rows of BF16 in shared memory, one panel of 64 columns after another. A panel is 64 [`Rows`], 8 KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Panels<const N: usize>(Rows<N>);
 
@@ -103,7 +104,7 @@ impl<const N: usize> Panels<N> {
         Self(unsafe { Rows::at(memory, first) })
     }
 
-    /// The panels from panel `panel` and row `row`, a multiple of 8, on.
+    /// The view that starts at panel `panel` and at row `row`, a multiple of 8.
     #[inline(always)]
     #[must_use]
     pub const fn from(self, panel: u32, row: u32) -> Self {

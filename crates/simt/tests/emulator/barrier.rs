@@ -8,13 +8,13 @@ use simt::thread::{NamedBarrier, lane_id, warp_id};
 
 use crate::device::{Tensor, block_of, fault_kind, run};
 
-/// A word of the block's shared memory.
+/// The first two words of the block's shared memory.
 unsafe fn word() -> Shared<u32, 2> {
     // SAFETY: the block has 1 KiB.
     unsafe { Shared::at(0) }
 }
 
-/// The message of a call that the emulator refuses.
+/// Runs a block of `threads` threads with a call that the emulator refuses; returns the message.
 fn message(threads: u32, body: impl Fn() + Sync) -> String {
     match fault_kind(threads, body) {
         FaultKind::Panic { message, .. } => message,
@@ -58,10 +58,10 @@ fn a_producer_and_a_consumer_take_turns() {
     }
 }
 
-/// Warp 0 to 1 by one barrier, 1 to 2 by another: 2 may read what 0 wrote.
+/// One barrier orders warp 0 before warp 1, another orders warp 1 before warp 2: warp 2 may read what warp 0 wrote.
 #[test]
 fn order_is_transitive() {
-    // SAFETY: whole warps; the word is read behind both barriers.
+    // SAFETY: whole warps; the word is read after both barriers.
     run(96, || unsafe {
         let (first, second) = (NamedBarrier::new(1, 64), NamedBarrier::new(2, 64));
         match warp_id() {
@@ -83,7 +83,7 @@ fn order_is_transitive() {
     });
 }
 
-/// A barrier of two warps says nothing of the third.
+/// A barrier of two warps does not order a third.
 #[test]
 fn a_warp_that_was_not_there_races() {
     // SAFETY: broken on purpose: warp 2 reads without a barrier.
@@ -103,7 +103,7 @@ fn a_warp_that_was_not_there_races() {
     assert!(matches!(kind, FaultKind::SharedRace { offset: 0, .. }), "{kind}");
 }
 
-/// Who arrives does not wait: what it does next is not ordered before what the others do.
+/// A warp that arrives does not wait: what it does next is not ordered before what the others do.
 #[test]
 fn an_arrival_orders_nothing_that_comes_after_it() {
     // SAFETY: broken on purpose: the word is written after the arrival.
@@ -123,7 +123,7 @@ fn an_arrival_orders_nothing_that_comes_after_it() {
     assert!(matches!(kind, FaultKind::SharedRace { offset: 0, .. }), "{kind}");
 }
 
-/// The lanes of a warp that arrives need not be there together; those of a warp that waits are.
+/// An arrival does not order the lanes of its warp with each other; a wait does.
 #[test]
 fn an_arrival_does_not_bring_lanes_together() {
     let body = |waits: bool| {
@@ -147,7 +147,7 @@ fn an_arrival_does_not_bring_lanes_together() {
     assert_eq!((first.thread.0 / 32, second.thread.0 / 32), (0, 0));
 }
 
-/// A warp that arrives again must have heard that the barrier was complete, whichever warp happens to be first.
+/// A warp may arrive again only if the completion of the barrier happens before that, whichever warp runs first.
 #[test]
 fn a_second_arrival_that_nothing_orders() {
     let mut messages = HashSet::new();

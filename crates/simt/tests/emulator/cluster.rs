@@ -48,8 +48,8 @@ fn blocks_read_what_the_others_wrote() {
     }
 }
 
-/// Between arrival and wait a lane's accesses are not known to the other lanes of its warp, a later one of a lane no more than
-/// an earlier one.
+/// An access of a lane between the arrival and the wait is not ordered before what other lanes of its warp do after the
+/// wait, even if an earlier access of the same lane is.
 #[test]
 fn a_read_behind_the_arrival_is_not_ordered_by_the_wait() {
     let kind = fault(1, || {
@@ -60,7 +60,7 @@ fn a_read_behind_the_arrival_is_not_ordered_by_the_wait() {
                 if reads {
                     let _ = words.load(0);
                 }
-                // The lanes one after another; a vote orders no memory.
+                // The votes make the lanes run one after another, and order no memory.
                 let _ = ballot(reads);
             };
             let is_first = thread_idx_x() < 32;
@@ -110,7 +110,8 @@ fn blocks_write_into_each_other() {
     }
 }
 
-/// Words of another block that are written without a barrier before they are read, or by two threads, or too late, or too early.
+/// Writes to another block's shared memory that are faults: without a barrier before the read, by two threads, too
+/// late, or too early.
 #[test]
 fn a_write_into_another_block_is_checked() {
     // SAFETY: a word a thread.
@@ -138,7 +139,7 @@ fn a_write_into_another_block_is_checked() {
         words().store_to(1 - block_rank(), thread_idx_x(), 2);
     };
     assert!(matches!(fault(2, leaves), FaultKind::PeerMayReturn { .. }));
-    // SAFETY: wrong on purpose: the thread said that there would be no more.
+    // SAFETY: wrong on purpose: a write between the arrival and the wait.
     let late = || unsafe {
         sync_cluster();
         cluster_arrive();
@@ -175,7 +176,7 @@ fn a_read_before_the_barrier_is_a_fault() {
         sync_cluster();
     };
     assert!(matches!(fault(2, unordered), FaultKind::PoisonedShared { .. }));
-    // SAFETY: wrong on purpose: the write after the barrier meets the other block's read.
+    // SAFETY: wrong on purpose: the write after the barrier races with the other block's read.
     let overwritten = || unsafe {
         let words = Shared::<u32, 64>::at(0);
         words.store(thread_idx_x(), 1);
@@ -187,7 +188,7 @@ fn a_read_before_the_barrier_is_a_fault() {
     assert!(matches!(fault(2, overwritten), FaultKind::SharedRace { .. }));
 }
 
-/// A block's own barrier says nothing to others, and the cluster's nothing of what comes after the arrival.
+/// A block's own barrier does not order other blocks. A cluster barrier does not order accesses after the arrival.
 #[test]
 fn only_a_barrier_of_the_cluster_orders_blocks() {
     // SAFETY: a word a thread.
@@ -297,7 +298,7 @@ fn blocks_that_part_are_a_fault() {
 
 #[test]
 fn what_follows_leaving_is_checked() {
-    // SAFETY: wrong on purpose: a read after the thread said that there would be none.
+    // SAFETY: wrong on purpose: a read between the arrival and the wait.
     let reads = || unsafe {
         let words = Shared::<u32, 64>::at(0);
         words.store(thread_idx_x(), 1);
@@ -307,7 +308,7 @@ fn what_follows_leaving_is_checked() {
         cluster_wait();
     };
     assert!(matches!(fault(2, reads), FaultKind::Panic { .. }));
-    // SAFETY: wrong on purpose: nobody has left.
+    // SAFETY: wrong on purpose: no thread has arrived.
     let stays = || unsafe { cluster_wait() };
     assert!(matches!(fault(2, stays), FaultKind::Panic { .. }));
     // SAFETY: wrong on purpose: the barrier was arrived at before.

@@ -1,4 +1,4 @@
-//! Each collective against a plain model over arrays of 32.
+//! Each collective, compared with a plain model over arrays of 32.
 
 use simt::{thread, warp};
 
@@ -7,12 +7,12 @@ use crate::device::{Tensor, run};
 const WARPS: usize = 2;
 const LANES: usize = 32;
 
-/// Values with all bits in play, equal in no two lanes.
+/// Values that use all bits and differ in all lanes.
 fn values() -> Vec<u32> {
     (0..(WARPS * LANES) as u32).map(|i| (i + 1).wrapping_mul(0x9E37_79B9)).collect()
 }
 
-/// What each thread gets from `device`, given its value.
+/// The result of `device` in each thread, given the thread's value.
 fn on_device(device: impl Fn(u32) -> u32 + Sync) -> Vec<u32> {
     let input = Tensor::new(&values());
     let output = Tensor::zeros(WARPS * LANES);
@@ -25,7 +25,7 @@ fn on_device(device: impl Fn(u32) -> u32 + Sync) -> Vec<u32> {
     output.words()
 }
 
-/// What each lane gets from `model`, given its lane and its warp's values.
+/// The result of `model` for each thread, given its lane and its warp's values.
 fn on_paper(model: impl Fn(usize, &[u32]) -> u32) -> Vec<u32> {
     let per_warp = |warp: &[u32]| (0..LANES).map(|lane| model(lane, warp)).collect::<Vec<_>>();
     values().chunks(LANES).flat_map(per_warp).collect()
@@ -197,7 +197,7 @@ fn halves_and_bytes_are_taken_one_by_one() {
     assert_eq!(max_u16x2(0x0001_FFFF, 0x0002_7FFF), 0x0002_FFFF);
     let (a, b) = (0x4433_2211, 0x8877_6655);
     assert_eq!(permute_bytes(a, b, 0x7530), 0x8866_4411);
-    // The fourth bit: the top bit of the byte, eight times; higher bits of selectors do not count.
+    // The fourth bit of a selector repeats the byte's top bit eight times. Bits above the four selectors do not count.
     assert_eq!(permute_bytes(a, b, 0xABCD_F8F7), 0xFF00_FF88);
 }
 

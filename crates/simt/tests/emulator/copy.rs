@@ -1,4 +1,4 @@
-//! Copies to shared memory that a thread waits for later.
+//! Asynchronous copies from global to shared memory.
 
 use simt::copy::{commit_group, wait_for_groups};
 use simt::emu::{FaultKind, ThreadIndex};
@@ -84,7 +84,7 @@ fn a_copy_from_behind_an_allocation_is_a_fault_of_its_thread() {
     let tensor = counting();
     let input = tensor.input::<u32>();
     let kind = fault_kind(32, || {
-        // SAFETY: broken on purpose: the last thread copies from behind the tensor.
+        // SAFETY: broken on purpose: the last thread copies from past the end of the tensor.
         unsafe { words().copy_from(0, input, if thread_idx_x() == 31 { 256 } else { 0 }) };
     });
     let FaultKind::OutOfBounds { thread, index, .. } = kind else { panic!("{kind}") };
@@ -97,7 +97,7 @@ fn a_copy_that_is_not_wanted_touches_nothing() {
     let input = tensor.input::<u32>();
     run(32, || {
         let t = thread_idx_x();
-        // SAFETY: four words a thread; the copy from behind the tensor is not wanted.
+        // SAFETY: four words a thread; the copy from past the end of the tensor is not wanted.
         unsafe {
             words().store(4 * t, 1000);
             let is_wanted = t.is_multiple_of(2);

@@ -67,12 +67,13 @@ pub const fn block_of(block: u32) -> Launch {
     Launch { kernel: "test", grid: (1, 1), block, shared_bytes: 1024, seed: 0 }
 }
 
-/// Runs one block of `threads`, which is to succeed.
+/// Runs one block of `threads` threads. Panics on a fault.
 pub fn run(threads: u32, body: impl Fn() + Sync) {
     launch(&block_of(threads), body).unwrap_or_else(|fault| panic!("{fault}"));
 }
 
-/// Runs one block of `threads` under many seeds; its fault, of the same kind under each.
+/// Runs one block of `threads` threads under many seeds; returns the first fault. Panics unless every seed gives a
+/// fault of the same kind.
 pub fn fault(threads: u32, body: impl Fn() + Sync) -> Fault {
     let faults: Vec<Fault> = (0..20)
         .map(|seed| launch(&Launch { seed, ..block_of(threads) }, &body))
@@ -85,7 +86,7 @@ pub fn fault(threads: u32, body: impl Fn() + Sync) -> Fault {
     faults[0].clone()
 }
 
-/// The kind of `fault` of one block of `threads`.
+/// As [`fault`]; returns the kind of the fault.
 pub fn fault_kind(threads: u32, body: impl Fn() + Sync) -> FaultKind {
     let fault = fault(threads, body);
     assert_eq!((fault.kernel, fault.block), (Some("test"), Some((0, 0))));

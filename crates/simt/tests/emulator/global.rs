@@ -9,7 +9,7 @@ use simt::thread::{block_dim_x, block_idx_x, block_idx_y, grid_dim_x, grid_dim_y
 
 use crate::device::{Tensor, assert_at, block_of, fault, fault_kind};
 
-/// One thread of a block: the others do nothing.
+/// Runs `body` in one thread of a block; the others do nothing.
 fn only(thread: u32, body: impl Fn() + Sync) -> impl Fn() + Sync {
     move || {
         if thread_idx_x() == thread {
@@ -81,8 +81,8 @@ fn index_that_wraps_around_the_address_space() {
 
 #[test]
 fn bounds_are_those_of_the_bound_allocation() {
-    // Two halves of one host buffer, registered apart: reading on from the first into the second
-    // touches live memory, but not the argument's own.
+    // Two halves of one host buffer, registered as two allocations: a read past the end of the first
+    // touches live memory, but not the allocation of the argument.
     let words = Box::new([const { AtomicU32::new(0) }; 8]);
     let address = words.as_ptr().expose_provenance() as u64;
     let memory = Memory::new();
@@ -223,7 +223,7 @@ fn device_atomics_across_blocks() {
         unsafe {
             let ticket = DeviceAtomicU32::new(output, 0).add(1);
             DeviceAtomicU32::new(output, 1).max(me);
-            // Whoever swaps out zero is first.
+            // The first thread swaps out zero.
             if DeviceAtomicU32::new(output, 2).exchange(1) == 0 {
                 DeviceAtomicU32::new(output, 3).add(1);
             }
@@ -238,7 +238,7 @@ fn device_atomics_across_blocks() {
     assert!(words[4..].iter().all(|&taken| taken == 1), "a ticket was drawn twice");
 }
 
-/// Each thread leaves a word and arrives; whoever arrives last reads all of them.
+/// Each thread writes a word and arrives at a counter; the last one to arrive reads all words.
 #[test]
 fn arrivals_in_order_say_what_is_left() {
     const THREADS: u32 = 64 * 32;
@@ -247,7 +247,8 @@ fn arrivals_in_order_say_what_is_left() {
     let shape = Launch { grid: (64, 1), ..block_of(32) };
     let body = || {
         let me = block_idx_x() * block_dim_x() + thread_idx_x();
-        // SAFETY: elements in bounds; the counter is accessed atomically only, and words are read when all threads have arrived.
+        // SAFETY: elements in bounds; the counter is accessed atomically only, and words are read when all threads have
+        // arrived.
         unsafe {
             output.held().store(u64::from(2 + me), me);
             if DeviceAtomicU32::new(output, 0).add_acq_rel(1) == THREADS - 1 {

@@ -18,7 +18,7 @@ fn shape(blocks: u32, seed: u64) -> Launch {
     Launch { kernel: "race", grid: (blocks, 1), block: 64, shared_bytes: 256, seed }
 }
 
-/// Whether `body`, with 64 words of memory that are 0 at first, races: in every run or in none.
+/// Whether `body` races, with 64 words of memory that are 0 at first. Panics unless all seeds agree.
 fn races(blocks: u32, cluster: u32, body: impl Fn(GlobalMut<u32>) + Sync) -> bool {
     let race = |seed| {
         let tensor = Tensor::zeros(64);
@@ -66,7 +66,7 @@ fn threads_of_a_block() {
     assert!(races(1, 1, |words| neighbours(words, &|| ())));
 }
 
-/// A word has several elements, and several words a vector.
+/// A word holds several elements, and a vector several words: accesses race only if their bytes overlap.
 #[test]
 fn elements_next_to_each_other_do_not_race() {
     let tensor = Tensor::zeros(64);
@@ -95,7 +95,7 @@ fn elements_next_to_each_other_do_not_race() {
     assert!(fault.to_string().contains("nothing that orders them"), "{fault}");
 }
 
-/// Blocks leave a word each and arrive at a counter; the last reads all.
+/// Each block writes a word and arrives at a counter; the last block reads all words.
 #[test]
 fn blocks_that_arrive_at_a_counter() {
     const COUNTER: u64 = 63;
@@ -134,7 +134,8 @@ fn blocks_that_arrive_at_a_counter() {
     assert!(fenced(fence_block, fence_device) && fenced(fence_device, fence_block));
 }
 
-/// An arrival releases what its own thread knows: a barrier has to come between what others of its block wrote and it.
+/// An arrival releases only what its own thread knows: a barrier must lie between the writes of other threads of its
+/// block and the arrival.
 #[test]
 fn a_counter_orders_what_its_thread_knows() {
     let arrive = |words: GlobalMut<u32>, is_ordered: bool| {
@@ -156,11 +157,11 @@ fn a_counter_orders_what_its_thread_knows() {
     assert!(races(4, 1, |words| arrive(words, false)));
 }
 
-/// What a block has learnt it passes on: the last at one counter arrives at another.
+/// A block also releases what it has acquired: the last block at one counter arrives at another.
 #[test]
 fn order_passes_from_block_to_block() {
     let chain = |words: GlobalMut<u32>| {
-        // SAFETY: elements in bounds; words are read by who knows that all are there.
+        // SAFETY: elements in bounds; words are read by a thread that knows that all have been written.
         unsafe {
             if thread_idx_x() > 0 {
                 return;
@@ -208,7 +209,7 @@ fn blocks_of_a_cluster() {
     }
 }
 
-/// A barrier of one cluster says nothing to another.
+/// A barrier of one cluster does not order another cluster.
 #[test]
 fn blocks_of_two_clusters() {
     let body = |words: GlobalMut<u32>| {
@@ -265,8 +266,8 @@ fn read_only_views_of_memory_that_is_written() {
     assert!(races(2, 1, |words| body(words, true)));
 }
 
-/// A relaxed arrival at the cluster's barrier orders nothing, of the own block neither; one that releases, what all lanes of
-/// its warp know.
+/// A relaxed arrival at the cluster barrier orders nothing, not even within its own block. A releasing arrival releases
+/// what any lane of its warp knows.
 #[test]
 fn arrivals_release_what_they_say() {
     let within = |words: GlobalMut<u32>, arrive: unsafe fn()| {
@@ -289,7 +290,7 @@ fn arrivals_release_what_they_say() {
         // SAFETY: elements in bounds; all threads come to the barrier.
         unsafe {
             let counter = DeviceAtomicU32::new(words, 63);
-            // Who comes second knows what the first one wrote.
+            // The thread that arrives second knows what the first one wrote.
             let seen = match (rank, thread) {
                 (0, 0) => {
                     words.store(0, 1);
@@ -315,7 +316,8 @@ fn arrivals_release_what_they_say() {
     assert!(!races(4, 4, passed_on));
 }
 
-/// Whether a release was seen depends on the order of the run: some seeds have the other.
+/// Whether an atomic reads a release depends on the order in which the blocks run: some seeds give one order, some the
+/// other.
 #[test]
 fn blocks_of_a_cluster_run_in_any_order() {
     let race = |seed| {
@@ -340,7 +342,7 @@ fn blocks_of_a_cluster_run_in_any_order() {
     assert!(0 < races && races < 20, "{races} of 20");
 }
 
-/// Many accesses to some bytes leave what is known of others beside them.
+/// Many accesses to some bytes of a granule do not displace the records of its other bytes.
 #[test]
 fn a_crowd_hides_nothing_beside_it() {
     let crowd = |words: GlobalMut<u32>| {
@@ -392,7 +394,7 @@ fn a_copy_reads_until_its_wait() {
     assert!(races(1, 1, |words| body(words, false)));
 }
 
-/// `ld.global.nc` is for memory that nobody writes in the launch: a barrier does not help.
+/// `ld.global.nc` is for memory that is not written during the launch: a barrier between write and load does not help.
 #[test]
 fn constant_loads_of_memory_that_is_written() {
     let after = |words: GlobalMut<u32>, load: fn(GlobalMut<u32>)| {
@@ -443,7 +445,7 @@ fn a_failed_exchange_releases_nothing() {
             fence_device();
             _ = word.compare_exchange(expected, 0);
             fence_device();
-            // Both have arrived, if this one is second; nothing else tells it what the other wrote.
+            // True in the block that runs second. Only the exchange can order the other's write before this read.
             if DeviceAtomicU32::new(words, 61).load() == 1 {
                 _ = words.load(u64::from(1 - block_rank()));
             }

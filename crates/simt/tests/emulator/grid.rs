@@ -1,4 +1,4 @@
-//! Launches that overlap.
+//! Reads for launches that overlap: prefetches and speculative reads.
 
 use simt::emu::{FaultKind, Launch, launch};
 use simt::grid::peek;
@@ -17,7 +17,7 @@ fn a_prefetch_is_in_bounds() {
     assert!(matches!(kind, FaultKind::OutOfBounds { .. }), "{kind}");
 }
 
-/// About half of the blocks are told what is there, the others now and then.
+/// About half of the blocks read the true values, and the others read wrong values most of the time.
 #[test]
 fn a_peek_is_true_or_not() {
     const BLOCKS: u32 = 200;

@@ -1,5 +1,5 @@
-//! Copies and products in flight: the words that they write or read are nobody else's until they are waited for, whatever
-//! barriers lie between.
+//! Copies and products in flight: until a copy is waited for, its words must not be accessed, and until a product is
+//! waited for, its operands must not be written, whatever barriers lie between.
 
 use simt::copy::{commit_group, wait_for_groups};
 use simt::emu::{AccessKind, FaultKind, Launch, launch};
@@ -15,7 +15,7 @@ fn words() -> Shared<u32, 256> {
     unsafe { Shared::at(0) }
 }
 
-/// What the second warp does to words that the first one copies to.
+/// The access of the second warp to words into which the first one copies.
 #[derive(Clone, Copy)]
 enum Other {
     Read,
@@ -23,8 +23,8 @@ enum Other {
     Copy,
 }
 
-/// The first warp starts copies to words that the second has written; then both meet, the second may access the words, both meet,
-/// and the first waits. The second one's access is behind the wait and another barrier if `is_late`.
+/// The first warp starts copies into words that the second warp has written, and waits for them two barriers later. The
+/// second warp accesses the words between these barriers, or, if `is_late`, after the wait and another barrier.
 fn copies_beside(other: Other, is_late: bool) -> impl Fn(Tensor) -> Result<(), FaultKind> {
     move |tensor| {
         let input = tensor.input::<u32>();
@@ -91,7 +91,7 @@ fn a_thread_reads_its_own_copy_before_the_wait() {
     let tensor = Tensor::new(&Vec::from_iter(0..256));
     let input = tensor.input::<u32>();
     let kind = fault_kind(32, || {
-        // SAFETY: four words a lane; broken on purpose: nobody waits before the load.
+        // SAFETY: four words a lane; broken on purpose: no wait before the load.
         unsafe {
             words().store_u32x4(4 * thread_idx_x(), [0; 4]);
             words().copy_from(4 * thread_idx_x(), input, 0);
@@ -104,7 +104,7 @@ fn a_thread_reads_its_own_copy_before_the_wait() {
     assert_eq!((access.kind, access.thread), (AccessKind::Read, thread));
 }
 
-/// The copy's words are accessed behind a barrier, and nobody ever waits for it.
+/// The copy's words are accessed after a barrier, and the copy is never waited for.
 #[test]
 fn a_copy_that_nobody_waits_for_is_in_flight_to_the_end() {
     let tensor = Tensor::new(&Vec::from_iter(0..256));
@@ -112,7 +112,7 @@ fn a_copy_that_nobody_waits_for_is_in_flight_to_the_end() {
     for commits in [false, true] {
         let kind = fault_kind(32, || {
             let word = 4 * thread_idx_x();
-            // SAFETY: four words a lane; broken on purpose: nobody waits for the copies.
+            // SAFETY: four words a lane; broken on purpose: the copies are never waited for.
             unsafe {
                 words().store_u32x4(word, [0; 4]);
                 sync_threads();
@@ -129,7 +129,7 @@ fn a_copy_that_nobody_waits_for_is_in_flight_to_the_end() {
     }
 }
 
-/// The read before the copy is not the one that is named.
+/// The fault names the read during the copy, and not the reads before it.
 #[test]
 fn the_access_meanwhile_is_named() {
     let tensor = Tensor::new(&Vec::from_iter(0..256));
@@ -168,7 +168,8 @@ fn the_access_meanwhile_is_named() {
     assert_at(location, file!(), line);
 }
 
-/// A pipeline of two places, whose copies start while others read: before the barrier, or behind it.
+/// A pipeline of two buffers. A copy into a buffer starts after the barrier that follows the reads of the buffer, or,
+/// if `starts_early`, without that barrier.
 #[test]
 fn a_copy_starts_before_others_have_read_its_place() {
     let tensor = Tensor::new(&Vec::from_iter(0..256));
@@ -207,8 +208,8 @@ fn a_copy_starts_before_others_have_read_its_place() {
 /// Words of both operands of a product over 512: eight panels each.
 const PANELS: u32 = 2 * 8 * 2048;
 
-/// Four warps start a product and a fifth writes to its second operand, between two barriers with them if `is_early`, else once
-/// they have waited for the product.
+/// Four warps start a product, and a fifth writes to its second operand between two barriers with them. The four wait
+/// for the product before the first of these barriers, or, if `is_early`, after the second.
 fn writes_beside(is_early: bool) -> Result<(), FaultKind> {
     let (started, written) = (NamedBarrier::new(1, 160), NamedBarrier::new(2, 160));
     // SAFETY: the block has the memory.
@@ -250,12 +251,12 @@ fn an_operand_is_overwritten_between_barriers() {
     assert_eq!((write.kind, write.thread.0 / 32), (AccessKind::Write, 4));
 }
 
-/// Whether something was in flight is forgotten with its block.
+/// Copies in flight end with their block, and do not affect the next one.
 #[test]
 fn what_was_in_flight_in_another_block_is_not() {
     let tensor = Tensor::new(&Vec::from_iter(0..256));
     let input = tensor.input::<u32>();
-    // SAFETY: four words a lane, of a block of its own; nobody waits for the copies.
+    // SAFETY: four words a lane, of a block of its own; the copies are never waited for.
     run(32, || unsafe {
         words().copy_from(4 * thread_idx_x(), input, 0);
         commit_group();

@@ -1,4 +1,4 @@
-//! Launches in a process of their own: with the threads of a larger machine, and ended where they hang.
+//! Launches in a process of their own, with as many threads as on a larger machine. A process that hangs is killed.
 
 use std::io::read_to_string;
 use std::process::{Command, Stdio};
@@ -13,10 +13,10 @@ use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
 
 use crate::device::block_of;
 
-/// Most that a process may take here: it takes a few seconds, and some times that beside other load.
+/// Time limit of a process. It takes a few seconds, and several times as long beside other load.
 const TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Runs the ignored test `name` of this module in a process of its own, whose pools have so many threads.
+/// Runs the ignored test `name` of this module in a process of its own, whose pools have `threads` threads.
 fn run(name: &str, threads: u32) {
     let program = std::env::current_exe().expect("the system tells");
     let mut child = Command::new(program)
@@ -38,10 +38,10 @@ fn run(name: &str, threads: u32) {
         }
         sleep(Duration::from_millis(10));
     };
-    // A few lines, which a pipe holds.
+    // The output is a few lines, which fit into the pipe.
     let told = read_to_string(child.stdout.take().expect("it is piped")).expect("it is UTF-8");
     assert!(status.success(), "{name} fails with {threads} threads: {status}\n{told}");
-    // None is no failure of such a program.
+    // The test program also succeeds if it runs no test.
     assert!(told.contains(" 1 passed;"), "{name} did not run:\n{told}");
 }
 
@@ -50,7 +50,7 @@ fn sixteen_threads_have_stacks_for_large_clusters() {
     run("large_clusters", 16);
 }
 
-/// More fibers at once, and in all, than a process has room for where each thread keeps its own.
+/// More fibers, both at once and in total, than a process has room for if each OS thread keeps stacks of its own.
 #[test]
 #[ignore = "run in a process of its own"]
 fn large_clusters() {
@@ -75,8 +75,9 @@ fn jobs_of_rayon_take_turns_at_a_device() {
     run("turns", 8);
 }
 
-/// Jobs that hold a lock while they launch, as those of one device do. All but the first come while the thread that launched it
-/// waits for three blocks that others run: if it ran one of those jobs meanwhile, it would lock what it has locked.
+/// Jobs that hold a lock while they launch, as the jobs of one device do. All jobs but the first are started while the
+/// first one's thread waits for three blocks that other threads run. If that thread ran one of the jobs meanwhile, it
+/// would deadlock on the lock that it holds.
 #[test]
 #[ignore = "run in a process of its own"]
 fn turns() {

@@ -1,4 +1,4 @@
-//! The warp's matrix product against a plain one, through the fragment layout of the PTX ISA.
+//! The matrix product of a warp, compared with a plain product, through the fragment layout of the PTX ISA.
 
 use simt::emu::{FaultKind, Operation};
 use simt::{mma, thread, warp};
@@ -9,7 +9,7 @@ const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const INNER: usize = 16;
 
-/// BF16 bits of a value that has no others.
+/// The BF16 bits of a value that BF16 holds exactly.
 fn bf16(value: f32) -> u32 {
     assert_eq!(value.to_bits() & 0xFFFF, 0, "{value} is no BF16");
     value.to_bits() >> 16
@@ -20,7 +20,7 @@ fn integer(row: usize, column: usize, salt: usize) -> f32 {
     ((row * 37 + column * 101 + salt * 59) % 31) as f32 - 15.0
 }
 
-/// Runs one product on `warps` warps; the 16 x 8 result of each, row by row.
+/// Runs one product on each of `warps` warps; returns their 16 x 8 results, row by row.
 fn product(
     warps: usize,
     a: impl Fn(usize, usize) -> f32 + Sync,

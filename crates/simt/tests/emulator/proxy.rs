@@ -1,4 +1,5 @@
-//! Proxy fences between stores to shared memory and products that read them, and products of whole warpgroups.
+//! Proxy fences between stores to shared memory and products that read them. Also products in which not the whole
+//! warpgroup takes part.
 
 use simt::atomic::BlockAtomicU32;
 use simt::cluster::{block_rank, sync_cluster};
@@ -11,7 +12,7 @@ use simt::warpgroup::{Panels, bf16_m64n64k64, bf16_m64n64k128, fence_shared, wai
 
 use crate::device::{Tensor, block_of};
 
-/// Words of the second operand of a product, BF16 ones.
+/// Words of the second operand of a product. Each holds two BF16 ones.
 const WORDS: u32 = 4096;
 const ONES: u32 = 0x3F80_3F80;
 
@@ -31,7 +32,7 @@ fn store() {
 /// A product of the calling warpgroup that reads the operand.
 #[track_caller]
 fn multiply() {
-    // SAFETY: all threads of the warpgroup come together, behind a barrier after the stores.
+    // SAFETY: all threads of the warpgroup come together, after a barrier that follows the stores.
     let product = unsafe { bf16_m64n64k128([[ONES; 4]; 8], operand()) };
     assert!(product.iter().flatten().all(|&sum| sum == 128.0));
 }
@@ -40,7 +41,8 @@ fn shape(threads: u32, seed: u64) -> Launch {
     Launch { shared_bytes: 4 * WORDS, seed, ..block_of(threads) }
 }
 
-/// Runs a block of so many threads under several seeds: nothing, or the fault of a store that a product does not see.
+/// Runs a block of `threads` threads under several seeds. Returns the fault of a store that a product does not see, or
+/// `None`. Panics on another fault, or if the seeds disagree.
 fn missing(threads: u32, body: impl Fn() + Sync) -> Option<FaultKind> {
     let run = |seed| launch(&shape(threads, seed), &body).map_err(|fault| *fault.kind).err();
     let faults: Vec<Option<FaultKind>> = (0..8).map(run).collect();
@@ -51,7 +53,8 @@ fn missing(threads: u32, body: impl Fn() + Sync) -> Option<FaultKind> {
     faults.into_iter().next().flatten()
 }
 
-/// A warpgroup's product of what the same warpgroup stores, which calls `fence` where.
+/// A warpgroup stores an operand and multiplies with it, and calls a function at each of three places. Returns whether
+/// a fence is missing.
 fn of_one_warpgroup(before_store: fn(), before_barrier: fn(), behind_barrier: fn()) -> bool {
     missing(128, || {
         before_store();
@@ -93,7 +96,7 @@ fn a_fault_names_the_store_and_the_product() {
     );
 }
 
-/// The line of this file that has a text first.
+/// The number of the first line of this file that contains `text`.
 fn line_of(text: &str) -> u32 {
     let line = include_str!("proxy.rs").lines().position(|line| line.contains(text));
     line.expect("a line of this file") as u32 + 1
@@ -122,7 +125,7 @@ fn some_threads_fence() {
     );
     assert!(some(|| lane_id() == 3, false).is_some());
     assert!(some(|| warp_id() < 3, true).is_some(), "a warp has none");
-    // Each thread's own fence is of its own stores.
+    // Before the barrier, a thread's fence covers only its own stores.
     let before = |fences: fn() -> bool| {
         missing(128, || {
             store();
@@ -144,8 +147,9 @@ fn some_threads_fence() {
 const STORED: NamedBarrier = NamedBarrier::new(1, 384);
 const FENCED: NamedBarrier = NamedBarrier::new(2, 256);
 
-/// The first warpgroup stores, the second may fence, the third multiplies: the second behind a barrier with the first or
-/// before it, the third behind a barrier with the second or not.
+/// The first warpgroup stores, the second fences if `fences`, and the third multiplies. The second fences after a
+/// barrier with the first if `knows_stores`, else before it. The third waits at a barrier for the second if `tells`.
+/// Returns whether a fence is missing.
 fn a_third_fences(fences: bool, knows_stores: bool, tells: bool) -> bool {
     missing(384, || {
         // SAFETY: each warpgroup comes together.
@@ -188,7 +192,8 @@ fn a_fence_of_others_counts_between_two_barriers() {
     assert!(a_third_fences(true, true, false), "nobody knows that it fenced");
 }
 
-/// One warpgroup stores, the next fences, the next passes that on, and the last multiplies.
+/// The first warpgroup stores, the second fences, the third passes the knowledge of the fence on, and the last
+/// multiplies.
 #[test]
 fn a_fence_is_known_through_others() {
     let met = |number| NamedBarrier::new(number, 256);
@@ -227,7 +232,7 @@ fn a_fence_is_known_through_others() {
     assert!(run(false).is_some(), "it arrives before it knows of the fence");
 }
 
-/// Of who stores, who fences and who multiplies.
+/// The barrier of the warpgroups that store, fence and multiply.
 const STORED_FOR_TWO: NamedBarrier = NamedBarrier::new(1, 384);
 
 #[test]
@@ -258,7 +263,7 @@ fn copies_are_fenced_behind_their_wait() {
     assert!(run(true, false) && run(false, false));
 }
 
-/// Stores into another block are fenced there, behind the barrier of the cluster.
+/// Stores into another block's shared memory are fenced in that block, after the cluster barrier.
 #[test]
 fn stores_of_other_blocks_are_fenced_where_they_are_read() {
     let run = |sender: bool, reader: bool| {
@@ -310,7 +315,7 @@ fn fences_of_another_block_do_not_count() {
     assert!(matches!(*fault.kind, FaultKind::UnfencedOperand { .. }), "{fault}");
 }
 
-/// What runs while a product is in flight may not write its operands.
+/// The function that runs while a product is in flight must not write the product's operands.
 #[test]
 fn an_operand_that_is_written_meanwhile() {
     let run = |write: bool| {
@@ -339,7 +344,7 @@ fn missing_or_race(body: impl Fn() + Sync) -> Option<FaultKind> {
     launch(&shape(128, 2), body).map_err(|fault| *fault.kind).err()
 }
 
-/// The message of a block of so many threads whose warps do not all multiply.
+/// Runs a block of `threads` threads whose warps do not all multiply; returns the message of the fault.
 fn incomplete(threads: u32, body: impl Fn() + Sync) -> String {
     let kind = *launch(&shape(threads, 3), || {
         for word in (thread_idx_x()..WORDS).step_by(threads as usize) {
@@ -372,7 +377,7 @@ fn a_warp_stays_away_from_a_product_of_its_warpgroup() {
     assert_eq!(incomplete(128, || elsewhere(warp_id() == 2)), message("0 and 64", "1 and 1"));
 }
 
-/// The same product, in another place for some.
+/// The same product, called from another place if `is_other`.
 fn elsewhere(is_other: bool) {
     if is_other {
         multiply();
@@ -401,7 +406,7 @@ fn lanes_stay_away_from_a_product_or_a_wait_of_their_warp() {
     assert!(found.starts_with("threads 0 and 1 of a warpgroup"), "{found}");
 }
 
-/// A wait for all products, or for all but one, in one place.
+/// A wait for all products, or for all but one, called from the same place.
 #[track_caller]
 fn wait(for_all: bool) {
     // SAFETY: all threads of the warp come; broken on purpose where others wait for fewer.
@@ -423,11 +428,11 @@ fn a_warp_waits_for_fewer_products() {
     assert!(found.starts_with("threads 0 and 32 of a warpgroup"), "{found}");
 }
 
-/// As plain stores: each kind by the last one to the word.
+/// Atomic stores need a proxy fence as plain stores do. The last store to the word counts, plain or atomic.
 #[test]
 fn atomic_stores_need_a_fence_too() {
     let add = |word| {
-        // SAFETY: each word by one thread, behind a barrier.
+        // SAFETY: each word by one thread, after a barrier.
         unsafe { BlockAtomicU32::new(operand(), word) }.add(0);
     };
     let run = |fences: bool, adds_behind: bool| {

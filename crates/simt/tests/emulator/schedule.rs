@@ -129,7 +129,7 @@ fn panic_after_a_collective_names_the_right_thread() {
 
 #[test]
 fn panics_outside_kernels_stay_panics() {
-    // The emulator's hook must hand them on.
+    // The emulator's hook must pass them to the previous hook.
     launch(&block_of(32), || {}).expect("no rule is broken");
     let payload = std::panic::catch_unwind(|| panic!("outside")).expect_err("a panic");
     assert_eq!(payload.downcast_ref(), Some(&"outside"));

@@ -1,4 +1,4 @@
-//! Shared memory: poison, bounds, races, and what heals them.
+//! Shared memory: unwritten words, bounds, races, and the barriers that prevent races.
 
 use simt::atomic::{BlockAtomicU32, fence_block};
 use simt::emu::{AccessKind, FaultKind, ThreadIndex};
@@ -122,7 +122,7 @@ fn barrier_heals_a_race_between_warps() {
     });
 }
 
-/// Each lane writes its word, `between` happens, each reads its neighbour's.
+/// Each lane writes its word, calls `between`, and reads its neighbour's word.
 fn exchange_with_neighbour(between: impl Fn() + Sync) -> impl Fn() + Sync {
     move || {
         // SAFETY: one word a lane; whether the reads are ordered is the tests' question.

@@ -1,4 +1,4 @@
-//! Products of four warps against a plain one, through the layouts of the PTX ISA.
+//! Products of a warpgroup, compared with plain products, through the layouts of the PTX ISA.
 
 use simt::emu::{Fault, FaultKind, Launch, launch};
 use simt::shared::Shared;
@@ -21,8 +21,8 @@ fn integer(row: usize, column: usize, salt: usize) -> f32 {
     ((row * 37 + column * 101 + salt * 59) % 31) as f32 - 15.0
 }
 
-/// Runs `product` on a block of four warps whose B is `right`, a word of 32 bits at a time; the 64 x 64
-/// result, row by row.
+/// Runs `product` on a block of four warps; `right` gives each 32-bit word of B. Returns the 64 x 64 result, row by
+/// row.
 fn run(
     right: impl Fn(usize) -> u32 + Sync,
     product: impl Fn(Shared<u32, RIGHT_WORDS>) -> Fragments + Sync,
@@ -108,7 +108,7 @@ fn products_of_e4m3_integers_are_exact_in_every_element_and_step() {
         };
         let right = |word| {
             let (column, at) = place(word);
-            // Other steps hold what would spoil the sum.
+            // Rows of B in other steps hold a value that would make the sum wrong.
             let row = |i: usize| (4 * at + i).wrapping_sub(32 * step);
             four(&|i| if row(i) < 64 { integer(row(i), column, 2) } else { 15.0 })
         };
@@ -168,14 +168,15 @@ fn a_nan_reaches_its_row_and_column_only() {
     }
 }
 
-/// Rows of operands with both in shared memory: 64 of A, then 128 of B.
+/// Rows of both operands in shared memory: 64 rows of A, then 128 columns of B.
 const ROWS: u32 = 64 + 128;
-/// Element `at` of row `row`: of A, or behind its rows a column of B.
+/// Element `at` of row `row`: of a row of A, or, from row 64 on, of a column of B.
 fn element(row: usize, at: usize) -> f32 {
     if row < SIZE { integer(row, at, 1) } else { integer(at, row - SIZE, 2) }
 }
 
-/// 32 elements are multiplied, of 64 that are there, and then the other 32 are added; all 64 at once.
+/// Multiplies over the first half of an inner dimension of 64, then adds the product over the second half. A product
+/// over the whole dimension has the same bits.
 #[test]
 fn products_of_128_columns_are_exact_and_add_up() {
     const WORDS: usize = 32 * ROWS as usize;
@@ -222,7 +223,7 @@ fn products_of_128_columns_are_exact_and_add_up() {
     }
 }
 
-/// Two matrices of 64 rows and 512 columns in panels, and a third of 64 by 64.
+/// Words of two matrices of 64 rows and 512 columns in panels, and of a third of 64 by 64.
 const PANEL_WORDS: usize = 2 * 8 * 2048 + 2048;
 
 /// Element (`row`, `column`) of matrix `matrix`: small, so that sums over 512 are exact.
@@ -230,8 +231,8 @@ fn panel_element(matrix: usize, row: usize, column: usize) -> f32 {
     integer(row, column, 3 + matrix)
 }
 
-/// Runs `product` by a warpgroup with the three matrices in shared memory; its values go to `columns` columns of 64
-/// rows, eight columns a fragment.
+/// Runs `product` on a warpgroup, with the three matrices in shared memory. Returns 64 rows of `columns` columns; each
+/// fragment of the product has eight columns.
 fn run_panels(
     columns: usize,
     product: impl Fn([Panels<PANEL_WORDS>; 3]) -> Vec<[f32; 4]> + Sync,
@@ -239,7 +240,7 @@ fn run_panels(
     run_panels_beside(columns, product, |_| ())
 }
 
-/// The same beside a fifth warp that runs `other`.
+/// As [`run_panels`], beside a fifth warp that runs `other`.
 fn run_panels_beside(
     columns: usize,
     product: impl Fn([Panels<PANEL_WORDS>; 3]) -> Vec<[f32; 4]> + Sync,
@@ -306,8 +307,8 @@ fn products_over_512_are_exact_in_every_element() {
     }
 }
 
-/// Each half of the panels of B, whose rows are the inner dimension, in two products, with another in flight between
-/// them; what was there is added to.
+/// B is transposed: its rows are the inner dimension. For each half of its panels, two products over 32 rows each are
+/// added to a sum of ones, with another product in flight between them.
 #[test]
 fn products_with_a_transposed_matrix_are_exact_and_add_up() {
     for first in [0, 4] {
@@ -331,7 +332,7 @@ fn products_with_a_transposed_matrix_are_exact_and_add_up() {
     }
 }
 
-/// The last panel of B, and one more: products over 64 rows of it, which are added to.
+/// Products with two panels of B, over all 64 rows, are added to a sum of ones.
 #[test]
 fn products_with_a_transposed_panel_are_exact_and_add_up() {
     // SAFETY: all threads come together, after the operands were written.
@@ -388,8 +389,9 @@ fn an_operand_that_is_written_while_its_product_is_in_flight() {
     assert!(matches!(*fault.kind, FaultKind::SharedRace { .. }), "{fault}");
 }
 
-/// A product in two halves, the second added to the first, and another between them; then the fifth warp writes into an
-/// operand of the first half, or of the last product, once the others have waited until `pending` are in flight.
+/// Starts a product in two halves, the second of which adds to the first, and another product between them. Once the
+/// warpgroup has waited until at most `pending` products are in flight (`None`: without a wait), the fifth warp writes
+/// to an operand of the first half, or, if `last`, of the second.
 fn overwritten(pending: Option<u32>, last: bool) -> Result<Vec<f32>, Fault> {
     let barrier = NamedBarrier::new(1, 160);
     // SAFETY: all threads come together, after the operands were written; the operand is written too early on purpose,
@@ -431,7 +433,7 @@ fn an_operand_of_a_sum_in_flight_that_is_written() {
             "{pending:?}, {last}: {fault}"
         );
     }
-    // What was waited for may be written, before the result is taken too.
+    // Operands of a product that was waited for may be written, even before its result is taken.
     let all = overwritten(Some(0), true).expect("the last product has ended");
     assert_eq!(overwritten(Some(2), false).expect("the first product has ended"), all);
     let product = |k| panel_element(2, 5, k) * panel_element(1, k, 7);
@@ -451,7 +453,8 @@ fn a_product_that_nobody_waits_for() {
     assert!(location.is_some_and(|location| location.contains("emulator/warpgroup.rs")));
 }
 
-/// A warp reads its own 16 rows of A and no others: they may be written by the warp itself, once its lanes are together.
+/// A warp reads only its own 16 rows of A. So the warp itself may write them before the product, if `sync_warp`
+/// follows.
 #[test]
 fn rows_of_a_are_read_by_their_own_warp() {
     let run = |together: bool| {

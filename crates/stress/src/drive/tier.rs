@@ -1,4 +1,4 @@
-//! Admissions with a prompt, and what the host tier brings for them.
+//! Applies admissions with a prompt, and operations on the host tier.
 
 use dsv4_kv::{TierEvent, TierMiss};
 
@@ -7,11 +7,12 @@ use crate::op::{Name, TierOp};
 use crate::subject::Subject;
 use crate::text::Text;
 
-/// What a subject without a host tier is asked for one.
+/// The error if a script has an operation on a host tier, and the cache has none.
 const NO_TIER: &str = "there is no host tier here";
 
 impl<S: Subject> Run<S> {
-    /// Admits a request with a prompt; `waits`: for what host memory has of it.
+    /// Admits a request with a prompt. If `waits`, the admission waits until the prefix that host memory has is on the
+    /// device.
     pub(super) fn judge_admission(
         &mut self,
         name: Name,
@@ -45,7 +46,7 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// Does something with the host tier.
+    /// Applies an operation on the host tier.
     pub(super) fn judge_tier(&mut self, op: &TierOp) -> Result<(), String> {
         if let TierOp::AdmitWaiting { request, text } = op {
             return self.judge_admission(*request, text, true);
@@ -89,7 +90,7 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// What the tier did since the last call.
+    /// The events of the tier since the last call.
     fn events(&mut self) -> Vec<TierEvent> {
         let tier = self.subject.tier().filter(|_| self.model.has_tier());
         let events = tier.map_or(Vec::new(), |tier| tier.seen().events);

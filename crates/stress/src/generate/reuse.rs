@@ -1,4 +1,4 @@
-//! Operations on what requests share.
+//! Generates operations on shared prefixes, copies and leases.
 
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -11,7 +11,7 @@ use crate::model::Model;
 use crate::op::{Name, Op};
 use crate::text::Text;
 
-/// A small cache with checkpoints, in which requests share prefixes and everything runs out.
+/// A small cache with checkpoints, in which requests share prefixes; it runs out of slots, blocks and everything else.
 #[must_use]
 pub fn reuse_config(seed: u64) -> CacheConfig {
     let mut random = SmallRng::seed_from_u64(seed);
@@ -30,7 +30,7 @@ pub fn reuse_config(seed: u64) -> CacheConfig {
     }
 }
 
-/// The same for runs with kernels; its memory is poisoned.
+/// As `reuse_config`, for runs with kernels; the memory is poisoned.
 #[must_use]
 pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
     let mut random = SmallRng::seed_from_u64(seed);
@@ -48,21 +48,21 @@ pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
     }
 }
 
-/// Events that are logged: none, few enough that the log overflows, or all. Of a generator of its own: the seeds from which
-/// mistakes are found are chosen by hand.
+/// Capacity of the event log: none, so few events that the log overflows, or enough for all. It has its own generator
+/// of random numbers, since the seeds that find mistakes were chosen by hand and must not change.
 fn event_capacity(seed: u64) -> u32 {
     let mut random = SmallRng::seed_from_u64(seed ^ 0xe7e7);
     *[0, 4, 4096].choose(&mut random).expect("not empty")
 }
 
-/// A small cache for the ledger alone: in one of four seeds requests share prefixes.
+/// A small cache for the ledger alone. In one of four seeds requests share prefixes.
 #[must_use]
 pub fn ledger_config(seed: u64) -> CacheConfig {
     if seed % 4 == 3 { reuse_config(seed) } else { config(seed) }
 }
 
 impl Generator {
-    /// An operation on what requests share, where prefixes are shared.
+    /// An operation on shared prefixes, in a cache that shares them.
     pub(super) fn reuse(&mut self, model: &Model) -> Op {
         let leases: Vec<_> = model.leases().collect();
         match self.random.random_range(0..20) {
@@ -78,7 +78,7 @@ impl Generator {
         }
     }
 
-    /// A copy of a request, or something of one without a slot: also where no prefixes are shared.
+    /// A fork, or an operation on a suspended request; also in a cache that shares no prefixes.
     pub(super) fn copies(&mut self, kind: u32, model: &Model) -> Op {
         let suspended: Vec<_> = model.suspended().collect();
         match kind {
@@ -102,13 +102,13 @@ impl Generator {
         Op::AdmitWith { request: self.names, text }
     }
 
-    /// One of a few names, or now and then one that nobody has.
+    /// One of `names`, or sometimes a name that is not in use.
     pub(super) fn one_of(&mut self, names: &[Name]) -> Name {
         let name = names.choose(&mut self.random).copied();
         name.filter(|_| !self.random.random_ratio(1, 20)).unwrap_or(0)
     }
 
-    /// A prompt of few tokens in few lengths under few salts, so that many begin alike.
+    /// A prompt from a small alphabet, with few lengths and salts, so that many prompts have a common prefix.
     pub(super) fn text(&mut self) -> Text {
         let random = &mut self.random;
         let lengths = [1, 60, 127, 128, 129, 256, 256, 384, 500];

@@ -1,4 +1,4 @@
-//! Operations on what host memory keeps, and on prompts that it gets.
+//! Generates operations on the host tier, and on the prompts that it can have.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
@@ -13,10 +13,10 @@ use crate::model::Model;
 use crate::op::{Accept, Launches, Layers, Name, Op, Part, Step, TierOp};
 use crate::text::Text;
 
-/// Bytes of host memory: with room for one checkpoint and a few blocks, and for many.
+/// Bytes of host memory: from room for one checkpoint and a few blocks to room for many.
 const BYTES: [u64; 4] = [700_000, 1 << 20, 2 << 20, 16 << 20];
 
-/// A small cache whose host memory keeps some of what it evicts, and everything runs out.
+/// A small cache with a host tier that keeps some of the evicted prefixes; it runs out of everything.
 #[must_use]
 pub fn tier_config(seed: u64) -> CacheConfig {
     let mut random = SmallRng::seed_from_u64(seed + 1);
@@ -30,14 +30,14 @@ pub fn tier_config(seed: u64) -> CacheConfig {
     with_host_memory(config, seed)
 }
 
-/// The same for runs with kernels.
+/// As `tier_config`, for runs with kernels.
 #[must_use]
 pub fn kernel_tier_config(seed: u64) -> CacheConfig {
     let model = ModelConfig::preset("tiny").expect("a preset");
     with_host_memory(CacheConfig { model, ..kernel_reuse_config(seed) }, seed)
 }
 
-/// The same of few layers, in which little has room: what moves is the same in all layers of a kind.
+/// As `kernel_tier_config`, with few layers and little room. Transfers are the same in all layers of a kind.
 #[must_use]
 pub fn lean_tier_config(seed: u64) -> CacheConfig {
     let mut model = ModelConfig::preset("tiny").expect("a preset");
@@ -56,8 +56,7 @@ pub fn lean_tier_config(seed: u64) -> CacheConfig {
     }
 }
 
-/// A small cache for runs with kernels: from every other seed requests share prefixes, and from half of those host memory
-/// keeps what is evicted.
+/// A small cache for runs with kernels. Every other seed shares prefixes, and half of these have a host tier.
 #[must_use]
 pub fn any_kernel_config(seed: u64) -> CacheConfig {
     match seed % 4 {
@@ -73,7 +72,7 @@ fn with_host_memory(config: CacheConfig, seed: u64) -> CacheConfig {
 }
 
 impl Generator {
-    /// An operation on what host memory keeps, or one of a request that leaves a prompt to it.
+    /// An operation on the host tier, or one of a request whose prompt the host tier will keep.
     pub(super) fn tier(&mut self, model: &Model) -> Op {
         if self.random.random() {
             return self.visit(model);
@@ -98,7 +97,8 @@ impl Generator {
         })
     }
 
-    /// The next operation of a request that comes with a prompt, computes what is not there, and goes.
+    /// The next operation of a request that is admitted with a prompt, computes the part that was not reused, and is
+    /// released.
     fn visit(&mut self, model: &Model) -> Op {
         self.visitors.retain(|&name| model.named(name).is_some());
         for &name in &self.visitors {
@@ -121,14 +121,14 @@ impl Generator {
         admission
     }
 
-    /// Takes note of a prompt.
+    /// Records a prompt.
     pub(super) fn said(&mut self, text: &Text) {
         self.said.retain(|said| said != text);
         self.said.truncate(11);
         self.said.insert(0, text.clone());
     }
 
-    /// Mostly a prompt that was there before, and often the last one.
+    /// Mostly an earlier prompt, and often the last one.
     pub(super) fn known_text(&mut self) -> Text {
         let all = if self.random.random_ratio(1, 3) { 1 } else { self.said.len() };
         let known = self.said.iter().take(all).choose(&mut self.random).cloned();
@@ -139,7 +139,7 @@ impl Generator {
     }
 }
 
-/// A step of one request, all of it right.
+/// A step of one request with genuine tokens only.
 fn whole_step(request: Name, tokens: u32) -> Step {
     let (ahead, accepted) = (0, tokens);
     Step {

@@ -1,4 +1,4 @@
-//! Admissions with a prompt, forks, suspended requests and leases.
+//! The model of admissions with a prompt, forks, suspended requests and leases.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::op::Name;
 use crate::text::{BLOCK, Prefix, Text};
 
 impl Model {
-    /// Judges the answer to an admission with a prompt; `blocks` are those of the request.
+    /// Judges the answer to an admission with a prompt. `blocks` are the blocks of the request.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn admitted_with(
         &mut self,
         name: Name,
@@ -36,7 +36,7 @@ impl Model {
             request.share = Some(share);
         }
         let got = answer(got.map(|all| all.id));
-        // A checkpoint has the rows for its own position, and for none before it.
+        // A checkpoint holds the rows that its own position needs, and no earlier ones.
         let written_to = if reused > 0 { reused + self.rollback() } else { 0 };
         let at = Progress { tokens: reused, written_to, genuine: reused, from: 0 };
         request.groups[LayerGroup::Trunk.index()] = at;
@@ -49,7 +49,8 @@ impl Model {
         Ok(())
     }
 
-    /// The block that a new request has of the tree at the end of a prefix, where it was given `got`.
+    /// The block of the tree that a new request shares at the end of a prefix; `got` is the block that the cache gave
+    /// it.
     fn lent(&mut self, id: RequestId, prefix: Prefix, got: BlockId) -> Result<BlockId, String> {
         if let Some(block) = self.sharing.block(&prefix) {
             return Ok(block);
@@ -62,7 +63,8 @@ impl Model {
         Ok(got)
     }
 
-    /// Whether so much of a prompt of `whole` blocks can be there; what the request shares then.
+    /// Checks that the cache can have so much of a prompt of `whole` blocks. Returns the prefix that the request
+    /// shares.
     fn judge_reuse(
         &self,
         text: &Text,
@@ -85,7 +87,7 @@ impl Model {
             return Err(format!("{reused} tokens are reused, should be {least} to {most}"));
         }
         let most = Sharing::deepest(text, whole, |prefix| sharing.may_have(prefix));
-        // What the host tier begins to move before the admission may take the place of blocks.
+        // The host tier may begin a transfer before the admission, and evict blocks for it.
         let is_known = sharing.is_told && !self.has_tier();
         let must = |prefix: &Prefix| is_known || self.is_referred_to(prefix);
         let least = Sharing::deepest(text, most, must);
@@ -103,10 +105,10 @@ impl Model {
         Ok(Share { blocks: reused / BLOCK, told: true, boundaries, end: whole * BLOCK })
     }
 
-    /// Judges the answer to a fork; `blocks` are those of the new request.
+    /// Judges the answer to a fork. `blocks` are the blocks of the new request.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn forked(
         &mut self,
         (of, name): (Name, Name),
@@ -128,7 +130,7 @@ impl Model {
             let kept = |at| (at, parent.shared.get(&at).copied().unwrap_or(Kept::Forks));
             request.shared = (0..shared).map(kept).collect();
             request.says = parent.says.continued(tokens, token);
-            // Where the draft layers are ahead they have what the other goes on with.
+            // If the draft layers are ahead of the trunk, the copy has the draft rows of the other request's tokens.
             let draft = &mut request.groups[LayerGroup::Draft.index()];
             draft.genuine = draft.genuine.min(tokens);
             let share = parent.share.clone();
@@ -159,7 +161,7 @@ impl Model {
     /// Judges the answer to a suspension.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn was_suspended(&mut self, name: Name, got: Result<(), KvError>) -> Result<(), String> {
         let (id, suspended) = (self.handle(name), self.config.max_suspended);
         let is_full = self.sharing.suspended.len() as u32 == suspended;
@@ -176,7 +178,7 @@ impl Model {
     /// Judges the answer to a resumption.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn resumed(&mut self, name: Name, got: Option<Answer<RequestId>>) -> Result<(), String> {
         let request = self.sharing.suspended.get(&name).cloned();
         match (request, got) {
@@ -194,15 +196,15 @@ impl Model {
     /// Judges the end of a suspended request.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn discarded(&mut self, name: Name, got: bool) -> Result<(), String> {
         same(&Ok(got), &Ok(self.sharing.suspended.remove(&name).is_some())).map(drop)
     }
 
-    /// Judges the answer to the pinning of a prompt.
+    /// Judges the answer to a pin.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn pinned(
         &mut self,
         name: Name,
@@ -238,15 +240,15 @@ impl Model {
     /// Judges the end of a lease.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn unpinned(&mut self, name: Name, got: bool) -> Result<(), String> {
         same(&Ok(got), &Ok(self.sharing.leases.remove(&name).is_some())).map(drop)
     }
 
-    /// Judges how many leases ended by themselves.
+    /// Judges the number of leases that expired.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn expired(&mut self, now: Duration, got: usize) -> Result<(), String> {
         let before = self.sharing.leases.len();
         self.sharing.leases.retain(|_, lease| lease.until >= now);

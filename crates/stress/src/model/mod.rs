@@ -1,15 +1,15 @@
-//! The reference model: what a cache must answer and hold, from the history of tokens alone.
+//! The reference model: the answers and the contents of a cache, computed from the history of tokens alone.
 //!
-//! It knows no free list and no kernel. What it cannot know, which slot or block is taken, it takes
-//! from the answer and checks that nobody had it.
+//! It has no free list and no kernel. It cannot know which slot or block the cache takes. It reads that from the
+//! answer, and checks that the slot or block was free.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `mod.rs` | requests: admission, release, rewinding |
 //! | `admissions.rs` | admissions with a prompt, forks, suspended requests, leases |
 //! | `request.rs` | a request |
-//! | `sharing.rs`, `reuse.rs` | what requests share |
-//! | `tier.rs`, `wanted.rs` | what host memory keeps, and what is on its way |
+//! | `sharing.rs`, `reuse.rs` | prefixes that requests share |
+//! | `tier.rs`, `wanted.rs` | the host tier, and its transfers |
 //! | `refusals.rs` | which steps and commits are refused, and why |
 //! | `step.rs` | a step from its begin to its end |
 //! | `step_meta.rs` | StepMeta and the device's block table |
@@ -36,13 +36,13 @@ use super::text::Text;
 pub use request::{Progress, Request};
 use sharing::Sharing;
 
-/// One request's part of a step that is open.
+/// One request's part of an open step.
 #[derive(Clone, Copy, Debug)]
 struct OpenPart {
     id: RequestId,
     tokens: u32,
     genuine: u32,
-    /// Blocks that it took for the step.
+    /// Number of blocks that it took for the step.
     taken: usize,
 }
 
@@ -50,20 +50,20 @@ struct OpenPart {
 #[derive(Debug)]
 pub struct Model {
     config: CacheConfig,
-    /// Rows of a slot's window: 128, and one for each token a step may take back but one.
+    /// Rows of a slot's window ring: 128 + D - 1, where D is the number of tokens that a step may reject.
     ring: u32,
     has_entries: bool,
     names: HashMap<Name, RequestId>,
     live: BTreeMap<RequestId, Request>,
-    /// The last generation that each slot was given with.
+    /// For each slot, the generation of its last request.
     generations: HashMap<SlotId, u64>,
-    /// A request of another cache.
+    /// A handle of a request of another cache.
     stranger: RequestId,
     /// The parts of each group's open step.
     open: [Option<Vec<OpenPart>>; 2],
     /// The block table on the device: `[max_requests, max_blocks]`.
     table: Vec<i32>,
-    /// StepMeta as the last step of each group left it.
+    /// StepMeta after the last step of each group.
     arrays: [Vec<i32>; 2],
     sharing: Sharing,
 }
@@ -99,25 +99,25 @@ impl Model {
         &self.config
     }
 
-    /// The requests that are admitted.
+    /// The admitted requests.
     pub fn live(&self) -> impl ExactSizeIterator<Item = (RequestId, &Request)> {
         self.live.iter().map(|(&id, request)| (id, request))
     }
 
-    /// The handle a name stands for, of a request that may be gone; of another cache, if there was
-    /// none of that name.
+    /// The handle of a name. The request may have been released. If no request had this name, it is the handle of a
+    /// request of another cache.
     #[must_use]
     pub fn handle(&self, name: Name) -> RequestId {
         self.names.get(&name).copied().unwrap_or(self.stranger)
     }
 
-    /// The request of that name, if it is admitted.
+    /// The request of this name, if it is admitted.
     #[must_use]
     pub fn named(&self, name: Name) -> Option<&Request> {
         self.live.get(&self.handle(name))
     }
 
-    /// Blocks that nobody holds.
+    /// Number of free blocks.
     #[must_use]
     pub fn free_blocks(&self) -> u32 {
         let requests = self.live.values().chain(self.sharing.suspended.values());
@@ -125,13 +125,13 @@ impl Model {
         self.config.num_blocks - held.len() as u32
     }
 
-    /// Tokens of a request that a step may take back.
+    /// Most tokens of a request that a step may reject.
     #[must_use]
     pub fn rollback(&self) -> u32 {
         self.config.max_draft + 1
     }
 
-    /// What a cache is told of a step.
+    /// The argument of `begin_step` for a step.
     #[must_use]
     pub fn requests_of(&self, step: &Step) -> Vec<StepRequest> {
         let request = |part: &Part| {
@@ -145,14 +145,14 @@ impl Model {
     /// Judges the answer to an admission.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn admitted(&mut self, name: Name, got: Result<RequestId, KvError>) -> Result<(), String> {
         let request = Request::new(name, Text::unshared(name));
         self.entered(&answer(got), None, request).map(drop)
     }
 
-    /// The request got a slot that nobody had, or was refused because none was free, or for the reason that is given; whether
-    /// it is there.
+    /// Enters a request. Its slot must be free. It may be refused only if no slot is free, or for the given reason.
+    /// Returns whether it was admitted.
     fn entered(
         &mut self,
         got: &Answer<RequestId>,
@@ -187,7 +187,7 @@ impl Model {
     /// Judges the answer to a release.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn released(&mut self, name: Name, got: Result<(), KvError>) -> Result<(), String> {
         let id = self.handle(name);
         let want = self.check_known(id);
@@ -199,7 +199,7 @@ impl Model {
     /// Judges the answer to the rewinding of a request's draft layers.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the answer.
     pub fn rewound(
         &mut self,
         name: Name,
@@ -229,7 +229,7 @@ impl Model {
         Ok(())
     }
 
-    /// Refuses a handle of no request that is admitted.
+    /// The error for a handle of a request that is not admitted.
     fn check_known(&self, id: RequestId) -> Result<(), KvError> {
         if self.live.contains_key(&id) {
             Ok(())
@@ -241,7 +241,7 @@ impl Model {
     }
 }
 
-/// Both answers are the same; whether they are no refusal.
+/// Checks that both answers are the same; returns whether they are `Ok`.
 fn same<T: std::fmt::Debug>(got: &Answer<T>, want: &Answer<T>) -> Result<bool, String> {
     let (answer, expected) = (format!("{got:?}"), format!("{want:?}"));
     if answer == expected {
@@ -252,7 +252,7 @@ fn same<T: std::fmt::Debug>(got: &Answer<T>, want: &Answer<T>) -> Result<bool, S
     }
 }
 
-/// The text without the numbers of ledgers, which are others in every run.
+/// The text without the ids of ledgers, which differ in every run.
 fn without_ledgers(text: &str) -> String {
     let mut parts = text.split("ledger: CacheId(");
     let first = parts.next().unwrap_or_default().to_owned();

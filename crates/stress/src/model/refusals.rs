@@ -1,4 +1,4 @@
-//! Which steps and commits are refused, and why: the first reason in the order that is documented.
+//! Which steps and commits are refused, and why: the first reason in the documented order.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::answer::TOKEN_IDS;
 use crate::op::{Accept, Layers, Step};
 
 impl Model {
-    /// Why the step cannot begin. `has_layers`: whether the subject knows buckets.
+    /// Why the step cannot begin. `has_layers` is whether the subject supports buckets.
     pub(super) fn begin_refusal(
         &self,
         step: &Step,
@@ -38,11 +38,11 @@ impl Model {
         }
     }
 
-    /// Why the cache has no such bucket.
+    /// Why a bucket is not valid for the cache.
     fn bucket_refusal(&self, bucket: Bucket) -> Option<KvError> {
         let CacheConfig { max_requests, max_context, max_step_tokens, .. } = self.config;
         let Bucket { tokens, tokens_per_request, requests, context } = bucket;
-        // A bucket for more tokens than its requests can have is a mistake.
+        // A bucket for more tokens than its requests can have is an error.
         let reachable = u64::from(requests) * u64::from(tokens_per_request);
         let most_tokens = reachable.min(max_step_tokens.into()) as u32;
         [
@@ -56,7 +56,7 @@ impl Model {
         .map(|(field, value, most)| KvError::Bucket { field, value, most })
     }
 
-    /// Why the step does not fit `limits`, or its requests.
+    /// Why the step does not fit into `limits`, or one of its requests cannot take part.
     fn step_refusal(
         &self,
         group: LayerGroup,
@@ -114,7 +114,7 @@ impl Model {
         (tokens > limit).then_some(KvError::ChunkTooLong { request, tokens, limit, by })
     }
 
-    /// The numbers of a step that is not refused.
+    /// The plan of a step that is not refused.
     pub(super) fn plan_of(&self, group: LayerGroup, step: &[StepRequest]) -> StepPlan {
         let new = |part: &StepRequest| {
             let held = self.live.get(&part.id).map_or(0, |request| request.blocks.len() as u32);
@@ -130,15 +130,15 @@ impl Model {
         }
     }
 
-    /// Blocks in which `tokens` tokens have an entry: one for each four tokens, 32 to a block. Draft
-    /// layers have none.
+    /// Number of blocks for `tokens` tokens: one entry for each four tokens, 32 entries to a block. Draft layers have
+    /// no entries.
     pub(super) fn blocks_of(&self, group: LayerGroup, tokens: u32) -> u32 {
         let has_entries = self.has_entries && group == LayerGroup::Trunk;
         let newest = (tokens / 4).checked_sub(1).filter(|_| has_entries);
         newest.map_or(0, |entry| entry / 32 + 1)
     }
 
-    /// The layer that is not run at first, if it is one, and all that are.
+    /// The layer that is left out at first, if any, and the layers that are run.
     #[must_use]
     pub fn layers_of(&self, step: &Step) -> (Option<LayerId>, Vec<LayerId>) {
         let layers = self.config.group_layers(step.group);
@@ -151,11 +151,11 @@ impl Model {
         (Some(LayerId(left)), layers.filter(|&layer| layer != left).map(LayerId).collect())
     }
 
-    /// Whether a kernel of a layer is queued before the step ends without a commit.
+    /// Whether a kernel of a layer is queued in a step that ends without a commit.
     #[must_use]
     pub fn touches(&self, step: &Step) -> bool {
         let (left, run) = self.layers_of(step);
-        // The update of a layer with a window alone queues nothing where its append is another launch.
+        // The update of a layer that has only a window queues nothing if the append is a separate launch.
         let updated = left.filter(|_| matches!(step.layers, Layers::Unappended(_)));
         let kind = |layer: LayerId| self.config.model.layers[layer.0 as usize];
         let is_one = self.is_one_launch(step);
@@ -163,14 +163,14 @@ impl Model {
         !run.is_empty() || half || step.commits.len() > 1
     }
 
-    /// Whether a layer's update appends too: all tokens of the step may be lost again.
+    /// Whether the update of a layer includes its append. All tokens of such a step can be rejected.
     fn is_one_launch(&self, step: &Step) -> bool {
         let most = step.parts.iter().map(|part| part.tokens).max().unwrap_or(0);
         let most = step.launches.bucket().map_or(most, |bucket| bucket.tokens_per_request);
         most <= self.config.step_tokens_with_rollback()
     }
 
-    /// The layer that keeps the step from its first commit, and how far it is.
+    /// The layer that prevents the first commit, and its progress.
     fn unfinished(&self, step: &Step) -> Option<(LayerId, LayerProgress)> {
         let (left, run) = self.layers_of(step);
         let first = self.config.group_layers(step.group).start;
@@ -187,7 +187,7 @@ impl Model {
         }
     }
 
-    /// Why a commit of the open step is refused; `turn` counts those that were tried before.
+    /// Why a commit of the open step is refused. `turn` is the number of commits that were tried before.
     pub(super) fn commit_refusal(
         &self,
         step: &Step,

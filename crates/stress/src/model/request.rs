@@ -1,4 +1,4 @@
-//! A request as the model sees it: what it has, and what it shares.
+//! A request in the model: its blocks, its progress, and the blocks that it shares.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,43 +8,44 @@ use dsv4_kv::{BlockId, LayerGroup};
 use crate::op::Name;
 use crate::text::{BLOCK, Text};
 
-/// A request as the model sees it.
+/// A request in the model.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Its name in the script.
     pub name: Name,
-    /// What it says.
+    /// Its text.
     pub says: Text,
     /// Its blocks, oldest first.
     pub blocks: Vec<BlockId>,
     pub(super) groups: [Progress; 2],
-    /// Those of its blocks that it does not have alone, by their number.
+    /// The blocks of which it is not the only owner, by index in `blocks`.
     pub(super) shared: BTreeMap<u32, Kept>,
-    /// What it shares with others, or may.
+    /// Its use of the prefix tree, if it may share prefixes.
     pub(super) share: Option<Share>,
 }
 
-/// A request in one layer group.
+/// The progress of a request in one layer group.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
     /// Final tokens.
     pub tokens: u32,
-    /// One past the last position that was ever written, or as if, where rows before were not there.
+    /// One past the highest position that was ever written. After reuse it is higher, since the rows before the
+    /// checkpoint are missing as if they had been overwritten.
     pub written_to: u32,
-    /// Leading tokens that are what it says.
+    /// Number of leading tokens that are those of its text.
     pub genuine: u32,
-    /// Positions before this one have window rows of nobody's business: a checkpoint may not have a draft layer's.
+    /// First position whose window row is compared: a checkpoint may lack the rows of the draft layers.
     pub from: u32,
 }
 
 impl Progress {
-    /// Whether all final tokens are what it says; else its bytes are nobody's business.
+    /// Whether all final tokens are those of its text; else its bytes are not compared.
     #[must_use]
     pub fn is_known(self) -> bool {
         self.tokens <= self.genuine
     }
 
-    /// Whether what is left at token `at` is whole: at most `most` positions are taken back.
+    /// Whether the rows of a request of `at` tokens are complete: at most `most` positions were written after them.
     #[must_use]
     pub fn is_whole_at(self, at: u32, most: u32) -> bool {
         self.written_to <= at + most
@@ -52,60 +53,60 @@ impl Progress {
 }
 
 impl Request {
-    /// Without tokens.
+    /// A request without tokens.
     pub(super) fn new(name: Name, says: Text) -> Self {
         let groups = [Progress::default(); 2];
         Self { name, says, blocks: Vec::new(), groups, shared: BTreeMap::new(), share: None }
     }
 
-    /// Whether it has its block of that number alone.
+    /// Whether it is the only owner of its block of this index.
     #[must_use]
     pub fn is_own(&self, block: u32) -> bool {
         !self.shared.contains_key(&block)
     }
 
-    /// What it says, if it shares that.
+    /// Its text, if it shares prefixes.
     #[must_use]
     pub fn text(&self) -> Option<&Text> {
         self.share.as_ref().map(|_| &self.says)
     }
 
-    /// How far it is in a layer group.
+    /// Its progress in a layer group.
     #[must_use]
     pub fn group(&self, group: LayerGroup) -> Progress {
         self.groups[group.index()]
     }
 }
 
-/// Who has a block beside the request.
+/// The other owners of a block of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// Requests that began as copies.
+    /// Other requests, by forks.
     Forks,
     /// The prefix tree.
     Tree,
 }
 
-/// A request that shares.
+/// A request's use of the prefix tree.
 #[derive(Clone, Debug)]
 pub(in crate::model) struct Share {
-    /// Blocks that it refers to in the tree.
+    /// Number of blocks that it refers to in the tree.
     pub blocks: u32,
-    /// Whether all of its tokens were told.
+    /// Whether the token ids of all its tokens were passed.
     pub told: bool,
-    /// Where it may be saved in its prompt.
+    /// Positions in its prompt at which it may be saved.
     pub boundaries: Vec<u32>,
-    /// The prompt's last boundary: it may be saved at each behind it, which it answers.
+    /// The last block boundary of the prompt. After it, in the answer, the request may be saved at each boundary.
     pub end: u32,
 }
 
 impl Share {
-    /// Whether a checkpoint may be taken there.
+    /// Whether a checkpoint may be taken at this position.
     pub fn may_be_saved_at(&self, at: u32) -> bool {
         at > self.end || self.boundaries.contains(&at)
     }
 
-    /// Where one may be taken of a request of `tokens` tokens: in its prompt, and next in its answer.
+    /// The positions after `tokens` at which a checkpoint may be taken: all in the prompt, and the next in the answer.
     pub fn boundaries_behind(&self, tokens: u32) -> impl Iterator<Item = u32> {
         let answer = (tokens.max(self.end) / BLOCK + 1) * BLOCK;
         self.boundaries.iter().copied().chain([answer])

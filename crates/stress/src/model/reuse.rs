@@ -1,8 +1,8 @@
-//! What requests share: who refers to what, which blocks and checkpoints the prefix tree can have at most, and which it
-//! must have.
+//! The model of shared prefixes: the references to the tree, the blocks and checkpoints that the tree may have, and
+//! those that it must have.
 //!
-//! The order of eviction is not modelled. Of what nobody refers to the model knows what can be there, of what someone
-//! refers to that it is. Where events are logged they tell it which blocks are there.
+//! The order of eviction is not modelled. A prefix without a reference may be in the tree; a prefix with a reference
+//! must be. If events are logged, the model knows from them which blocks are in the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,23 +21,23 @@ impl Model {
         self.config.num_checkpoints > 0 && self.has_entries
     }
 
-    /// Requests that are suspended.
+    /// Names of the suspended requests.
     pub fn suspended(&self) -> impl ExactSizeIterator<Item = Name> {
         self.sharing.suspended.keys().copied()
     }
 
-    /// Leases.
+    /// Names of the leases.
     pub fn leases(&self) -> impl ExactSizeIterator<Item = Name> {
         self.sharing.leases.keys().copied()
     }
 
-    /// Blocks that a step can take.
+    /// Number of blocks that a step can take.
     pub(super) fn available(&self) -> u32 {
         let counts = self.sharing.counts.filter(|_| self.shares());
         counts.map_or_else(|| self.free_blocks(), |counts| counts.free + counts.evictable)
     }
 
-    /// All that refers to the tree: texts, and how many of their blocks.
+    /// All references to the tree: texts, and the number of their blocks.
     fn references(&self) -> impl Iterator<Item = (&Text, u32)> {
         let requests = self.live.values().chain(self.sharing.suspended.values());
         let share = |request: &'_ Request| request.share.as_ref().map(|share| share.blocks);
@@ -45,20 +45,20 @@ impl Model {
         shares.chain(self.sharing.leases.values().map(|lease| (&lease.text, lease.blocks)))
     }
 
-    /// All blocks that someone refers to.
+    /// All prefixes with a reference.
     fn referred(&self) -> BTreeSet<Prefix> {
         self.references()
             .flat_map(|(text, blocks)| (1..=blocks).map(|blocks| text.blocks(blocks)))
             .collect()
     }
 
-    /// Whether someone refers to these blocks.
+    /// Whether this prefix has a reference.
     pub(super) fn is_referred_to(&self, prefix: &Prefix) -> bool {
         let blocks = prefix.tokens() / BLOCK;
         self.references().any(|(text, held)| held >= blocks && text.blocks(blocks) == *prefix)
     }
 
-    /// The block was free or evicted; now a request has it.
+    /// Records that a request took a block, which must have been free or evicted.
     pub(super) fn take_new(&mut self, id: RequestId, block: BlockId) -> Result<(), String> {
         let mut requests = self.live.values().chain(self.sharing.suspended.values());
         let owned = requests.any(|request| request.blocks.contains(&block));
@@ -74,8 +74,8 @@ impl Model {
         Ok(())
     }
 
-    /// A commit of the trunk: whose blocks become the tree's is asked in [`Self::settle`]. `saves`: whether its kernels
-    /// could save.
+    /// Records a commit of the trunk. [`Self::settle`] then finds out which of its blocks moved to the tree. `saves` is
+    /// whether the step could save checkpoints.
     pub(super) fn tell(&mut self, commit: &[Accept], saves: bool) {
         for accept in commit {
             let id = self.handle(accept.request);
@@ -89,11 +89,11 @@ impl Model {
         }
     }
 
-    /// After an operation: which of the blocks that were told of became the tree's. `own` says what a request
-    /// has alone.
+    /// After an operation: records which of the committed blocks moved to the tree. `own` returns, for each block of a
+    /// request, whether the request is its only owner.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn settle(&mut self, own: &dyn Fn(RequestId) -> Option<Vec<bool>>) -> Result<(), String> {
         for (id, before, saves) in std::mem::take(&mut self.sharing.pending) {
             let flags = own(id).ok_or_else(|| format!("{id} has no blocks"))?;
@@ -113,7 +113,8 @@ impl Model {
         Ok(())
     }
 
-    /// The request refers to one block more, its own or one that was there; whether it could.
+    /// The request refers to one more block of the tree: either its own block was registered, or the tree had an equal
+    /// one. Returns false if the request cannot refer to more blocks.
     fn extend(&mut self, id: RequestId, at: u32, is_own: bool) -> Result<bool, String> {
         let Some(request) = self.live.get(&id) else { return Ok(false) };
         if request.share.is_none() {
@@ -152,7 +153,7 @@ impl Model {
         }
     }
 
-    /// Where the committed step may have saved the request.
+    /// Records the positions at which the committed step may have saved the request.
     fn save(&mut self, id: RequestId, before: u32, saves: bool) {
         let Some(request) = self.live.get(&id).filter(|_| saves) else { return };
         let Some(share) = &request.share else { return };
@@ -166,7 +167,8 @@ impl Model {
         self.sharing.checkpoints.extend(passed);
     }
 
-    /// Copies from the rings that a step saves by, at most, whose launches are for so many tokens of a request.
+    /// Most checkpoints that a step begins by copying rows from the rings, if its launches are for `most` tokens per
+    /// request.
     pub(super) fn most_copies(&self, parts: &[dsv4_kv::StepRequest], most: u32) -> u32 {
         let copied = |part: &dsv4_kv::StepRequest| {
             let share = self.live.get(&part.id).and_then(|request| request.share.as_ref());
@@ -179,12 +181,12 @@ impl Model {
         parts.map(copied).sum()
     }
 
-    /// Every block is free, one request's, several forks' or the tree's, and of the tree all is there that someone
-    /// refers to. `refused`: the operation before was, and changed nothing; `is_moving`: something is on its way between the
-    /// device and host memory, and may be referred to.
+    /// Checks that every block is free, or belongs to one request, several forks, or the tree, and that the tree has
+    /// all prefixes with a reference. `refused`: the last operation was refused, and must have changed nothing.
+    /// `is_moving`: a transfer between the device and host memory is under way, and may hold references.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault.
     pub fn conserved(
         &mut self,
         counts: Counts,
@@ -225,11 +227,11 @@ impl Model {
         Ok(())
     }
 
-    /// Judges what the events say is there: as many blocks as are counted, all that someone refers to, and none that cannot
-    /// be there.
+    /// Judges the blocks that exist according to the events: as many as are counted, all with a reference, and none
+    /// that is impossible.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn judge_events(&mut self, there: &BTreeSet<&Prefix>) -> Result<(), String> {
         let blocks = self.sharing.counts.map_or(0, |counts| counts.tree);
         if there.len() as u32 != blocks {

@@ -1,4 +1,4 @@
-//! What requests of a cache share, as far as the model knows.
+//! The shared prefixes of a cache, as far as the model knows them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,34 +10,35 @@ use crate::answer::Counts;
 use crate::op::Name;
 use crate::text::{Prefix, Text};
 
-/// What requests of a cache share.
+/// The shared prefixes of a cache.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     pub suspended: BTreeMap<Name, Request>,
     pub leases: BTreeMap<Name, Lease>,
-    /// Blocks that the tree may have, with what they hold.
+    /// Blocks that the tree may have, and the prefix that each ends.
     pub tree: BTreeMap<BlockId, Prefix>,
-    /// The same, by what they hold.
+    /// The inverse of `tree`.
     pub blocks: BTreeMap<Prefix, BlockId>,
-    /// Blocks that came back from host memory, and that nobody has seen since: the tree may have them, too.
+    /// Prefixes that came back from host memory to blocks that the model does not know yet. The tree may have them too.
     pub unseen: BTreeSet<Prefix>,
-    /// Where a checkpoint may be.
+    /// Prefixes at whose end a checkpoint may be.
     pub checkpoints: BTreeSet<Prefix>,
-    /// Where one must be: it was seen, and someone refers to it since.
+    /// Prefixes at whose end a checkpoint must be: it was used, and the prefix has had a reference since.
     pub seen: BTreeSet<Prefix>,
-    /// Of the last commit: requests whose tokens were told, and how many they had before.
+    /// From the last commit: requests whose token ids were passed, their number of tokens before it, and whether the
+    /// step could save.
     pub pending: Vec<(RequestId, u32, bool)>,
-    /// As counted after the last operation.
+    /// The counts after the last operation.
     pub counts: Option<Counts>,
-    /// Whether the tree has all that it may have: events told it after the last operation.
+    /// Whether the tree has every block that it may have, because the events after the last operation said so.
     pub is_told: bool,
     pub tier: Tier,
 }
 
 impl Sharing {
-    /// The block becomes the tree's.
+    /// The block moves to the tree.
     pub fn register(&mut self, prefix: Prefix, block: BlockId) {
-        // What was there before was evicted, with its checkpoint.
+        // An earlier block of this prefix was evicted, with its checkpoint.
         if let Some(before) = self.blocks.insert(prefix.clone(), block) {
             self.tree.remove(&before);
         }
@@ -47,7 +48,7 @@ impl Sharing {
         self.tree.insert(block, prefix);
     }
 
-    /// The tree has it, in the block that it had or in another.
+    /// The tree has the prefix again, in the same block or in another.
     pub fn restored(&mut self, prefix: Prefix) {
         if let Some(before) = self.blocks.remove(&prefix) {
             self.tree.remove(&before);
@@ -55,14 +56,14 @@ impl Sharing {
         self.unseen.insert(prefix);
     }
 
-    /// What came back is seen to be in this block.
+    /// Records the block of a prefix that came back from host memory.
     pub fn saw_block(&mut self, prefix: Prefix, block: BlockId) {
         self.unseen.remove(&prefix);
         self.blocks.insert(prefix.clone(), block);
         self.tree.insert(block, prefix);
     }
 
-    /// The tree has these blocks, and no others.
+    /// The tree has exactly these blocks.
     pub fn only(&mut self, there: &BTreeSet<&Prefix>) {
         self.tree.retain(|_, prefix| there.contains(prefix));
         self.blocks.retain(|prefix, _| there.contains(prefix));
@@ -76,27 +77,28 @@ impl Sharing {
         self.blocks.contains_key(prefix) || self.unseen.contains(prefix)
     }
 
-    /// The deepest of the first `most` blocks of a text that is in `set`; 0 if none is.
+    /// The number of blocks, at most `most`, of the longest prefix of a text for which `is_there` is true; 0 if there
+    /// is none.
     pub fn deepest(text: &Text, most: u32, is_there: impl Fn(&Prefix) -> bool) -> u32 {
         (1..=most).rev().find(|&blocks| is_there(&text.blocks(blocks))).unwrap_or(0)
     }
 
-    /// Whether a checkpoint may be there.
+    /// Whether there may be a checkpoint at the end of the prefix.
     pub fn may_go_on_from(&self, prefix: &Prefix) -> bool {
         self.checkpoints.contains(prefix)
     }
 
-    /// Whether a checkpoint must be there.
+    /// Whether there must be a checkpoint at the end of the prefix.
     pub fn must_go_on_from(&self, prefix: &Prefix) -> bool {
         self.seen.contains(prefix)
     }
 
-    /// The block that holds the end of a prefix, if the tree may have it.
+    /// The block at the end of a prefix, if the tree may have it.
     pub fn block(&self, prefix: &Prefix) -> Option<BlockId> {
         self.blocks.get(prefix).copied()
     }
 
-    /// A checkpoint was there.
+    /// Records that a checkpoint at the end of the prefix was used.
     pub fn saw(&mut self, prefix: Prefix) {
         self.seen.insert(prefix);
     }

@@ -1,4 +1,4 @@
-//! A step from its begin to its end.
+//! The model of a step, from its begin to its end.
 
 use dsv4_kv::step_meta::StepLayout;
 use dsv4_kv::{KvError, LayerGroup, RequestId, StepPlan, StepRequest};
@@ -8,10 +8,10 @@ use crate::answer::{Report, answer};
 use crate::op::{Accept, Step};
 
 impl Model {
-    /// Judges what came of a step. `has_layers`: whether the subject runs layers.
+    /// Judges the report of a step. `has_layers` is whether the subject runs layers.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the report.
     pub fn stepped(
         &mut self,
         step: &Step,
@@ -43,7 +43,7 @@ impl Model {
         self.ended(step, plan, report, has_layers)
     }
 
-    /// What the step says that it saves, if it can be so many.
+    /// The number of checkpoints that the step saves according to its plan, if that is possible.
     fn saves_of(
         &self,
         step: &Step,
@@ -63,7 +63,7 @@ impl Model {
         Err(format!("the step copies {got:?} checkpoints, should be at most {most:?}"))
     }
 
-    /// The step was begun: its blocks are new, its StepMeta is right, and its requests are in it.
+    /// Checks a step that has begun: its blocks were free, its StepMeta is right, and its requests cannot be released.
     fn begun(
         &mut self,
         step: &Step,
@@ -103,7 +103,7 @@ impl Model {
         Ok(())
     }
 
-    /// The first group whose open step the request takes part in.
+    /// The first group with an open step that includes the request.
     fn step_with(&self, id: RequestId) -> LayerGroup {
         let takes_part = |group: &LayerGroup| {
             let open = self.open[group.index()].as_ref();
@@ -112,7 +112,7 @@ impl Model {
         LayerGroup::ALL.into_iter().find(takes_part).unwrap_or(LayerGroup::Draft)
     }
 
-    /// Every commit was answered rightly, the first right one was accepted, or the step dropped.
+    /// Checks the answer to every commit. The first valid commit is accepted; without one the step is dropped.
     fn ended(
         &mut self,
         step: &Step,
@@ -128,7 +128,7 @@ impl Model {
             if same(got, &answer(refusal.map_or(Ok(()), Err)))? {
                 self.commit(step.group, commit);
                 if step.group == LayerGroup::Trunk && self.shares() {
-                    // What its kernels could not save is saved behind it, where there are kernels.
+                    // A subject with kernels saves after the step what the step's kernels could not save.
                     self.tell(commit, has_layers || plan.tokens_per_request > self.rollback());
                 }
                 return if answers.next().is_none() { Ok(()) } else { Err("a commit more".into()) };

@@ -1,4 +1,4 @@
-//! StepMeta, the blocks that it names, and the block table on the device.
+//! Checks StepMeta, the blocks in it, and the block table on the device.
 
 use dsv4_kv::step_meta::{NONE, Section, StepLayout};
 use dsv4_kv::{BlockId, LayerGroup, StepRequest};
@@ -7,13 +7,13 @@ use super::Model;
 use crate::answer::Report;
 
 impl Model {
-    /// A step that was refused left StepMeta as it was.
+    /// A refused step must leave StepMeta unchanged.
     pub(super) fn check_untouched(&self, group: LayerGroup, report: &Report) -> Result<(), String> {
         let Some(array) = &report.array else { return Ok(()) };
         differs(array, &self.arrays[group.index()], "StepMeta after a refusal")
     }
 
-    /// StepMeta says of every token what its history says, and nothing of others.
+    /// StepMeta must have the values of each token that follow from the histories, and padding elsewhere.
     pub(super) fn check_step_meta(
         &self,
         step: &[StepRequest],
@@ -32,7 +32,7 @@ impl Model {
             let slot = id.slot().0;
             for index in 0..count {
                 let (position, after) = (start + index, count - 1 - index);
-                // Of more tokens than the ring has rows, the last ones stay.
+                // If there are more tokens than ring rows, the last ones stay.
                 let row = slot * self.ring + position % self.ring;
                 let row = if after < self.ring { row as i32 } else { NONE };
                 tokens.push([position as i32, slot as i32, index as i32, after as i32, row]);
@@ -53,8 +53,8 @@ impl Model {
         Ok(())
     }
 
-    /// StepMeta names as many blocks as the step needs, in the order of its requests, each of which
-    /// nobody held; now they do.
+    /// StepMeta must name as many blocks as the step needs, in the order of its requests. Each must have been free;
+    /// from now on the requests own them.
     pub(super) fn take_blocks(
         &mut self,
         group: LayerGroup,
@@ -87,13 +87,13 @@ impl Model {
         Ok(())
     }
 
-    /// The table on the device has every block that was ever entered.
+    /// The table on the device must have every block that was ever entered.
     pub(super) fn check_table(&self, table: Option<&[i32]>) -> Result<(), String> {
         table.map_or(Ok(()), |table| differs(table, &self.table, "the device's block table"))
     }
 }
 
-/// Both are the same.
+/// Checks that both are the same.
 fn differs(got: &[i32], want: &[i32], what: &str) -> Result<(), String> {
     let at = (0..got.len().max(want.len())).find(|&at| got.get(at) != want.get(at));
     at.map_or(Ok(()), |at| {

@@ -1,9 +1,9 @@
-//! What host memory keeps of what requests share, and what is on its way.
+//! The model of the host tier: the prefixes that it keeps, and its transfers.
 //!
-//! What leaves for host memory, and what is evicted there, is not modelled: of a checkpoint the model knows whether it can be
-//! there, and whether it must be, because it was there and none was evicted since. Prompts that were asked for arrive in
-//! order, one at a time, each once, whoever asked for it; from the moment in which one begins to arrive until it is entered,
-//! or given up, its blocks and its checkpoint are nobody else's.
+//! The model does not know when prefixes leave for host memory, or which are evicted there. It knows whether host
+//! memory can have a checkpoint, and whether it must: the checkpoint was there, and none was evicted since. Requested
+//! prompts arrive in order, one at a time, and each once, however many requests want it. From the start of its transfer
+//! until it is entered or given up, its blocks and its checkpoint have no other owner.
 
 use dsv4_kv::{KvError, TierEvent, TierMiss};
 
@@ -15,31 +15,31 @@ use crate::op::Name;
 use crate::text::{BLOCK, Prefix, Text};
 use crate::tier::Seen;
 
-/// The device has no room.
+/// The event if the device has no room.
 const NO_ROOM: TierEvent = TierEvent::Missed { miss: TierMiss::NoRoomOnDevice };
 
 impl Model {
-    /// Whether host memory keeps what the device evicts.
+    /// Whether the cache has a host tier.
     #[must_use]
     pub fn has_tier(&self) -> bool {
         self.shares() && self.config.host_bytes > 0
     }
 
-    /// Prompts that are to arrive.
+    /// The names of prefetches whose prompts have not arrived yet.
     pub fn wanted(&self) -> impl Iterator<Item = Name> {
         self.sharing.tier.names().into_iter()
     }
 
-    /// Whole blocks of a prompt that a request can go on from: a token is left to compute.
+    /// Whole blocks of a prompt from which a request can continue, with at least one token left to compute.
     pub(super) fn whole_blocks(&self, text: &Text) -> u32 {
         let tokens = text.prompt_tokens().min(self.config.max_context);
         tokens.saturating_sub(1) / BLOCK
     }
 
-    /// What the tier did: `events`, in order. `enters`: whether it was to enter what has arrived.
+    /// Judges the tier's `events`, in order. `enters` is whether finished transfers had to be entered.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn moved(&mut self, events: &[TierEvent], enters: bool) -> Result<(), String> {
         let tier = &self.sharing.tier;
         let due = tier.arriving.as_ref().filter(|_| tier.has_caught_up && enters);
@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    /// A prompt has arrived: its blocks and the checkpoint behind them are the tree's.
+    /// A prompt has arrived: its blocks and the checkpoint after them are in the tree.
     fn arrived(&mut self, tokens: u32, blocks: u32) -> Result<(), String> {
         let tier = &mut self.sharing.tier;
         let arrived = tier.arriving.take().map_or_else(|| tier.begin(), Ok)?;
@@ -73,7 +73,7 @@ impl Model {
         if !fits || !self.sharing.tier.ever.contains(&prefix) {
             return Err(format!("{what}, which host memory cannot have"));
         }
-        // The tree takes none that it got from elsewhere meanwhile.
+        // The tree takes no block that it got from elsewhere in the meantime.
         if arrived.blocks.is_some_and(|before| before < blocks) {
             return Err(format!("{what}, with {blocks} blocks"));
         }
@@ -97,7 +97,7 @@ impl Model {
         Err(format!("a checkpoint of {tokens} tokens and {blocks} blocks was stored"))
     }
 
-    /// Something was not moved.
+    /// A transfer did not take place.
     fn missed(&mut self, miss: TierMiss) -> Result<(), String> {
         let tier = &mut self.sharing.tier;
         let arriving = tier.arriving.as_ref();
@@ -114,10 +114,10 @@ impl Model {
         }
     }
 
-    /// Judges how many tokens of a prompt are there, on the device or in host memory.
+    /// Judges the number of tokens of a prompt that the device or host memory has.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn found(&mut self, text: &Text, there: u32) -> Result<(), String> {
         let (sharing, whole) = (&self.sharing, self.whole_blocks(text));
         let may = |prefix: &Prefix| sharing.tier.ever.contains(prefix);
@@ -131,10 +131,11 @@ impl Model {
         Err(format!("{there} tokens are there, should be {least} to {most}"))
     }
 
-    /// Judges the answer to a prefetch of a prompt of which `there` tokens were there; `events` is what the tier did.
+    /// Judges the answer to a prefetch. `there` is the number of tokens that the device or host memory had, `events`
+    /// are those of the tier.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn prefetched(
         &mut self,
         (name, text): (Name, &Text),
@@ -143,7 +144,7 @@ impl Model {
         events: &[TierEvent],
     ) -> Result<(), String> {
         let whole = self.whole_blocks(text);
-        // First what has arrived is entered.
+        // First, finished transfers are entered.
         let entered = |event: &TierEvent| match event {
             TierEvent::Missed { miss } => *miss == TierMiss::Cancelled,
             TierEvent::Restored { .. } | TierEvent::Stored { .. } => true,
@@ -177,10 +178,10 @@ impl Model {
         Wanted { text: text.clone(), tokens, names: vec![name] }
     }
 
-    /// Judges the end of a prefetch; `events` is what the tier did.
+    /// Judges the cancellation of a prefetch; `events` are those of the tier.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn cancelled(&mut self, name: Name, got: bool, events: &[TierEvent]) -> Result<(), String> {
         let withdrawn = self.sharing.tier.withdraw(name);
         let missed = TierEvent::Missed { miss: TierMiss::Cancelled };
@@ -191,11 +192,11 @@ impl Model {
         Err(format!("cancelled: {got}, {events:?}, should be {withdrawn:?}"))
     }
 
-    /// Judges what the tier did for an admission that waited for a prompt, of which `there` tokens were there, and `reused`
-    /// are reused.
+    /// Judges the tier's `events` during an admission that waited for a prompt. `there` is the number of tokens that
+    /// the device or host memory had, `reused` the number that the request reuses (`None` if it was refused).
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn waited(
         &mut self,
         (name, text): (Name, &Text),
@@ -204,7 +205,7 @@ impl Model {
         events: &[TierEvent],
     ) -> Result<(), String> {
         self.sharing.tier.next = Some(self.wanted_by(name, text));
-        // Without a slot nothing is entered.
+        // If there is no free slot, nothing is entered.
         let moved = self.moved(events, reused.is_some());
         self.sharing.tier.next = None;
         moved?;
@@ -217,10 +218,10 @@ impl Model {
         }
     }
 
-    /// Judges the answer to an advance, or to one until nothing is left to do, if it `settles`.
+    /// Judges the answer to an advance. If it `settles`, the advance was repeated until no transfer was left.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault.
     pub fn advanced(
         &mut self,
         got: Result<(), KvError>,
@@ -231,20 +232,20 @@ impl Model {
         self.moved(events, true)?;
         self.sharing.tier.after = match settles {
             true => After::AllDone,
-            // One for which there was no room is passed over, and the next has to wait.
+            // A prompt for which there was no room is given up, and the next one waits for the next advance.
             false if events.contains(&NO_ROOM) => After::Anything,
             false => After::NoneIdle,
         };
         Ok(())
     }
 
-    /// The device has done all that was queued.
+    /// The device has finished all queued work.
     pub fn caught_up(&mut self) {
         self.sharing.tier.has_caught_up = true;
     }
 
-    /// What is on its way has room of its own: so many blocks and checkpoints that are neither free, nor the tree's, nor a
-    /// request's.
+    /// Checks the room of the prompt that is arriving: its blocks and its checkpoint are neither free, nor in the tree,
+    /// nor a request's.
     pub(super) fn check_arriving(&mut self, counts: Counts, own: u32) -> Result<(), String> {
         let blocks = counts.free + counts.tree + own;
         let checkpoints = counts.free_checkpoints + counts.tree_checkpoints + counts.outputs;
@@ -267,10 +268,10 @@ impl Model {
         Err(format!("{counts:?} and {own} blocks of requests, while {arriving:?} arrives"))
     }
 
-    /// After an operation: what is still to arrive is what nobody has got or given up.
+    /// After an operation: checks that the prompts still to arrive are those that were neither delivered nor given up.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault.
     pub fn check_tier(&mut self, seen: &Seen) -> Result<(), String> {
         let tier = &mut self.sharing.tier;
         if !seen.events.is_empty() {

@@ -1,4 +1,4 @@
-//! Prompts that are to arrive from host memory, and what is known of it.
+//! Prompts that have to arrive from host memory, in the model.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -8,55 +8,55 @@ use crate::text::{Prefix, Text};
 /// A host tier, as far as the model knows.
 #[derive(Debug, Default)]
 pub(in crate::model) struct Tier {
-    /// Prompts that are to arrive, in order.
+    /// Prompts that wait for their transfer, in order.
     pub waiting: VecDeque<Wanted>,
-    /// What is wanted before them all: the host waits for it.
+    /// A prompt that comes before all others, since the host waits for it.
     pub next: Option<Wanted>,
     pub arriving: Option<Arriving>,
-    /// Where there ever was a checkpoint: host memory may have it.
+    /// Prefixes that ever had a checkpoint: host memory may have them.
     pub ever: BTreeSet<Prefix>,
-    /// How many tokens those have.
+    /// The numbers of tokens of these prefixes.
     pub lengths: BTreeSet<u32>,
-    /// Host memory had it, and has evicted no checkpoint since.
+    /// Prefixes that host memory had, since when it has evicted no checkpoint.
     pub kept: BTreeSet<Prefix>,
     pub evicted: u64,
-    /// The device has done all that is to be done for what arrives.
+    /// Whether the device has finished its work for the arriving prompt.
     pub has_caught_up: bool,
-    /// What the last operation must have led to.
+    /// The state that the last operation must have led to.
     pub after: After,
 }
 
-/// What must be so after an operation.
+/// The state that must hold after an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::model) enum After {
     #[default]
     Anything,
-    /// If something waits for its turn, it is another's.
+    /// If a prompt waits, another one is arriving.
     NoneIdle,
-    /// Nothing is on its way.
+    /// No transfer is under way.
     AllDone,
 }
 
-/// A prompt that is to arrive.
+/// A prompt that has to arrive.
 #[derive(Clone, Debug)]
 pub(in crate::model) struct Wanted {
     pub text: Text,
-    /// Its tokens, as far as a request can have them.
+    /// Its tokens, up to the longest context of a request.
     pub tokens: Prefix,
-    /// Who wants it.
+    /// The requests for it, by name.
     pub names: Vec<Name>,
 }
 
-/// What is on its way to the device.
+/// The prompt that is being transferred to the device.
 #[derive(Debug)]
 pub(in crate::model) struct Arriving {
     pub wanted: Wanted,
-    /// Blocks that are written, if that is known.
+    /// Number of blocks that are written, if known.
     pub blocks: Option<u32>,
 }
 
 impl Tier {
-    /// The prompt whose turn it is begins to arrive.
+    /// Starts the transfer of the next prompt.
     pub fn begin(&mut self) -> Result<Arriving, String> {
         let is_next = |wanted: &Wanted| self.next.as_ref().is_some_and(|next| next.is(wanted));
         let at = self.waiting.iter().position(is_next);
@@ -70,7 +70,7 @@ impl Tier {
         Ok(Arriving { wanted, blocks: None })
     }
 
-    /// A prompt is wanted, by somebody more if it was already.
+    /// Adds a request for a prompt; an equal prompt is not added twice.
     pub fn want(&mut self, wanted: Wanted) {
         let arriving = self.arriving.as_mut().map(|arriving| &mut arriving.wanted);
         let arriving = arriving.filter(|arriving| !arriving.names.is_empty());
@@ -81,7 +81,8 @@ impl Tier {
         }
     }
 
-    /// Somebody does not want a prompt any more: whether it waited, and nobody else wants it; `None` if it was not wanted.
+    /// Withdraws a request for a prompt. Returns whether the prompt was waiting and has no other request; `None` if
+    /// there is no such request.
     pub fn withdraw(&mut self, name: Name) -> Option<bool> {
         let arriving = self.arriving.as_mut().map(|arriving| &mut arriving.wanted);
         let mut all = self.waiting.iter_mut().chain(arriving);
@@ -92,7 +93,7 @@ impl Tier {
         Some(self.waiting.len() < before)
     }
 
-    /// Checkpoints may be there now.
+    /// Records prefixes that may have a checkpoint now.
     pub fn saved(&mut self, prefixes: &[Prefix]) {
         self.lengths.extend(prefixes.iter().map(Prefix::tokens));
         self.ever.extend(prefixes.iter().cloned());
@@ -105,7 +106,7 @@ impl Tier {
 }
 
 impl Wanted {
-    /// Whether the other is the same prompt.
+    /// Whether both are the same prompt.
     pub fn is(&self, other: &Self) -> bool {
         self.tokens == other.tokens
     }

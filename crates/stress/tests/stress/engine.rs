@@ -1,4 +1,4 @@
-//! The stress test's engine: the ledger passes it, and a ledger with any of these mistakes do not.
+//! Tests of the stress test itself: the ledger must pass, and a ledger with any of these mistakes must fail.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::step_meta::{Section, StepLayout};
@@ -13,7 +13,7 @@ use dsv4_kv_stress::subject::{LedgerOnly, Subject};
 use dsv4_kv_stress::{stress, try_script};
 use include_dir::{Dir, include_dir};
 
-/// A short run of what `cargo xtask stress` does for long; every kind of answer comes about.
+/// A short run of what `cargo xtask stress` does for longer. Every kind of answer must occur.
 #[test]
 fn the_ledger_never_leaves_the_model() {
     let mut counts = Counts::new();
@@ -81,45 +81,45 @@ fn the_ledger_never_leaves_the_model() {
 /// A mistake in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
-    /// A released block never comes back.
+    /// A released block is never free again.
     LeakedBlock,
-    /// Blocks of a step that was dropped never come back.
+    /// Blocks of a dropped step are never free again.
     DropKeepsBlocks,
-    /// The second request is shown a block of the first.
+    /// The second request reports a block of the first.
     SharedBlock,
-    /// A request gets a block twice.
+    /// A request gets the same block twice.
     RepeatedBlock,
     /// Rejected tokens become final.
     RejectedTokensKept,
-    /// Tokens of a step that was dropped become final.
+    /// Tokens of a dropped step become final.
     DroppedTokensKept,
-    /// A dropped step is taken for one whose kernels never ran.
+    /// A dropped step counts as one whose kernels never ran.
     WrittenForgotten,
-    /// Every dropped step is taken for one whose kernels ran.
+    /// Every dropped step counts as one whose kernels ran.
     WrittenAlways,
-    /// Steps of the draft layers are entered as steps of the trunk.
+    /// Steps of the draft layers are recorded as steps of the trunk.
     WrongGroup,
-    /// The answer about one group is that of the other.
+    /// The number of tokens in one group is reported for the other.
     MixedGroups,
-    /// A commit that was refused ends the step.
+    /// A refused commit ends the step.
     RefusedCommitEnds,
-    /// A commit need not name every request.
+    /// A commit may leave out requests of the step.
     HalfACommit,
-    /// The draft layers are taken back further than they hold.
+    /// The draft layers are rewound to more tokens than they have.
     RewoundTooFar,
     /// A request can be released while a step with it is open.
     ReleasedInStep,
     /// The ring has one row less than the drafts need.
     ShortRing,
-    /// A refused step leaves something behind in StepMeta.
+    /// A refused step changes StepMeta.
     HalfAStep,
     /// A new block is not entered into the device's table.
     StaleTable,
-    /// A handle reaches the slot's next owner.
+    /// A stale handle reaches the next owner of its slot.
     StaleHandle,
-    /// Releasing twice is accepted.
+    /// A second release of the same request is accepted.
     DoubleRelease,
-    /// A handle of another cache is taken for one that was kept too long.
+    /// A handle of another cache is refused as a stale handle.
     ForeignHandle,
     /// A refusal names the wrong number.
     WrongShortfall,
@@ -165,7 +165,7 @@ impl Broken {
         Self { ledger, mistake, leaked: 0, slots: config.max_requests }
     }
 
-    /// What the ledger is told of a step.
+    /// The step as the ledger receives it.
     fn told(&self, step: &Step) -> Step {
         let mut told = step.clone();
         match self.mistake {
@@ -202,7 +202,7 @@ impl Broken {
         told
     }
 
-    /// What is changed in the answer.
+    /// Applies the mistake to the answer.
     fn change(&mut self, step: &Step, report: &mut Report) {
         let group = step.group.index();
         let Ok(plan) = report.begun.clone() else {
@@ -324,7 +324,7 @@ impl Subject for Broken {
     }
 }
 
-/// Each mistake is found from every seed, and comes down to a script a person can read.
+/// Each mistake is found from every seed, and shrinks to a script that a person can read.
 #[test]
 fn every_mistake_is_found_and_shrunk() {
     for mistake in Mistake::ALL {
@@ -351,7 +351,7 @@ fn every_mistake_is_found_and_shrunk() {
     }
 }
 
-/// Scripts that once failed, or that are hard.
+/// Scripts that once failed, or that are difficult.
 static SCRIPTS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/scripts");
 
 #[test]

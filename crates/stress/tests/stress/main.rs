@@ -1,4 +1,4 @@
-//! Tests of the stress test, in one program, as each would compile the cache and the emulator anew.
+//! Tests of the stress test. They are one program, since each program would compile the cache and the emulator again.
 
 mod engine;
 mod ranks;

@@ -1,6 +1,6 @@
-//! Ranks of one model whose caches are told the same have equal bookkeeping, block for block: nothing else has to go
-//! from one to another. Two ledgers, one of which knows the other's requests by its own names, beside the stress test's
-//! model.
+//! Ranks of one model whose caches receive the same calls must have equal bookkeeping, block for block, so that ranks
+//! need not exchange anything else. The test runs two ledgers beside the stress test's model. The second ledger has its
+//! own handles of the first one's requests.
 
 use std::time::Duration;
 
@@ -19,24 +19,24 @@ use dsv4_kv_stress::subject::{LedgerOnly, Subject};
 use dsv4_kv_stress::text::Text;
 use serde_json::Value;
 
-/// Operations between two comparisons of everything that a ledger is.
+/// Operations between two comparisons of the whole state of the ledgers.
 const WHOLE: u64 = 512;
 
-/// What the second rank is not told, or otherwise.
+/// The difference between the calls of the two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,
-    /// Every 50th release is not told.
+    /// The second rank misses every 50th release.
     ReleaseMissed,
-    /// Prompts are not told.
+    /// The second rank gets no prompts.
     PromptsMissed,
-    /// A time comes later.
+    /// The second rank expires leases with an earlier time.
     ClockBehind,
-    /// A step that is begun and dropped is not told.
+    /// The second rank misses steps that are begun and dropped.
     DropMissed,
 }
 
-/// Two ranks; the model knows the first.
+/// Two ranks; the model follows the first.
 struct Ranks {
     first: LedgerOnly,
     second: LedgerOnly,
@@ -62,7 +62,8 @@ impl Ranks {
         }
     }
 
-    /// A request that both have: which slot and generation it has is in its text, behind its ledger's number.
+    /// Compares two answers to an admission. If both ledgers admitted the request, the slots must be equal, and the
+    /// second ledger's handle is recorded.
     fn entered<E: std::fmt::Debug>(
         &mut self,
         what: &str,
@@ -93,7 +94,7 @@ impl Ranks {
         }
     }
 
-    /// All that can be asked of the requests that are there.
+    /// Compares everything that can be read of the live requests.
     fn same_requests(&mut self, model: &Model) {
         let ids: Vec<_> = model.live().map(|(id, _)| id).collect();
         for id in ids {
@@ -121,7 +122,7 @@ impl Ranks {
     }
 }
 
-/// All of a ledger but its number.
+/// The whole state of a ledger without its id.
 fn whole(rank: &LedgerOnly) -> Value {
     fn without_number(value: &mut Value) {
         match value {
@@ -298,7 +299,7 @@ impl Reuse for Ranks {
     }
 }
 
-/// So many operations of a seed; every other one shares prefixes.
+/// Runs `ops` operations of a seed. Every other seed shares prefixes.
 fn run(seed: u64, ops: u64, fault: Fault) -> Result<Happened, Divergence> {
     let config = if seed.is_multiple_of(2) { config(seed) } else { reuse_config(seed) };
     random_run(seed, ops, Manners::Any, &config, &|| Ranks::new(&config, fault), &mut |_| ())
@@ -329,7 +330,7 @@ fn ranks_that_are_told_the_same_have_equal_books_a_million_times() {
     all_equal(62_500);
 }
 
-/// A rank that misses something is found out.
+/// A rank that misses a call is detected.
 #[test]
 fn what_a_rank_is_not_told_is_found() {
     use Fault::{ClockBehind, DropMissed, PromptsMissed, ReleaseMissed};

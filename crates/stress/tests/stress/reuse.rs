@@ -1,5 +1,5 @@
-//! The stress test's engine where prefixes are shared: the ledger passes it, and a ledger with any of these mistakes does
-//! not.
+//! Tests of the stress test itself where prefixes are shared: the ledger must pass, and a ledger with any of these
+//! mistakes must fail.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use dsv4_kv_stress::subject::{LedgerOnly, Subject};
 use dsv4_kv_stress::text::{BLOCK, Text};
 use dsv4_kv_stress::{random_run, stress, try_script};
 
-/// A short run of what `cargo xtask stress` does for long; every kind of answer comes about.
+/// A short run of what `cargo xtask stress` does for longer. Every kind of answer must occur.
 #[test]
 fn the_ledger_never_leaves_the_model() {
     let mut counts = Happened::new();
@@ -60,40 +60,40 @@ fn the_ledger_never_leaves_the_model() {
     }
 }
 
-/// A mistake in what requests share.
+/// A mistake in shared prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
-    /// Requests of all salts share.
+    /// Requests of all salts share prefixes.
     SaltIgnored,
-    /// A request is taken one block further than its checkpoint.
+    /// A request continues one block after its checkpoint.
     OneBlockMore,
-    /// The whole prompt is reused, its last token too.
+    /// The whole prompt is reused, including its last token.
     NothingToCompute,
-    /// A block of the prefix tree is the request's own to write.
+    /// A request counts a block of the prefix tree as its own, which it may write.
     SharedBlockWritten,
-    /// A block of the prefix tree is given to a second request in place of its own.
+    /// A block of the prefix tree is given to a second request in place of its own block.
     TwoOwners,
     /// A fork gets no copy of the block that is still written.
     ForkWithoutCopy,
-    /// Tokens of a step that was dropped are taken for saved.
+    /// Tokens of a dropped step count as saved in a checkpoint.
     CheckpointBeforeCommit,
-    /// A request that ends keeps what it refers to.
+    /// A request that ends keeps its references.
     ReferenceKept,
     /// A suspended request that ends keeps its blocks.
     DiscardKeepsBlocks,
-    /// What became final is not told.
+    /// Commits pass no token ids.
     NothingTold,
-    /// A step that is refused for want of blocks evicts one.
+    /// A step that is refused for lack of blocks evicts one.
     RefusalEvicts,
-    /// A lease that was ended by its holder goes on.
+    /// A lease that its holder ended stays active.
     UnpinIgnored,
-    /// A lease does not end in time.
+    /// A lease does not expire.
     LeaseForEver,
-    /// A request that was admitted without a prompt shares what it says.
+    /// A request that was admitted without a prompt shares prefixes.
     SharesWithoutPrompt,
-    /// Of the events that say that blocks are gone every 50th is lost.
+    /// One of 50 batches of removal events is lost.
     RemovalLost,
-    /// Of blocks that nobody refers to only those are found that are reused.
+    /// While no request refers to the tree, only the reused blocks count as matched.
     MatchedTooShort,
 }
 
@@ -115,10 +115,10 @@ impl Mistake {
         Self::SharesWithoutPrompt,
     ];
 
-    /// Those that only events show. It takes 50 removals to lose one, so that no script is short.
+    /// Mistakes that only events show. A batch is lost only after 50 removals, so that scripts are not short.
     const TOLD: [Self; 2] = [Self::RemovalLost, Self::MatchedTooShort];
 
-    /// Those that are there without a prefix tree, too.
+    /// Mistakes that also show without a prefix tree.
     const COPIES: [Self; 3] =
         [Self::SharedBlockWritten, Self::ForkWithoutCopy, Self::DiscardKeepsBlocks];
 }
@@ -127,15 +127,15 @@ impl Mistake {
 struct Broken {
     ledger: LedgerOnly,
     mistake: Mistake,
-    /// Requests that were admitted, and what they say.
+    /// Admitted requests, and their texts.
     given: BTreeMap<RequestId, Option<Text>>,
-    /// Forks, and what each is a copy of.
+    /// Forks, and the request of which each is a copy.
     forks: BTreeMap<RequestId, RequestId>,
-    /// Steps that were dropped: what was begun of a prompt.
+    /// Dropped steps: the text, and the position at which the step ended.
     dropped: Vec<(Text, u32)>,
     next: Name,
     evicted: u32,
-    /// Batches of events that only say that blocks are gone.
+    /// Number of batches with removal events only.
     removals: u64,
 }
 
@@ -148,7 +148,7 @@ impl Broken {
         Self { ledger, mistake, given, forks, dropped, next, evicted: 0, removals: 0 }
     }
 
-    /// What a dropped step had of a prompt, in whole blocks.
+    /// Tokens of a prompt that a dropped step had, in whole blocks.
     fn dropped_of(&self, text: &Text) -> u32 {
         let most = text.prompt_tokens().saturating_sub(1) / BLOCK * BLOCK;
         let same = |(of, tokens): &(Text, u32)| {
@@ -355,7 +355,7 @@ impl Reuse for Broken {
     }
 }
 
-/// A cache in which each mistake is found, also where no events tell what is there.
+/// A cache in which each mistake is found, even without events.
 fn mistaken_config(seed: u64, num_checkpoints: u32) -> CacheConfig {
     CacheConfig {
         max_draft: 3,
@@ -372,7 +372,7 @@ fn mistaken_config(seed: u64, num_checkpoints: u32) -> CacheConfig {
     }
 }
 
-/// Each mistake is found from every seed, and comes down to a script a person can read.
+/// Each mistake is found from every seed, and shrinks to a script that a person can read.
 fn all_are_found(mistakes: &[Mistake], num_checkpoints: u32) {
     for &mistake in mistakes {
         for seed in 0..4 {

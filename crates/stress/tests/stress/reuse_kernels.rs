@@ -1,5 +1,5 @@
-//! The stress test with kernels where prefixes are shared: a cache passes it, and one whose memory is not what its ledger
-//! says does not.
+//! Tests of the stress test with kernels where prefixes are shared: a cache must pass, and a cache whose memory does
+//! not match its ledger must fail.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,22 +23,22 @@ use dsv4_kv_stress::subject::Subject;
 use dsv4_kv_stress::text::Text;
 use rayon::prelude::*;
 
-/// A mistake in what a request that goes on from others is given.
+/// A mistake in the rows of a request that continues from a checkpoint, a copy or a suspended request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     /// None.
     Nothing,
-    /// After a hit the window is what the slot had before.
+    /// After reuse, the window is not that of the checkpoint.
     StaleWindow,
-    /// The same of what the CSA compressors go on from.
+    /// After reuse, the state of the CSA compressors is not that of the checkpoint.
     StaleState,
-    /// After a hit a shared block is written.
+    /// After reuse, a shared block is overwritten.
     SharedBlockWritten,
-    /// A copy has the window, and not the state of the compressors.
+    /// A copy has the window, but not the state of the compressors.
     HalfAFork,
-    /// A request that is resumed finds the window that the slot had before.
+    /// After resumption, the window is not that of the request.
     StaleImage,
-    /// Requests of all salts share.
+    /// Requests of all salts share prefixes.
     SaltIgnored,
 }
 
@@ -60,7 +60,7 @@ struct Broken {
 }
 
 impl Broken {
-    /// Another byte where a kind of pool has a slot or a block, in all layers of the trunk that have one.
+    /// Overwrites a slot or block in all pools of a kind, in all layers of the trunk that have one.
     fn spoil(&self, kind: PoolKind, unit: u32) {
         let fed = self.cache.fed();
         for layer in fed.manager.config().group_layers(LayerGroup::Trunk).map(LayerId) {
@@ -198,7 +198,7 @@ impl Reuse for Broken {
     }
 }
 
-/// Where a mistake is found from a seed, if it is; else what happened.
+/// Runs a mistake from a seed: the divergence if it is found, else the counts.
 fn run(mistake: Mistake, seed: u64, ops: u64) -> Result<Happened, Divergence> {
     let config = CacheConfig {
         model: ModelConfig::preset("tiny").expect("a preset"),
@@ -218,7 +218,7 @@ fn run(mistake: Mistake, seed: u64, ops: u64) -> Result<Happened, Divergence> {
     random_run(seed, ops, Manners::Genuine, &config, &new, &mut |_| ())
 }
 
-/// Without a mistake nothing is found, and requests go on from what others computed, copied or suspended.
+/// Without a mistake nothing is found, and requests reuse prefixes, are copied and are resumed.
 #[test]
 fn a_cache_never_leaves_the_model() {
     let runs: Vec<_> =
@@ -233,7 +233,7 @@ fn a_cache_never_leaves_the_model() {
     }
 }
 
-/// Each mistake is found, from every seed.
+/// Each mistake is found from every seed.
 #[test]
 fn every_mistake_is_found() {
     let cases: Vec<_> = Mistake::ALL

@@ -1,4 +1,4 @@
-//! The stress test where host memory keeps what the device evicts: a cache passes it, on a device that is late.
+//! The stress test with a host tier: a cache must pass, on a device that runs work late.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use dsv4_kv_stress::{random_run, stress};
 use dsv4_kv_tests::lazy::Lazy;
 use rayon::prelude::*;
 
-/// All counts together.
+/// The sums of all counts.
 fn sum(runs: impl IntoIterator<Item = Counts>) -> Counts {
     let mut counts = Counts::new();
     for (what, count) in runs.into_iter().flatten() {
@@ -21,7 +21,7 @@ fn sum(runs: impl IntoIterator<Item = Counts>) -> Counts {
     counts
 }
 
-/// A short run of what `cargo xtask stress --device late` does for long; every kind of answer comes about.
+/// A short run of what `cargo xtask stress --device late` does for longer. Every kind of answer must occur.
 #[test]
 fn the_host_never_leaves_the_model() {
     let run = |seed| {
@@ -59,7 +59,7 @@ fn the_host_never_leaves_the_model() {
     }
 }
 
-/// The same with kernels: every byte of what came back from host memory is compared.
+/// As `the_host_never_leaves_the_model`, with kernels: every byte that came back from host memory is compared.
 #[test]
 fn a_cache_never_leaves_the_model() {
     let run = |seed| {

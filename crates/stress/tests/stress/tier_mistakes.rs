@@ -1,4 +1,4 @@
-//! Mistakes in what moves between the device and host memory, made on purpose: the stress test finds each of them.
+//! Mistakes in transfers between the device and host memory, made on purpose. The stress test must find each of them.
 //! Needs the feature `mistakes`.
 
 use std::num::NonZero;
@@ -16,7 +16,7 @@ use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::random_run;
 use dsv4_kv_tests::lazy::{Lazy, Order};
 
-/// What blocks, units and names alone show.
+/// Mistakes that show in counts of blocks and units and in names.
 const COUNTED: [Mistake; 7] = [
     Mistake::CancelLeaks,
     Mistake::CancelIgnored,
@@ -27,7 +27,7 @@ const COUNTED: [Mistake; 7] = [
     Mistake::CheckpointTooHigh,
 ];
 
-/// What only bytes show, and from which seed it is looked for.
+/// Mistakes that show only in bytes, and the seeds from which they are found.
 const WRITTEN: [(Mistake, &[u64]); 6] = [
     (Mistake::FreedInFlight, &[0]),
     (Mistake::EnteredEarly, &[0]),
@@ -36,7 +36,7 @@ const WRITTEN: [(Mistake, &[u64]); 6] = [
     (Mistake::PoisonedAfter, &[1]),
     (Mistake::BlocksSwapped, &[1]),
 ];
-/// The same from other seeds, by hand. What the device evicts while it leaves is rarely evicted just then.
+/// The same mistakes from other seeds, run by hand. Eviction of a prefix during its transfer to the host is rare.
 const WRITTEN_ELSEWHERE: [(Mistake, &[u64]); 5] = [
     (Mistake::FreedInFlight, &[1]),
     (Mistake::EnteredEarly, &[1]),
@@ -45,8 +45,8 @@ const WRITTEN_ELSEWHERE: [(Mistake, &[u64]); 5] = [
     (Mistake::BlocksSwapped, &[0]),
 ];
 
-/// What only the order of a transfer's two streams shows, and from which seed: those that a stream which runs late shows,
-/// and one that a stream which runs early shows.
+/// Mistakes that show only if one stream of a transfer runs before the other, and the seeds from which they are found.
+/// `LATE`: a stream that runs late shows them. `EARLY`: a stream that runs early shows it.
 const LATE: [(Mistake, &[u64]); 4] = [
     (Mistake::CopiedTooEarly, &[1]),
     (Mistake::OverwrittenTooEarly, &[1]),
@@ -55,8 +55,8 @@ const LATE: [(Mistake, &[u64]); 4] = [
 ];
 const EARLY: [(Mistake, &[u64]); 1] = [(Mistake::PackedTooEarly, &[6])];
 
-/// Runs with a mistake, which is made in this thread only. The thread must not be one of rayon's: one of those that waits
-/// for others may run another case meanwhile, which would end this one's mistake.
+/// Runs with a mistake, which is enabled in this thread only. The thread must not be one of rayon's: while a rayon
+/// thread waits, it may run another case, which would disable this one's mistake.
 fn with<T>(mistake: Mistake, run: impl FnOnce() -> T) -> T {
     make(mistake);
     let done = run();
@@ -66,7 +66,7 @@ fn with<T>(mistake: Mistake, run: impl FnOnce() -> T) -> T {
 
 /// A run without kernels.
 fn counted(mistake: Mistake, seed: u64) -> Result<Counts, Divergence> {
-    // Small enough that everything runs out, host memory too.
+    // Small enough that everything runs out, including host memory.
     let config = CacheConfig {
         num_blocks: 8,
         num_checkpoints: 3,
@@ -82,10 +82,10 @@ fn counted(mistake: Mistake, seed: u64) -> Result<Counts, Divergence> {
     with(mistake, || random_run(seed, 100_000, Manners::Any, &config, &new, &mut |_| ()))
 }
 
-/// Operations of a run with kernels: the mistakes are found within 1,200.
+/// Operations of a run with kernels. The mistakes are found within 1,200.
 const OPERATIONS: u64 = 3_000;
-/// Operations of runs without a mistake: the order of each of [`LATE`] and [`EARLY`], their seeds, and as many as are
-/// needed to find the mistakes there.
+/// Runs without a mistake: the orders and seeds of [`LATE`] and [`EARLY`], each with the number of operations within
+/// which the mistakes are found.
 const CLEAN: [(Order, u64, u64); 3] =
     [(Order::Late, 1, 450), (Order::OthersFirst, 1, 450), (Order::Late, 5, 100)];
 
@@ -94,7 +94,7 @@ fn written(mistake: Mistake, seed: u64) -> Result<Counts, Divergence> {
     run_on_device((mistake, OPERATIONS), &lean_tier_config(seed), seed, Order::Late)
 }
 
-/// The same with transfers of three blocks, so that memory through which they go is used twice.
+/// As `written`, with transfers of three blocks, so that the staging memory is used twice.
 fn ordered(
     mistake: Mistake,
     operations: u64,

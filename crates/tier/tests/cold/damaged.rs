@@ -1,4 +1,4 @@
-//! Objects that are damaged, foreign or gone.
+//! Objects that are damaged, foreign or missing.
 
 use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -11,10 +11,10 @@ use dsv4_kv_tier::{ColdError, ImageError, Section};
 
 use super::{Cache, Setup, settings, tokens};
 
-/// Far longer than what is waited for takes on a machine that does other things.
+/// Far longer than the work takes, even on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs some of a test that might not end, on a thread that nothing else waits for.
+/// Runs part of a test that might hang, on a separate thread, and fails after `TIMEOUT`.
 fn ends(some: impl FnOnce() + Send + 'static) {
     let (tell, told) = channel();
     let thread = std::thread::spawn(move || {
@@ -26,8 +26,8 @@ fn ends(some: impl FnOnce() + Send + 'static) {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-/// Each section of the longest prefix's object is damaged, cut, or replaced: the reason is named, a shorter prefix is had,
-/// and every byte is right.
+/// Each section of the longest prefix's object is damaged, truncated, or replaced: the error names the reason, a
+/// shorter prefix is used, and every byte is right.
 #[test]
 fn damaged_files_are_misses() {
     let setup = Setup::new();
@@ -61,7 +61,7 @@ fn damaged_files_are_misses() {
     for (bytes, is_right) in cases {
         setup.assert_miss(&bytes, is_right);
     }
-    // The first object of the way is missing: what rests on it is a miss, and is not asked for again.
+    // The first object of the chain is missing: objects that rest on it are misses, and are not fetched again.
     fs::remove_file(&files[0]).unwrap();
     let mut cache = setup.cache(b"weights");
     let errors = cache.fetch(b"a");
@@ -74,8 +74,8 @@ fn damaged_files_are_misses() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
-/// An object whose header has numbers that no cache writes, with the digests of these: one with no block of its own, which would be
-/// read again and again, and one whose checkpoint has an origin that there is not.
+/// Objects with right digests whose headers have numbers that no cache writes: one without blocks of its own, which
+/// would be read again and again, and one whose checkpoint has an unknown origin.
 #[test]
 fn an_object_of_no_blocks_or_no_origin_is_damaged() {
     let setup = Setup::new();
@@ -105,7 +105,7 @@ fn an_object_of_no_blocks_or_no_origin_is_damaged() {
     });
 }
 
-/// An object that is longer than any of its prefix is not read to memory, which it could fill.
+/// An object that is longer than any object of its prefix is not read, since it could fill the memory.
 #[test]
 fn an_object_that_is_too_long_is_not_read() {
     const BYTES: u64 = 1 << 42;
@@ -126,7 +126,8 @@ fn an_object_that_is_too_long_is_not_read() {
     assert_eq!(fs::read(last).unwrap(), whole, "it is stored anew");
 }
 
-/// A new object does not rest on one that the store's expiry has deleted while the server ran, also if what rests on that is there.
+/// A new object does not rest on one that the store's expiry policy has deleted while the server ran, even if a later
+/// object of that chain still exists.
 #[test]
 fn what_expired_is_stored_again() {
     for left in [0, 1] {
@@ -139,10 +140,10 @@ fn what_expired_is_stored_again() {
         first.settle();
         let folder = fs::read_dir(directory.path().join("v1")).unwrap();
         let mut files: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
-        // The first object is the one of fewer tokens, which was written first.
+        // Oldest first: the object with fewer tokens was written first.
         files.sort_by_key(|file| fs::metadata(file).unwrap().modified().unwrap());
         assert_eq!(files.len(), 2);
-        // One that remembers nothing of them.
+        // A tier that was reopened has no memory of them.
         first.reopen(directory.path(), b"weights");
         files.iter().take(2 - left).for_each(|file| fs::remove_file(file).unwrap());
         assert_eq!(first.run(b"a", &setup.story, &setup.stored), 256);
@@ -153,7 +154,7 @@ fn what_expired_is_stored_again() {
     }
 }
 
-/// Nor does it rest on one that is there, and rests on one that was deleted before the store was opened.
+/// Nor does it rest on an existing object whose own base was deleted before the store was opened.
 #[test]
 fn nothing_is_stored_on_half_a_chain() {
     let setup = Setup::new();
@@ -165,10 +166,10 @@ fn nothing_is_stored_on_half_a_chain() {
     let files = fs::read_dir(directory.path().join("v1")).unwrap();
     let files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 2);
-    // The number of blocks is the word at 36.
+    // The number of blocks is the word at byte 36.
     let first_file = files.iter().find(|file| fs::read(file).unwrap()[36] == 1).unwrap();
     fs::remove_file(first_file).unwrap();
-    // The last checkpoint alone is stored.
+    // Only the last checkpoint is stored.
     let wide = CacheConfig { checkpoint_interval: 384, ..settings() };
     let mut second = Cache::with(&setup.device, directory.path(), b"weights", wide);
     assert_eq!(second.run(b"a", &setup.story, &setup.stored), 0);

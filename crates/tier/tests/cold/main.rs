@@ -1,5 +1,4 @@
-//! Prefixes that another cache stored in files: every byte is as if the request were alone, and what is wrong with a file
-//! is a miss.
+//! Prefixes that another cache stored in files: every byte is that of a request alone, and a wrong file is a miss.
 
 mod damaged;
 
@@ -23,7 +22,7 @@ const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp
 const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 const TOKENS: usize = 420;
 
-/// A cache with its host tier, and the cold tier below.
+/// A cache with its host tier and its cold tier.
 struct Cache {
     fed: Fed<Emulator>,
     cold: ColdTier<Emulator>,
@@ -69,7 +68,7 @@ impl Cache {
         self.cold = open(&mut self.fed, directory, identity);
     }
 
-    /// Runs a request of the story's tokens, and ends it; tokens that were reused.
+    /// Runs a request of the story's tokens to its end. Returns the number of reused tokens.
     fn run(&mut self, salt: &[u8], story: &Story, stored: &[Stored]) -> u32 {
         let (id, reused) = self.compute(salt, story, TOKENS);
         let Self { fed, .. } = self;
@@ -80,14 +79,14 @@ impl Cache {
         reused
     }
 
-    /// Runs a request of the story's first tokens; how many were reused.
+    /// Runs a request of the story's first tokens. Returns the request and the number of reused tokens.
     fn compute(&mut self, salt: &[u8], story: &Story, len: usize) -> (RequestId, u32) {
         let (id, reused) = self.admit(salt, len);
         self.step(id, story, reused as usize..len);
         (id, reused)
     }
 
-    /// Admits a request of so many tokens; how many are reused.
+    /// Admits a request of `len` tokens. Returns it and the number of reused tokens.
     fn admit(&mut self, salt: &[u8], len: usize) -> (RequestId, u32) {
         let Self { fed, .. } = self;
         let tokens = tokens();
@@ -119,7 +118,7 @@ impl Cache {
         fed.manager.ledger().audit().unwrap();
     }
 
-    /// Asks the store for the story's prompt; why it was not had.
+    /// Fetches the story's prompt from the store. Returns the errors.
     fn fetch(&mut self, salt: &[u8]) -> Vec<ColdError> {
         let id = self.ask(salt).unwrap().expect("it is not there");
         assert!(self.cold.is_fetching(id));
@@ -154,7 +153,7 @@ impl Setup {
         assert_eq!((stats.stored, stats.failed, this.files().len()), (3, 0, 3));
         let on_disk: u64 = this.files().iter().map(|file| fs::metadata(file).unwrap().len()).sum();
         assert_eq!(stats.bytes_written, on_disk);
-        // What the store has is not stored again.
+        // Prefixes that the store has are not stored again.
         assert_eq!(cache.run(b"a", &this.story, &this.stored), 384);
         assert_eq!(cache.cold.stats().stored, 3);
         this
@@ -173,7 +172,8 @@ impl Setup {
         files
     }
 
-    /// If the longest prefix's object has these bytes, that is noticed, a shorter prefix is had, and every byte is right.
+    /// With these bytes in the object of the longest prefix, the error is noticed, a shorter prefix is used, and every
+    /// byte is right.
     fn assert_miss(&self, bytes: &[u8], is_right: impl Fn(&ImageError) -> bool) {
         let last = self.files().remove(2);
         let whole = fs::read(&last).unwrap();
@@ -190,12 +190,12 @@ impl Setup {
         let stats = cache.cold.stats();
         assert_eq!((stats.damaged + stats.foreign, stats.restored_tokens), (1, 256));
         assert_eq!(cache.run(b"a", &self.story, &self.stored), 256, "the shorter prefix is had");
-        // What is not known any more is stored again.
+        // The prefix that was dropped from the index is stored again.
         assert_eq!(fs::read(&last).unwrap(), whole);
     }
 }
 
-/// Another cache, as after a restart, goes on from the files; under another salt, or with other weights, nobody does.
+/// Another cache, as after a restart, continues from the files; but not under another salt or with other weights.
 #[test]
 fn another_cache_goes_on_from_files() {
     let setup = Setup::new();
@@ -211,12 +211,12 @@ fn another_cache_goes_on_from_files() {
     assert_eq!((stats.restored, stats.restored_tokens), (1, 384));
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
     assert_eq!(cache.fed.manager.tier_stats().restored_tokens, 384);
-    // Nothing more is wanted of a prompt that is there.
+    // A prompt that is in host memory is not fetched again.
     assert!(cache.ask(b"a").unwrap().is_none());
     assert_eq!(cache.cold.stats().stored, 0, "it came from there");
 }
 
-/// An object that cannot be read now is asked for again later.
+/// An object that cannot be read now can be fetched later.
 #[test]
 fn a_store_that_fails_once_is_asked_again() {
     let setup = Setup::new();
@@ -224,7 +224,7 @@ fn a_store_that_fails_once_is_asked_again() {
     let aside = last.with_extension("aside");
     let mut cache = setup.cache(b"weights");
     fs::rename(last, &aside).unwrap();
-    // A link to itself cannot be opened, which is not the same as nothing.
+    // A symbolic link to itself cannot be opened, which differs from a missing file.
     std::os::unix::fs::symlink(last, last).unwrap();
     let errors = cache.fetch(b"a");
     let [ColdError::Store(error)] = &errors[..] else { panic!("{errors:?}") };
@@ -237,7 +237,7 @@ fn a_store_that_fails_once_is_asked_again() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
-/// What could not be stored is not taken for stored: a longer prefix is stored with all its blocks later.
+/// A prefix that could not be stored does not count as stored: a longer prefix is later stored with all its blocks.
 #[test]
 fn a_store_that_was_full_misses_nothing() {
     let setup = Setup::new();
@@ -245,7 +245,7 @@ fn a_store_that_was_full_misses_nothing() {
     let folder = directory.path().join("v1");
     let cache = || Cache::new(&setup.device, directory.path(), b"weights");
     let mut first = cache();
-    // No folder can be made where a file is.
+    // The folder cannot be created, because a file has its name.
     fs::write(&folder, b"").unwrap();
     let (id, _) = first.compute(b"a", &setup.story, 300);
     first.fed.manager.release(id).unwrap();
@@ -262,7 +262,7 @@ fn a_store_that_was_full_misses_nothing() {
     assert_eq!(second.run(b"a", &setup.story, &setup.stored), 384);
 }
 
-/// What the device has and host memory has not does not keep a longer prefix from host memory.
+/// If the device has a prefix that host memory lacks, a longer prefix can still come to host memory.
 #[test]
 fn the_device_may_have_more_than_host_memory() {
     let setup = Setup::new();
@@ -279,7 +279,7 @@ fn the_device_may_have_more_than_host_memory() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
 }
 
-/// Of a prefix that host memory has no room for the part that fits is read, and no more of it is asked for.
+/// If host memory has no room for a prefix, only the part that fits is read.
 #[test]
 fn no_more_is_read_than_host_memory_has_room_for() {
     let setup = Setup::new();
@@ -294,13 +294,13 @@ fn no_more_is_read_than_host_memory_has_room_for() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256);
 }
 
-/// Windows of draft layers are stored with a checkpoint that has them. Those of one that a chunk saved, which has none, are zero, whatever
-/// lay in its memory before.
+/// Windows of draft layers are stored with a checkpoint that has them. For a checkpoint that a chunk saved, which has
+/// none, they are zero, whatever its memory held before.
 #[test]
 fn draft_windows_come_back_if_they_were_saved() {
     let device = EmuDevice::new(EmuOptions::default());
     let directory = tempfile::tempdir().unwrap();
-    // Both have their checkpoint in the same memory of the device.
+    // Both use the same device memory for their checkpoint.
     let (num_checkpoints, max_draft, host_bytes) = (1, 1, 64 << 20);
     let base = config(&tiny(), FORMATS, 2);
     let settings = CacheConfig { num_checkpoints, max_draft, host_bytes, ..base };
@@ -333,7 +333,7 @@ fn draft_windows_come_back_if_they_were_saved() {
     }
 }
 
-/// A prompt is on its way once; an id is its own tier's.
+/// A prompt is fetched only once at a time, and an id is valid only in its own tier.
 #[test]
 fn prompts_are_fetched_once() {
     let setup = Setup::new();
@@ -348,7 +348,8 @@ fn prompts_are_fetched_once() {
     assert_eq!((stats.restored, stats.no_room, stats.not_there), (1, 0, 0));
 }
 
-/// `file://` and a path is that path, letter by letter, and made if it is not there. What no store has for a URL is refused with it.
+/// `file://` with a path is that path, unescaped, and is created if it does not exist. A URL without a store is refused
+/// with an error that names it.
 #[test]
 fn a_store_is_named_by_a_path_or_a_url() {
     let setup = Setup::new();
@@ -361,7 +362,7 @@ fn a_store_is_named_by_a_path_or_a_url() {
     let mut other = Cache::new(&setup.device, &path, b"weights");
     assert!(other.fetch(b"a").is_empty());
     assert_eq!(other.run(b"a", &setup.story, &setup.stored), 384);
-    // A path below a file, a scheme that no store has, a URL that is none, and a path that would be a directory here.
+    // A path below a file, an unknown scheme, an invalid URL, and a URL whose host could be taken for a directory.
     let below = format!("{}/below", setup.files()[0].display());
     for wrong in [&below, "nowhere://bucket", "s3://[/", "file://localhost/tmp"] {
         let manager = &mut other.fed.manager;
@@ -375,7 +376,7 @@ fn a_store_is_named_by_a_path_or_a_url() {
     assert!(matches!(refused, Err(ColdError::Url { .. })), "without a host tier: {refused:?}");
 }
 
-/// Bytes of any weights would do for a tier without an identity.
+/// A tier without an identity is refused, since it would accept bytes of any weights.
 #[test]
 fn a_tier_has_an_identity() {
     let setup = Setup::new();
@@ -385,7 +386,8 @@ fn a_tier_has_an_identity() {
     assert!(matches!(refused, Err(ColdError::NoIdentity)), "{refused:?}");
 }
 
-/// What a store has of one model's prompts does not come to a cache that runs another one, nor does what that has go there.
+/// A tier belongs to one cache: prefixes of its store do not reach a cache with other weights, and that cache's
+/// prefixes are not stored there.
 #[test]
 fn a_tier_is_one_caches() {
     let setup = Setup::new();
@@ -404,7 +406,7 @@ fn a_tier_is_one_caches() {
         assert!(matches!(errors[..], [ColdError::OtherCache]), "{errors:?}");
     }
     assert_eq!(other.fed.manager.host_units(), before);
-    // What was asked for comes to the cache that asked.
+    // The prompts that were fetched arrive in the cache that requested them.
     own.settle();
     assert_eq!(own.cold.stats().restored_tokens, 384);
     assert_eq!(own.run(b"a", &setup.story, &setup.stored), 384);

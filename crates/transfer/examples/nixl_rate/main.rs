@@ -1,14 +1,14 @@
-//! How fast the payload of a long prompt comes from another process of this machine: by reads of NIXL alone, and by the
-//! protocol with its digests, in turn.
+//! Measures how fast the payload of a long prompt is read from another process of this machine: by reads of NIXL alone,
+//! and by the protocol with its digests, in turn.
 //!
 //! ```bash
 //! export DSV4_NIXL=DIRECTORY/libnixl_capi.so
 //! cargo run --release -p dsv4-kv-transfer --features nixl --example nixl_rate -- [--tokens N] [--rounds N] [--cuda] [--json]
 //! ```
 //!
-//! The payload has the size and the parts of a request of V4-Flash with so many tokens; its bytes are a pattern, so that
-//! no cache and no kernels are needed. With `--cuda` the payload is in memory of the host or of GPU 0, and is read to memory of
-//! the host or of the last GPU.
+//! The payload has the size and the parts of a request of V4-Flash with N tokens. Its bytes are a pattern, so that no
+//! cache and no kernels are needed. With `--cuda` the payload is in host memory or on GPU 0, and is read to host memory
+//! or to the last GPU.
 
 mod options;
 mod payload;
@@ -25,13 +25,13 @@ use options::Options;
 use payload::Payload;
 use source::Peer;
 
-/// How long a payload may take.
+/// The deadline for a payload.
 const DEADLINE: Duration = Duration::from_secs(8);
 
-/// Rounds that follow each other.
+/// Consecutive rounds of one kind.
 const ROUNDS: u32 = 5;
 
-/// Bytes in a second of each round.
+/// Bytes per second of each round.
 #[derive(Default)]
 struct Rates {
     raw: Vec<f64>,
@@ -64,7 +64,7 @@ fn main() -> Result<()> {
         for to in kinds {
             match measure(&options, &payload, (from, to)) {
                 Ok(rates) => print(&options, &payload, (from, to), &rates),
-                // The others may work.
+                // Other combinations may work.
                 Err(error) if options.cuda => println!("{from} to {to}: {error:#}"),
                 Err(error) => return Err(error),
             }
@@ -96,8 +96,8 @@ fn print(options: &Options, payload: &Payload, (from, to): (&str, &str), rates: 
     );
 }
 
-/// Rounds of both: some of one, then as many of the other, again and again, each time after one that is not counted. An agent has
-/// a thread that never sleeps, so that there is one at a time in this process.
+/// Measures both kinds in turn: a few rounds of one, then as many of the other, each time after a warm-up round. The
+/// agent of one kind is dropped before that of the other is created, because each agent has a progress thread.
 fn measure(options: &Options, payload: &Payload, (from, to): (&str, &str)) -> Result<Rates> {
     let storage = payload::storage(to, payload::last_gpu())?;
     let mut peer = Peer::start(from, options.tokens)?;
@@ -165,7 +165,7 @@ impl Reads {
         }
     }
 
-    /// What was read is what the other process has.
+    /// Checks that the bytes are those of the other process.
     fn check(mut self, payload: &Payload) -> Result<()> {
         let memory = self.memory.take().context("a read before has failed")?;
         let region = self.nixl.deregister(memory)?;
@@ -176,7 +176,7 @@ impl Reads {
     }
 }
 
-/// From the offer to the payload whose digests are right.
+/// The time from the offer to the verified payload.
 fn transfer(receiver: &mut Receiver<Nixl>, offer: &Offer, payload: &Payload) -> Result<Duration> {
     let start = Instant::now();
     receiver.begin(start.elapsed(), offer, &payload.expected())?;

@@ -1,12 +1,12 @@
-//! What is measured.
+//! The command-line options.
 
 use anyhow::{Context, Result, bail};
 
 pub struct Options {
-    /// Of the request.
+    /// Tokens of the request.
     pub tokens: u32,
     pub rounds: u32,
-    /// Memory of GPUs too.
+    /// Whether to measure GPU memory too.
     pub cuda: bool,
     pub json: bool,
 }

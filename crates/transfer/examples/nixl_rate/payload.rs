@@ -17,7 +17,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Of a request of so many tokens.
+    /// The payload of a request of `tokens` tokens.
     pub fn new(tokens: u32) -> Self {
         let model = ModelConfig::preset("flash").expect("a preset");
         let config = CacheConfig { max_context: tokens, ..CacheConfig::new(model) };
@@ -47,7 +47,7 @@ impl Payload {
         bytes
     }
 
-    /// What its source says of it.
+    /// The manifest of the payload.
     pub fn manifest(&self, bytes: &[u8]) -> Manifest {
         let mut rest = bytes;
         let section = |&part: &Part| {

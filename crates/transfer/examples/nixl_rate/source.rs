@@ -1,4 +1,4 @@
-//! The process that has the payload. It says where, and waits until its input ends.
+//! The source process. It prints its offer, and waits until its standard input is closed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -10,12 +10,12 @@ use dsv4_kv_transfer::transport::{Descriptor, Nixl, NixlOptions};
 
 use crate::payload::{self, Payload};
 
-/// Set in this process: the kind of its memory, and the tokens.
+/// The environment variable of the source process: the kind of its memory, and the number of tokens.
 const SOURCE: &str = "DSV4_NIXL_RATE_SOURCE";
-/// What its answer begins with: a library may print too.
+/// The prefix of its offer, since libraries may print too.
 const ANSWER: &str = "offer ";
 
-/// What this process is the source of, if it is one.
+/// The value of the variable, if this process is the source.
 pub fn kind() -> Option<String> {
     std::env::var(SOURCE).ok()
 }
@@ -30,7 +30,7 @@ fn unhex(hex: &str) -> Result<Vec<u8>> {
     Ok(digits.collect::<Result<_, _>>()?)
 }
 
-/// Runs it.
+/// Runs the source.
 pub fn run(kind: &str) -> Result<()> {
     let (kind, tokens) = kind.split_once(' ').context("a kind of memory and tokens")?;
     let payload = Payload::new(tokens.parse()?);
@@ -41,12 +41,12 @@ pub fn run(kind: &str) -> Result<()> {
     let memory = nixl.register(region)?;
     let (manifest, from) = (payload.manifest(&bytes).encode(), nixl.publish(&memory)?);
     println!("{ANSWER}{} {}", hex(&manifest), hex(&from.0));
-    // Until the other process has ended.
+    // Wait until the other process has ended.
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
 
-/// It, as the other process sees it.
+/// The source process, as the target sees it.
 pub struct Peer {
     child: Child,
 }
@@ -61,7 +61,7 @@ impl Peer {
         Ok(Self { child })
     }
 
-    /// What it offers.
+    /// The offer of the source.
     pub fn offer(&mut self) -> Result<Offer> {
         let lines = BufReader::new(self.child.stdout.take().context("it is asked once")?).lines();
         for line in lines {

@@ -1,4 +1,4 @@
-//! What an image must be for a target to take it.
+//! The checks that an image must pass before a target takes it.
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use super::{
 };
 use crate::mistake::{Mistake, made};
 
-/// What the target knows of an image before it sees one.
+/// What the target requires of an image, known before the image arrives.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'e> {
-    /// Its own.
+    /// The target's own fingerprint.
     pub fingerprint: &'e Fingerprint,
-    /// The parts that requests and prefixes of its cache have.
+    /// The layout of parts in the target's cache.
     pub layout: &'e PartLayout,
-    /// The request's tokens, if it knows them.
+    /// The tokens of the request or prefix, if the target knows them.
     pub tokens: Option<&'e [u32]>,
     /// The longest request that its cache takes ([`CacheConfig::max_context`](dsv4_kv::CacheConfig::max_context)).
     pub max_context: u32,
 }
 
 impl Manifest {
-    /// Refuses what the target cannot take: another model, format, weights, salt or adapter, other tokens, too many of them,
-    /// or a section that a request that is as far does not have, of that size, at that place.
+    /// Refuses an image that the target cannot take: of another model, format, weights, salt or adapter, with other or
+    /// too many tokens, or with sections that differ from those of its kind at its positions in the target's layout.
     ///
     /// # Errors
     /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::Drafts`], [`ImageError::NoDraftLayers`],
@@ -80,7 +80,7 @@ impl Manifest {
     }
 }
 
-/// Whether a prefix can end there.
+/// Whether a prefix can end at these positions.
 fn is_prefix_end(at: Positions) -> bool {
     is_boundary(at.trunk) && [0, at.trunk].contains(&at.draft)
 }
@@ -99,7 +99,7 @@ pub fn verify(manifest: &Manifest, payload: &[u8]) -> Result<(), ImageError> {
     digests.compare(&manifest.sections)
 }
 
-/// Digests of the bytes that came, of whole sections from the first one on.
+/// Digests of the sections that have arrived completely, from the first section on.
 #[derive(Debug, Default)]
 pub(crate) struct Digests {
     sections: Vec<Section>,
@@ -108,7 +108,7 @@ pub(crate) struct Digests {
 }
 
 impl Digests {
-    /// Goes on with the sections that are whole in these first bytes of a payload.
+    /// Adds the sections that are complete in `payload`, the bytes of the payload that have arrived so far.
     pub fn extend(&mut self, sections: &[Section], payload: &[u8]) {
         let rest = sections.get(self.sections.len()..).unwrap_or_default();
         let whole = places(rest, self.bytes).take_while(|place| place.end <= payload.len());
@@ -116,7 +116,7 @@ impl Digests {
         self.add(rest, &whole, digests(payload, &whole));
     }
 
-    /// Those of a whole payload, which were computed where it is.
+    /// Digests of a whole payload that were computed elsewhere, for instance on a device.
     pub fn of(sections: &[Section], places: &[Range<usize>], digests: Vec<u128>) -> Self {
         let mut known = Self::default();
         known.add(sections, places, digests);
@@ -129,10 +129,10 @@ impl Digests {
         self.bytes = places.last().map_or(self.bytes, |last| last.end);
     }
 
-    /// Compares them with those of a manifest.
+    /// Compares the digests with those of a manifest.
     ///
     /// # Errors
-    /// [`ImageError::Digest`], also for a section that has not come.
+    /// [`ImageError::Digest`], also for a section that has not arrived.
     pub fn compare(&self, wanted: &[Section]) -> Result<(), ImageError> {
         if made(Mistake::DigestIgnored) {
             return Ok(());
@@ -146,7 +146,8 @@ impl Digests {
     }
 }
 
-/// A whole image that its target can take: manifest and payload agree with each other and with what was expected.
+/// A complete image that its target can take: manifest and payload agree with each other and with what the target
+/// expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image<'b> {
     manifest: Manifest,
@@ -154,7 +155,7 @@ pub struct Image<'b> {
 }
 
 impl<'b> Image<'b> {
-    /// Reads an image with its payload behind its manifest, and nothing behind that.
+    /// Reads an image from bytes: the manifest, followed by the payload and nothing else.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -163,7 +164,7 @@ impl<'b> Image<'b> {
         Self::new(manifest, payload, expected)
     }
 
-    /// The image of a manifest and a payload that came by different ways.
+    /// The image of a manifest and a payload that arrived separately.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -177,13 +178,13 @@ impl<'b> Image<'b> {
         Ok(Self { manifest, payload })
     }
 
-    /// What it says of itself.
+    /// The manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The bytes of its parts, one behind the other, in the order of [`PartLayout::parts`].
+    /// The bytes of its parts, without gaps, in the order of the manifest's sections.
     #[must_use]
     pub fn payload(&self) -> &'b [u8] {
         self.payload

@@ -1,20 +1,20 @@
-//! A manifest as bytes.
+//! Encodes and decodes manifests.
 
 use bytemuck::{Pod, Zeroable};
 use dsv4_kv::transfer::{Part, PartKind, Positions};
 
 use super::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, VERSION};
 
-/// What a manifest begins with.
+/// The first bytes of a manifest.
 const MAGIC: [u8; 8] = *b"DSV4MOVE";
-/// The flag of what is opened: its digests are still to come.
+/// The flag of an opening, whose digests are not known yet.
 const OPENING: u16 = 1;
 /// Bytes of the digest at the end.
 const DIGEST: usize = blake3::OUT_LEN;
 
 const _: () = assert!(cfg!(target_endian = "little"), "numbers are read as they lie in memory");
 
-/// What every manifest begins with.
+/// The fixed-size part of a manifest.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Header {
@@ -49,7 +49,7 @@ struct Row {
 const _: () = assert!(size_of::<Header>() == 152 && size_of::<Row>() == 40);
 
 impl Header {
-    /// Bytes of the manifest that it begins.
+    /// Bytes of the whole manifest.
     fn manifest_bytes(&self) -> u64 {
         let table = u64::from(self.sections) * size_of::<Row>() as u64;
         size_of::<Self>() as u64 + table + u64::from(self.tokens) * 4 + DIGEST as u64
@@ -73,13 +73,14 @@ impl Row {
 }
 
 impl Manifest {
-    /// As bytes.
+    /// Encodes the manifest of an offer.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         self.encode_with(0)
     }
 
-    /// As bytes, without digests: of a request that is still computed ([`decode_opening`]).
+    /// Encodes the manifest of an opening: without digests, for a request that is still being computed
+    /// ([`decode_opening`]).
     #[must_use]
     pub fn encode_opening(&self) -> Vec<u8> {
         self.without_digests().encode_with(OPENING)
@@ -114,15 +115,15 @@ impl Manifest {
     }
 }
 
-/// Reads the manifest that `bytes` begin with, and what lies behind it.
+/// Reads the manifest at the start of `bytes`. Returns it, and the bytes after it.
 ///
 /// # Errors
-/// [`ImageError`]. Nothing is allocated for what does not have its length and digest.
+/// [`ImageError`]. Nothing is allocated before the length and the digest were checked.
 pub fn decode_manifest(bytes: &[u8]) -> Result<(Manifest, &[u8]), ImageError> {
     decode(bytes, 0)
 }
 
-/// Reads the manifest of a request that is still computed, and nothing behind it: its digests are 0.
+/// Reads the manifest of an opening, whose digests are 0; no bytes may follow it.
 ///
 /// # Errors
 /// As [`decode_manifest`].
@@ -132,7 +133,7 @@ pub fn decode_opening(bytes: &[u8]) -> Result<Manifest, ImageError> {
     Ok(manifest)
 }
 
-/// Refuses bytes behind a manifest.
+/// Refuses bytes that follow a manifest.
 pub(crate) fn check_end(bytes: &[u8], behind: &[u8]) -> Result<(), ImageError> {
     let found = bytes.len() as u64;
     let needed = found - behind.len() as u64;
@@ -152,7 +153,7 @@ fn decode(bytes: &[u8], flags: u16) -> Result<(Manifest, &[u8]), ImageError> {
     if header.version != VERSION {
         return Err(ImageError::Version { found: header.version });
     }
-    // Of two u32 and constants: it does not overflow.
+    // The sum of two scaled u32 and constants does not overflow.
     let needed = header.manifest_bytes();
     if needed > found {
         return Err(ImageError::Length { needed, found });
@@ -186,7 +187,7 @@ fn decode(bytes: &[u8], flags: u16) -> Result<(Manifest, &[u8]), ImageError> {
     Ok((manifest, payload))
 }
 
-/// The bytes of all sections are those that the manifest says, and can be counted.
+/// Refuses sections whose total size is not the payload size of the header, or overflows.
 fn check_payload(sections: &[Section], found: u64) -> Result<(), ImageError> {
     let bytes = sections.iter().map(|section| section.part.bytes);
     let needed = bytes.fold(0, u64::saturating_add);

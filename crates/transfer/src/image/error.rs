@@ -1,8 +1,8 @@
-//! Why bytes are not the image that was asked for.
+//! Reasons why bytes are not the expected image.
 
 use dsv4_kv::transfer::{Part, Positions};
 
-/// The version that is written, and the only one that is read.
+/// The format version that this code writes, and the only one that it reads.
 pub const VERSION: u32 = 2;
 
 /// What an image and its target must have in common.
@@ -16,19 +16,19 @@ pub enum Fact {
     Owner,
 }
 
-/// Why bytes are not the image that was asked for. Nothing of them was used.
+/// Why bytes are not the expected image. None of the bytes was used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// It does not begin as an image.
+    /// The first bytes are not those of an image.
     #[error("this is no image of a request or prefix")]
     Magic,
-    /// Another version wrote it.
+    /// The image has another format version.
     #[error("this is an image of version {found}; version {VERSION} is read")]
     Version {
         /// Its version.
         found: u32,
     },
-    /// It is shorter, or longer, than it says.
+    /// It is shorter or longer than its header says.
     #[error("the image has {found} bytes, and must have {needed}")]
     Length {
         /// Bytes that it must have.
@@ -36,29 +36,29 @@ pub enum ImageError {
         /// Bytes that it has.
         found: u64,
     },
-    /// The manifest has not the bytes that were written.
+    /// The bytes of the manifest do not match its digest.
     #[error("the manifest is damaged: its digest is that of other bytes")]
     Damaged,
-    /// A flag that this version does not know, or an opening where an offer is due, or the other way round.
+    /// A flag that this version does not know, or an opening where an offer is needed, or the reverse.
     #[error("the manifest has flags {found:#x}; here they must be {needed:#x}")]
     Flags {
         /// All flags.
         found: u16,
-        /// What they must be: 1 of an opening, else 0.
+        /// The flags that are needed: 1 for an opening, else 0.
         needed: u16,
     },
-    /// It is of something that this version does not know.
+    /// The kind of the image is unknown to this version.
     #[error("the image is of kind {found}, which this version does not know")]
     UnknownKind {
         /// Its kind.
         found: u16,
     },
-    /// A prefix that ends where none does.
+    /// A prefix ends at positions where no prefix can end.
     #[error(
         "the prefix ends at {at:?}; prefixes end at a multiple of 128 in the trunk, and there or at 0 in draft layers"
     )]
     NoBoundary {
-        /// Where it says to end.
+        /// The positions in its manifest.
         at: Positions,
     },
     /// A kind of section that this version does not know.
@@ -69,64 +69,64 @@ pub enum ImageError {
         /// Its kind.
         kind: u32,
     },
-    /// It is of another model, other weights, or another owner.
+    /// It has another fingerprint: of another model, other weights, or another owner.
     #[error("the image is of another {0:?}; only a cache of the same may take it")]
     Foreign(Fact),
-    /// It has more or fewer tokens than positions.
+    /// The number of tokens is not the position in the trunk.
     #[error("the image has {tokens} tokens of {at:?}")]
     Tokens {
-        /// Tokens that it has.
+        /// Number of tokens.
         tokens: usize,
-        /// How far it says to be.
+        /// The positions in its manifest.
         at: Positions,
     },
-    /// It is longer than requests of the target's cache.
+    /// It is longer than the requests of the target's cache can be.
     #[error("the image is at {at:?}; requests of this cache have up to {limit} tokens")]
     TooLong {
-        /// How far it says to be.
+        /// The positions in its manifest.
         at: Positions,
         /// Most tokens.
         limit: u32,
     },
-    /// What was offered in the end is of another request, source or position than what was opened.
+    /// The offer has another request, source or position than the opening.
     #[error(
         "the offer is not of the request that was opened: it is at {found:?}, not {opened:?}, or another's"
     )]
     OtherThanOpened {
-        /// How far that was to be.
+        /// The positions of the opening.
         opened: Positions,
-        /// How far this is.
+        /// The positions of the offer.
         found: Positions,
     },
-    /// Its draft layers are ahead of the trunk: with tokens that are not final.
+    /// Its draft layers are ahead of the trunk, so they have tokens that are not final.
     #[error("the image is at {at:?}: what draft layers have behind the trunk is not final")]
     Drafts {
-        /// How far it says to be.
+        /// The positions in its manifest.
         at: Positions,
     },
-    /// It is that far in draft layers, of which the model has none.
+    /// It has a position in the draft layers, but the model has none.
     #[error("the image is at {found} in draft layers, and the model has none")]
     NoDraftLayers {
         /// Its position in them.
         found: u32,
     },
-    /// It is of other tokens.
+    /// It has other tokens than expected.
     #[error("the image is of other tokens, from position {position} on")]
     OtherTokens {
-        /// The first position with another token.
+        /// The first position that differs.
         position: usize,
     },
-    /// A request that is as far has other sections.
+    /// A section is not the one that the target's layout has at this place.
     #[error("section {section} is {found:?}; a request that is as far has {needed:?} there")]
     Section {
         /// The section, counted from 0.
         section: usize,
-        /// What it must be; `None` if it must not be there.
+        /// The part that is needed; `None` if the section must not exist.
         needed: Option<Part>,
-        /// What it is; `None` if it is not there.
+        /// The part that was found; `None` if the section is missing.
         found: Option<Part>,
     },
-    /// The bytes of a section are not those that were written.
+    /// The bytes of a section do not match its digest.
     #[error("the bytes of section {section}, {part:?}, are not those that its digest is of")]
     Digest {
         /// The section, counted from 0.

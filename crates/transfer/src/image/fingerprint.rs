@@ -1,22 +1,23 @@
-//! Whose bytes an image has.
+//! Which caches may take an image.
 
 use dsv4_kv::{CacheConfig, RootKey};
 
-/// What two caches must have in common for one to take the other's bytes: three digests, so that a refusal says which of
-/// them differs.
+/// What two caches must have in common so that one may take the other's bytes. There are three digests, so that a
+/// refusal can say which of them differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// Of model and formats: kinds of layers, ratios, rotary embedding, how rows and keys are stored. Not of `max_draft`,
-    /// nor of how large the cache is.
+    /// Digest of model and formats: kinds of layers, ratios, rotary embedding, how rows and keys are stored.
+    /// `max_draft` and the size of the cache are not included.
     pub shape: [u8; 32],
-    /// Of the identity of the weights that the caller names: a digest of them, or their revision.
+    /// Digest of the identity of the weights, which the caller gives: a digest of them, or their revision.
     pub weights: [u8; 32],
-    /// Of salt and adapter.
+    /// Digest of salt and adapter.
     pub owner: [u8; 32],
 }
 
 impl Fingerprint {
-    /// Of a request with this salt and adapter, in a cache of this configuration that runs weights of this identity.
+    /// The fingerprint of requests with this salt and adapter, in a cache of this configuration that serves weights of
+    /// this identity.
     #[must_use]
     pub fn new(config: &CacheConfig, weights: &[u8], salt: &[u8], adapter: &[u8]) -> Self {
         Self {
@@ -26,19 +27,19 @@ impl Fingerprint {
         }
     }
 
-    /// What [`Self::weights`] is of weights of this identity.
+    /// [`Self::weights`] for weights of this identity.
     #[must_use]
     pub fn weights_of(weights: &[u8]) -> [u8; 32] {
         blake3::hash(weights).into()
     }
 
-    /// What [`Self::owner`] is of this salt and adapter.
+    /// [`Self::owner`] for this salt and adapter.
     #[must_use]
     pub fn owner_of(salt: &[u8], adapter: &[u8]) -> [u8; 32] {
         blake3::hash(RootKey::new(salt, adapter, b"").bytes()).into()
     }
 
-    /// What [`Self::shape`] is in a cache of this configuration.
+    /// [`Self::shape`] for a cache of this configuration.
     #[must_use]
     pub fn shape_of(config: &CacheConfig) -> [u8; 32] {
         blake3::hash(&config.identity()).into()

@@ -1,28 +1,28 @@
-//! The image of a request, or of a prefix: a manifest, which says what everything is, and a payload, which is only bytes.
+//! The image of a request or of a prefix. It has a manifest, which describes everything, and a payload of plain bytes.
 //!
-//! Little-endian. A **manifest**:
+//! All numbers are little-endian. A **manifest**:
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0 | `DSV4MOVE` |
 //! | 8 | version, u32 |
-//! | 12 | flags, u16: 1 of an opening, whose digests are 0, else 0 |
-//! | 14 | kind, u16: 0 of a request, 1 of a prefix ([`ImageKind`]) |
+//! | 12 | flags, u16: 1 for an opening, whose digests are 0, else 0 |
+//! | 14 | kind, u16: 0 for a request, 1 for a prefix ([`ImageKind`]) |
 //! | 16, 48, 80 | [`Fingerprint`]: shape, weights, owner, 32 bytes each |
-//! | 112, 116 | [`Positions`]: final tokens in the trunk and in the draft layers, u32; of a prefix where it ends in both |
-//! | 120, 124 | sections, and tokens, u32 |
+//! | 112, 116 | [`Positions`]: final tokens in trunk and draft layers, u32; for a prefix, its end |
+//! | 120, 124 | number of sections, and of tokens, u32 |
 //! | 128, 136 | the source's epoch and lease, u64 ([`Source`]) |
 //! | 144 | bytes of the payload, u64 |
-//! | 152 | the table: of each section kind, unit, first row, rows (u32 each), bytes (u64), xxh3-128 |
+//! | 152 | the table; for each section: kind, unit, first row, rows (u32 each), bytes (u64), xxh3-128 |
 //! | | all tokens of the request or prefix, u32 |
 //! | | BLAKE3 of everything before |
 //!
-//! The **payload** has the sections one behind the other, in the order of the table. As a file an image is the manifest
-//! with the payload behind it. Between machines the manifest goes over the control channel and the payload over a
-//! [transport](crate::transport), so that what checks the bytes does not come the way that the bytes come.
+//! The **payload** has the sections in the order of the table, without gaps. As a file, an image is the manifest
+//! followed by the payload. Between machines the manifest goes over the control channel and the payload over a
+//! [transport](crate::transport), so that the digests do not take the same way as the bytes that they check.
 //!
-//! BLAKE3 binds the manifest, xxh3 finds payload that was damaged, reused or never written. Neither is a signature: who
-//! can write to the control channel is believed.
+//! BLAKE3 protects the manifest; xxh3 finds payload bytes that were damaged, overwritten or never written. Neither is a
+//! signature: any writer to the control channel is trusted.
 
 mod check;
 mod codec;
@@ -42,26 +42,26 @@ use dsv4_kv::transfer::{Part, PartLayout, Positions};
 use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
-/// Which memory of the source a payload lies in, as the source said when it offered it.
+/// Identifies a payload at its source, as the source named it in its offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// The sender, by a random number: another one, or the same program started again, has another.
+    /// A random number of the sender. Another sender, or the same program after a restart, has another number.
     pub epoch: u64,
-    /// What the source holds for this image.
+    /// The sender's number for this payload. Senders count it up.
     pub lease: u64,
 }
 
-/// What an image is of.
+/// The kind of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
-    /// A request: blocks, and what its slot holds. It moves: only one cache has it.
+    /// A request: its blocks and the contents of its slot. It moves: only one cache has it.
     Request,
-    /// A prefix: whole blocks, and the checkpoint behind them. It is copied: both caches have it.
+    /// A prefix: whole blocks, and the checkpoint at its end. It is copied: both caches have it.
     Prefix,
 }
 
 impl ImageKind {
-    /// All kinds, by their numbers.
+    /// All kinds, indexed by their number in the manifest.
     pub const ALL: [Self; 2] = [Self::Request, Self::Prefix];
 
     /// The parts of an image of this kind, in order.
@@ -74,24 +74,25 @@ impl ImageKind {
     }
 }
 
-/// A part of a request, and the digest of its bytes.
+/// A part of an image, and the digest of its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Which part.
+    /// The part.
     pub part: Part,
     /// xxh3-128 of its bytes.
     pub digest: u128,
 }
 
 impl Section {
-    /// The section of a part whose bytes these are.
+    /// The section of `part`, with the digest of `bytes`.
     #[must_use]
     pub fn of(part: Part, bytes: &[u8]) -> Self {
         Self { part, digest: XxHash3_128::oneshot(bytes) }
     }
 }
 
-/// Where sections lie in a payload, one behind the other from byte `first` on; those whose end is no number are left out.
+/// The byte ranges of consecutive sections in a payload, from byte `first`. Sections whose end overflows `usize`, and
+/// all after them, are left out.
 pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item = Range<usize>> {
     let mut end = Some(first);
     sections.iter().map_while(move |section| {
@@ -101,10 +102,10 @@ pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item =
     })
 }
 
-/// xxh3-128 of ranges of bytes. Where they are many, all cores compute them, if there are more than a few: on two it takes as
-/// long to share the work as to do it.
+/// xxh3-128 of ranges of bytes. On four or more threads, large inputs are hashed in parallel; on two cores sharing the
+/// work takes as long as doing it.
 pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
-    // Fewer bytes are digested before other threads have begun.
+    // Fewer bytes are hashed before other threads have started.
     const MANY: usize = 1 << 20;
     const CORES: usize = 4;
     let digest = |place: &Range<usize>| XxHash3_128::oneshot(&bytes[place.clone()]);
@@ -115,25 +116,26 @@ pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
     places.par_iter().map(digest).collect()
 }
 
-/// What an image says of itself.
+/// The description of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// What it is of.
+    /// The kind of the image.
     pub kind: ImageKind,
-    /// Whose bytes they are.
+    /// Digests of model and formats, weights, and owner.
     pub fingerprint: Fingerprint,
-    /// How far the request is; of a prefix, where it ends: in draft layers at 0 if its checkpoint has nothing of them.
+    /// The positions of the request. For a prefix, where it ends; 0 in the draft layers if its checkpoint has no draft
+    /// windows.
     pub at: Positions,
-    /// Where they come from.
+    /// The source of the payload.
     pub source: Source,
-    /// Its tokens, as many as are final in the trunk.
+    /// The token ids, one for each final position of the trunk.
     pub tokens: Vec<u32>,
-    /// Its parts, in the order in which they lie in the payload.
+    /// The parts, in the order of the payload.
     pub sections: Vec<Section>,
 }
 
 impl Manifest {
-    /// The same, before the digests of its sections were known.
+    /// A copy whose digests are all 0, as in an opening.
     #[must_use]
     pub fn without_digests(&self) -> Self {
         let mut manifest = self.clone();
@@ -141,7 +143,7 @@ impl Manifest {
         manifest
     }
 
-    /// Bytes of the payload; `u64::MAX` of sections that are together longer.
+    /// Bytes of the payload; `u64::MAX` if the sum overflows.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.sections.iter().fold(0, |sum, section| section.part.bytes.saturating_add(sum))

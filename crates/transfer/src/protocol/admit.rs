@@ -1,4 +1,4 @@
-//! From verified bytes to a request.
+//! Admission: from verified bytes to a request in the cache.
 
 use std::time::Duration;
 
@@ -12,19 +12,21 @@ use super::verified::Verified;
 use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Source};
 use crate::mistake::{Mistake, made};
 
-/// The cache that takes a request.
+/// The cache that receives requests and prefixes.
 pub struct Target<'t, B: Backend> {
     /// The cache.
     pub cache: &'t mut KvCacheManager<B>,
     /// The stream of its steps.
     pub stream: &'t Stream<B>,
-    /// Its port.
+    /// The port of the cache ([`KvCacheManager::open_port`]).
     pub port: &'t mut Port<B>,
-    /// [`Fingerprint::weights`] of what it runs: caches of one shape may run other weights.
+    /// [`Fingerprint::weights`] of the weights that this cache serves: caches of the same shape may serve other
+    /// weights.
     pub weights: [u8; 32],
 }
 
-/// A request with every byte in its room, whose source is asked whether it is the target's. The cache is free meanwhile.
+/// A request whose bytes are in their room in the cache, and whose source was asked for it. The cache can run steps
+/// meanwhile.
 #[derive(Debug)]
 #[must_use = "the room of a claim that is dropped is lost to its cache; settle it, or give it up"]
 pub struct Claim {
@@ -34,39 +36,41 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// What the source is asked for.
+    /// The source that was asked.
     #[must_use]
     pub const fn source(&self) -> Source {
         self.source
     }
 
-    /// How long the source has to answer.
+    /// The time until which the source can answer.
     #[must_use]
     pub const fn until(&self) -> Duration {
         self.until
     }
 }
 
-/// What has become of a claim.
+/// The state of a claim.
 #[derive(Debug)]
 #[must_use = "a claim that waits has room"]
 pub enum Claimed {
-    /// The source has not answered.
+    /// The source has not answered yet.
     Waits(Claim),
-    /// The request goes on here.
+    /// The request was entered in this cache.
     Admitted(RequestId),
 }
 
 impl<B: Backend> Target<'_, B> {
-    /// Copies what came to the room that was reserved for it, and asks the source whether the request is the target's. The
-    /// source has until then to answer: [`Self::settle`] sees whether it did, between steps. Nothing waits for it.
+    /// Copies a verified payload to the room that was reserved for it, and asks the source for the request. The source
+    /// can answer until `until`; [`Self::settle`], called between steps, looks for the answer. This call does not wait
+    /// for the source.
     ///
     /// # Errors
-    /// [`TransferError::Image`] for a payload that was verified for another model, weights, formats or layout than this cache's,
-    /// [`TransferError::OtherKind`] for that of a prefix, [`TransferError::OtherRoom`], [`TransferError::Cache`],
-    /// [`TransferError::Unreachable`]. The room is free again, and the source was told.
-    /// [`TransferError::AskedBefore`] for a payload that was loaded before: an answer that comes late would be taken for one to
-    /// the second question. The room is free again. [`MoveError::ForeignRoom`] hands room of another cache back.
+    /// [`TransferError::Image`] for a payload that was verified for another model, weights, formats or layout than this
+    /// cache's, [`TransferError::OtherKind`] for the payload of a prefix, [`TransferError::OtherRoom`],
+    /// [`TransferError::Cache`], [`TransferError::Unreachable`]. The room is free again, and the source was told.
+    /// [`TransferError::AskedBefore`] for a payload that was loaded before: a late answer to the first question would
+    /// be taken for the answer to the second. The room is free again, and the source is not told.
+    /// [`MoveError::ForeignRoom`] returns room of another cache.
     pub fn load(
         &mut self,
         verified: &Verified,
@@ -79,7 +83,7 @@ impl<B: Backend> Target<'_, B> {
             verified.taken.given_up();
             return Err(self.refuse((room, source), error, control));
         }
-        // Before the bytes are loaded, so that of two threads one asks.
+        // Before the bytes are loaded, so that only one of two threads asks the source.
         if verified.taken.was_asked() && !made(Mistake::AsksAgain) {
             return Err(self.give_back(room, TransferError::AskedBefore { source_of: source }));
         }
@@ -104,12 +108,13 @@ impl<B: Backend> Target<'_, B> {
         }
     }
 
-    /// Enters the request if its source has said yes: at no time is it both here and there.
+    /// Enters the request if its source has said yes. So a request is never in both caches.
     ///
     /// # Errors
-    /// [`TransferError::NotHeld`]; [`TransferError::NotAnswered`] when the source's time has ended, and
-    /// [`TransferError::Unreachable`]: the source may have given the request up then, so that it is computed again. The room
-    /// is free again, and the source was told. [`MoveError::ForeignRoom`] hands the room of another cache's claim back.
+    /// [`TransferError::NotHeld`] if the source says no. [`TransferError::NotAnswered`] after the deadline, and
+    /// [`TransferError::Unreachable`]: the source may have released the request by then, so it has to be computed
+    /// again. The room is free again, and the source was told. [`MoveError::ForeignRoom`] returns the room of another
+    /// cache's claim.
     pub fn settle(
         &mut self,
         now: Duration,
@@ -136,17 +141,17 @@ impl<B: Backend> Target<'_, B> {
         Err(self.refuse((claim.loaded, source), error, control))
     }
 
-    /// Nobody waits for the request any more: its room is free, and the source was told. If the source has said yes
-    /// meanwhile, it has given the request up too.
+    /// Gives a claim up: frees its room, and tells the source. If the source has said yes meanwhile, it has released
+    /// the request too.
     ///
     /// # Errors
-    /// The room, if the claim is another cache's. The source was told.
+    /// The room, if the claim belongs to another cache. The source was told.
     pub fn give_up(&mut self, claim: Claim, control: &mut impl Control) -> Result<(), Reserved> {
         give_up(control, claim.source);
         self.cache.give_back(claim.loaded)
     }
 
-    /// Refuses what was verified for another cache, and room for another position.
+    /// Refuses a payload that was verified for another cache, and room for another position.
     fn check(&self, room: &Reserved, manifest: &Manifest) -> Result<(), TransferError> {
         self.check_own(manifest, ImageKind::Request)?;
         let (room, request) = (room.positions(), manifest.at);
@@ -154,7 +159,7 @@ impl<B: Backend> Target<'_, B> {
         if is_its { Ok(()) } else { Err(TransferError::OtherRoom { room, request }) }
     }
 
-    /// Refuses what was verified for another cache, and another kind of image.
+    /// Refuses a payload that was verified for another cache, and an image of another kind than `needed`.
     pub(super) fn check_own(
         &self,
         manifest: &Manifest,
@@ -187,7 +192,7 @@ impl<B: Backend> Target<'_, B> {
         self.give_back(room, error)
     }
 
-    /// Frees the room; the error, or if the room is another cache's, the one that hands it back.
+    /// Frees the room. Returns `error`, or if the room belongs to another cache, the error that returns it.
     fn give_back(&mut self, room: impl Into<Reserved>, error: TransferError) -> TransferError {
         match self.cache.give_back(room) {
             Ok(()) => error,
@@ -196,7 +201,7 @@ impl<B: Backend> Target<'_, B> {
     }
 }
 
-/// Tells the source that its offer is not wanted.
+/// Tells the source that the target does not want its offer.
 pub(super) fn give_up(control: &mut impl Control, source: Source) {
     if !made(Mistake::GivesUpSilently) {
         control.give_up(source);

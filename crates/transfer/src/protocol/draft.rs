@@ -1,4 +1,4 @@
-//! The payload of a request that is to leave, while it is computed.
+//! The payload of a request that will move, filled while the request is computed.
 
 use std::ops::Range;
 
@@ -17,41 +17,42 @@ use crate::transport::{Descriptor, Registered};
 pub struct Draft {
     pub(super) memory: Registered,
     pub(super) payload: Descriptor,
-    /// What will be offered. Digests are of the parts that are there.
+    /// The manifest that will be offered. It has the digests of the parts that were copied; the others are 0.
     pub(super) manifest: Manifest,
     /// The request.
     pub(super) id: RequestId,
-    /// Parts that are there.
+    /// Number of parts that were copied.
     pub(super) there: usize,
 }
 
 impl Draft {
-    /// What the source holds for it.
+    /// The lease under which the sender holds it.
     #[must_use]
     pub fn source(&self) -> Source {
         self.manifest.source
     }
 
-    /// What goes over the control channel before anything is there, so that the target can read blocks as they come.
+    /// The message to send before any part is copied, so that the target can read blocks as they become ready.
     #[must_use]
     pub fn opening(&self) -> Opening {
         Opening { manifest: self.manifest.encode_opening(), payload: self.payload.clone() }
     }
 
-    /// What is there.
+    /// How many bytes are ready: all parts that were copied.
     #[must_use]
     pub fn ready(&self) -> Ready {
         let bytes = self.bytes(0..self.there).end as u64;
         Ready { source: self.manifest.source, bytes }
     }
 
-    /// Whether all of it is there.
+    /// Whether all parts were copied.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.there == self.manifest.sections.len()
     }
 
-    /// The parts that are final now, and not there yet.
+    /// The parts of the request that are final and were not copied yet: full blocks, or all parts once the request has
+    /// reached the draft's positions.
     pub(super) fn next<B: Backend>(
         &self,
         export: &Export<'_, B>,
@@ -70,7 +71,7 @@ impl Draft {
         Ok(self.there..end.max(self.there))
     }
 
-    /// Where parts lie in the payload.
+    /// The bytes of these parts in the payload.
     pub(super) fn bytes(&self, parts: Range<usize>) -> Range<usize> {
         let bytes = |sections: &[Section]| {
             sections.iter().map(|section| section.part.bytes as usize).sum::<usize>()

@@ -1,4 +1,4 @@
-//! Why a request did not come.
+//! Reasons why a transfer failed.
 
 use std::time::Duration;
 
@@ -9,47 +9,49 @@ use super::transfer_id::TransferId;
 use crate::image::{ImageError, ImageKind, Source};
 use crate::transport::TransportError;
 
-/// Sources that were asked and are remembered one by one, at most.
+/// Most sources that were asked and that a receiver remembers one by one.
 pub(super) const REMEMBERED: usize = 1 << 16;
 
-/// Why a request did not come. The target has not admitted it, and has lost nothing but the time.
+/// Why a transfer failed. The target has admitted nothing; it has lost only time.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// What was offered, or what came, is not what it should be.
+    /// The offer or the payload is not what it should be.
     #[error(transparent)]
     Image(#[from] ImageError),
     /// The transport failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// A cache refused, or its device failed.
+    /// A cache refused the request, or its device failed.
     #[error(transparent)]
     Cache(#[from] MoveError),
-    /// The read did not end in time. Its memory is quarantined until it does, or the transport is fenced.
+    /// The read did not end in time. Its memory is quarantined until it ends, or until the transport is fenced.
     #[error("the read has not ended after {after:?}; its memory is quarantined")]
     Deadline {
         /// How long it had.
         after: Duration,
     },
-    /// The transport was ended because of reads that did not end, and cannot be made again. It is tried again by
-    /// [`Receiver::poll`](super::Receiver::poll).
+    /// The transport was closed because of reads that did not end, and cannot be reopened.
+    /// [`Receiver::poll`](super::Receiver::poll) tries again.
     #[error(
         "the transport was ended and could not be made again, {tries} times: {why}; poll, and try again later"
     )]
     NoTransport {
-        /// How often it was tried.
+        /// Number of attempts.
         tries: u32,
-        /// Why it failed the last time.
+        /// The error of the last attempt.
         why: String,
     },
-    /// The source does not hold what it offered any more, or has given it to someone else.
+    /// The source no longer holds what it offered, or has given it to another target.
     #[error("the source does not hold {source_of:?} any more")]
     NotHeld {
         /// What it had offered.
         source_of: Source,
     },
-    /// The source was asked for this payload before, or was told that nobody needs it, or it is so old that nobody knows. Its answer may
-    /// come late, and nothing tells it from another; and its memory may have another payload. If the first copy of the offer is a claim still, the source is that claim's: it is not to be given
-    /// up ([`Control::give_up`](super::Control::give_up)).
+    /// The source was already asked for this payload, or was told that this target does not need it; or the offer is so
+    /// old that neither is known. The answer to the first question may arrive late and could be taken for the answer to
+    /// a second one, and the source's memory may hold another payload by now. If a claim from the first copy of the
+    /// offer is still open, the source belongs to that claim: do not give the source up
+    /// ([`Control::give_up`](super::Control::give_up)).
     #[error(
         "{source_of:?} was asked for or given up before, or {REMEMBERED} others since it was offered; drop this copy of its offer, or let its source offer the request anew"
     )]
@@ -57,16 +59,16 @@ pub enum TransferError {
         /// What it had offered.
         source_of: Source,
     },
-    /// The offer or opening came before: its source is read, or its payload was verified and is not dropped. The source is that
-    /// transfer's: it is not to be given up ([`Control::give_up`](super::Control::give_up)).
+    /// The same offer or opening arrived before: its source is being read, or its payload was verified and not yet
+    /// dropped. The source belongs to that transfer: do not give it up ([`Control::give_up`](super::Control::give_up)).
     #[error(
         "{source_of:?} is read already, or was verified; drop this copy of its offer, and do not give its source up"
     )]
     TakenBefore {
-        /// What was offered.
+        /// The source of the offer.
         source_of: Source,
     },
-    /// The source has not said in its time whether it still holds what it offered. It may have given the request up.
+    /// The source has not answered the claim in time. It may have said yes and released the request.
     #[error(
         "the source has not said until {until:?} whether it holds {source_of:?}; compute the request again"
     )]
@@ -82,21 +84,21 @@ pub enum TransferError {
         /// Why.
         why: String,
     },
-    /// All memory for reads is taken, by reads that go on or by quarantine.
+    /// All memory for reads is taken, by payloads or by quarantine.
     #[error(
         "a payload of {needed} bytes does not fit: {taken} of {budget} bytes are taken, {quarantined} of them quarantined"
     )]
     NoMemory {
         /// Bytes wanted.
         needed: u64,
-        /// Bytes of all reads, those of payloads that were not admitted yet included, and of quarantine.
+        /// Bytes of reads, of verified payloads that were not dropped, and of quarantine.
         taken: u64,
         /// Bytes of quarantine.
         quarantined: u64,
         /// Most bytes.
         budget: u64,
     },
-    /// All memory of a sender is taken, by drafts and by offers that nobody has claimed.
+    /// All memory of a sender is taken, by drafts and by offers that were not claimed.
     #[error(
         "a payload of {needed} bytes does not fit: drafts and offers hold {held} of {limit} bytes; wait until some are claimed, or end those whose time is over"
     )]
@@ -108,48 +110,48 @@ pub enum TransferError {
         /// Most bytes.
         limit: u64,
     },
-    /// The image of a prefix where that of a request is due, or the other way round.
+    /// The image is of a prefix where a request is needed, or of a request where a prefix is needed.
     #[error("this is the image of a {found:?}, and that of a {needed:?} is admitted here")]
     OtherKind {
-        /// What is due.
+        /// The kind that is needed.
         needed: ImageKind,
-        /// What it is.
+        /// The kind of the image.
         found: ImageKind,
     },
-    /// The room is for a request that is elsewhere.
+    /// The room was reserved for other positions than those of the request.
     #[error("room was reserved for {room:?}, and the request is at {request:?}")]
     OtherRoom {
-        /// What was reserved for.
+        /// The positions of the room.
         room: Positions,
         /// Where the request is.
         request: Positions,
     },
-    /// The draft is of another request.
+    /// The draft belongs to another request.
     #[error("the draft is of {drafted}, not of {found}; take the parts of that one")]
     OtherRequest {
-        /// Whose it is.
+        /// The request of the draft.
         drafted: RequestId,
-        /// Whose parts there were.
+        /// The request whose parts were given.
         found: RequestId,
     },
-    /// The request has gone past what was drafted.
+    /// The request has advanced past the positions of the draft.
     #[error(
         "the draft is of a request at {drafted:?}, which has moved on to {found:?}; make another"
     )]
     MovedOn {
-        /// What it was made for.
+        /// The positions of the draft.
         drafted: Positions,
         /// Where the request is.
         found: Positions,
     },
-    /// Parts of the request are missing.
+    /// Parts of the request were not copied yet.
     #[error(
         "{there} of {needed} parts are there; take the others when the request is as far as the draft"
     )]
     NotWhole {
-        /// Parts that are there.
+        /// Number of parts that were copied.
         there: usize,
-        /// Parts that it has.
+        /// Number of parts of the request.
         needed: usize,
     },
     /// The transfer has ended, or never began.
@@ -158,18 +160,18 @@ pub enum TransferError {
         /// Which.
         id: TransferId,
     },
-    /// What was said is of another request than the transfer.
+    /// A message names another source than that of the transfer.
     #[error("the transfer is of {asked:?}, and this is of {source_of:?}")]
     OtherSource {
-        /// What was opened.
+        /// The source of the transfer.
         asked: Source,
-        /// What this is of.
+        /// The source that the message names.
         source_of: Source,
     },
-    /// The source of a request that was opened said nothing any more.
+    /// The source of an opened request has fallen silent.
     #[error("the source has said nothing for {after:?}")]
     Quiet {
-        /// How long.
+        /// How long it was silent.
         after: Duration,
     },
 }

@@ -1,9 +1,9 @@
-//! The end of the transport, behind which no read writes anything.
+//! The fence: the transport is closed, after which no read writes any memory, and opened again.
 //!
-//! A read that has failed may write as long as one that goes on: only its transport's end stops it. So both have the second
-//! deadline. Behind it no read begins until those that somebody waits for have ended, each by its own first deadline at
-//! the latest; then the transport is ended and made again, and the others begin. Bytes that came before stay: their memory
-//! is taken from the old transport and given to the new one.
+//! A failed read may write for as long as a running one: only closing the transport stops it. So the second deadline
+//! applies to both. After it, no read begins until the reads that are still needed have ended, each by its own first
+//! deadline at the latest. Then the transport is closed and opened again, and the other reads begin. Bytes that have
+//! arrived stay: their memory is taken from the old transport and given to the new one.
 
 use super::error::TransferError;
 use super::quarantine::Quarantined;
@@ -13,7 +13,7 @@ use crate::mistake::{Mistake, made};
 use crate::transport::{Polled, Transport};
 
 impl<T: Transport> Receiver<T> {
-    /// Nobody waits for a read any more, which may go on.
+    /// Quarantines the memory of a read that is no longer needed, and that may go on.
     pub(super) fn shut_in(&mut self, memory: Quarantined) {
         if made(Mistake::NoQuarantine) {
             self.release(memory.read.taken_for_ended(), memory.share);
@@ -22,18 +22,19 @@ impl<T: Transport> Receiver<T> {
         self.quarantine.add(memory);
     }
 
-    /// Frees the memory of reads that have ended, and ends the transport for that of others when it is time.
+    /// Frees the memory of quarantined reads that have ended. Fences the transport when other memory has reached the
+    /// second deadline.
     pub(super) fn poll_quarantine(&mut self) {
         if let Some(is_due) = self.quarantine.is_to_be_made_again() {
             if is_due && !made(Mistake::FenceOnce) {
-                // Until it can be made again, what begins is told why.
+                // Until the transport is open again, new reads fail with the reason.
                 let _ = self.fence();
             }
             return;
         }
         self.free_what_ended();
         if self.quarantine.drain(self.deadlines.fence) && self.can_fence() {
-            // As above.
+            // As above, on an error.
             let _ = self.fence();
         }
     }
@@ -60,17 +61,17 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// Whether nobody waits for a read that goes on.
+    /// Whether no read under way is still needed.
     fn can_fence(&self) -> bool {
         let goes_on = |reading: &Reading| matches!(reading.memory, Memory::Read { .. });
         !self.reading.iter().any(goes_on) || made(Mistake::FenceWithoutDraining)
     }
 
-    /// Ends the transport now to free what is quarantined, unless a read goes on that somebody waits for; whether nothing is
-    /// quarantined now. [`Self::poll`] does so at the second deadline.
+    /// Fences the transport now, to free what is quarantined, unless a read that is still needed is under way. Returns
+    /// whether nothing is quarantined now. [`Self::poll`] does the same at the second deadline.
     ///
     /// # Errors
-    /// [`TransferError::NoTransport`] if it could not be made again; the memory counts as taken until it can.
+    /// [`TransferError::NoTransport`] if the transport could not be reopened; the memory counts as taken until it is.
     pub fn clear_quarantine(&mut self) -> Result<bool, TransferError> {
         let is_needed = !self.quarantine.is_empty() || self.quarantine.check_transport().is_err();
         if is_needed && self.can_fence() {
@@ -79,7 +80,8 @@ impl<T: Transport> Receiver<T> {
         Ok(self.quarantine.is_empty())
     }
 
-    /// Ends the transport, and with it every read, and makes it again. Requests that wait for nothing keep their bytes.
+    /// Closes the transport, and with it every read, and opens it again. Requests without a read under way keep their
+    /// bytes.
     fn fence(&mut self) -> Result<(), TransferError> {
         for reading in std::mem::take(&mut self.reading) {
             self.take_out(reading);
@@ -89,7 +91,7 @@ impl<T: Transport> Receiver<T> {
         if let Err(error) = fenced {
             self.stats.failed_fences += 1;
             let lost = self.quarantine.lose_transport(&error);
-            // Their memory is with nobody, and free.
+            // Their memory was taken out of the transport, so dropping them frees it.
             let gone = |reading: Reading| (reading.id, Err(lost.error()));
             self.ended.extend(waiting.into_iter().map(gone));
             return Err(lost.error());
@@ -100,7 +102,8 @@ impl<T: Transport> Receiver<T> {
         Ok(())
     }
 
-    /// The memory of a request is taken from the transport, which would end with it, if no read writes it.
+    /// Takes the memory of a request out of the transport before the transport is closed, if no read writes that
+    /// memory.
     fn take_out(&mut self, reading: Reading) {
         let Reading { memory: Memory::Idle(memory), .. } = reading else {
             self.reading.push(reading);
@@ -115,7 +118,7 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// The transport has it again.
+    /// Registers the memory of a request with the reopened transport.
     fn put_back(&mut self, reading: Reading) {
         let Reading { memory: Memory::Out(region), .. } = reading else {
             self.reading.push(reading);
@@ -127,8 +130,8 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// Bytes of memory that nobody waits for and that is not free: a read may write it, or the transport could not give it
-    /// back.
+    /// Bytes in quarantine: memory that a read may still write, that has wrong bytes, or that the transport could not
+    /// give back.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
         self.quarantine.bytes()

@@ -1,4 +1,4 @@
-//! How much memory reads may take, and memory that is used again.
+//! The budget for the memory of reads, and a pool of memory for reuse.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::transport::{MemoryKind, Region};
 
-/// Bytes that reads may take together.
+/// The limit for the memory of all reads together, in bytes.
 #[derive(Debug)]
 pub(super) struct Budget {
     pub most: u64,
     taken: Arc<AtomicU64>,
 }
 
-/// A part of it, which is free again when this is dropped.
+/// Bytes taken from a [`Budget`]. Dropping it gives them back.
 #[derive(Debug)]
 pub(super) struct Share {
     bytes: u64,
@@ -25,7 +25,7 @@ impl Budget {
         Self { most, taken: Arc::default() }
     }
 
-    /// Takes so many bytes; `None` if that would be too many.
+    /// Takes `bytes`; `None` if the total would exceed the limit.
     pub fn take(&mut self, bytes: u64) -> Option<Share> {
         let all = self.taken().checked_add(bytes).filter(|&all| all <= self.most);
         all.map(|_| {
@@ -39,7 +39,7 @@ impl Budget {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are not.
+    /// Bytes that are not taken.
     pub fn left(&self) -> u64 {
         self.most.saturating_sub(self.taken())
     }
@@ -57,18 +57,19 @@ impl Drop for Share {
     }
 }
 
-/// Memory that no transport has, and no payload is in: the system gives new memory page by page, zeroed, which takes several
-/// times as long as to read a payload to it.
+/// Memory that is neither registered nor holds a payload, kept for reuse: the system zeroes new memory page by page,
+/// which takes several times as long as reading a payload into it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Region>>>);
 
 impl Pool {
     fn with<R>(&self, work: impl FnOnce(&mut Vec<Region>) -> R) -> R {
-        // A list of memory is whole whoever panicked.
+        // The list is consistent even if another thread has panicked.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Memory that was given back, of this kind, of at least so many bytes and at most twice as many.
+    /// Memory that was given back, of this kind, with at least `bytes` and at most about twice as many. The smallest
+    /// that fits.
     pub fn take(&self, kind: MemoryKind, bytes: u64) -> Option<Region> {
         let fits = |region: &Region| {
             let len = region.len() as u64;
@@ -81,12 +82,12 @@ impl Pool {
         })
     }
 
-    /// Memory that somebody else may have now.
+    /// Gives memory back for reuse.
     pub fn put(&self, region: Region) {
         self.with(|regions| regions.push(region));
     }
 
-    /// Frees what is more than so many bytes together, the oldest first.
+    /// Frees memory, the oldest first, until at most `most` bytes are left.
     pub fn trim(&self, most: u64) {
         self.with(|regions| {
             let mut bytes: u64 = regions.iter().map(|region| region.len() as u64).sum();
@@ -98,12 +99,12 @@ impl Pool {
         });
     }
 
-    /// Bytes of its memory.
+    /// Bytes of all memory in the pool.
     pub fn bytes(&self) -> u64 {
         self.with(|regions| regions.iter().map(|region| region.len() as u64).sum())
     }
 
-    /// It comes back when it is dropped.
+    /// Lends memory, which returns to the pool when it is dropped.
     pub fn lend(&self, region: Region) -> Lent {
         Lent { region: Some(region), pool: self.clone() }
     }
@@ -112,7 +113,7 @@ impl Pool {
 /// Memory of a pool.
 #[derive(Debug)]
 pub(super) struct Lent {
-    /// Until it is dropped.
+    /// `None` only while it is dropped.
     region: Option<Region>,
     pool: Pool,
 }

@@ -1,18 +1,18 @@
-//! How a request moves so that nothing else is ever admitted.
+//! The protocol by which a request moves, and which admits only bytes that were verified.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `sender.rs`, `draft.rs` | the source, and what it prepares |
+//! | `sender.rs`, `draft.rs` | the source, and the payloads that it fills |
 //! | `receiver.rs` | the target: reads, and their deadlines |
-//! | `quarantine.rs`, `fence.rs` | memory that a read may still write, and the end of the transport |
-//! | `reading.rs`, `verified.rs` | a request that comes, and one that has come |
-//! | `sources.rs` | which sources a target has read and asked: an offer that comes twice is taken once |
-//! | `transfer_id.rs` | the name of a transfer |
-//! | `memory.rs` | memory of the target's reads |
-//! | `admit.rs` | from bytes to a request |
+//! | `quarantine.rs`, `fence.rs` | memory that a read may still write, and the fence that closes the transport |
+//! | `reading.rs`, `verified.rs` | a payload that is being read, and one that was read and verified |
+//! | `sources.rs` | which sources a target has read and asked, so that an offer that arrives twice is taken once |
+//! | `transfer_id.rs` | the id of a transfer |
+//! | `memory.rs` | the memory into which the target reads |
+//! | `admit.rs` | from verified bytes to a request in the cache |
 //! | `prefix.rs` | prefixes, from offer to tree |
-//! | `offer.rs` | what goes over the control channel |
-//! | `error.rs` | why a request did not come |
+//! | `offer.rs` | the messages of the control channel |
+//! | `error.rs` | why a transfer failed |
 
 mod admit;
 mod draft;

@@ -1,10 +1,10 @@
-//! What goes over the control channel.
+//! The messages of the control channel.
 
 use crate::image::Source;
 use crate::transport::Descriptor;
 
-/// What a source sends to a target before it has computed the request: what it will be, and how its payload can be read as
-/// far as it is there ([`Ready`]). An [`Offer`] follows in the end.
+/// A source sends this to a target before it has computed the request: what the request will be, and where its payload
+/// will lie. The target reads as far as [`Ready`] says. An [`Offer`] follows at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
     /// The manifest without digests, encoded.
@@ -13,17 +13,17 @@ pub struct Opening {
     pub payload: Descriptor,
 }
 
-/// How much of a payload is there, from its first byte on. It does not change any more.
+/// How many bytes of a payload are ready, counted from its first byte. Ready bytes do not change any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// What was opened.
+    /// The source that was opened.
     pub source: Source,
     /// Bytes that can be read.
     pub bytes: u64,
 }
 
-/// What a source sends to a target: what the request is, and how its payload can be read. Over whatever connection the
-/// two have already, for instance with the request itself.
+/// A source sends this to a target: what the request is, and where its payload can be read. It may travel over any
+/// connection that the two have, for instance with the request itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The manifest, encoded.
@@ -32,24 +32,25 @@ pub struct Offer {
     pub payload: Descriptor,
 }
 
-/// The control channel, as a target sees it. No call waits for the source: the target's cache stands still meanwhile.
+/// The control channel, as a target sees it. No call may wait for the source, because the target's cache stands still
+/// meanwhile.
 pub trait Control {
-    /// Asks the source whether the target may admit what it offered, which is the target's from then on if so
-    /// ([`Sender::claim`](super::Sender::claim)).
+    /// Asks the source whether the target may admit what it offered ([`Sender::claim`](super::Sender::claim)). If the
+    /// source says yes, the request belongs to the target.
     ///
     /// # Errors
-    /// Why the source cannot be asked.
+    /// The reason why the source cannot be asked.
     fn ask(&mut self, source: Source) -> Result<(), String>;
 
-    /// What the source has answered; `None` as long as it has not. An answer that comes after [`Self::give_up`] is
-    /// nobody's: it is thrown away.
+    /// The answer of the source; `None` until it arrives. An answer that arrives after [`Self::give_up`] is discarded.
     ///
     /// # Errors
-    /// Why no answer will come. If the source may have said yes all the same, nobody knows whose the request is: it is
-    /// computed again then.
+    /// The reason why no answer will arrive. The source may have said yes all the same, so it is not known which side
+    /// has the request; the request is then computed again.
     fn answer(&mut self, source: Source) -> Result<Option<bool>, String>;
 
-    /// Tells the source, if it can be reached, that the target does not want what it offered, so that its memory is free
-    /// before its time ([`Sender::give_up`](super::Sender::give_up)). A message that is lost does no harm.
+    /// Tells the source, if it can be reached, that the target does not want what it offered, so that the source frees
+    /// its memory before the lease expires ([`Sender::give_up`](super::Sender::give_up)). Losing this message does no
+    /// harm.
     fn give_up(&mut self, source: Source);
 }

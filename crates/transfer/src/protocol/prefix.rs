@@ -1,7 +1,7 @@
-//! Prefixes: offered by a cache that has them, entered in the prefix tree of another.
+//! Prefixes: one cache offers a prefix, and another enters it in its prefix tree.
 //!
-//! Both have it then, so that nobody is asked whose it is: the digests alone say that the bytes are the source's. When the
-//! target has it, or does not want it, it tells the source, whose memory is free then.
+//! Both caches have the prefix afterwards, so there is no claim: matching digests are enough to show that the bytes are
+//! the source's. When the target has the prefix, or does not want it, it tells the source, which then frees its memory.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::mistake::{Mistake, made};
 use crate::transport::{RegionMut, Registered, Transport};
 
 impl<T: Transport> Sender<T> {
-    /// Copies a prefix to memory that targets can read, and offers it to one of them. Its salt and adapter are those of the
-    /// prompt that it was exported for; `weights` is as of [`Fingerprint::new`]. It is held until a target gives it up
-    /// ([`Self::give_up`]), or until [`Self::expire`] is called with a later time than `until`.
+    /// Copies a prefix to memory that targets can read, and offers it to one of them. Its salt and adapter are those of
+    /// the prompt that it was exported for; `weights` is as of [`Fingerprint::new`]. The sender holds it until a target
+    /// gives it up ([`Self::give_up`]), or until [`Self::expire`] is called with a time later than `until`.
     ///
     /// # Errors
     /// [`TransferError::SenderFull`], [`TransferError::Cache`], [`TransferError::Transport`]. Nothing is offered then.
@@ -45,7 +45,7 @@ impl<T: Transport> Sender<T> {
                 Ok(self.hold((memory, payload), &manifest, until))
             }
             Err(error) => {
-                // The transport keeps it if that fails.
+                // If this fails, the transport keeps the memory.
                 let _ = self.free(memory);
                 Err(error)
             }
@@ -72,13 +72,14 @@ impl<T: Transport> Sender<T> {
 }
 
 impl<B: Backend> Target<'_, B> {
-    /// Enters a prefix that came in the cache's prefix tree, for prompts of this salt and adapter: room for what is not here
-    /// is taken, all or nothing. `None` if all of it is here. The source was told that it need not hold it any longer.
+    /// Enters a prefix that was read in the cache's prefix tree, for prompts of this salt and adapter. Takes room for
+    /// the checkpoint and the blocks that the cache lacks, all or nothing. `None` if the cache has all of it. Tells the
+    /// source that it may free its memory.
     ///
     /// # Errors
-    /// [`TransferError::Image`] for a payload that was verified for another model, formats, layout, salt or adapter;
-    /// [`TransferError::OtherKind`] for that of a request; [`TransferError::Cache`]. Nothing has changed then, and the source
-    /// was told.
+    /// [`TransferError::Image`] for a payload that was verified for another model, weights, formats, layout, salt or
+    /// adapter; [`TransferError::OtherKind`] for the payload of a request; [`TransferError::Cache`]. Nothing has
+    /// changed then, and the source was told.
     pub fn admit_prefix(
         &mut self,
         verified: &Verified,

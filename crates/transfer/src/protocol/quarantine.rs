@@ -1,5 +1,5 @@
-//! What nobody waits for and is not free: memory that a read may still write, to which other bytes came than were offered, or
-//! that the transport could not give back.
+//! Memory that is no longer needed but cannot be freed: a read may still write it, its bytes did not match the digests,
+//! or the transport could not give it back.
 
 use std::time::Duration;
 
@@ -8,40 +8,40 @@ use super::memory::Share;
 use crate::mistake::{Mistake, made};
 use crate::transport::{InFlight, TransportError};
 
-/// How long a transport that could not be made again is left alone.
+/// Time between two attempts to reopen a transport.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Memory that a read may write, which nobody waits for.
+/// Memory that a read may still write, of a transfer that has ended.
 #[derive(Debug)]
 pub(super) struct Quarantined {
     pub read: InFlight,
     pub share: Share,
     pub began: Duration,
-    /// The transport says that it has failed; so its end will never be known.
+    /// Whether the transport has reported an error. The end of a failed read is never known.
     pub failed: bool,
 }
 
-/// Memory that the transport has until it is ended: it could not give it back, or said that a read had ended whose bytes were
-/// not there.
+/// Memory that the transport holds until it is closed: it could not give the memory back, or it reported a read as
+/// ended whose bytes do not match the digests.
 #[derive(Debug)]
 struct Kept {
     share: Share,
     since: Duration,
 }
 
-/// What can be done with the transport.
+/// State of the transport.
 #[derive(Debug, Default)]
 enum State {
-    /// Everything.
+    /// Reads may begin.
     #[default]
     Open,
-    /// It is to be ended: no read begins.
+    /// It will be closed as soon as no read that is needed is under way; no read begins.
     Draining,
-    /// It was ended, and could not be made again.
+    /// It was closed, and could not be reopened.
     Gone(Gone),
 }
 
-/// A transport that could not be made again.
+/// A transport that could not be reopened: the number of attempts, the time of the last one, and its error.
 #[derive(Clone, Debug)]
 pub(super) struct Gone {
     tries: u32,
@@ -55,10 +55,10 @@ impl Gone {
     }
 }
 
-/// What nobody waits for and is not free, and what becomes of the transport for it.
+/// All quarantined memory, and the state of the transport.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
-    /// The last time that was told.
+    /// The time of the last call that passed one.
     pub now: Duration,
     reads: Vec<Quarantined>,
     kept: Vec<Kept>,
@@ -70,7 +70,7 @@ impl Quarantine {
         self.reads.push(memory);
     }
 
-    /// The transport has this memory until it is ended.
+    /// Adds memory that the transport holds until it is closed.
     pub fn keep(&mut self, share: Share) {
         self.kept.push(Kept { share, since: self.now });
     }
@@ -80,12 +80,12 @@ impl Quarantine {
         !matches!(self.state, State::Open)
     }
 
-    /// Whether nothing in it may be free without the end of the transport.
+    /// Whether no quarantined read can end by itself, so that only closing the transport frees memory.
     pub fn none_ends_by_itself(&self) -> bool {
         self.reads.iter().all(|memory| memory.failed)
     }
 
-    /// Refuses what needs a transport, if there is none.
+    /// [`TransferError::NoTransport`] while there is no transport.
     pub fn check_transport(&self) -> Result<(), TransferError> {
         match &self.state {
             State::Gone(gone) => Err(gone.error()),
@@ -93,7 +93,7 @@ impl Quarantine {
         }
     }
 
-    /// The transport was ended, and could not be made again.
+    /// Notes that the transport was closed, and could not be reopened.
     pub fn lose_transport(&mut self, error: &TransportError) -> Gone {
         let before = if let State::Gone(gone) = &self.state { gone.tries } else { 0 };
         let gone = Gone { tries: before + 1, tried: self.now, why: error.to_string() };
@@ -101,7 +101,7 @@ impl Quarantine {
         gone
     }
 
-    /// Whether there is no transport, and it can be tried again to make one; `None` if there is one.
+    /// While there is no transport: whether it is time for the next attempt to reopen it. `None` if there is one.
     pub fn is_to_be_made_again(&self) -> Option<bool> {
         match &self.state {
             State::Gone(gone) => Some(self.now.saturating_sub(gone.tried) >= RETRY_INTERVAL),
@@ -109,15 +109,15 @@ impl Quarantine {
         }
     }
 
-    /// Whether no read may begin from now on, since something has been in it until its second deadline. What that was may have
-    /// ended by itself since it was asked last.
+    /// Decides whether reads may begin: none may once any memory has reached its second deadline. Also lifts that
+    /// block, since the memory may have been freed since the last call. Returns whether reads are blocked.
     pub fn drain(&mut self, after: Duration) -> bool {
         let is_over = self.is_over(after);
         self.state = if is_over { State::Draining } else { State::Open };
         is_over
     }
 
-    /// All of it is free: the transport was ended, and made again.
+    /// Empties the quarantine after the transport was closed and reopened.
     pub fn clear(&mut self) {
         *self = Self { now: self.now, ..Self::default() };
     }
@@ -130,7 +130,7 @@ impl Quarantine {
         self.reads.is_empty() && self.kept.is_empty()
     }
 
-    /// Whether something has been in it until its second deadline.
+    /// Whether any memory has reached its second deadline, `after` past the begin of its read (or past `keep`).
     fn is_over(&self, after: Duration) -> bool {
         let counts = |memory: &&Quarantined| !memory.failed || !made(Mistake::FailedStay);
         let reads = self.reads.iter().filter(counts).map(|memory| memory.began);

@@ -1,4 +1,4 @@
-//! A request that comes, until all of it has been read.
+//! A request whose payload is being read.
 
 use std::time::Duration;
 
@@ -11,30 +11,31 @@ use crate::image::{Digests, ImageError, Manifest, check_end, decode_manifest};
 use crate::mistake::{Mistake, made};
 use crate::transport::{Descriptor, InFlight, Region, Registered};
 
-/// A request that somebody waits for.
+/// A transfer that was neither given up nor ended.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub id: TransferId,
     pub taken: Taken,
-    /// What was opened, without digests.
+    /// The manifest of the opening, without digests.
     pub opened: Manifest,
-    /// What was offered, once it was.
+    /// The manifest of the offer, once it has arrived.
     pub offered: Option<Manifest>,
     /// Where the payload is.
     pub from: Descriptor,
     pub memory: Memory,
     pub share: Share,
-    /// Of what was read to memory of the host.
+    /// Digests of the sections that were read to host memory so far.
     pub digests: Digests,
-    /// Bytes that the source has.
+    /// Bytes that the source has ready.
     pub ready: usize,
     /// Bytes that were read.
     pub done: usize,
-    /// Bytes that are read until [`Deadlines::read`](super::Deadlines::read) behind `began`, piece by piece.
+    /// The end, in bytes, of the pieces whose common deadline is [`Deadlines::read`](super::Deadlines::read) after
+    /// `began`.
     pub goal: usize,
     /// When the first of these pieces was begun.
     pub began: Duration,
-    /// When the source last said something, or the last read ended.
+    /// When the source last sent a message, or the last read ended.
     pub since: Duration,
 }
 
@@ -46,15 +47,15 @@ pub(super) enum Memory {
     /// A read writes it.
     Read {
         read: InFlight,
-        /// The end of what it reads.
+        /// The end, in bytes, of the piece that it reads.
         end: usize,
     },
-    /// The transport has it not, since it is made again.
+    /// Taken out of the transport while the transport is fenced.
     Out(Region),
 }
 
 impl Reading {
-    /// The source has more.
+    /// Notes that the source has more bytes ready.
     pub fn extend(&mut self, now: Duration, ready: &Ready) -> Result<(), TransferError> {
         let (asked, source_of) = (self.opened.source, ready.source);
         if source_of != asked {
@@ -69,7 +70,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The source has all of it.
+    /// Notes the offer: the source has all bytes ready.
     pub fn offer(&mut self, now: Duration, offer: &Offer) -> Result<(), TransferError> {
         let (manifest, behind) = decode_manifest(&offer.manifest)?;
         check_end(&offer.manifest, behind)?;
@@ -79,7 +80,7 @@ impl Reading {
             return Err(ImageError::OtherThanOpened { opened, found }.into());
         }
         if !is_opened {
-            // Their parts may be others.
+            // The parts may differ from those that were digested.
             self.digests = Digests::default();
         }
         self.ready = self.opened.payload_bytes() as usize;
@@ -88,7 +89,7 @@ impl Reading {
         Ok(())
     }
 
-    /// What was offered, if all of it has been read.
+    /// The manifest of the offer, if all bytes were read.
     pub fn take_whole(&mut self) -> Option<Manifest> {
         let is_whole = self.done as u64 == self.opened.payload_bytes();
         self.offered.take_if(|_| is_whole)

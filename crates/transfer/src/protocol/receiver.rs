@@ -1,4 +1,4 @@
-//! The target: reads, and their deadlines.
+//! The target: its reads, and their deadlines.
 
 use std::time::Duration;
 
@@ -16,91 +16,91 @@ use crate::transport::{
     Descriptor, MemoryKind, NotPosted, Polled, Region, RegionMut, Registered, Storage, Transport,
 };
 
-/// Most bytes that one read brings to memory of the host, so that they are in the CPU's cache when their digests are made.
+/// Most bytes of one read to host memory, so that they are still in the CPU's cache when they are hashed.
 const PIECE: usize = 4 << 20;
-/// Bytes that are taken for a payload of none.
+/// Bytes that an empty payload takes.
 const EMPTY_BYTES: u64 = 64 << 10;
 
-/// How long reads may take.
+/// Deadlines of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// After it a read is given up; its memory is quarantined until the read ends by itself.
+    /// When a read has taken this long, its transfer fails, and the memory is quarantined until the read ends.
     pub read: Duration,
-    /// After it, counted from where the read began, the transport is ended, so that the memory can be freed: of a read that
-    /// does not end, and of one that has failed. New reads wait for that until those under way have ended, for up to
-    /// [`Self::read`].
+    /// When this time has passed since the begin of a read that does not end or has failed, the transport is fenced to
+    /// free the memory. Reads that are still needed may end first, within [`Self::read`]; new reads wait for the fence.
     pub fence: Duration,
-    /// After it a request that was opened is given up, if meanwhile its source has said nothing and nothing was read.
+    /// An opened request fails if, for this long, its source has sent nothing and no read has ended.
     pub quiet: Duration,
 }
 
-/// What a receiver has done.
+/// Counters of a receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverStats {
     /// Requests that were begun or opened.
     pub begun: u64,
-    /// Payloads whose digests were right.
+    /// Payloads that matched their digests.
     pub verified: u64,
-    /// Payloads whose digests were not.
+    /// Payloads that did not match their digests.
     pub damaged: u64,
     /// Reads that failed.
     pub failed: u64,
     /// Reads that did not end in time.
     pub late: u64,
-    /// Requests whose source fell silent.
+    /// Requests that failed because their source fell silent.
     pub quiet: u64,
     /// Reads that ended in quarantine.
     pub ended_late: u64,
-    /// Times that the transport was ended, and made again.
+    /// How often the transport was closed and reopened.
     pub fences: u64,
-    /// Times that it could not be made again.
+    /// How often it could not be reopened.
     pub failed_fences: u64,
     /// Bytes that were read.
     pub bytes: u64,
-    /// Bytes that were read before their request was offered: while it was computed.
+    /// Bytes that were read before the offer of their request: while the request was computed.
     pub early_bytes: u64,
 }
 
-/// What a target reads. It reads each source once at a time, and none that was asked: what two receivers of one cache are
-/// offered must be different. Times count from whenever the caller likes.
+/// The reads of a target. It has at most one transfer per source at a time, and none of a source that was asked. Two
+/// receivers of one cache must not receive the same offer. Times are durations since an instant that the caller
+/// chooses.
 #[derive(Debug)]
 pub struct Receiver<T: Transport> {
     pub(super) transport: T,
-    /// Of which memory payloads are.
+    /// The memory for payloads.
     storage: Storage,
     pool: Pool,
-    /// Most bytes of one read to memory of the host.
+    /// Most bytes of one read to host memory.
     piece: usize,
     pub(super) deadlines: Deadlines,
     pub(super) budget: Budget,
     sources: Sources,
     pub(super) reading: Vec<Reading>,
     pub(super) quarantine: Quarantine,
-    /// What ended outside of [`Self::poll`], which says so the next time.
+    /// Transfers that ended outside of [`Self::poll`], which returns them at the next call.
     pub(super) ended: Vec<Ended>,
     pub(super) stats: ReceiverStats,
 }
 
-/// What a transfer did.
+/// The result of advancing a transfer.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Advanced {
     GoesOn(Reading),
     Verified(Verified),
 }
 
-/// What became of a transfer.
+/// The result of a transfer.
 pub type Ended = (TransferId, Result<Verified, TransferError>);
 
 impl<T: Transport> Receiver<T> {
-    /// A target whose reads take no more than `most_bytes` of host memory, quarantine and memory that is kept for the next ones
-    /// included.
+    /// A target whose reads take at most `most_bytes` of host memory, including quarantine and memory that is kept for
+    /// reuse.
     #[must_use]
     pub fn new(transport: T, deadlines: Deadlines, most_bytes: u64) -> Self {
         Self::with_storage(transport, deadlines, (Storage::host(), most_bytes))
     }
 
-    /// A target whose reads take no more than so many bytes of this memory, quarantine included: of the cache's own device
-    /// for instance, where payloads are unpacked.
+    /// A target whose reads take at most `most_bytes` of `storage`, including quarantine. Memory of the cache's own
+    /// device is an example: payloads are then unpacked from where they are.
     #[must_use]
     pub fn with_storage(
         transport: T,
@@ -125,15 +125,15 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// The same, but payloads come to memory of the host by reads of at most so many bytes, of 4 MiB otherwise. What one has
-    /// brought is digested before the next one begins. Payloads come to memory of a device by one read.
+    /// Sets the most bytes of one read; the default is 4 MiB. It applies if the storage is of the host: each piece is
+    /// hashed before the next one is read. A receiver whose storage is of a device reads a payload at once.
     #[must_use]
     pub fn with_pieces(self, bytes: usize) -> Self {
         Self { piece: bytes.max(1), ..self }
     }
 
-    /// Takes memory for a request that its source still computes. What the source says of it goes to [`Self::ready`] and
-    /// [`Self::offered`].
+    /// Takes memory for a request that its source still computes. Pass the source's later messages to [`Self::ready`]
+    /// and [`Self::offered`].
     ///
     /// # Errors
     /// As [`Self::begin`].
@@ -148,11 +148,11 @@ impl<T: Transport> Receiver<T> {
         Ok(self.add(reading))
     }
 
-    /// There is more of a request that was opened: [`Self::poll`] reads it.
+    /// Notes that more bytes of an opened request are ready: [`Self::poll`] reads them.
     ///
     /// # Errors
-    /// [`TransferError::NoSuchTransfer`], [`TransferError::OtherSource`], [`TransferError::Image`] for more bytes than it
-    /// has. Nothing has changed then.
+    /// [`TransferError::NoSuchTransfer`], [`TransferError::OtherSource`], [`TransferError::Image`] for more bytes than
+    /// the payload has. Nothing has changed then.
     pub fn ready(
         &mut self,
         now: Duration,
@@ -162,11 +162,12 @@ impl<T: Transport> Receiver<T> {
         self.find(id)?.extend(now, ready)
     }
 
-    /// A request that was opened is there: [`Self::poll`] reads the rest of it, and compares all with its digests.
+    /// Notes the offer of an opened request: [`Self::poll`] reads the rest of it, and compares all bytes with the
+    /// digests.
     ///
     /// # Errors
-    /// [`TransferError::NoSuchTransfer`], [`TransferError::Image`] for an offer of anything else than what was opened.
-    /// Nothing has changed then.
+    /// [`TransferError::NoSuchTransfer`], [`TransferError::Image`] for an offer that differs from the opening. Nothing
+    /// has changed then.
     pub fn offered(
         &mut self,
         now: Duration,
@@ -176,12 +177,13 @@ impl<T: Transport> Receiver<T> {
         self.find(id)?.offer(now, offer)
     }
 
-    /// Begins to read what was offered, all at once. Nothing is read of an offer that the target could not take.
+    /// Begins to read an offer that had no opening. Reads nothing if the target could not take the offer.
     ///
     /// # Errors
-    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`], [`TransferError::NoTransport`];
-    /// [`TransferError::TakenBefore`] and [`TransferError::AskedBefore`] for what came before. Nothing has changed then. Of a
-    /// source that was read in vain and not asked the same offer may begin again.
+    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`],
+    /// [`TransferError::NoTransport`]; [`TransferError::TakenBefore`] and [`TransferError::AskedBefore`] for an offer
+    /// that arrived before. Nothing has changed then. An offer whose read failed before its source was asked may begin
+    /// again.
     pub fn begin(
         &mut self,
         now: Duration,
@@ -198,7 +200,7 @@ impl<T: Transport> Receiver<T> {
         Ok(self.add(reading))
     }
 
-    /// Nobody waits for a transfer any more. Memory that a read may write is quarantined.
+    /// Gives a transfer up. Memory that a read may still write is quarantined.
     ///
     /// # Errors
     /// [`TransferError::NoSuchTransfer`].
@@ -230,7 +232,7 @@ impl<T: Transport> Receiver<T> {
         id
     }
 
-    /// Takes memory for a request, if it is one that the target could take.
+    /// Takes memory for a request, after checking that the target could take the request.
     fn expect(
         &mut self,
         now: Duration,
@@ -266,7 +268,8 @@ impl<T: Transport> Receiver<T> {
         Ok(reading)
     }
 
-    /// Begins to read what the source has, if no read goes on, and the transport is not to be ended first.
+    /// Begins to read what the source has ready, if no read of this transfer is under way and the transport does not
+    /// wait to be fenced.
     fn post(&mut self, now: Duration, mut reading: Reading) -> Result<Reading, TransferError> {
         let is_held = self.quarantine.holds_reads() && !made(Mistake::ReadsWhileDraining);
         let memory = match reading.memory {
@@ -294,9 +297,9 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// Memory of so many bytes: such as was used before, if there is some.
+    /// Memory of at least `needed` bytes, from the pool if possible.
     fn take_memory(&mut self, needed: u64) -> Result<(Share, Region), TransferError> {
-        // A request without tokens takes a mapping too: the budget bounds their number.
+        // An empty payload takes a mapping too. Counting bytes for it bounds the number of mappings.
         let needed = if needed == 0 { EMPTY_BYTES } else { needed };
         if let Some(region) = self.pool.take(self.storage.kind(), needed)
             && let Some(share) = self.budget.take(region.len() as u64)
@@ -325,8 +328,8 @@ impl<T: Transport> Receiver<T> {
         self.budget.take(needed).ok_or(none)
     }
 
-    /// Gives memory back that no read writes, for the next payload: each read into it has ended, as its transport says, and nothing
-    /// that came says otherwise.
+    /// Gives memory back for the next payload. Every read into it has ended, as the transport reports and the digests
+    /// do not contradict.
     pub(super) fn release(&mut self, memory: Registered, share: Share) {
         match self.transport.deregister(memory) {
             Ok(region) => self.pool.put(region),
@@ -334,9 +337,9 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// What has ended since the last call: verified, failed, or late. To be called again and again, also when nobody waits:
-    /// reads of requests that were opened begin here, quarantine ends here, and a transport that could not be made again is
-    /// tried again.
+    /// Advances all transfers, and returns those that have ended since the last call: verified, failed, or late. Call
+    /// it regularly, even when no transfer is open: it begins the reads of opened requests, frees quarantined memory,
+    /// and tries to reopen a transport that could not be reopened.
     pub fn poll(&mut self, now: Duration) -> Vec<Ended> {
         self.quarantine.now = now;
         for reading in std::mem::take(&mut self.reading) {
@@ -351,7 +354,7 @@ impl<T: Transport> Receiver<T> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Lets a transfer do what it can now.
+    /// Advances a transfer as far as it can go now.
     fn advance(&mut self, now: Duration, reading: Reading) -> Result<Advanced, TransferError> {
         let mut reading = self.post(now, reading)?;
         while let Memory::Read { read, end } = reading.memory {
@@ -401,7 +404,8 @@ impl<T: Transport> Receiver<T> {
         self.stats.early_bytes += if offered.is_none() { bytes as u64 } else { 0 };
     }
 
-    /// All that the source has was read.
+    /// Handles a transfer without a read under way: verifies it if it is complete, else checks whether its source is
+    /// silent.
     fn rest(&mut self, now: Duration, mut reading: Reading) -> Result<Advanced, TransferError> {
         let whole = reading.take_whole();
         let memory = match reading.memory {
@@ -410,7 +414,7 @@ impl<T: Transport> Receiver<T> {
         };
         let after = self.deadlines.quiet;
         if reading.done < reading.ready {
-            // It is the transport that is waited for, and not the source.
+            // The transfer waits for the transport, not for the source.
             reading.since = now;
         }
         match whole {
@@ -440,8 +444,8 @@ impl<T: Transport> Receiver<T> {
         let compared = self.transport.with_region(&mut memory, compare);
         if let Err(error) = compared.map_err(TransferError::from).flatten() {
             self.stats.damaged += 1;
-            // Perhaps the transport said too early that the read had ended, and the right bytes are still to come: it keeps the
-            // memory until it is ended, as that of reads that have failed.
+            // The transport may have reported the end of the read too early, and the right bytes may still arrive. So
+            // it keeps the memory until it is fenced, as for failed reads.
             self.quarantine.keep(share);
             return Err(error);
         }
@@ -457,26 +461,26 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// Bytes of memory that is taken: by reads, by payloads that were verified and not dropped, and by quarantine.
+    /// Bytes of memory that is taken: by reads, by verified payloads that were not dropped, and by quarantine.
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {
         self.budget.taken()
     }
 
-    /// Bytes of memory that payloads were in, and that is kept for the next ones: together with [`Self::taken_bytes`] no more
-    /// than the receiver may take.
+    /// Bytes of memory of former payloads that is kept for reuse. Together with [`Self::taken_bytes`] it stays within
+    /// the receiver's limit.
     #[must_use]
     pub fn idle_bytes(&self) -> u64 {
         self.pool.bytes()
     }
 
-    /// Requests that somebody waits for.
+    /// Number of transfers that have not ended.
     #[must_use]
     pub fn reads(&self) -> usize {
         self.reading.len()
     }
 
-    /// What it has done.
+    /// The counters.
     #[must_use]
     pub fn stats(&self) -> ReceiverStats {
         self.stats

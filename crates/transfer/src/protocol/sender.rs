@@ -1,4 +1,4 @@
-//! The source: what it offers, and whether it still holds it.
+//! The source: its offers, and whether it still holds them.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,24 +15,24 @@ use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source
 use crate::mistake::{Mistake, made};
 use crate::transport::{Descriptor, RegionMut, Registered, Storage, Transport, TransportError};
 
-/// A payload that is not whole, and why it cannot be offered.
+/// A draft that cannot be offered, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{1}")]
 pub struct NotOffered(pub Box<Draft>, pub TransferError);
 
-/// What a source offers. It holds the payload of each offer until that is claimed, given up by its target, taken back, or
-/// until its time ends. Times count from whenever the caller likes.
+/// The offers of a source. It holds the payload of each offer until the offer is claimed, given up by its target, taken
+/// back, or expired. Times are durations since an instant that the caller chooses.
 #[derive(Debug)]
 pub struct Sender<T: Transport> {
     transport: T,
-    /// Of which payloads are made.
+    /// The memory for payloads.
     storage: Storage,
-    /// Tells this sender from those that had its address before it.
+    /// A random number. It distinguishes this sender from earlier ones at the same address.
     epoch: u64,
     next: u64,
     /// Most bytes of drafts and offers.
     limit: u64,
-    /// Bytes of drafts and offers. A draft that is dropped is among them for ever, as its memory is.
+    /// Bytes of drafts and offers. A draft that is dropped counts for ever, since its memory is never freed.
     held: u64,
     offered: HashMap<u64, Offered>,
 }
@@ -45,28 +45,29 @@ struct Offered {
 }
 
 impl<T: Transport> Sender<T> {
-    /// A source of payloads in host memory, which are read by `transport`. Drafts and offers take no more than `most_bytes`
-    /// together.
+    /// A source of payloads in host memory, which targets read by `transport`. Drafts and offers together hold at most
+    /// `most_bytes`.
     #[must_use]
     pub fn new(transport: T, most_bytes: u64) -> Self {
         Self::with_storage(transport, (Storage::host(), most_bytes))
     }
 
-    /// A source of payloads in so many bytes of this memory, which `transport` reads: of the cache's own device for instance,
-    /// where they are packed.
+    /// A source of payloads in at most `most_bytes` of `storage`, which targets read by `transport`. Memory of the
+    /// cache's own device is an example: blocks are then packed straight into the payload.
     #[must_use]
     pub fn with_storage(transport: T, (storage, most_bytes): (Storage, u64)) -> Self {
-        // Random: std's keys for hashing are.
+        // Random, because std seeds its hasher randomly.
         let epoch = RandomState::new().hash_one("epoch");
         let (limit, offered) = (most_bytes, HashMap::new());
         Self { transport, storage, epoch, next: 1, limit, held: 0, offered }
     }
 
-    /// Memory for the payload of a request that will be so far, with these tokens: of a prompt, before it is computed.
+    /// Takes memory for the payload of a request that will be at the positions `at`, with these tokens: of a prompt,
+    /// before it is computed.
     ///
     /// # Errors
-    /// [`TransferError::Image`] for more or fewer tokens than positions; [`TransferError::MovedOn`] for a request that is
-    /// farther; [`TransferError::SenderFull`]; [`TransferError::Transport`].
+    /// [`TransferError::Image`] unless there are `at.trunk` tokens; [`TransferError::MovedOn`] for a request that is
+    /// past `at`; [`TransferError::SenderFull`]; [`TransferError::Transport`].
     pub fn draft<B: Backend>(
         &mut self,
         export: &Export<'_, B>,
@@ -89,7 +90,7 @@ impl<T: Transport> Sender<T> {
         Ok(Draft { memory, payload, manifest, id: export.id(), there: 0 })
     }
 
-    /// What the next payload will be called.
+    /// The source, epoch and lease, of the next payload.
     pub(super) fn next_source(&self) -> Source {
         Source { epoch: self.epoch, lease: self.next }
     }
@@ -98,7 +99,7 @@ impl<T: Transport> Sender<T> {
         &mut self.transport
     }
 
-    /// Memory for the payload of the next lease, and what peers need to read it.
+    /// Memory for the payload of the next lease, and the descriptor by which peers read it.
     pub(super) fn take_memory(
         &mut self,
         needed: u64,
@@ -116,14 +117,14 @@ impl<T: Transport> Sender<T> {
                 Ok((memory, payload))
             }
             Err(error) => {
-                // The transport keeps it if that fails.
+                // If this fails, the transport keeps the memory.
                 let _ = self.free(memory);
                 Err(error.into())
             }
         }
     }
 
-    /// Memory that the transport does not give back counts as held.
+    /// Frees memory. If the transport does not give it back, it still counts as held.
     pub(super) fn free(&mut self, memory: Registered) -> Result<(), TransportError> {
         let bytes = memory.len() as u64;
         self.transport.deregister(memory)?;
@@ -131,13 +132,13 @@ impl<T: Transport> Sender<T> {
         Ok(())
     }
 
-    /// Copies to a payload what is final now of its request and not there yet: blocks that are full, and all that is left
-    /// once the request is as far as the draft says.
+    /// Copies the parts of the request that are final and were not copied yet to the draft: full blocks, and everything
+    /// else once the request has reached the draft's positions.
     ///
     /// # Errors
-    /// [`TransferError::NotHeld`] for another sender's draft; [`TransferError::OtherRequest`]; [`TransferError::MovedOn`] for
-    /// a request that has gone past the draft's positions; [`TransferError::Cache`], [`TransferError::Transport`]. The draft
-    /// is as it was.
+    /// [`TransferError::NotHeld`] for another sender's draft; [`TransferError::OtherRequest`];
+    /// [`TransferError::MovedOn`] for a request that is past the draft's positions; [`TransferError::Cache`],
+    /// [`TransferError::Transport`]. The draft has as many parts as before.
     pub fn take<B: Backend>(
         &mut self,
         draft: &mut Draft,
@@ -162,25 +163,25 @@ impl<T: Transport> Sender<T> {
         Ok(draft.ready())
     }
 
-    /// Gives a payload up that was not offered.
+    /// Frees a draft without offering it.
     ///
     /// # Errors
-    /// [`TransferError::NotHeld`] for another sender's draft, which is dropped: that sender holds its bytes from then on.
-    /// [`TransferError::Transport`].
+    /// [`TransferError::NotHeld`] for another sender's draft, which is dropped: its bytes count as held by that sender
+    /// for ever. [`TransferError::Transport`].
     pub fn abandon(&mut self, draft: Draft) -> Result<(), TransferError> {
         self.check_own(&draft)?;
         Ok(self.free(draft.memory)?)
     }
 
-    /// Refuses another sender's draft, whose bytes are not among those that this one holds.
+    /// Refuses another sender's draft: its bytes are not in this sender's account.
     fn check_own(&self, draft: &Draft) -> Result<(), TransferError> {
         let source_of = draft.manifest.source;
         let is_own = source_of.epoch == self.epoch;
         if is_own { Ok(()) } else { Err(TransferError::NotHeld { source_of }) }
     }
 
-    /// Offers a payload that is whole: what goes over the control channel. It can be claimed until [`Self::expire`] is called
-    /// with a later time than `until`.
+    /// Offers a draft whose parts were all copied. Returns the message for the control channel. The offer can be
+    /// claimed until [`Self::expire`] is called with a time later than `until`.
     ///
     /// # Errors
     /// [`TransferError::NotWhole`], and [`TransferError::NotHeld`] for another sender's draft, with the draft.
@@ -197,7 +198,7 @@ impl<T: Transport> Sender<T> {
         Ok(self.hold((memory, payload), &manifest, until))
     }
 
-    /// From now on it can be claimed.
+    /// Enters a payload as an offer, which can be claimed from now on.
     pub(super) fn hold(
         &mut self,
         (memory, payload): (Registered, Descriptor),
@@ -208,30 +209,30 @@ impl<T: Transport> Sender<T> {
         Offer { manifest: manifest.encode(), payload }
     }
 
-    /// A target has all bytes and is about to admit the request: whether it may. It may once, and only while the source
-    /// holds what it offered; from then on the request is the target's, and the source gives its own up.
+    /// A target has all bytes and asks whether it may admit the request. `true` once, and only while the sender holds
+    /// the offer. The request then belongs to the target, and the caller releases its own copy.
     pub fn claim(&mut self, source: Source) -> bool {
         source.epoch == self.epoch && self.take_back(source.lease)
     }
 
-    /// A target says that it does not want what it was offered, and has not admitted it: its memory is free. `false` if the
-    /// offer was claimed, taken back or ended before, or is another sender's. Then this says nothing of who has the request: the
-    /// target whose claim was answered with yes, or nobody, if that is the one that gives up.
+    /// A target reports that it does not want its offer and has not admitted it: frees the memory. `false` if the offer
+    /// was claimed, taken back or expired before, or is another sender's. `false` does not say who has the request: the
+    /// target whose claim was answered with yes, or no cache at all if that target is the one that gives up.
     pub fn give_up(&mut self, source: Source) -> bool {
         source.epoch == self.epoch && self.take_back(source.lease)
     }
 
-    /// Takes an offer back: nobody can claim it any more, and its memory is free for something else. `false` if it was
-    /// claimed, or taken back before.
+    /// Takes an offer back: it can no longer be claimed, and its memory is free. `false` if it was claimed or taken
+    /// back before.
     pub fn take_back(&mut self, lease: u64) -> bool {
         let Some(Offered { memory, .. }) = self.offered.remove(&lease) else { return false };
-        // A failed call keeps the memory, and the lease is over all the same.
+        // If this fails, the transport keeps the memory; the lease is over in any case.
         let _ = self.free(memory);
         true
     }
 
-    /// Takes back all offers whose time is before `now`: which. Their requests are the caller's again, to go on here or to be
-    /// released.
+    /// Takes back all offers whose time is before `now`, and returns their sources. Their requests belong to the caller
+    /// again, which can continue or release them.
     pub fn expire(&mut self, now: Duration) -> Vec<Source> {
         let is_over = |offered: &Offered| offered.until < now && !made(Mistake::LeaseIgnored);
         let over = self.offered.iter().filter(|(_, offered)| is_over(offered));
@@ -242,7 +243,7 @@ impl<T: Transport> Sender<T> {
         leases.into_iter().map(|lease| Source { epoch, lease }).collect()
     }
 
-    /// Offers that nobody has claimed yet.
+    /// Number of offers that were not claimed yet.
     #[must_use]
     pub fn offers(&self) -> usize {
         self.offered.len()
@@ -255,7 +256,8 @@ impl<T: Transport> Sender<T> {
     }
 }
 
-/// Lets `copy` write bytes of a payload, in the memory of its cache's device if it is there; their sections.
+/// Lets `copy` write bytes of a payload: in place if the payload is in host memory or on `device`, else through host
+/// memory. Returns the sections with their digests.
 pub(super) fn fill<B: Backend>(
     (mut payload, bytes): (RegionMut<'_>, Range<usize>),
     (sections, device): (&[Section], &Device<B>),
@@ -268,7 +270,7 @@ pub(super) fn fill<B: Backend>(
         let part = all.slice(bytes.start as u64, bytes.len() as u64);
         copy(PartsMut::Device(part.expect("the payload has all its parts")))?;
     } else {
-        // Of another device.
+        // The payload is on another device.
         let mut own = vec![0; bytes.len()];
         copy(PartsMut::Host(&mut own))?;
         payload.write(bytes.start, &own)?;
@@ -277,7 +279,7 @@ pub(super) fn fill<B: Backend>(
     Ok(digests.map(|(&Section { part, .. }, digest)| Section { part, digest }).collect())
 }
 
-/// Copies parts of a request, one behind the other.
+/// Copies parts of a request to `into`, without gaps.
 fn copy<B: Backend>(
     export: &mut Export<'_, B>,
     parts: Range<usize>,
@@ -291,6 +293,6 @@ fn copy<B: Backend>(
     if !blocks.is_empty() {
         export.blocks_to(blocks.start as u32..blocks.end as u32, into.part(0..state))?;
     }
-    // The state is final as a whole.
+    // The parts of the state all become final at once.
     if parts.end > held { export.state_to(into.part(state..state + of_state)) } else { Ok(()) }
 }

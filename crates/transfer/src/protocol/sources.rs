@@ -1,4 +1,4 @@
-//! Which sources a target reads, and which it has asked or given up: an offer that comes twice is taken once.
+//! Which sources a target reads, and which it has asked or given up. So an offer that arrives twice is taken once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,26 +8,27 @@ use super::error::{REMEMBERED, TransferError};
 use crate::image::Source;
 use crate::mistake::{Mistake, made};
 
-/// What a receiver and its payloads know of sources together.
+/// What a receiver and its payloads know about sources. The payloads share it with the receiver.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Those that are read, and those whose payload was verified and is not dropped.
+    /// Sources that are being read, and those whose payload was verified and not yet dropped.
     here: HashSet<Source>,
     asked: Asked,
 }
 
-/// Sources that were asked. A control channel may keep an answer for ever, and gives it to whoever asks for that source: so none
-/// is ever asked again. Of those that are too many to remember, only the last lease of each sender is known: a sender counts its
-/// leases up, so that an offer which is older may have been asked for, and is refused.
+/// Sources that were asked or given up. None of them is asked again, because a control channel may keep an old answer
+/// and return it to the next question about the same source. The last [`REMEMBERED`] sources are known one by one. Of
+/// older ones only the highest lease of each sender is kept: a sender counts its leases up, so an offer with that lease
+/// or a lower one may have been asked for, and is refused.
 #[derive(Debug, Default)]
 struct Asked {
     all: HashSet<Source>,
-    /// The same, in the order in which they were asked.
+    /// The sources of `all`, in the order in which they were added.
     order: VecDeque<Source>,
-    /// By epoch: the last lease that is not remembered.
+    /// By epoch: the highest lease that is no longer in `all`.
     forgotten: HashMap<u64, u64>,
 }
 
@@ -50,7 +51,8 @@ impl Asked {
     }
 }
 
-/// A source that is read, or whose payload was verified. Nobody else reads it until this is dropped, nor later if it was asked.
+/// A source that is being read, or whose payload was verified. No other transfer can take it until this is dropped; if
+/// it was asked or given up, none can afterwards either.
 #[derive(Debug)]
 pub(super) struct Taken {
     source: Source,
@@ -60,11 +62,11 @@ pub(super) struct Taken {
 
 impl Sources {
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Sets are whole whoever panicked.
+        // The sets are consistent even if another thread has panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a source to read it.
+    /// Takes a source to read it. Errors: [`TransferError::AskedBefore`], [`TransferError::TakenBefore`].
     pub fn take(&self, source: Source) -> Result<Taken, TransferError> {
         let mut known = self.known();
         let is_checked = !made(Mistake::OffersRepeat);
@@ -79,12 +81,12 @@ impl Sources {
 }
 
 impl Taken {
-    /// The source is told that nobody here needs it any more: it is read no more, as its memory may be somebody else's.
+    /// Notes that the source is given up. It is not read again, since its memory may be reused for another payload.
     pub fn given_up(&self) {
         self.sources.known().asked.add(self.source, REMEMBERED);
     }
 
-    /// Whether the source was asked for this payload before; from now on it was.
+    /// Returns whether the source was asked for this payload before, and marks it as asked.
     pub fn was_asked(&self) -> bool {
         let before = self.was_asked.swap(true, Ordering::Relaxed);
         if !before {
@@ -104,11 +106,11 @@ impl Drop for Taken {
 mod tests {
     use super::*;
 
-    /// What was asked is refused for ever, whether it is remembered or not; and what is newer is not.
+    /// Sources that were asked stay refused, whether remembered one by one or not; newer ones are accepted.
     #[test]
     fn what_was_asked_stays_so() {
         let (mut asked, most) = (Asked::default(), 4);
-        // Each sender's leases in another order than they were offered in.
+        // The leases of each sender, in an order that differs from the order of the offers.
         let leases = [1, 2, 4, 3, 8, 6, 10, 9, 12];
         let of = |epoch| move |lease| Source { epoch, lease };
         for (count, &lease) in leases.iter().enumerate() {
@@ -123,7 +125,7 @@ mod tests {
             assert!(asked.all.len() == asked.order.len() && asked.all.len() <= most);
         }
         assert_eq!(asked.forgotten, HashMap::from([(7, 10), (11, 10)]));
-        // Nobody knows whether these were asked; those behind them were not.
+        // It is not known whether these were asked; later leases were not.
         assert!([5, 7].iter().all(|&lease| asked.has(of(7)(lease))));
         assert!([11, 13].iter().all(|&lease| !asked.has(of(7)(lease))));
         assert!(!asked.has(of(5)(1)), "another sender");

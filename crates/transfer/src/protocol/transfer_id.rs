@@ -1,11 +1,11 @@
-//! The name of a transfer.
+//! The id of a transfer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::image::Source;
 use crate::mistake::{Mistake, made};
 
-/// Which transfer. No two of a process are equal, of whichever receivers they are.
+/// Identifies a transfer. Unique in the process, also across receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TransferId {
     number: u64,
@@ -13,7 +13,7 @@ pub struct TransferId {
 }
 
 impl TransferId {
-    /// A transfer from there.
+    /// A new transfer from `source`.
     pub(super) fn new(source: Source) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number =
@@ -21,8 +21,8 @@ impl TransferId {
         Self { number, source }
     }
 
-    /// What the source holds for it: what a target names that gives the transfer up
-    /// ([`Control::give_up`](super::Control::give_up)).
+    /// The lease at the source. A target that gives the transfer up names it in
+    /// [`Control::give_up`](super::Control::give_up).
     #[must_use]
     pub const fn source(self) -> Source {
         self.source

@@ -36,7 +36,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// What it says of itself.
+    /// The manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
@@ -45,25 +45,25 @@ impl Verified {
     /// Its bytes.
     ///
     /// # Panics
-    /// If they are in memory of a device ([`Self::kind`]); [`Self::copy`] copies them.
+    /// If they are in device memory ([`Self::kind`]); [`Self::copy`] copies them.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.region.bytes()[..self.bytes()]
     }
 
-    /// How many bytes it has.
+    /// Number of bytes of the payload.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.manifest.payload_bytes() as usize
     }
 
-    /// In which kind of memory they are.
+    /// The kind of memory that holds the bytes.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.region.kind()
     }
 
-    /// A copy of its bytes in memory of the host.
+    /// A copy of its bytes in host memory.
     ///
     /// # Errors
     /// [`TransportError::Device`].
@@ -73,7 +73,8 @@ impl Verified {
         Ok(bytes)
     }
 
-    /// Its bytes for a cache on a device: where they are, or copied to the host if they are on another device.
+    /// Its bytes for a cache on `device`: in place if they are on that device or in host memory, and as a copy in host
+    /// memory if they are on another device.
     pub(super) fn parts<B: Backend>(
         &self,
         device: &Device<B>,
@@ -87,7 +88,8 @@ impl Verified {
     }
 }
 
-/// Compares the bytes of a payload with their digests, of which these are known already.
+/// Compares the bytes of a payload with the digests of its manifest. `known` has the digests that were computed while
+/// the payload was read.
 pub(super) fn verify(
     manifest: &Manifest,
     region: &Region,

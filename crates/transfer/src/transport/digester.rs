@@ -1,4 +1,4 @@
-//! Digests of payloads in memory of a device, by its kernel.
+//! Digests of payloads in device memory, by the kernel `digest_sections`.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use dsv4_kv::device::{Backend, Buffer, DeviceError, Stream};
 use dsv4_kv::ops::{self, DIGEST_RECORD, SectionRecords};
 use twox_hash::XxHash3_128;
 
-/// Sections of a launch.
+/// Most sections of one launch.
 const SECTIONS: usize = 1024;
-/// Bytes of a word: sections begin and end at multiples of it.
+/// Bytes of a word. Sections begin and end at multiples of it.
 const WORD: usize = 8;
 
-/// What the kernel reads and writes besides payloads.
+/// The buffers of the kernel, besides the payload.
 pub(super) struct Digester<B: Backend> {
     stream: Stream<B>,
     /// `[48]` u32.
@@ -39,13 +39,13 @@ impl<B: Backend> Digester<B> {
         Ok(digester)
     }
 
-    /// Whether the kernel can: sections of whole words, whose numbers have 32 bits.
+    /// Whether the kernel can digest these sections: they begin and end at whole words, whose indices fit in 32 bits.
     pub fn takes(sections: &[Range<usize>]) -> bool {
         let is_word = |at: usize| at.is_multiple_of(WORD) && u32::try_from(at / WORD).is_ok();
         sections.iter().all(|of| is_word(of.start) && is_word(of.end))
     }
 
-    /// xxh3-128 of each section of a payload. Waits for the device.
+    /// xxh3-128 of each section of a payload; sections are byte ranges. Waits for the device.
     pub fn digests(
         &mut self,
         payload: &Buffer<B, u8>,
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// A section behind 32 GiB would be digested where the lower half of its number is.
+    /// The kernel must not get a section that ends beyond 32 GiB: its word index would be truncated to 32 bits.
     #[test]
     fn a_section_that_the_kernel_cannot_name_is_not_its() {
         let takes = |of: Range<usize>| Digester::<Emulator>::takes(&[of]);

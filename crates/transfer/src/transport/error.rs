@@ -1,4 +1,4 @@
-//! Why a transport fails.
+//! Reasons why a transport fails.
 
 use std::io;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Why a transport fails.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// The host has no such memory.
+    /// The host cannot allocate this much memory.
     #[error("no {bytes} bytes of memory to read into: {error}")]
     Memory {
         /// Bytes wanted.
@@ -15,16 +15,16 @@ pub enum TransportError {
         /// Why.
         error: io::Error,
     },
-    /// The device has no such memory, or failed.
+    /// The device cannot allocate the memory, or failed.
     #[error("memory of a device for payloads: {0}")]
     Device(#[from] dsv4_kv::device::DeviceError),
-    /// Memory of a device, of which the host sees no bytes.
+    /// The memory is on a device, where the host cannot access its bytes.
     #[error("the bytes of memory {id} are on a device; copy them by `with_region`")]
     OnDevice {
         /// Which memory.
         id: u64,
     },
-    /// Memory of a kind that the transport does not know.
+    /// The transport does not support this kind of memory.
     #[error("{transport} moves no memory of this kind: {kind:?}")]
     Kind {
         /// Which transport.
@@ -32,7 +32,7 @@ pub enum TransportError {
         /// Which kind.
         kind: super::MemoryKind,
     },
-    /// Memory of another transport, or of before a fence.
+    /// The memory belongs to another transport, or was registered before a fence.
     #[error("memory {id} is not registered with this transport")]
     Unknown {
         /// Which memory.
@@ -46,26 +46,26 @@ pub enum TransportError {
         /// Which memory.
         id: u64,
     },
-    /// What a peer sent is no descriptor of this transport, or of memory that is not there any more.
+    /// The peer's message is not a descriptor of this transport, or its memory is gone.
     #[error("the descriptor names no memory that can be read: {why}")]
     Descriptor {
         /// What is wrong with it.
         why: String,
     },
-    /// Bytes that memory does not have.
+    /// The range lies outside of the memory.
     #[error("bytes {}..{} of memory that has {len}", bytes.start, bytes.end)]
     Outside {
         /// Which bytes.
         bytes: Range<usize>,
-        /// How many it has.
+        /// Bytes that the memory has.
         len: usize,
     },
-    /// The peer's memory is shorter than what is to be read.
+    /// The peer's memory ends before the end of the range.
     #[error("the peer's memory has {found} bytes, and {needed} are to be read")]
     TooShort {
-        /// Bytes to be read.
+        /// The end of the range.
         needed: usize,
-        /// Bytes there are.
+        /// Bytes that the peer's memory has.
         found: usize,
     },
     /// A file cannot be read or written.
@@ -76,12 +76,12 @@ pub enum TransportError {
         /// Why.
         error: io::Error,
     },
-    /// NIXL's library is not there, or cannot be loaded.
+    /// NIXL's library was not found, or cannot be loaded.
     #[error(
         "NIXL's C library cannot be loaded from {path}: {why}; name libnixl_capi.so of a NIXL wheel by DSV4_NIXL or in the options"
     )]
     NoLibrary {
-        /// Where it was looked for.
+        /// The path that was tried.
         path: PathBuf,
         /// Why.
         why: String,
@@ -100,7 +100,7 @@ pub enum TransportError {
         /// What it returned.
         status: i32,
     },
-    /// NIXL does not take memory of a GPU.
+    /// NIXL cannot register memory of a GPU.
     #[error(
         "register_mem of NIXL failed with status {status} for memory of a GPU: UCX tells it from memory of the host only if it finds libcudart.so.12, as the PyPI package nvidia-cuda-runtime-cu12 has it; name its directory in LD_LIBRARY_PATH"
     )]
@@ -108,7 +108,8 @@ pub enum TransportError {
         /// What the function returned.
         status: i32,
     },
-    /// What a transport that is made to fail says.
+    /// Another failure: of a peer that was made to fail by a test, of a plugin's name, or no agent after a failed
+    /// fence.
     #[error("the read failed: {why}")]
     Failed {
         /// Why.

@@ -1,4 +1,4 @@
-//! Through a directory that source and target both see.
+//! A transport through a directory that source and target share.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -12,32 +12,33 @@ use super::{
     TransportError,
 };
 
-/// A transport through files: a source's memory is a file once it is published, which has the bytes that were flushed, and is
-/// removed when the memory is given up. A read is done when it is posted.
+/// A transport through files. Published memory has a file with the bytes that were flushed. The file is removed when
+/// the memory is deregistered. A read is complete when `post` returns.
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
-    /// Tells its files from those of all others, also of a process of the same number in another container.
+    /// A random number in the file names. It distinguishes the files of this transport from all others, even from those
+    /// of a process with the same id in another container.
     token: u64,
     regions: HashMap<u64, Held>,
-    /// Memory that has a file.
+    /// Ids of the memory that has a file.
     published: HashSet<u64>,
 }
 
 impl Files {
-    /// Through `directory`, which is made if it is not there.
+    /// A transport through `directory`, which is created if it does not exist.
     ///
     /// # Errors
     /// [`TransportError::File`].
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self, TransportError> {
         let directory = directory.into();
         fs::create_dir_all(&directory).map_err(|error| failed(&directory, error))?;
-        // Random: std's keys for hashing are.
+        // Random, because std seeds its hasher randomly.
         let token = RandomState::new().hash_one("files");
         Ok(Self { directory, token, regions: HashMap::new(), published: HashSet::new() })
     }
 
-    /// What the file of memory is called.
+    /// The file name of memory `id`.
     fn name(&self, id: u64) -> String {
         format!("{:016x}-{id}.payload", self.token)
     }
@@ -118,7 +119,7 @@ impl Transport for Files {
         Ok(work(self.region(memory.id())?))
     }
 
-    /// Makes a file of zeros.
+    /// Creates a file of zeros; [`Self::flush`] writes the bytes.
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
         let (id, len) = (memory.id(), self.region(memory.id())?.len());
         let name = self.name(id);
@@ -133,7 +134,7 @@ impl Transport for Files {
         let (path, start) = (self.directory.join(self.name(memory.id())), bytes.start as u64);
         let region = self.region(memory.id())?;
         let len = region.len();
-        // Before memory is taken for them.
+        // Checked before a buffer for the range is allocated.
         if bytes.start > bytes.end || bytes.end > len {
             return Err(TransportError::Outside { bytes, len });
         }
@@ -175,7 +176,7 @@ impl Transport for Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // What cannot be removed is found by whoever cleans the directory.
+        // Files that cannot be removed stay in the directory.
         let _ = self.fence();
     }
 }

@@ -1,4 +1,4 @@
-//! Within a process: for tests, and for caches of several devices of one host.
+//! A transport within a process: for tests, and for caches on several devices of one host.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use super::{
     TransportError,
 };
 
-/// The memory that the loopbacks of a process share.
+/// The memory that several loopbacks share.
 #[derive(Clone, Debug, Default)]
 pub struct Fabric(Arc<Mutex<HashMap<u64, Held>>>);
 
@@ -18,8 +18,8 @@ impl Fabric {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes registered memory as hardware does: without asking who has its token. `false` if there is none of that
-    /// number.
+    /// Writes registered memory as hardware does, regardless of its tokens. `false` if no memory has this id, or if the
+    /// range lies outside of it.
     pub fn write(&self, id: u64, at: usize, bytes: &[u8]) -> bool {
         let mut regions = self.regions();
         let held = regions.get_mut(&id);
@@ -29,8 +29,8 @@ impl Fabric {
     /// Bytes of the memory that a descriptor names.
     ///
     /// # Errors
-    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Outside`] for a range that ends before
-    /// it begins, [`TransportError::Device`].
+    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Outside`] for a range that ends
+    /// before it begins, [`TransportError::Device`].
     pub fn read(&self, from: &Descriptor, bytes: Range<usize>) -> Result<Vec<u8>, TransportError> {
         let id = from.0.as_array::<8>().map(|&id| u64::from_le_bytes(id));
         let regions = self.regions();
@@ -50,7 +50,7 @@ impl Fabric {
     }
 }
 
-/// A transport whose peers are in this process. A read is done when it is posted.
+/// A transport whose peers are in this process. A read is complete when `post` returns.
 #[derive(Debug)]
 pub struct Loopback {
     fabric: Fabric,
@@ -58,13 +58,13 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// A peer of all others of this fabric.
+    /// A new peer in this fabric.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
         Self { fabric: fabric.clone(), own: Vec::new() }
     }
 
-    /// Refuses memory of the fabric's other peers.
+    /// Refuses memory of other peers in the fabric.
     fn check_own(&self, id: u64) -> Result<(), TransportError> {
         if self.own.contains(&id) { Ok(()) } else { Err(TransportError::Unknown { id }) }
     }
@@ -102,7 +102,7 @@ impl Transport for Loopback {
         Ok(Descriptor(memory.id().to_le_bytes().to_vec()))
     }
 
-    /// Peers see all bytes as they are.
+    /// Only checks the range: peers always see the current bytes.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         self.check_own(memory.id())?;
         let len = memory.len();
@@ -147,7 +147,7 @@ impl Transport for Loopback {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        // Nothing is under way between calls.
+        // No read is under way between calls, so the memory can be freed.
         let _ = self.fence();
     }
 }

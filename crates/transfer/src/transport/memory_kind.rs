@@ -1,15 +1,15 @@
 //! Kinds of memory.
 
-/// Which kind of memory something is.
+/// The kind of memory in which a payload lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Of the host.
+    /// Memory of the host.
     Host,
-    /// Of a GPU.
+    /// Memory of a GPU.
     Cuda {
         /// The driver's number of the GPU.
         ordinal: u32,
     },
-    /// Of an emulated device, which only its own process can reach.
+    /// Memory of an emulated device, which only its own process can reach.
     Emulated,
 }

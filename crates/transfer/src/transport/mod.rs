@@ -1,20 +1,20 @@
-//! Ways by which payloads come: a target reads memory that a source has registered.
+//! Ways to move payloads: a target reads memory that a source has registered.
 //!
-//! A transport owns the memory that is registered with it. Who uses it has a token: [`Registered`] for memory that nobody
-//! writes, [`InFlight`] for memory that a read may write at any time. A token cannot be copied, and a read takes the
-//! first and gives the second, so that memory that is being written is neither looked at, nor read into again, nor freed,
-//! as long as the program compiles. Only who has the memory itself, as [`Held`], can say that a read into it has ended: its
-//! transport. There is no call that ends a read: what transports call cancelling lets bytes arrive
-//! later ([ai-dynamo/nixl#2067](https://github.com/ai-dynamo/nixl/issues/2067)). Only [`Transport::fence`] does, which
-//! ends the transport's own life with it.
+//! A transport owns the memory that is registered with it. Its users have a token: [`Registered`] for memory that no
+//! read writes, [`InFlight`] for memory that a read may write at any time. A token cannot be copied, and a read takes a
+//! `Registered` and returns an `InFlight`. So a program that compiles cannot look at memory that is being written, read
+//! into it again, or free it. Only the owner of the memory itself ([`Held`]), the transport, can declare that a read
+//! into it has ended. No call cancels a read: bytes may still arrive after what transports call cancelling
+//! ([ai-dynamo/nixl#2067](https://github.com/ai-dynamo/nixl/issues/2067)). Only [`Transport::fence`] stops reads, by
+//! closing the whole transport and opening it again.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `mod.rs` | [`Transport`] |
-//! | `token.rs` | who may do what with memory, and what has become of a read |
+//! | `token.rs` | who may do what with memory, and the state of a read |
 //! | `region.rs`, `storage.rs` | memory that can be registered: of the host, of a device |
-//! | `on_device.rs`, `digester.rs` | memory of a device, and digests of what is there |
-//! | `error.rs` | why a transport fails |
+//! | `on_device.rs`, `digester.rs` | memory of a device, and digests that are computed there |
+//! | `error.rs` | reasons why a transport fails |
 //! | `loopback.rs` | within a process |
 //! | `file.rs` | through a directory |
 //! | `nixl/` | NIXL, from a shared library that is found at run time; feature `nixl` |
@@ -43,35 +43,37 @@ pub use token::{Held, InFlight, Polled, Registered};
 
 use std::ops::Range;
 
-/// What a peer needs to read registered memory. It goes over the control channel; only its transport understands it.
+/// The address of registered memory, by which a peer reads it. It is sent over the control channel; only transports of
+/// the same kind understand it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor(pub Vec<u8>);
 
-/// A read that was not begun, and the memory that it would have written.
+/// A read that could not begin: the memory into which it would have read, and the error.
 #[derive(Debug)]
 pub struct NotPosted(pub Registered, pub TransportError);
 
 /// Reads of memory of other processes, or machines.
 ///
-/// The tokens help programs, and no more than that: a transport whose reads go on behind its calls records itself which memory
-/// they may write, and refuses that in all calls but [`Self::poll`] and [`Self::fence`] ([`TransportError::Read`]).
+/// The tokens only guard against programming errors. A transport whose reads go on between its calls must itself record
+/// which memory they may write, and refuse that memory in all calls except [`Self::poll`] and [`Self::fence`]
+/// ([`TransportError::Read`]).
 ///
-/// Calls may block, [`Self::post`] for as long as the bytes take where they are copied by the CPU: so they belong in a
-/// thread of their own.
+/// Calls may block. [`Self::post`] may block for the whole copy if the CPU copies the bytes. So call a transport from a
+/// thread of its own.
 pub trait Transport {
-    /// Takes memory, for peers to read or to be read into.
+    /// Registers memory, which peers can read or into which this side reads.
     ///
     /// # Errors
     /// [`TransportError`].
     fn register(&mut self, region: Region) -> Result<Registered, TransportError>;
 
-    /// Takes memory back, which peers cannot read any more from now on.
+    /// Gives registered memory back. Peers cannot read it from now on.
     ///
     /// # Errors
-    /// [`TransportError`]; the memory is kept until the transport ends then.
+    /// [`TransportError`]; the transport then keeps the memory until it ends.
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError>;
 
-    /// Lets `work` see and change memory. It must not call a transport of the same fabric, which may wait for this call's end.
+    /// Lets `work` read and change memory. `work` must not call a transport of the same fabric: that may deadlock.
     ///
     /// # Errors
     /// [`TransportError::Unknown`] for memory of another transport, or that was given up by [`Self::fence`].
@@ -81,7 +83,7 @@ pub trait Transport {
         work: impl FnOnce(RegionMut<'_>) -> R,
     ) -> Result<R, TransportError>;
 
-    /// Lets `work` see and change the bytes of memory of the host.
+    /// Lets `work` read and change the bytes of host memory.
     ///
     /// # Errors
     /// As [`Self::with_region`]; [`TransportError::OnDevice`] for memory of a device.
@@ -97,22 +99,23 @@ pub trait Transport {
         })?
     }
 
-    /// What peers need to read the memory. They see bytes as they were at the last [`Self::flush`], or as they are later.
+    /// Lets peers read the memory, and returns the descriptor that they need. They see bytes as they were at the last
+    /// [`Self::flush`], or newer ones.
     ///
     /// # Errors
     /// [`TransportError`].
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError>;
 
-    /// Lets peers see bytes of published memory as they are now.
+    /// Lets peers see the current contents of a range of published memory.
     ///
     /// # Errors
     /// [`TransportError`], [`TransportError::Outside`].
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError>;
 
-    /// Begins to read bytes of a peer's memory into the same place of `into`.
+    /// Begins to read `bytes` of a peer's memory into the same range of `into`.
     ///
     /// # Errors
-    /// [`NotPosted`], if nothing was begun.
+    /// [`NotPosted`] if no read was begun.
     fn post(
         &mut self,
         into: Registered,
@@ -120,14 +123,14 @@ pub trait Transport {
         from: &Descriptor,
     ) -> Result<InFlight, NotPosted>;
 
-    /// What has become of a read.
+    /// The state of a read.
     fn poll(&mut self, read: InFlight) -> Polled;
 
-    /// Ends everything: after it no read writes anything, all memory is given up, and all tokens are void. New memory can be
-    /// registered.
+    /// Closes the transport and opens it again. Afterwards no earlier read writes anything, all memory is unregistered
+    /// and dropped, and all tokens are void. New memory can be registered.
     ///
     /// # Errors
-    /// [`TransportError`]. Reads may go on then, and nothing can be registered or read before a call of this has succeeded: it
-    /// may be called again.
+    /// [`TransportError`]. Reads may then still go on, and nothing can be registered or read until a further call
+    /// succeeds.
     fn fence(&mut self) -> Result<(), TransportError>;
 }

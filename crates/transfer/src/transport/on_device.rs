@@ -1,4 +1,4 @@
-//! Memory of a device, whichever it is.
+//! Memory of a device of any backend.
 
 use std::any::Any;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::digester::Digester;
 use super::memory_kind::MemoryKind;
 use crate::image::digests;
 
-/// What computes digests for all memory of a storage, once somebody needs it.
+/// The digester of all memory of one storage. It is created at its first use.
 pub(super) type SharedDigester<B> = Arc<Mutex<Option<Digester<B>>>>;
 
 /// Memory of a device.
@@ -28,16 +28,16 @@ pub(super) trait OnDevice: Send + Sync + fmt::Debug {
     /// Copies bytes to it, and waits for that.
     fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError>;
 
-    /// xxh3-128 of ranges of its bytes. Waits for the device.
+    /// xxh3-128 of each of these ranges of its bytes. Waits for the device.
     fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError>;
 
-    /// Makes its context the thread's.
+    /// Makes the device's context current in the calling thread.
     fn enter(&self) -> Result<(), DeviceError>;
 
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Memory of a device, which is this one's alone.
+/// A buffer of a device, owned by this value alone.
 pub(super) struct DeviceBytes<B: Backend> {
     stream: Stream<B>,
     buffer: Buffer<B, u8>,
@@ -46,7 +46,7 @@ pub(super) struct DeviceBytes<B: Backend> {
 }
 
 impl<B: Backend> DeviceBytes<B> {
-    /// A buffer that nobody else has.
+    /// Takes a buffer that has no other owner.
     pub fn new(
         stream: Stream<B>,
         buffer: Buffer<B, u8>,
@@ -88,7 +88,8 @@ impl<B: Backend> OnDevice for DeviceBytes<B> {
             self.read(0, &mut bytes)?;
             return Ok(digests(&bytes, sections));
         }
-        // A digester is made whole or not at all, and each launch writes anew what it reads.
+        // A panic in another thread does no harm: a digester is either complete or absent, and each launch writes its
+        // inputs anew.
         let mut digester = self.digester.lock().unwrap_or_else(PoisonError::into_inner);
         let digester = match &mut *digester {
             Some(digester) => digester,
@@ -98,7 +99,8 @@ impl<B: Backend> OnDevice for DeviceBytes<B> {
     }
 
     fn enter(&self) -> Result<(), DeviceError> {
-        // A call that waits for nothing, and may be made while others capture.
+        // Any call of the device makes its context current. This one does not wait, and is allowed while another thread
+        // captures.
         self.stream.device().free_memory().map(drop)
     }
 

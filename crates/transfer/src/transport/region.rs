@@ -10,7 +10,7 @@ use super::memory_kind::MemoryKind;
 use super::on_device::{DeviceBytes, OnDevice};
 use crate::image::digests;
 
-/// Zeroed memory, of whole pages of the host, or of a device ([`Storage`](super::Storage)).
+/// Zeroed memory: whole pages of the host, or a buffer of a device ([`Storage`](super::Storage)).
 #[derive(Debug)]
 pub struct Region(Kind);
 
@@ -21,13 +21,13 @@ enum Kind {
 }
 
 impl Region {
-    /// Memory of the host, of `len` bytes, at least one.
+    /// Host memory of `len` bytes, at least one.
     ///
     /// # Errors
     /// [`TransportError::Memory`].
     pub fn new(len: usize) -> Result<Self, TransportError> {
         let memory = MmapMut::map_anon(len.max(1)).map(|memory| {
-            // A wish: pages of 2 MiB come and are copied several times as fast.
+            // Only advice to the kernel: pages of 2 MiB are several times as fast to allocate and to copy.
             #[cfg(target_os = "linux")]
             let _ = memory.advise(memmap2::Advice::HugePage);
             Kind::Host(memory)
@@ -39,7 +39,7 @@ impl Region {
         Self(Kind::Device(memory))
     }
 
-    /// Which kind of memory it is.
+    /// The kind of memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         match &self.0 {
@@ -48,7 +48,7 @@ impl Region {
         }
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it has at least one")]
     pub fn len(&self) -> usize {
@@ -61,16 +61,16 @@ impl Region {
     /// Its bytes.
     ///
     /// # Panics
-    /// Of memory of a device, whose bytes the host does not see: [`Self::read`] copies them.
+    /// If the memory is on a device; [`Self::read`] copies its bytes to the host.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.host().expect("memory of the host")
     }
 
-    /// Its bytes, to write.
+    /// Its bytes, mutable.
     ///
     /// # Panics
-    /// Of memory of a device: [`Self::write`] copies to it.
+    /// If the memory is on a device; [`Self::write`] copies bytes there.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
@@ -79,7 +79,7 @@ impl Region {
         }
     }
 
-    /// Its bytes; none if the host does not see them.
+    /// Its bytes; `None` if the memory is on a device.
     #[must_use]
     pub fn host(&self) -> Option<&[u8]> {
         match &self.0 {
@@ -88,14 +88,14 @@ impl Region {
         }
     }
 
-    /// It, as a buffer of a device; none if it is not memory of that one.
+    /// Its buffer; `None` unless it is memory of this device.
     pub(crate) fn buffer_of<B: Backend>(&self, device: &Device<B>) -> Option<&Buffer<B, u8>> {
         let Kind::Device(memory) = &self.0 else { return None };
         let buffer = memory.as_any().downcast_ref::<DeviceBytes<B>>()?.buffer();
         (buffer.device().id() == device.id()).then_some(buffer)
     }
 
-    /// Digests of ranges of its bytes, xxh3-128, where they are: by the CPU, or by a kernel of the device.
+    /// xxh3-128 of each of these byte ranges, computed where the memory is: by the CPU, or by a kernel of the device.
     pub(crate) fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, TransportError> {
         for of in sections {
             self.range(of.start, of.len())?;
@@ -106,7 +106,7 @@ impl Region {
         }
     }
 
-    /// Copies bytes from `at` on out of it.
+    /// Copies `into.len()` bytes, from offset `at`, to `into`.
     ///
     /// # Errors
     /// [`TransportError::Outside`], [`TransportError::Device`].
@@ -119,7 +119,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes to it, from `at` on.
+    /// Copies `from` to offset `at`.
     ///
     /// # Errors
     /// [`TransportError::Outside`], [`TransportError::Device`].
@@ -141,8 +141,8 @@ impl Region {
         }
     }
 
-    /// Where it is, for as long as it is not dropped: moving it does not move the bytes. Of memory of a device the address
-    /// there.
+    /// The address of its first byte, on the host or on the device. It stays the same until the region is dropped, even
+    /// if the value is moved.
     #[must_use]
     pub fn address(&self) -> *const u8 {
         match &self.0 {
@@ -151,7 +151,8 @@ impl Region {
         }
     }
 
-    /// Lets calls of this thread find the device that it is on.
+    /// For device memory, makes the device's context current in the calling thread, as libraries that access the memory
+    /// need.
     ///
     /// # Errors
     /// [`TransportError::Device`].
@@ -163,8 +164,8 @@ impl Region {
     }
 }
 
-/// Registered memory whose bytes may be read and changed. It cannot be taken out, nor can other memory be put in its place:
-/// its transport has told a library, or hardware, where it is.
+/// Registered memory whose bytes may be read and changed. The region cannot be moved out or replaced, because its
+/// transport has given the address to a library or to hardware.
 ///
 /// ```compile_fail,E0596
 /// use dsv4_kv_transfer::transport::{Fabric, Loopback, Region, Transport};
@@ -179,7 +180,7 @@ impl Region {
 pub struct RegionMut<'r>(pub(super) &'r mut Region);
 
 impl RegionMut<'_> {
-    /// Its bytes, to write.
+    /// Its bytes, mutable.
     ///
     /// # Panics
     /// As [`Region::bytes_mut`].
@@ -188,7 +189,7 @@ impl RegionMut<'_> {
         self.0.bytes_mut()
     }
 
-    /// Copies bytes to it, from `at` on.
+    /// Copies `from` to offset `at`.
     ///
     /// # Errors
     /// As [`Region::write`].

@@ -1,4 +1,4 @@
-//! Of which memory regions are made.
+//! The memory from which regions are allocated.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use super::memory_kind::MemoryKind;
 use super::on_device::{DeviceBytes, OnDevice, SharedDigester};
 use super::region::Region;
 
-/// Of which memory payloads are made: the host's, or a device's. Payloads of the cache's own device are packed and unpacked
-/// by its kernels, and their digests are computed there: no byte of them goes through host memory.
+/// The memory from which payloads are allocated: host memory, or memory of a device. Kernels of the cache's own device
+/// pack, unpack and hash payloads there, so that none of their bytes passes through host memory.
 #[derive(Clone, Debug, Default)]
 pub struct Storage {
     device: Option<Arc<dyn Allocate>>,
-    /// Where the device has no room, memory of the host is taken.
+    /// Whether host memory is used when the device is out of memory.
     or_host: bool,
 }
 
@@ -26,8 +26,8 @@ impl Storage {
         Self::default()
     }
 
-    /// Memory of `device`. `ordinal` is the driver's number of the GPU, by which peers tell GPUs of a host apart; it means
-    /// nothing for an emulated device.
+    /// Memory of `device`. `ordinal` is the driver's number of the GPU, by which peers distinguish the GPUs of a host;
+    /// it is ignored for an emulated device.
     ///
     /// # Errors
     /// [`TransportError::Device`].
@@ -36,19 +36,20 @@ impl Storage {
             Some(_) => MemoryKind::Cuda { ordinal },
             None => MemoryKind::Emulated,
         };
-        // Of its own, so that nothing else is waited for; steps come before digests.
+        // A stream of its own, so that a copy waits for no other work. It has low priority, so that steps run before
+        // digests.
         let stream = device.background_stream()?;
         let digester = SharedDigester::default();
         Ok(Self { device: Some(Arc::new(OfDevice { stream, kind, digester })), or_host: false })
     }
 
-    /// The same, but memory of the host for what the device has no room for.
+    /// As `self`, but with host memory when the device is out of memory.
     #[must_use]
     pub fn or_host(self) -> Self {
         Self { or_host: true, ..self }
     }
 
-    /// Which kind of memory it is.
+    /// The kind of memory. With [`Self::or_host`] single regions may still be in host memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.device.as_ref().map_or(MemoryKind::Host, |device| device.kind())
@@ -68,7 +69,7 @@ impl Storage {
     }
 }
 
-/// A device that memory is taken from.
+/// A device that allocates payloads. Hides the backend's type.
 trait Allocate: Send + Sync + fmt::Debug {
     fn kind(&self) -> MemoryKind;
 

@@ -1,4 +1,4 @@
-//! Who may do what with registered memory.
+//! Tokens: who may do what with registered memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,19 +18,18 @@ pub struct Registered {
 #[must_use = "a read whose token is dropped goes on, and its memory is kept until its transport ends; poll it"]
 pub struct InFlight(Registered);
 
-/// What has become of a read.
+/// The state of a read.
 #[derive(Debug)]
 pub enum Polled {
-    /// It goes on.
+    /// The read goes on.
     Pending(InFlight),
-    /// It has ended. Whether the bytes are those that were meant, the transport does not know.
+    /// The read has ended. The transport does not know whether the bytes are the right ones.
     Done(Registered),
-    /// It has failed; some bytes may have been written, and others may be yet.
+    /// The read has failed. Some bytes may have been written, and more may still be.
     Failed(InFlight, TransportError),
 }
 
-/// What a transport keeps of registered memory: the memory itself. Who has it can say that a read of the memory has ended;
-/// nobody else can.
+/// The registered memory itself, which the transport keeps. Only its owner can declare that a read into it has ended.
 #[derive(Debug)]
 pub struct Held {
     id: u64,
@@ -38,7 +37,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Memory that is registered, and its token.
+    /// Wraps memory for registration, and returns its token too.
     pub fn new(region: Region) -> (Self, Registered) {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let (id, len) = (NEXT.fetch_add(1, Ordering::Relaxed), region.len());
@@ -51,18 +50,19 @@ impl Held {
         &self.region
     }
 
-    /// The memory, to write.
+    /// The memory, mutable.
     pub fn region_mut(&mut self) -> RegionMut<'_> {
         RegionMut(&mut self.region)
     }
 
-    /// The memory, which is not registered any more.
+    /// Unwraps the memory. It is no longer registered.
     #[must_use]
     pub fn into_region(self) -> Region {
         self.region
     }
 
-    /// A read into this memory has ended, and nothing writes it any more. A read into other memory has not.
+    /// Declares that a read into this memory has ended, and that nothing writes the memory any more. Returns
+    /// [`Polled::Failed`] for a read into other memory.
     #[must_use]
     pub fn done(&self, read: InFlight) -> Polled {
         let id = read.id();
@@ -75,50 +75,51 @@ impl Held {
 }
 
 impl Registered {
-    /// Which memory: a number that is unique in the process.
+    /// The id of the memory, unique in the process.
     #[must_use]
     pub const fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A read into it has begun: for transports.
+    /// The token while a read writes the memory. Transports call this when a read has begun.
     pub const fn in_flight(self) -> InFlight {
         InFlight(self)
     }
 }
 
 impl InFlight {
-    /// Which memory.
+    /// The id of the memory.
     #[must_use]
     pub const fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether it has none.
+    /// Whether it has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// The token of memory that a read may still write: the mistake that the types are there against.
+    /// Treats a read as ended although it may still write the memory: the error that these types prevent, for
+    /// `Mistake::NoQuarantine` only.
     pub(crate) fn taken_for_ended(self) -> Registered {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Each check before a payload becomes a request, and what happens without it.
+//! Each check at admission, and what is admitted without it.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn receive(fabric: &Fabric, offer: &Offer, expected: &Expected<'_>) -> Verified 
     receiver.poll(Duration::ZERO).remove(0).1.unwrap()
 }
 
-/// Admits to a cache for a request at `room`; the positions at which it is there, or the error. Nothing stays.
+/// Admits a payload to room for the positions `room`. Returns its positions or the error, and releases it.
 fn admit(
     site: &mut Site,
     verified: &Verified,
@@ -64,7 +64,7 @@ fn admit(
     at
 }
 
-/// What is admitted with a mistake, and refused without.
+/// Checks that `admit` succeeds with a mistake, and returns its error without.
 fn refused(
     mistake: Mistake,
     mut admit: impl FnMut() -> Result<Positions, TransferError>,
@@ -76,7 +76,7 @@ fn refused(
     admit().unwrap_err()
 }
 
-/// A cache of a model with another rotary embedding has parts of the same sizes: only the fingerprint tells.
+/// In a model with another rotary embedding the parts have the same sizes; only the fingerprint differs.
 pub fn a_payload_is_of_one_model() {
     let mut world = World::new();
     let verified = read(&mut world);
@@ -89,7 +89,7 @@ pub fn a_payload_is_of_one_model() {
     assert!(is_shape, "{error}");
 }
 
-/// A cache of the same model whose weights are others: those of a fine-tuned one.
+/// A cache of the same model with other, fine-tuned weights.
 pub fn a_payload_is_of_one_set_of_weights() {
     let mut world = World::new();
     let fabric = Fabric::default();
@@ -103,7 +103,7 @@ pub fn a_payload_is_of_one_set_of_weights() {
     assert!(is_weights, "{error}");
 }
 
-/// Room for another position may take as many bytes.
+/// Room for another position can have the same number of bytes.
 pub fn room_is_for_one_position() {
     let mut world = World::new();
     let (verified, again) = (read(&mut world), read(&mut world));
@@ -116,11 +116,11 @@ pub fn room_is_for_one_position() {
         TransferError::OtherRoom { room, request } if (room, request) == (later, at)
     );
     assert!(is_other, "{error}");
-    // Where the fault is not: the right room.
+    // With the right room it is admitted.
     assert_eq!(admit(target, &again, at).unwrap(), at);
 }
 
-/// A receiver that was told the layout of another cache lets parts in another order through.
+/// A receiver that was given the layout of another cache accepts parts in another order.
 pub fn sections_are_those_of_the_cache() {
     let mut world = World::new();
     let sample = &world.samples[2];

@@ -1,4 +1,4 @@
-//! A payload is of one request at one position, of one source, and for one cache.
+//! A payload belongs to one request at one position, to one source, and to one cache.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ fn at(tokens: u32) -> Positions {
     Positions { trunk: tokens, draft: tokens }
 }
 
-/// A draft takes the parts of its own request, until that has gone past it, and is offered when it has all.
+/// A draft takes only parts of its own request, until the request has advanced past it. It can be offered when it has
+/// all parts.
 pub fn a_payload_is_of_one_position() {
     let mut world = World::new();
     let fabric = Fabric::default();
@@ -25,11 +26,11 @@ pub fn a_payload_is_of_one_position() {
     let stream = source.fed.stream.clone();
     let tokens: Vec<u32> = (0..134).collect();
     let mut draft = source.draft(&mut sender, (id, *fingerprint), (at(134), &tokens));
-    // Two tokens before it has its full block, and nothing of its state.
+    // Two tokens before the end: the full block is final, the state is not.
     let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
     let ready = sender.take(&mut draft, &mut export).unwrap();
     assert_eq!((ready.bytes, draft.is_whole()), (export.layout().block_bytes(), false));
-    // Tokens that are not as many as positions; a position that the request has passed.
+    // Refused: a number of tokens that differs from the position, and a position that the request has passed.
     let refused = sender.draft(&export, *fingerprint, (at(134), &tokens[1..])).unwrap_err();
     assert!(matches!(refused, TransferError::Image(ImageError::Tokens { .. })), "{refused}");
     let refused = sender.draft(&export, *fingerprint, (at(129), &tokens[..129])).unwrap_err();
@@ -73,7 +74,7 @@ pub fn a_draft_outlives_failures() {
     });
 }
 
-/// What a sender offered, its successor at the same address does not hold, although it counts from one again.
+/// A sender does not hold the offers of its predecessor at the same address, although both number leases from 1.
 pub fn a_sender_that_restarts_holds_nothing() {
     let mut world = World::new();
     let fabric = Fabric::default();
@@ -88,7 +89,7 @@ pub fn a_sender_that_restarts_holds_nothing() {
     assert!(restarted.claim(second.1) && !restarted.claim(second.1));
 }
 
-/// Nothing is read of a request that the target's cache has no room for at all.
+/// A request that is longer than the target's cache allows is not read.
 pub fn a_request_that_is_too_long_is_not_read() {
     let mut world = World::new();
     let fabric = Fabric::default();
@@ -104,7 +105,7 @@ pub fn a_request_that_is_too_long_is_not_read() {
     assert!(is_long && receiver.taken_bytes() == 0, "{refused}");
 }
 
-/// Requests without tokens take of the receiver's memory too, which bounds how many are opened.
+/// Requests without tokens also count against the receiver's memory, which bounds how many can be opened.
 pub fn requests_without_tokens_are_bounded() {
     let mut world = World::new();
     let fabric = Fabric::default();

@@ -1,4 +1,4 @@
-//! A source that is asked, and does not answer.
+//! Claims: sources that do not answer or answer late, and offers that arrive twice.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::world::{BLOCKS, MOST, NEVER, World, deadlines};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A control channel, by hand.
+/// A control channel whose answers the test sets.
 #[derive(Default)]
 struct Hand {
     asked: Vec<Source>,
@@ -40,7 +40,7 @@ impl Control for Hand {
     }
 }
 
-/// A request that has come.
+/// A request that was read and verified.
 struct Came {
     world: World,
     sender: Sender<Loopback>,
@@ -57,7 +57,7 @@ impl Came {
         Self { world, sender, fabric, verified, hand: Hand::default() }
     }
 
-    /// A request that is offered, comes and is verified.
+    /// Offers a request, reads it and verifies it.
     fn verify(world: &mut World, sender: &mut Sender<Loopback>, fabric: &Fabric) -> Verified {
         let offer = world.offer(sender, 2);
         let mut receiver = Receiver::new(Loopback::new(fabric), deadlines(), 1 << 30);
@@ -112,7 +112,7 @@ fn waits(claimed: Result<Claimed, TransferError>) -> Claim {
     }
 }
 
-/// Steps of the target's cache run while a source is asked; at its deadline the room is free, and the source was told.
+/// The target's cache runs steps while a claim is open. At the deadline the room is freed, and the source is told.
 pub fn a_silent_source_holds_nobody() {
     let mut came = Came::new();
     let claim = came.load(SECOND);
@@ -127,7 +127,7 @@ pub fn a_silent_source_holds_nobody() {
     fed.manager.release(other).unwrap();
     let claim = waits(came.settle(SECOND - Duration::from_nanos(1), claim));
     assert!(!came.is_free() && came.hand.given_up.is_empty());
-    // What the deadline is against.
+    // Without the deadline the claim stays open.
     make(Mistake::ClaimWithoutEnd);
     let claim = waits(came.settle(1000 * SECOND, claim));
     make(Mistake::Nothing);
@@ -135,12 +135,12 @@ pub fn a_silent_source_holds_nobody() {
     let is_it = matches!(error, TransferError::NotAnswered { source_of, until: SECOND } if source_of == source);
     assert!(is_it && came.is_free(), "{error}");
     assert_eq!(came.hand.given_up, [source]);
-    // The source had not heard the question, and hears this: it has its memory, and its request.
+    // The source missed the question but gets this message: it still has the memory and the request.
     assert!(came.sender.give_up(source) && !came.sender.claim(source));
     assert_eq!(came.sender.held_bytes(), 0);
 }
 
-/// A source that says yes too late has given the request up, and nobody has it; it learns that from the target.
+/// A source that says yes too late has released the request, so that no cache has it. The target tells it.
 pub fn a_late_yes_is_nobodys() {
     let mut came = Came::new();
     let claim = came.load(SECOND);
@@ -149,7 +149,7 @@ pub fn a_late_yes_is_nobodys() {
     came.settle(SECOND, claim).unwrap_err();
     assert!(came.is_free() && came.hand.given_up == [source]);
     assert!(!came.sender.give_up(source), "it is not the source's any more");
-    // An answer in the same moment as the deadline is not late.
+    // An answer exactly at the deadline is not late.
     let mut came = Came::new();
     let claim = came.load(SECOND);
     came.hand.answer = Some(true);
@@ -159,19 +159,19 @@ pub fn a_late_yes_is_nobodys() {
     assert!(came.hand.given_up.is_empty(), "the source has given it up itself");
 }
 
-/// A payload is asked for once: a yes that comes late would be taken for one to the second question, and the request would be
-/// in two places.
+/// A payload is claimed only once: a late yes to the first claim would be taken for an answer to the second, and the
+/// request would be in two places.
 pub fn a_payload_is_asked_for_once() {
     let mut came = Came::new();
     let claim = came.load(SECOND);
     let source = claim.source();
     came.settle(SECOND, claim).unwrap_err();
-    // The source computes the request itself.
+    // The source continues with the request itself.
     assert!(came.sender.give_up(source));
     let refused = came.try_load(SECOND).unwrap_err();
     let is_it = matches!(refused, TransferError::AskedBefore { source_of } if source_of == source);
     assert!(is_it && came.is_free() && came.hand.asked.len() == 1, "{refused}");
-    // What that is against.
+    // Without the check the request is admitted again.
     make(Mistake::AsksAgain);
     let claim = came.load(SECOND);
     came.hand.answer = Some(true);
@@ -180,16 +180,16 @@ pub fn a_payload_is_asked_for_once() {
     assert!(matches!(claimed, Ok(Claimed::Admitted(_))), "{claimed:?}");
 }
 
-/// A control channel that has a source's answer until the source is given up, as it may.
+/// A control channel that keeps a source's answer until the source is given up, which is allowed.
 #[derive(Default)]
 struct Keeps {
-    /// Questions that the source has not heard.
+    /// Questions that have not reached the source.
     asked: Vec<Source>,
     answers: HashMap<Source, bool>,
 }
 
 impl Keeps {
-    /// The source hears a question, and its answer comes.
+    /// Delivers a question to the source, and its answer.
     fn hear(&mut self, sender: &mut Sender<Loopback>) {
         let source = self.asked.remove(0);
         self.answers.insert(source, sender.claim(source));
@@ -211,7 +211,7 @@ impl Control for Keeps {
     }
 }
 
-/// A target that is offered the same again and again.
+/// A target that gets the same offer several times.
 struct Repeated {
     world: World,
     sender: Sender<Loopback>,
@@ -250,7 +250,7 @@ impl Repeated {
         target(world, |target| target.settle(Duration::ZERO, claim, keeps))
     }
 
-    /// All that a refused offer must leave as it is.
+    /// The state that a refused offer must not change.
     fn state(&self) -> [u64; 8] {
         let Self { world, sender, receiver, .. } = self;
         let ledger = world.target.fed.manager.ledger();
@@ -266,7 +266,7 @@ impl Repeated {
         ]
     }
 
-    /// The offer comes again, and is refused.
+    /// Repeats the offer, which is refused.
     fn refuse(&mut self) -> TransferError {
         let before = self.state();
         let refused = self.begin().unwrap_err();
@@ -290,8 +290,8 @@ fn is_asked(refused: &TransferError, source: Source) -> bool {
     matches!(refused, TransferError::AskedBefore { source_of } if *source_of == source)
 }
 
-/// An offer that the control channel delivers twice is read once. Else the source's yes to the first question would be taken for
-/// one to the second, and the request would be in one cache twice.
+/// An offer that the control channel delivers twice is read once. Otherwise the source's yes to the first claim would
+/// be taken for an answer to the second, and the request would be in one cache twice.
 pub fn an_offer_that_comes_twice() {
     let mut twice = Repeated::new();
     let source = twice.source;
@@ -299,14 +299,14 @@ pub fn an_offer_that_comes_twice() {
     assert!(is_taken(&twice.refuse(), source), "while it is read");
     let verified = twice.came().pop().unwrap();
     assert!(is_taken(&twice.refuse(), source), "while it waits to be admitted");
-    // Nobody wants it, and nobody was asked: it may come again.
+    // The payload was dropped and its source was not asked, so the offer may be repeated.
     drop(verified);
     twice.begin().unwrap();
     let verified = twice.came().pop().unwrap();
     let claim = twice.load(&verified);
     twice.keeps.hear(&mut twice.sender);
     assert!(matches!(twice.settle(claim), Ok(Claimed::Admitted(_))));
-    // What that is against.
+    // Without the check the request is admitted twice.
     let mut twice = Repeated::new();
     make(Mistake::OffersRepeat);
     twice.begin().unwrap();
@@ -323,7 +323,7 @@ pub fn an_offer_that_comes_twice() {
     assert!(!twice.keeps.answers[&twice.source], "the source has said yes once");
 }
 
-/// An offer that comes again when its source was asked is never read again: its answer may be kept for ever.
+/// An offer whose source was asked is never read again: the channel may keep the answer for ever.
 pub fn an_offer_that_comes_again_late() {
     let mut late = Repeated::new();
     let source = late.source;
@@ -337,11 +337,11 @@ pub fn an_offer_that_comes_again_late() {
     let claimed = late.settle(claim);
     assert!(matches!(claimed, Ok(Claimed::Admitted(_))), "{claimed:?}");
     assert!(is_asked(&late.refuse(), source), "the answer is there still");
-    // A request that is offered anew is another.
+    // A new offer of the same request has another source.
     let (other, offer) = late.world.offer_until(&mut late.sender, 2, NEVER);
     late.offer = offer;
     assert_ne!(source, other);
-    // Neither a transfer that was given up nor a read that has failed has asked.
+    // Transfers that were given up, and failed reads, have not asked the source.
     let id = late.begin().unwrap();
     late.receiver.give_up(id).unwrap();
     late.begin().unwrap();
@@ -353,7 +353,7 @@ pub fn an_offer_that_comes_again_late() {
     }
 }
 
-/// Room and claims of another cache are handed back, whatever else is wrong: that cache alone can free them.
+/// Room and claims of another cache are returned in all cases, since only that cache can free them.
 pub fn room_of_another_cache_is_handed_back() {
     let handed_back = |error| match error {
         TransferError::Cache(MoveError::ForeignRoom(room)) => room,
@@ -383,8 +383,8 @@ pub fn room_of_another_cache_is_handed_back() {
     assert!(came.is_free());
 }
 
-/// Whoever gives up tells the source: the target's client, and the target that is told no. Without it the source holds what
-/// nobody wants.
+/// The source is told about every transfer that is given up: by the target's client, or after the source has said no.
+/// Otherwise it would keep memory that is not needed.
 pub fn sources_are_told() {
     for mistake in [Mistake::Nothing, Mistake::GivesUpSilently] {
         let told = usize::from(mistake == Mistake::Nothing);
@@ -405,7 +405,7 @@ pub fn sources_are_told() {
             assert!(came.sender.give_up(source));
         }
         assert_eq!(came.sender.offers(), 1 - told);
-        // Room for another position: refused before the source is asked.
+        // Room for another position is refused before the source is asked.
         let at = Positions { trunk: 136, draft: 136 };
         let room = came.world.target.fed.manager.reserve(at).unwrap();
         let site = &mut came.world.target;

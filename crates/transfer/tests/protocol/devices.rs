@@ -1,4 +1,4 @@
-//! Payloads in memory of a device: what comes is what left, whichever memory it went through.
+//! Payloads in device memory: the bytes that arrive are those that left, whichever memory they passed through.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use dsv4_kv_transfer::{
 use crate::streaming::Prefill;
 use crate::world::{self, Answers, BLOCKS, Direct, MOST, Site, World, deadlines, emulated};
 
-/// Admits, and gives its bytes.
+/// Admits a request, and returns its bytes.
 pub fn admit<B: Backend>(
     world: &mut World<B>,
     verified: &Verified,
@@ -28,7 +28,7 @@ pub fn admit<B: Backend>(
     Ok(bytes)
 }
 
-/// Each sample, and a prompt that comes while it is computed.
+/// Moves each sample, and a prompt while it is computed.
 fn moves<T: Transport>(
     world: &mut World,
     (source, target): (T, T),
@@ -85,7 +85,7 @@ pub fn payloads_on_devices() {
     }
 }
 
-/// A byte of a payload that differs from what its source has digested is found on the device that it comes to, wherever it is.
+/// A changed byte anywhere in a payload is found on the target's device.
 pub fn damage_is_found_on_devices() {
     let (source, target) = (emulated(), emulated());
     let mut world = World::on(&source, &target);
@@ -110,7 +110,8 @@ pub fn damage_is_found_on_devices() {
     assert!(receiver.stats().damaged as usize == 3 * world.samples.len());
 }
 
-/// Payloads in memory of another device than the cache's go by way of the host. The host sees no bytes of a device.
+/// Payloads in memory of another device than the cache's pass through the host. The host cannot access bytes of a
+/// device directly.
 pub fn other_devices_are_copied_from() {
     let (source, target, other) = (emulated(), emulated(), emulated());
     let mut world = World::on(&source, &target);

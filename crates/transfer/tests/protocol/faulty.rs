@@ -1,5 +1,5 @@
-//! A transport that does what NIXL was seen doing: it says success with other bytes, stops in the middle, fails with part
-//! of the bytes written, and writes when nobody waits any more.
+//! A transport with the faults that NIXL was seen to have: it reports success with wrong bytes, stops in the middle,
+//! fails with part of the bytes written, and writes after a transfer has ended.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,22 +16,22 @@ use dsv4_kv_transfer::{
 
 use crate::world::{MOST, World};
 
-/// What happens to a read.
+/// A fault of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: it is done when it is polled.
+    /// No fault: the read is done when it is polled.
     None,
-    /// It is done after a time, when its bytes are written, too.
+    /// The read is done after this time; its bytes are written then.
     Delay(Duration),
-    /// It says that it is done, with bytes that the source wrote for something else.
+    /// The read reports success, but with bytes that the source wrote for another purpose.
     Stale,
-    /// It says that it is done, with half of the bytes.
+    /// The read reports success, but with half of the bytes.
     Partial,
-    /// The same, and the others are written later.
+    /// As `Partial`, and the other half is written after this time.
     Early(Duration),
-    /// It fails, with half of the bytes; the others are written later.
+    /// The read fails with half of the bytes; the other half is written after this time.
     Error(Duration),
-    /// It never ends, and writes bytes after a time.
+    /// The read never ends, and writes its bytes after this time.
     Never(Duration),
 }
 
@@ -45,24 +45,24 @@ struct Late {
     done: bool,
 }
 
-/// What a test sees and says.
+/// What a test sets and observes.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Now.
+    /// The current time.
     pub now: Cell<Duration>,
-    /// Of the next read.
+    /// The fault of the next read.
     pub next: Cell<Option<Fault>>,
-    /// Reads before it that have none.
+    /// Number of reads without a fault before it.
     pub skip: Cell<u32>,
-    /// Reads that were begun.
+    /// Number of reads that were begun.
     pub reads: Cell<u32>,
     /// Whether memory cannot be deregistered.
     pub keeps: Cell<bool>,
-    /// How often the transport cannot be made again.
+    /// How often the transport fails to reopen.
     pub fences_fail: Cell<u32>,
-    /// Writes to memory that was taken back meanwhile: whoever has it now gets them.
+    /// Number of writes to memory that was given back, which would hit its next owner.
     pub outside: Cell<u32>,
-    /// Late writes.
+    /// Number of late writes.
     pub late: Cell<u32>,
     writes: RefCell<Vec<Late>>,
     faults: RefCell<HashMap<u64, Fault>>,
@@ -91,7 +91,7 @@ pub struct Faulty {
     inner: Loopback,
     fabric: Fabric,
     plan: Rc<Plan>,
-    /// It was ended, and could not be made again.
+    /// Whether it was closed, and could not be reopened.
     is_gone: bool,
 }
 
@@ -222,7 +222,7 @@ impl Line {
         Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
     }
 
-    /// What has ended that long later.
+    /// Advances the time, and returns the transfers that have ended.
     pub fn wait(&mut self, time: Duration) -> Vec<(TransferId, Result<Verified, TransferError>)> {
         self.now += time;
         self.plan.advance(&self.fabric, self.now);

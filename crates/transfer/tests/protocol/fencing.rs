@@ -1,4 +1,4 @@
-//! The end of a transport: for reads that have failed too, while others go on, and when it cannot be made again.
+//! Fences: after failed reads too, while other reads go on, and when the transport cannot be reopened.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ impl Line {
         begun
     }
 
-    /// What has ended that long later, of which nothing is kept.
+    /// The results of the transfers that have ended `time` later. Their payloads are dropped and their sources given
+    /// up.
     fn settle(&mut self, time: Duration) -> Vec<Result<(), TransferError>> {
         let ended = self.wait(time);
         let settle = |(id, result): (TransferId, Result<_, _>)| {
@@ -49,15 +50,15 @@ impl Line {
     }
 }
 
-/// What came of traffic without a pause.
+/// The result of uninterrupted traffic.
 struct Traffic {
-    /// When the room of a read that failed before was free again.
+    /// When the memory of an earlier failed read was free again.
     freed: Option<Duration>,
     errors: usize,
     stats: ReceiverStats,
 }
 
-/// A read begins every 10 ms and takes 30, for a second.
+/// For a second, a read of 30 ms begins every 10 ms.
 fn traffic(mistake: Mistake) -> Traffic {
     let mut line = Line::new(DEADLINES);
     line.fail();
@@ -77,8 +78,8 @@ fn traffic(mistake: Mistake) -> Traffic {
     Traffic { freed, errors, stats: line.receiver.stats() }
 }
 
-/// The room of a read that has failed comes back under traffic without a pause, behind its second deadline and the first of
-/// those under way, and no other read is lost for it.
+/// The memory of a failed read is freed under uninterrupted traffic, after its second deadline and the first deadline
+/// of the reads under way. No other read is lost.
 pub fn failed_reads_end_under_traffic() {
     let Traffic { freed, errors, stats } = traffic(Mistake::Nothing);
     let freed = freed.expect("its room is free");
@@ -91,7 +92,7 @@ pub fn failed_reads_end_under_traffic() {
     assert!(lost.errors > 0, "without waiting for those under way");
 }
 
-/// The end of a transport costs a request that waits for its source nothing: not a byte is read again.
+/// A fence costs a request that waits for its source nothing: no byte is read again.
 pub fn what_waits_keeps_its_bytes() {
     let mut line = Line::new(DEADLINES);
     let mut prefill =
@@ -121,7 +122,8 @@ pub fn what_waits_keeps_its_bytes() {
     assert_eq!(line.receiver.stats().bytes, want.len() as u64, "each was read once");
 }
 
-/// A transport that cannot be made again is tried again; meanwhile requests are refused with the reason, and then they come.
+/// A transport that cannot be reopened is tried again. Meanwhile requests are refused with the reason; afterwards they
+/// are read.
 pub fn a_transport_is_made_again() {
     let mut line = Line::new(DEADLINES);
     line.fail();
@@ -137,7 +139,7 @@ pub fn a_transport_is_made_again() {
         let error = line.begin(1, Fault::None).unwrap_err();
         let is_it = matches!(&error, TransferError::NoTransport { tries: found, why } if *found == tries && why.contains("no agent"));
         assert!(is_it, "{error}");
-        // It is left alone for a while.
+        // The next attempt comes only after a while.
         assert!(line.settle(99 * MILLI).is_empty());
         assert_eq!(line.receiver.stats().failed_fences, u64::from(tries));
         make(Mistake::FenceOnce);
@@ -147,14 +149,14 @@ pub fn a_transport_is_made_again() {
         assert!(line.settle(Duration::ZERO).is_empty());
         assert_eq!(line.receiver.stats().failed_fences, u64::from(tries) + 1);
     }
-    // Asked for, it is tried at once.
+    // An explicit call tries at once.
     assert!(line.receiver.clear_quarantine().unwrap());
     let stats = line.receiver.stats();
     assert_eq!((stats.fences, stats.failed_fences, line.receiver.taken_bytes()), (1, 3, 0));
     line.begin(2, Fault::None).unwrap();
     let ended = line.settle(MILLI);
     assert!(matches!(ended[..], [Ok(())]), "{ended:?}");
-    // Again, with nobody who asks: by polling alone.
+    // Again, without an explicit call, by polling alone.
     line.fail();
     line.plan.fences_fail.set(1);
     line.settle(DEADLINES.fence);
@@ -165,7 +167,7 @@ pub fn a_transport_is_made_again() {
     assert_eq!(line.plan.outside.get(), 0);
 }
 
-/// Memory that the transport does not give back comes back with its end.
+/// Memory that the transport does not give back is freed by a fence.
 pub fn kept_memory_comes_back() {
     let mut line = Line::new(DEADLINES);
     line.begin(2, Fault::None).unwrap();
@@ -177,7 +179,8 @@ pub fn kept_memory_comes_back() {
     assert_eq!((line.receiver.taken_bytes(), line.receiver.stats().fences), (0, 1));
 }
 
-/// A transport that says too early that a read has ended: the bytes that come later come to memory that nobody else has.
+/// A transport reports too early that a read has ended: the later bytes are written to memory that is still
+/// quarantined.
 pub fn success_that_is_too_early() {
     let mut line = Line::new(DEADLINES);
     let bytes = line.world.samples[2].payload.len() as u64;
@@ -186,7 +189,7 @@ pub fn success_that_is_too_early() {
     assert!(matches!(ended[..], [Err(TransferError::Image(_))]), "{ended:?}");
     let receiver = &line.receiver;
     assert_eq!((receiver.quarantined_bytes(), receiver.idle_bytes()), (bytes, 0));
-    // Other requests come meanwhile.
+    // Other requests are read meanwhile.
     line.begin(2, Fault::None).unwrap();
     assert!(matches!(line.settle(60 * MILLI)[..], [Ok(())]));
     assert_eq!((line.plan.late.get(), line.plan.outside.get()), (1, 0));
@@ -195,7 +198,7 @@ pub fn success_that_is_too_early() {
     assert_eq!((line.receiver.taken_bytes(), line.receiver.stats().fences), (0, 1));
 }
 
-/// The name of a transfer means nothing to another receiver, although both read the same offer.
+/// The id of a transfer is unknown to another receiver, even if both read the same offer.
 pub fn transfers_are_of_one_receiver() {
     for mistake in [Mistake::IdsRepeat, Mistake::Nothing] {
         make(mistake);

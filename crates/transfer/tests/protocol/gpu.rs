@@ -13,16 +13,17 @@ use super::peer::{Peer, nixl, wait};
 use super::streaming::SHORT;
 use super::world::{BLOCKS, World, emulated};
 
-/// Times that each sample moves.
+/// How often each sample moves.
 const ROUNDS: usize = 10;
 
-/// The first read opens the other GPU.
+/// Long deadlines, since the first read opens the other GPU.
 fn deadlines() -> Deadlines {
     let [read, fence, quiet] = [10, 20, 60].map(Duration::from_secs);
     Deadlines { read, fence, quiet }
 }
 
-/// Requests come with every byte, from and to memory of either kind, whole and while their prompt is computed.
+/// Requests arrive with every byte, from and to host and GPU memory, both complete ones and ones that are still being
+/// computed.
 pub fn requests_move() -> Result<(), Failed> {
     let gpu = Gpu::open(gpus() as u32 - 1)?;
     let mut world = World::on(&gpu.device, &gpu.device);
@@ -50,7 +51,7 @@ pub fn requests_move() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A prompt comes while the other process computes it.
+/// A prompt arrives while the other process computes it.
 fn stream(
     world: &mut World<Cuda>,
     peer: &mut Peer,

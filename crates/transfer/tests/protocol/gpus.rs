@@ -4,7 +4,7 @@ use dsv4_kv::device::{CudaDevice, CudaOptions, CudaSurvey, DeviceError, open_cud
 use dsv4_kv_transfer::TransportError;
 use dsv4_kv_transfer::transport::Storage;
 
-/// GPUs of the machine.
+/// Number of GPUs of this machine.
 pub fn gpus() -> usize {
     CudaSurvey::of_machine().map_or(0, |survey| survey.gpus.len())
 }

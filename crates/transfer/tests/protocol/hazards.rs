@@ -1,5 +1,5 @@
-//! What transports were seen to do, 100 times, between two processes; and that it does harm where the protection is left
-//! out.
+//! Faults that transports were seen to have, 100 times, between two processes; and the harm that they do without the
+//! protection.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ impl Files {
     }
 }
 
-/// Lets what came go on; whether it was admitted, and with what bytes. Nothing stays.
+/// Admits a verified payload, returns its bytes, and releases it.
 fn admit(
     world: &mut World,
     verified: Result<Verified, TransferError>,
@@ -74,8 +74,8 @@ fn is_free(world: &World) -> bool {
     (ledger.free_blocks(), ledger.live_requests()) == (BLOCKS, 0)
 }
 
-/// A source uses memory for something else before it is read, or, `after`, when it has been: how many requests were
-/// admitted all the same, and how many reads were a success to the transport.
+/// A source reuses memory before it is read, or if `after`, when it has been read. Returns how many requests were
+/// admitted nevertheless, and how many reads the transport reported as successful.
 fn reuse(mistake: Mistake, after: bool) -> Result<(u32, u32), Failed> {
     let mut world = World::new();
     let files = Files::new(&world);
@@ -101,29 +101,29 @@ fn reuse(mistake: Mistake, after: bool) -> Result<(u32, u32), Failed> {
         peer.ask(&format!("end {lease}"));
     }
     make(Mistake::Nothing);
-    // Wrong bytes stay in quarantine.
+    // Memory with wrong bytes stays in quarantine until a fence.
     receiver.clear_quarantine()?;
     assert!(is_free(&world) && receiver.taken_bytes() == 0);
     Ok((wrong, success))
 }
 
-/// Success with other bytes: found by the digests; and if not by them, by the claim.
+/// A read that succeeds with wrong bytes is found by the digests, or else by the claim.
 pub fn memory_that_is_reused() -> Result<(), Failed> {
     assert_eq!(reuse(Mistake::Nothing, false)?, (0, ROUNDS), "NIXL says success");
     assert_eq!(reuse(Mistake::Nothing, true)?, (0, ROUNDS));
-    // The claim alone still finds it.
+    // The claim alone also finds it.
     assert_eq!(reuse(Mistake::DigestIgnored, false)?, (0, ROUNDS));
     assert_eq!(reuse(Mistake::EpochIgnored, false)?, (0, ROUNDS), "and so do the digests alone");
     Ok(())
 }
 
-/// Without the claim a request that the source gave to somebody else is admitted, each time.
+/// Without the claim, a request that the source gave to another target is admitted each time.
 pub fn claims_are_needed() -> Result<(), Failed> {
     assert_eq!(reuse(Mistake::EpochIgnored, true)?, (ROUNDS, ROUNDS));
     Ok(())
 }
 
-/// A source whose memory was overwritten without its knowing says yes: without digests other bytes are admitted.
+/// A source that does not know that its memory was overwritten says yes: without digests, wrong bytes are admitted.
 pub fn digests_are_needed() -> Result<(), Failed> {
     struct Unknowing;
     impl Answers for Unknowing {
@@ -156,13 +156,13 @@ pub fn digests_are_needed() -> Result<(), Failed> {
     Ok(())
 }
 
-/// NIXL, whose memory is kept and watched when it is given back: whoever has it next would see what is written there.
+/// NIXL, but memory that it gives back is kept and watched: writes to it would hit its next owner.
 struct Watched {
     inner: Nixl,
     freed: Rc<RefCell<Vec<Region>>>,
 }
 
-/// What freed memory is filled with.
+/// The byte with which freed memory is filled.
 const PATTERN: u8 = 0xC3;
 
 impl Transport for Watched {
@@ -213,8 +213,8 @@ impl Transport for Watched {
     }
 }
 
-/// Reads that miss their deadline since the source was stopped, which then goes on: how many wrote memory that was given
-/// back. All but those that must are ended by then.
+/// Reads miss their deadline because the source is stopped; then the source continues. Returns how many reads wrote to
+/// memory that was given back.
 fn late(mistake: Mistake, rounds: u32) -> Result<u32, Failed> {
     let mut world = World::new();
     let files = Files::new(&world);
@@ -246,7 +246,7 @@ fn late(mistake: Mistake, rounds: u32) -> Result<u32, Failed> {
         while receiver.quarantined_bytes() > 0 {
             assert!(receiver.poll(start.elapsed()).is_empty());
         }
-        // What quarantine gave back is freed behind the last write.
+        // Quarantine gives memory back only after the last write.
         assert!(mistake != Mistake::Nothing || !freed.borrow().is_empty(), "round {round}");
         outside += u32::from(is_written());
         // Bytes may still come.
@@ -255,7 +255,7 @@ fn late(mistake: Mistake, rounds: u32) -> Result<u32, Failed> {
     }
     make(Mistake::Nothing);
     assert!(is_free(&world) && receiver.taken_bytes() == 0);
-    // With the agent the last of its writes ends.
+    // Dropping the agent ends its last writes.
     drop(receiver);
     let later = over.iter().filter(|region| is_other(region)).count() as u32;
     check_delays(&mut behind);
@@ -267,7 +267,7 @@ fn is_other(region: &Region) -> bool {
     region.bytes().iter().any(|&byte| byte != PATTERN)
 }
 
-/// Half of the errors come within 100 ms of the deadline, and all within the slack that other load may cost.
+/// Half of the errors come within 100 ms of the deadline, and all within `SLACK`, which allows for other load.
 fn check_delays(behind: &mut [Duration]) {
     behind.sort();
     let [median, last] = [behind.len() / 2, behind.len() - 1].map(|at| behind[at]);
@@ -275,13 +275,13 @@ fn check_delays(behind: &mut [Duration]) {
     assert!(median < Duration::from_millis(100) && last < SLACK);
 }
 
-/// Bytes come after the deadline, into quarantine and nowhere else.
+/// Bytes that arrive after the deadline go to quarantined memory only.
 pub fn late_bytes_stay_in_quarantine() -> Result<(), Failed> {
     assert_eq!(late(Mistake::Nothing, ROUNDS)?, 0);
     Ok(())
 }
 
-/// Without quarantine they come into memory that is somebody else's.
+/// Without quarantine they go to memory that has another owner.
 pub fn quarantine_is_needed() -> Result<(), Failed> {
     let outside = late(Mistake::NoQuarantine, 10)?;
     assert!(outside > 0, "late bytes come");
@@ -289,7 +289,7 @@ pub fn quarantine_is_needed() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Sources that are killed before their payload is read, or while it is: an error by the deadline, and nothing is lost.
+/// Sources are killed before or while their payload is read: an error by the deadline, and nothing is lost.
 pub fn killed_sources() -> Result<(), Failed> {
     let mut world = World::new();
     let files = Files::new(&world);
@@ -301,7 +301,7 @@ pub fn killed_sources() -> Result<(), Failed> {
         let tcp = [("UCX_TLS", "tcp")];
         let mut peer = Peer::bytes(if round % 2 == 0 { &tcp } else { &[] });
         let room = world.target.fed.manager.reserve(world.samples[2].at)?;
-        // Either nobody has connected yet, or the read has a connection: in between UCX itself may crash.
+        // Either there is no connection yet, or the read has one: while it is being made, UCX itself may crash.
         let is_before: bool = random.random();
         if !is_before {
             let (first, _) = peer.serve(&world, &world.samples[0], files.of(0));

@@ -1,4 +1,4 @@
-//! What a source holds: no more than it may, and no longer than it was told.
+//! A sender holds no more bytes than its limit, and no offer longer than its lease.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn bytes(world: &World, sample: usize) -> u64 {
     world.samples[sample].payload.len() as u64
 }
 
-/// Drafts and offers count from the moment in which they have memory until it is given back.
+/// Drafts and offers count from the moment when their memory is registered until it is given back.
 pub fn a_sender_has_a_limit() {
     let mut world = World::new();
     let (one, two) = (bytes(&world, 2), bytes(&world, 1));
@@ -46,7 +46,7 @@ pub fn a_sender_has_a_limit() {
     make(Mistake::Nothing);
     assert!(sender.held_bytes() > limit, "what the limit is against");
     sender.abandon(too_much).unwrap();
-    // Another that is smaller fits beside it.
+    // A smaller one fits in addition.
     let (small, _) = world.offer_until(&mut sender, 1, SECOND);
     assert_eq!(sender.held_bytes(), one + two);
     assert!(sender.claim(small));
@@ -55,7 +55,8 @@ pub fn a_sender_has_a_limit() {
     again(&mut world, &mut sender).map(|draft| sender.abandon(draft)).unwrap().unwrap();
 }
 
-/// A sender offers its own drafts alone: another's could take the place of one of its own, and be claimed for it.
+/// A sender offers only its own drafts: another sender's draft could take the place of one of its own, and be claimed
+/// for it.
 pub fn a_draft_is_its_senders() {
     let (mut world, fabric) = (World::new(), Fabric::default());
     let [mut own, mut other] = [(); 2].map(|()| Sender::new(Loopback::new(&fabric), MOST));
@@ -67,7 +68,7 @@ pub fn a_draft_is_its_senders() {
     assert!(matches!(why, TransferError::NotHeld { source_of } if source_of == source), "{why}");
     assert_eq!((other.offers(), other.held_bytes()), (1, bytes(&world, 1)));
     own.offer(*draft, SECOND).unwrap();
-    // Nor does it give up what it does not hold: its bytes would be counted as given back.
+    // Nor does it abandon another sender's draft, whose bytes would then be counted as given back.
     let draft = world.take(&mut own, 2, world.fingerprint);
     let (foreign, held_bytes) = (draft.source(), own.held_bytes());
     let why = other.abandon(draft).unwrap_err();
@@ -81,7 +82,7 @@ pub fn a_draft_is_its_senders() {
     );
 }
 
-/// Memory that the transport does not give back counts, though its lease is over.
+/// Memory that the transport does not give back still counts after its lease is over.
 pub fn memory_that_is_not_given_back_is_held() {
     let (mut world, fabric, plan) = (World::new(), Fabric::default(), Rc::new(Plan::default()));
     let mut sender = Sender::new(Faulty::new(&fabric, &plan), bytes(&world, 2));
@@ -91,7 +92,7 @@ pub fn memory_that_is_not_given_back_is_held() {
     assert_eq!((sender.offers(), sender.held_bytes()), (0, bytes(&world, 2)));
 }
 
-/// An offer ends with its time, and its request is the source's again: nobody can claim it, and nobody reads it.
+/// An offer expires, and its request belongs to the source again: it can be neither claimed nor read.
 pub fn offers_end_by_themselves() {
     let (mut world, fabric) = (World::new(), Fabric::default());
     let mut sender = Sender::new(Loopback::new(&fabric), MOST);
@@ -110,7 +111,7 @@ pub fn offers_end_by_themselves() {
     assert!(sender.expire(10 * SECOND).is_empty(), "what was claimed has no end");
 }
 
-/// A target gives up what it was offered by this sender, once, and nothing of another's.
+/// A target can give up an offer of this sender once, and no offer of another sender.
 pub fn targets_give_up_what_is_theirs() {
     let (mut world, fabric) = (World::new(), Fabric::default());
     let mut sender = Sender::new(Loopback::new(&fabric), MOST);

@@ -1,4 +1,5 @@
-//! Requests of many lengths, between two processes: each goes on where it came as it would have where it was computed.
+//! Requests of many lengths, between two processes: each continues at the target exactly as it would have at the
+//! source.
 
 use std::time::Instant;
 
@@ -13,9 +14,9 @@ use super::peer::{Peer, receiver, wait};
 use super::walk::Walk;
 use super::world::{Schema, Site, World, admit, deadlines, emulated};
 
-/// Tokens to a block, whose phases are all met.
+/// Tokens of a block; every position within a block occurs.
 const PHASES: usize = 128;
-/// What another seed of the lengths is named by.
+/// The environment variable for the seed of the lengths.
 const SEED: &str = "DSV4_LENGTHS_SEED";
 
 /// The other process, the target here, and a cache whose requests never move.
@@ -40,7 +41,7 @@ impl Lengths {
         Ok(Self { world, peer, receiver, alone, start, random, phases })
     }
 
-    /// So many lengths of up to three blocks, sorted: phases in turn, each in a random block.
+    /// `count` lengths of up to three blocks, sorted: each phase in turn, each in a random block.
     fn pick(&mut self, count: usize) -> Vec<usize> {
         let at = |index| 1 + index % PHASES + PHASES * self.random.random_range(0..3_usize);
         let mut lengths: Vec<_> = (0..count).map(at).collect();
@@ -48,7 +49,8 @@ impl Lengths {
         lengths
     }
 
-    /// A request of so many tokens comes, and goes on by `more`: every byte of one that never moved.
+    /// Moves a request of `length` tokens, which then continues by `more` tokens, and compares every byte with a
+    /// request that never moved.
     fn comes(&mut self, walk: &mut Walk, (length, more): (usize, usize)) -> Result<(), Failed> {
         let Self { world, peer, receiver, alone, start, .. } = self;
         receiver.begin(start.elapsed(), &peer.walk(length), &world.expected())?;
@@ -73,7 +75,7 @@ impl Lengths {
         Ok(())
     }
 
-    /// All of `count` lengths come, each to go on by `more`.
+    /// Moves requests of `count` lengths, each of which continues by `more` tokens.
     fn come(&mut self, count: usize, more: usize) -> Result<(), Failed> {
         let mut walk = Walk::default();
         for length in self.pick(count) {
@@ -83,14 +85,14 @@ impl Lengths {
         Ok(())
     }
 
-    /// So many have come, of every phase, and nothing is left of them.
+    /// Checks that `count` requests of every phase have arrived, and that no memory is left of them.
     fn end(self, count: u64) {
         assert!(self.phases.iter().all(|&met| met > 0), "{:?}", self.phases);
         assert_eq!((self.receiver.stats().verified, self.receiver.taken_bytes()), (count, 0));
     }
 }
 
-/// After decoding 1 to 4 tokens each has every byte of one that never moved.
+/// After decoding 1 to 4 tokens, each request has every byte of a request that never moved.
 pub fn a_thousand_lengths() -> Result<(), Failed> {
     let mut lengths = Lengths::new(Schema::Tiny, Peer::cache())?;
     for more in 1..=4 {
@@ -100,7 +102,7 @@ pub fn a_thousand_lengths() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The same of V4-Flash, with all of its layers: a length of each phase, and two tokens decoded.
+/// The same with all layers of V4-Flash: a length of each phase, and two tokens decoded.
 pub fn lengths_of_flash() -> Result<(), Failed> {
     let mut lengths = Lengths::new(Schema::Flash, Peer::flash())?;
     lengths.come(PHASES, 2)?;

@@ -1,5 +1,5 @@
-//! The protocol, over transports that fail in every way that is known: nothing wrong is admitted, nothing is written
-//! outside of quarantine, nothing is lost.
+//! The protocol, over transports with all known faults: nothing wrong is admitted, nothing is written outside of
+//! quarantine, and nothing is lost.
 //!
 //! Tests between two processes start this program again as the source.
 

@@ -12,7 +12,7 @@ use super::hazards::Files;
 use super::peer::{Peer, SLACK, receiver, wait, wait_for_some};
 use super::world::World;
 
-/// Why there can be no namespace here; `None` if there can.
+/// Why network namespaces cannot be used here; `None` if they can.
 pub fn why_not() -> Option<&'static str> {
     let works = |program: &str, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).output();
@@ -33,7 +33,7 @@ fn run(program: &str, arguments: &str) {
     assert!(output.status.success(), "{program} {arguments}: {said}");
 }
 
-/// Waits until a process has a namespace of its own.
+/// Waits until a process has its own network namespace.
 fn wait_for_namespace(process: u32) {
     let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
     while of(&process.to_string()) == of("self") {
@@ -41,8 +41,9 @@ fn wait_for_namespace(process: u32) {
     }
 }
 
-/// The end of a cable that is here, and the subnet of both. Dropped, the cable is gone when the next test looks for devices: with its namespace it would
-/// go some time later, and UCX ends if a device goes while it asks for it.
+/// A virtual cable (veth pair): its two ends and their subnet. Dropping it waits until the device is gone, so that the
+/// next test does not see it. Otherwise it would vanish some time later with its namespace, and UCX aborts if a device
+/// vanishes while UCX queries it.
 struct Cable {
     here: String,
     there: String,
@@ -51,7 +52,7 @@ struct Cable {
 
 impl Drop for Cable {
     fn drop(&mut self) {
-        // It may have gone with the namespace.
+        // It may have vanished with the namespace.
         let _ = Command::new("ip").args(["link", "del", &self.here]).output();
         let device = Path::new("/sys/class/net").join(&self.here);
         let start = Instant::now();
@@ -61,7 +62,7 @@ impl Drop for Cable {
     }
 }
 
-/// Two ends of a cable: one here, the other where the process is, in a subnet that no other such test has.
+/// Creates a cable from here to the namespace of a process, in a subnet that no other such test uses.
 fn cable(process: u32) -> Cable {
     let subnet = format!("10.{}.{}", 200 + process / 250 % 50, process % 250);
     let (here, there) = (format!("kv{process}a"), format!("kv{process}b"));
@@ -79,7 +80,7 @@ fn cable(process: u32) -> Cable {
     cable
 }
 
-/// The address at the other end is nobody's any more, and packets to it go on arriving there: who connects to it hears nothing.
+/// Removes the address at the other end, while packets still arrive there: connections to it get no answer.
 fn silence(cable: &Cable, process: u32) {
     let Cable { here, there, subnet } = cable;
     let address = format!("/proc/{process}/root/sys/class/net/{there}/address");
@@ -91,15 +92,15 @@ fn silence(cable: &Cable, process: u32) {
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "neither refused nor unreachable");
 }
 
-/// A source that nobody has connected to is not to be reached, and nothing says so: an error at the deadline, and the agent's end
-/// at the second one. Another source is served meanwhile, and afterwards.
+/// A source that was never connected to becomes unreachable without any sign: an error at the deadline, and a fence at
+/// the second one. Another source is served meanwhile and afterwards.
 pub fn an_address_that_is_silent() -> Result<(), Failed> {
     let world = World::new();
     let files = Files::new(&world);
     let [read, fence] = [1000, 2500].map(Duration::from_millis);
     let mut receiver = receiver(Deadlines { read, fence, quiet: fence });
     let mut other = Peer::bytes(&[]);
-    // Opens its agent. It is connected to when the other one is waited for.
+    // Opens its agent. The connection to it is made while the read of the other source waits.
     let (_, lease) = other.serve(&world, &world.samples[0], files.of(0));
     other.ask(&format!("end {lease}"));
     let mut peer = Peer::apart(&[("UCX_TLS", "tcp")]);
@@ -111,7 +112,7 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
     let (start, mut served) = (Instant::now(), 0);
     let silent = receiver.begin(start.elapsed(), &offer, &world.expected())?;
     let connected = start.elapsed();
-    // Where the call connects, it takes as long as the system tries: minutes.
+    // If the call itself connected, it would take minutes, as long as the system tries.
     assert!(connected < SLACK, "the call took {connected:?}");
     let mut error = None;
     while error.is_none() {
@@ -150,7 +151,8 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The link goes down before a read: an error at the deadline, and nothing is lost; when it is up again requests come.
+/// The link goes down before a read: an error at the deadline, and nothing is lost. When the link is up again, requests
+/// arrive.
 pub fn a_link_that_goes_down() -> Result<(), Failed> {
     let world = World::new();
     let files = Files::new(&world);

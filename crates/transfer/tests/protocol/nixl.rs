@@ -1,4 +1,4 @@
-//! NIXL: typed errors where it is not; where `DSV4_NIXL` names it, requests move between two processes.
+//! NIXL: typed errors without its library; with `DSV4_NIXL`, requests move between two processes.
 
 use dsv4_kv_transfer::TransportError;
 use dsv4_kv_transfer::transport::{Nixl, NixlOptions};
@@ -28,7 +28,7 @@ fn another_library_lacks_a_symbol() -> Result<(), Failed> {
 /// A test and its name.
 type Test = (&'static str, fn() -> Result<(), Failed>);
 
-/// All of them. Without the library those that need it are ignored.
+/// All tests. Without the library those that need it are ignored.
 pub fn trials() -> impl Iterator<Item = Trial> {
     let is_there = std::env::var_os("DSV4_NIXL").is_some();
     let kind = if is_there { "" } else { "DSV4_NIXL is not set" };

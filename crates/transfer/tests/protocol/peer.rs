@@ -21,10 +21,10 @@ use super::world::{Answers, MOST, Sample, Schema, World, emulated};
 
 /// Set in the process that is the source: to `cache`, `flash`, `long`, `bytes` or `gpu`.
 const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
-/// Set for a source of kind `gpu`: to `host` or `device`, where its payloads are.
+/// Set for a source of kind `gpu`: `host` or `device`, the memory of its payloads.
 pub const STORAGE: &str = "DSV4_NIXL_TEST_STORAGE";
 
-/// How much later than a deadline an error may come: beside other load this process may have to wait for a core.
+/// How much later than a deadline an error may come: under other load this process may have to wait for a core.
 pub const SLACK: Duration = Duration::from_secs(1);
 
 /// Runs the source, if this process is one.
@@ -117,7 +117,7 @@ fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
     }
 }
 
-/// A source that only has bytes, in memory that it registers once and uses again: as servers with a pool do.
+/// A source without a cache: its bytes are in memory that it registers once and reuses, as servers with a pool do.
 fn bytes_alone() {
     let mut open = None;
     let mut served: HashMap<u64, Registered> = HashMap::new();
@@ -125,7 +125,7 @@ fn bytes_alone() {
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<_> = line.split(' ').collect();
-        // Opened with the first word, when the network is there.
+        // Opened at the first command, when the network exists.
         let transport = open.get_or_insert_with(nixl);
         let answer = match words[..] {
             ["serve", lease, file] => {
@@ -139,7 +139,7 @@ fn bytes_alone() {
                 held.insert(lease, true);
                 hex(&descriptor.0)
             }
-            // Memory is used for something else, of another request.
+            // Reuses memory for other bytes.
             ["reuse", lease, file] => {
                 let content = std::fs::read(file).unwrap();
                 let lease: u64 = lease.parse().unwrap();
@@ -193,12 +193,12 @@ impl Peer {
         Self::start(Command::new(std::env::current_exe().unwrap()), "gpu", &[(STORAGE, storage)])
     }
 
-    /// A source that only has bytes, with these variables.
+    /// A source without a cache, with these environment variables.
     pub fn bytes(variables: &[(&str, &str)]) -> Self {
         Self::start(Command::new(std::env::current_exe().unwrap()), "bytes", variables)
     }
 
-    /// The same, in a network namespace of its own that has nothing in it. UCX finds its devices in that namespace's `/sys`.
+    /// As [`Self::bytes`], in a separate, empty network namespace. UCX finds its devices in that namespace's `/sys`.
     pub fn apart(variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new("unshare");
         let script = "mount -t sysfs sysfs /sys && exec \"$0\"";
@@ -238,7 +238,7 @@ impl Peer {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Stops it: it is when this returns.
+    /// Stops the process, and waits until it is stopped.
     pub fn stop(&self) {
         self.signal("-STOP");
         let stat = format!("/proc/{}/stat", self.child.id());
@@ -247,10 +247,11 @@ impl Peer {
         }
     }
 
-    /// What it has used of the processors so far.
+    /// The CPU time that the process has used so far.
     pub fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // Behind the name, which is in parentheses: utime and stime are fields 14 and 15 (proc(5)), in hundredths of a second.
+        // After the name, which is in parentheses: utime and stime are fields 14 and 15 (proc(5)), in hundredths of a
+        // second.
         let (_, fields) = stat.rsplit_once(") ").unwrap();
         let ticks: u64 =
             fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum();
@@ -263,31 +264,31 @@ impl Peer {
         (bytes(manifest), Descriptor(bytes(payload)))
     }
 
-    /// Of a source with a cache: a sample.
+    /// Asks a source with a cache for an offer of a sample.
     pub fn offer(&mut self, sample: usize) -> Offer {
         let (manifest, payload) = self.two(&format!("offer {sample}"));
         Offer { manifest, payload }
     }
 
-    /// Of a source with a cache: a request that it computes until then, and keeps.
+    /// Asks a source with a cache for an offer of a request that it computes up to `end` tokens, and keeps.
     pub fn walk(&mut self, end: usize) -> Offer {
         let (manifest, payload) = self.two(&format!("walk {end}"));
         Offer { manifest, payload }
     }
 
-    /// Of a source with a cache: what it has of a prompt, of which these are the first tokens.
+    /// Asks a source with a cache for an offer of the cached prefix of a prompt's first `tokens` tokens.
     pub fn prefix(&mut self, tokens: usize) -> Offer {
         let (manifest, payload) = self.two(&format!("prefix {tokens}"));
         Offer { manifest, payload }
     }
 
-    /// Of a source with a cache: a prompt that it is about to compute.
+    /// Asks a source with a cache for the opening of a prompt that it will compute.
     pub fn open(&mut self, Plan { prompt, chunk }: Plan) -> Opening {
         let (manifest, payload) = self.two(&format!("open {prompt} {chunk}"));
         Opening { manifest, payload }
     }
 
-    /// Computes a chunk of it: what is ready then, and whether all is.
+    /// Lets the source compute a chunk. Returns the ready bytes, and whether the prompt is complete.
     pub fn step(&mut self) -> (Ready, bool) {
         let answer = self.ask("step");
         let words: Vec<_> = answer.split(' ').collect();
@@ -296,13 +297,13 @@ impl Peer {
         (Ready { source, bytes: number(2) }, words[3] == "true")
     }
 
-    /// All of it.
+    /// Asks for the offer of the complete prompt.
     pub fn done(&mut self) -> Offer {
         let (manifest, payload) = self.two("done");
         Offer { manifest, payload }
     }
 
-    /// Of a source that only has bytes: a sample, whose payload is in this file.
+    /// Lets a source without a cache serve a sample, whose payload is in `file`.
     pub fn serve(&mut self, world: &World, sample: &Sample, file: &str) -> (Offer, u64) {
         self.lease += 1;
         let lease = self.lease;

@@ -1,4 +1,4 @@
-//! Payloads that come in several reads, into memory that others came to before.
+//! Payloads that are read in several pieces, into memory that earlier payloads have used.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::world::{MOST, World};
 const MILLI: Duration = Duration::from_millis(1);
 const DEADLINES: Deadlines =
     Deadlines { read: Duration::from_millis(100), fence: Duration::from_millis(400), quiet: MILLI };
-/// Reads of a payload.
+/// Number of reads of a payload.
 const PIECES: u32 = 5;
-/// Of the world's samples.
+/// The index of the sample.
 const SAMPLE: usize = 2;
 
 struct Line {
@@ -53,7 +53,7 @@ impl Line {
         self.receiver.poll(now)
     }
 
-    /// What comes of a transfer with this fault.
+    /// The result of a transfer with this fault.
     fn came(&mut self, sample: usize, piece: u32, fault: Fault) -> Result {
         let id = self.begin(sample, piece, fault);
         let (found, result) = self.poll(self.plan.now.get()).pop().expect("it has ended");
@@ -63,7 +63,7 @@ impl Line {
     }
 }
 
-/// Wrong bytes in any of them, or no bytes, and it is not verified; without digests it is.
+/// A payload with wrong or missing bytes in any piece is not verified; without digests it is.
 pub fn a_fault_in_any_piece_is_seen() {
     let mut line = Line::new(MOST);
     let payload = line.world.samples[SAMPLE].payload.clone();
@@ -71,8 +71,8 @@ pub fn a_fault_in_any_piece_is_seen() {
     assert_eq!(line.plan.reads.get(), PIECES);
     for piece in 0..PIECES {
         for fault in [Fault::Stale, Fault::Partial] {
-            // The memory is used again, and bytes of the same payload that were there before are the right ones: so wrong ones
-            // come to this piece before.
+            // The memory is reused, and still has the right bytes of the same payload. So put wrong bytes into this
+            // piece first.
             drop(line.came(SAMPLE, piece, Fault::Stale).unwrap_err());
             assert_eq!(
                 line.receiver.idle_bytes(),
@@ -96,7 +96,7 @@ pub fn a_fault_in_any_piece_is_seen() {
     }
 }
 
-/// Pieces that are each in time, and late together.
+/// Pieces that are each fast enough, but exceed the deadline together.
 pub fn all_pieces_have_one_deadline() {
     let mut line = Line::new(MOST);
     line.begin(SAMPLE, 0, Fault::Delay(60 * MILLI));
@@ -111,7 +111,7 @@ pub fn all_pieces_have_one_deadline() {
     assert_eq!((line.receiver.taken_bytes(), line.plan.outside.get()), (0, 0));
 }
 
-/// Memory of a payload that is dropped is that of the next one, and no more than the receiver may have is kept.
+/// The memory of a dropped payload is reused for the next one, and no more is kept than the receiver may hold.
 pub fn memory_is_used_again() {
     let most = 2 * World::new().samples[SAMPLE].payload.len() as u64;
     let mut line = Line::new(most);
@@ -123,7 +123,7 @@ pub fn memory_is_used_again() {
     let third = line.came(SAMPLE, 0, Fault::None).unwrap();
     assert_eq!(third.payload().as_ptr(), address);
     assert_eq!(third.payload(), line.world.samples[SAMPLE].payload);
-    // Both are kept now; what is of another size is as much as may be taken with none of them.
+    // Both are kept now. A payload of another size still finds room: kept memory makes way.
     drop((second, third));
     assert_eq!(line.receiver.taken_bytes(), 0);
     assert_eq!(line.receiver.idle_bytes(), most);

@@ -28,14 +28,14 @@ fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
 struct Trees {
     fabric: Fabric,
     sender: Sender<Loopback>,
-    /// Where the target reads to.
+    /// The memory into which the target reads.
     to: Storage,
     source: Site,
     target: Site,
     tokens: Vec<u32>,
 }
 
-/// The source, which is told that its offers are not needed any longer.
+/// A control channel to the source, for prefixes: it is never asked, only told.
 struct Tells<'s>(&'s mut Sender<Loopback>);
 
 impl Control for Tells<'_> {
@@ -57,7 +57,7 @@ pub fn site(max_draft: u32, num_blocks: u32, num_checkpoints: u32) -> Site {
     Site::new(&emulated(), CacheConfig { num_checkpoints, checkpoint_interval: 128, ..settings })
 }
 
-/// Computes a prompt, and tells the cache its tokens.
+/// Computes a prompt, and commits it with its token ids.
 fn compute(site: &mut Site, story: &Story, tokens: &[u32]) {
     let fed = &mut site.fed;
     let stream = fed.stream.clone();
@@ -87,7 +87,7 @@ pub fn computed() -> (Site, Vec<u32>) {
     (source, tokens)
 }
 
-/// Offers what a cache has of a prompt.
+/// Offers the cached prefix of a prompt.
 pub fn offered<T: Transport>(site: &mut Site, tokens: &[u32], sender: &mut Sender<T>) -> Offer {
     let Site { fed, port } = site;
     let stream = fed.stream.clone();
@@ -95,7 +95,7 @@ pub fn offered<T: Transport>(site: &mut Site, tokens: &[u32], sender: &mut Sende
     sender.offer_prefix(&mut export.unwrap(), b"weights", NEVER).unwrap()
 }
 
-/// What a cache has of a prompt, as it would leave; none without a checkpoint.
+/// The exported bytes of the cached prefix of a prompt; `None` without a checkpoint.
 pub fn exported(site: &mut Site, tokens: &[u32], salt: &[u8]) -> Option<Vec<u8>> {
     let Site { fed, port } = site;
     let stream = fed.stream.clone();
@@ -114,7 +114,7 @@ impl Trees {
         Self { fabric, sender, to: Storage::host(), source, target, tokens }
     }
 
-    /// The same with payloads in memory of the caches' devices.
+    /// As [`Self::new`], with payloads in memory of the caches' devices.
     fn on_devices(target: Site) -> Self {
         let storage = |site: &Site| Storage::device(site.fed.manager.device(), 0).unwrap();
         let mut trees = Self::new(target);
@@ -164,15 +164,15 @@ impl Trees {
     }
 }
 
-/// Prefixes come with every byte, of which only what is not there is written; prompts go on from them. The source's memory is
-/// free then. Through memory of the host, and of the devices.
+/// Prefixes arrive with every byte; only missing blocks are written. Prompts continue from them, and the source's
+/// memory is freed. Through host memory, and through device memory.
 pub fn a_prefix_comes_to_another_tree() {
     comes(Trees::new(site(3, 5, 4)));
     comes(Trees::on_devices(site(3, 5, 4)));
 }
 
 fn comes(mut trees: Trees) {
-    // A prompt that ends at a block's end counts to its end.
+    // A prompt that ends at a block boundary counts up to its end.
     for (tokens, blocks, new) in [(256, 2, 2), (200, 1, 0), (TOKENS, 3, 1), (384, 3, 0)] {
         let offer = trees.offer(tokens);
         let manifest = decode_manifest(&offer.manifest).unwrap().0;
@@ -197,7 +197,7 @@ fn comes(mut trees: Trees) {
     assert_eq!(other.reused, 0, "of another salt");
 }
 
-/// An offer of a prefix that comes again when the prefix was admitted is not read again: its source has freed the memory.
+/// An offer of a prefix that was already admitted is not read again: its source has freed the memory.
 pub fn a_prefix_is_read_once() {
     let mut trees = Trees::new(site(1, 5, 4));
     let offer = trees.offer(256);
@@ -215,8 +215,8 @@ pub fn a_prefix_is_read_once() {
     assert!(receiver.poll(Duration::ZERO).is_empty(), "nothing is read");
 }
 
-/// What is of another salt, adapter, model or of other tokens is refused before it is read; and what was verified for one owner
-/// is not entered for another.
+/// A prefix with another salt, adapter or model, or with other tokens, is refused before it is read. A prefix that was
+/// verified for one owner is not entered for another.
 pub fn a_prefix_is_one_owners() {
     let mut trees = Trees::new(site(1, 5, 4));
     let offer = trees.offer(256);
@@ -262,7 +262,7 @@ pub fn a_prefix_is_one_owners() {
     assert_eq!(trees.sender.offers(), 1, "but the first, which nobody took");
 }
 
-/// The image of a prefix is not admitted as a request, nor that of a request as a prefix.
+/// The image of a prefix is not admitted as a request, nor the image of a request as a prefix.
 pub fn a_prefix_is_no_request() {
     let mut trees = Trees::new(site(1, 5, 4));
     let offer = trees.offer(128);
@@ -295,7 +295,7 @@ pub fn a_prefix_is_no_request() {
     assert!(is_kind && sender.offers() == 0, "{error}");
 }
 
-/// Without room nothing is taken and nothing evicted, and the source is told all the same.
+/// Without enough room nothing is taken and nothing is evicted, and the source is still told.
 pub fn room_is_taken_whole() {
     let refused = |target: Site| {
         let mut trees = Trees::new(target);
@@ -317,7 +317,7 @@ pub fn room_is_taken_whole() {
     let error = refused(site(1, 2, 4));
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 3, free: 2 }));
     assert!(is_short, "{error}");
-    // Two of its blocks hold another's prefix that nobody refers to: not enough with the free ones, and it stays.
+    // Two blocks hold an unreferenced prefix. They and the free blocks are not enough, so the prefix stays.
     let mut busy = site(1, 3, 4);
     let story = Story::random(&tiny(), 200, 82);
     compute(&mut busy, &story, &(0..200).collect::<Vec<_>>());

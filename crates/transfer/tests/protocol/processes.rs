@@ -15,7 +15,7 @@ use super::prefixes;
 use super::streaming::{Plan, SHORT};
 use super::world::{BLOCKS, LONG, Schema, Site, World, admit, deadlines};
 
-/// Requests come with every byte, again and again; one that the source took back does not.
+/// Requests arrive with every byte, again and again; a request that the source took back does not arrive.
 pub fn requests_move() -> Result<(), Failed> {
     let (mut world, mut peer, mut receiver) = (World::new(), Peer::cache(), receiver(deadlines()));
     let start = Instant::now();
@@ -52,7 +52,7 @@ pub fn requests_move() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A source that is told what is not wanted any more.
+/// A control channel to a peer, for prefixes: it is never asked, only told.
 struct Told<'p>(&'p mut Peer);
 
 impl Control for Told<'_> {
@@ -69,12 +69,12 @@ impl Control for Told<'_> {
     }
 }
 
-/// Prefixes come from the other process's tree to this one's, with every byte; what is here is not written again, and the
-/// source's memory is free.
+/// Prefixes move from the other process's tree to this one's, with every byte. Blocks that are here are not written
+/// again, and the source's memory is freed.
 pub fn prefixes_move() -> Result<(), Failed> {
     let (mut peer, mut receiver, start) = (Peer::cache(), receiver(deadlines()), Instant::now());
     let mut target = prefixes::site(3, 5, 4);
-    // The same is computed here, in a third cache.
+    // The same prompt is computed here, in a third cache.
     let (mut alone, ids) = prefixes::computed();
     let config = target.fed.manager.config();
     let fingerprint = &Fingerprint::new(config, b"weights", b"salt", b"adapter");
@@ -102,7 +102,7 @@ pub fn prefixes_move() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Blocks of a prompt come while the other process computes the rest of it; the request goes on with every byte.
+/// Blocks of a prompt arrive while the other process computes the rest. The request continues with every byte.
 pub fn prompts_stream() -> Result<(), Failed> {
     let (mut world, mut peer, mut receiver) = (World::new(), Peer::cache(), receiver(deadlines()));
     let (start, block) = (Instant::now(), world.layout.block_bytes());
@@ -130,14 +130,14 @@ pub fn prompts_stream() -> Result<(), Failed> {
     let id = admit(&mut target, &verified, room, &mut peer)?;
     let (_, got) = world.target.export(id);
     assert_eq!(got, verified.payload());
-    // As computed here, in one place.
+    // Compare with a request that is computed here.
     let alone = world.compute(super::streaming::PROMPT);
     assert!(got == alone, "every byte of one that never moved");
     Ok(())
 }
 
-/// A prompt of 8,192 tokens in chunks of 2,048: when the last of them is computed, three quarters of the bytes of its blocks have
-/// come, which is all that there was before; with the state and the rest all of it is the source's.
+/// A prompt of 8,192 tokens in chunks of 2,048. When the last chunk has been computed, three quarters of the bytes of
+/// its blocks have arrived: all that existed before that chunk. With the rest, every byte is the source's.
 pub fn most_of_a_prompt_comes_early() -> Result<(), Failed> {
     let config = Schema::Long.settings(3, 2, BLOCKS);
     let (fingerprint, layout) =
@@ -148,7 +148,7 @@ pub fn most_of_a_prompt_comes_early() -> Result<(), Failed> {
     let transfer = receiver.open(start.elapsed(), &opening, &expected)?;
     let (mut is_whole, mut early) = (false, Vec::new());
     while !is_whole {
-        // What is ready is read while the next chunk is computed.
+        // Ready bytes are read while the next chunk is computed.
         let ready;
         (ready, is_whole) = std::thread::scope(|scope| {
             let step = scope.spawn(|| peer.step());
@@ -171,8 +171,8 @@ pub fn most_of_a_prompt_comes_early() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Memory of all sizes is registered and taken back, up to six at a time, so that addresses are used again and overlap what
-/// the target was told before: what is read is what is there now.
+/// Registers and deregisters memory of all sizes, up to six at a time, so that addresses are reused and overlap memory
+/// that the target knew earlier. Each read returns the current bytes.
 pub fn memory_comes_and_goes() -> Result<(), Failed> {
     let world = World::new();
     let files = super::hazards::Files::new(&world);
@@ -182,7 +182,7 @@ pub fn memory_comes_and_goes() -> Result<(), Failed> {
     for round in 0..200 {
         let sample = random.random_range(0..world.samples.len());
         let (offer, lease) = peer.serve(&world, &world.samples[sample], files.of(sample));
-        // In two reads: the second begins in the middle.
+        // Two reads; the second begins in the middle.
         let (manifest, _) = decode_manifest(&offer.manifest)?;
         let (source, bytes) = (manifest.source, manifest.payload_bytes() / 3);
         let opening =
@@ -208,8 +208,8 @@ pub fn memory_comes_and_goes() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A source that is stopped costs another's prompt nothing: when the agent is destroyed for its read, the block that came of the
-/// prompt stays, in memory that the new agent has, and the rest of it is read by that.
+/// A stopped source costs another source's prompt nothing. When the agent is destroyed because of its read, the block
+/// of the prompt that has arrived stays. Its memory is registered with the new agent, which reads the rest.
 pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
     let (mut world, mut peer) = (World::new(), Peer::cache());
     let files = super::hazards::Files::new(&world);
@@ -247,7 +247,7 @@ pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A source that nobody reads from leaves its core to others: NIXL's thread sleeps.
+/// A source that is not read uses almost no CPU time, because NIXL's thread sleeps.
 pub fn an_idle_source_sleeps() -> Result<(), Failed> {
     const IDLE: Duration = Duration::from_secs(2);
     let world = World::new();
@@ -262,7 +262,8 @@ pub fn an_idle_source_sleeps() -> Result<(), Failed> {
     Ok(())
 }
 
-/// A source that is stopped, over TCP: an error at the deadline, quarantine until it goes on, or until the transport is ended.
+/// A source is stopped, over TCP: an error at the deadline, and quarantine until the source continues or the transport
+/// is fenced.
 pub fn stopped_sources() -> Result<(), Failed> {
     let world = World::new();
     let files = super::hazards::Files::new(&world);

@@ -25,13 +25,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 const OFFER_LIFETIME: Duration = Duration::from_millis(500);
 const MOST: u64 = 8 << 20;
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Debug, Default)]
 struct Outcome {
     admitted: u32,
-    /// Requests with other bytes than the source's, or that the source still had, or had given away.
+    /// Admitted requests with wrong bytes, or that the source still had or had given away.
     wrong: u32,
-    /// Requests that nobody has: the source said yes, and the target did not hear it in time.
+    /// Requests that no cache has: the source said yes, and the target did not get the answer in time.
     lost: u32,
     /// Writes to memory that was not quarantined any more.
     outside: u32,
@@ -39,12 +39,12 @@ struct Outcome {
     late: u32,
     /// Offers whose time ended.
     expired: usize,
-    /// Errors, by what they say first.
+    /// Errors by kind.
     errors: BTreeMap<&'static str, u32>,
     stats: ReceiverStats,
 }
 
-/// An answer on its way: when it is there, and what it is.
+/// An answer under way: when it arrives, and what it says.
 type Answer = (Duration, Result<bool, String>);
 
 /// The source, at the other end of a control channel that is slow, loses messages and breaks.
@@ -70,7 +70,7 @@ impl Control for Channel {
             0 => Err("the connection was reset".to_owned()),
             _ => Ok(self.sender.claim(source)),
         };
-        // Most in time, some late, some never.
+        // Most answers are in time, some late, some never arrive.
         let after = match self.random.random_range(0..10) {
             0 => Duration::from_secs(100),
             1 => Duration::from_millis(self.random.random_range(50..100)),
@@ -99,7 +99,7 @@ impl Control for Channel {
     }
 }
 
-/// A transfer that goes on.
+/// A transfer under way.
 struct Moving {
     id: TransferId,
     sample: usize,
@@ -107,7 +107,7 @@ struct Moving {
     taken_back: bool,
 }
 
-/// A request that came.
+/// A request whose claim is open.
 struct Claiming {
     claim: Claim,
     sample: usize,
@@ -141,7 +141,7 @@ fn fault(random: &mut StdRng) -> Fault {
     }
 }
 
-/// Bytes of a read: of the last seed less than the parts have.
+/// Bytes of a piece; for the last seed less than the parts have.
 fn piece(seed: u64) -> usize {
     if seed == 2 { 16 << 10 } else { 4 << 20 }
 }
@@ -153,7 +153,7 @@ struct Run {
     plan: Rc<Plan>,
     channel: Channel,
     receiver: Receiver<Faulty>,
-    /// In the order they began in: faults are drawn in it, so a seed has one outcome.
+    /// In the order of their begin, in which faults are drawn, so that a run depends only on its seed.
     moving: Vec<Moving>,
     claiming: Vec<Claiming>,
     random: StdRng,
@@ -222,7 +222,7 @@ impl Run {
         }
     }
 
-    /// A source that changes its mind: its client has gone, or it needs the memory.
+    /// Lets sources take offers back, because a client has left or the memory is needed.
     fn change_minds(&mut self) {
         let Self { moving, claiming, channel, random, .. } = self;
         for moving in moving {
@@ -237,7 +237,7 @@ impl Run {
         }
     }
 
-    /// What has come is loaded, and its source asked.
+    /// Loads payloads that have arrived, and asks their sources.
     fn load(&mut self) {
         for (id, ended) in self.receiver.poll(self.now) {
             let at = self.moving.iter().position(|moving| moving.id == id).unwrap();
@@ -264,7 +264,7 @@ impl Run {
         }
     }
 
-    /// What was answered is admitted.
+    /// Admits requests whose sources have answered.
     fn settle(&mut self) {
         for Claiming { claim, sample, taken_back } in std::mem::take(&mut self.claiming) {
             let (source, Self { world, channel, now, .. }) = (claim.source(), &mut *self);
@@ -280,7 +280,7 @@ impl Run {
                     let (_, bytes) = self.world.target.export(id);
                     self.world.target.fed.manager.release(id).unwrap();
                     self.outcome.admitted += 1;
-                    // The source has it still, if it can take it back.
+                    // If the source can still take it back, the request is in two places.
                     let twice = taken_back || self.channel.take_back(source);
                     let is_wrong = bytes != self.world.samples[sample].payload || twice;
                     self.outcome.wrong += u32::from(is_wrong);
@@ -299,7 +299,7 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
     make(mistake);
     let mut run = Run::new(seed);
     let (mut begun, mut idle) = (0, 0);
-    // At the end, until the second deadline of what is left has passed, and what is offered has ended.
+    // At the end, run on until the second deadlines have passed and all offers have expired.
     while begun < transfers || !run.is_idle() || idle < 120 {
         idle = if begun < transfers || !run.is_idle() { 0 } else { idle + 1 };
         run.advance();
@@ -323,7 +323,7 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
     outcome
 }
 
-/// All faults, and nothing wrong. Each of them was met.
+/// With all faults, nothing wrong is admitted. Each fault occurs.
 pub fn nothing_wrong_is_admitted() {
     for seed in 0..3 {
         let outcome = run(Mistake::Nothing, 400, seed);
@@ -334,7 +334,7 @@ pub fn nothing_wrong_is_admitted() {
         {
             assert!(outcome.errors.contains_key(name), "no {name}: {outcome:?}");
         }
-        // What is taken back between two pieces cannot be read: that is an error of the transport.
+        // If an offer is taken back between two pieces, the read fails with an error of the transport.
         assert!(seed == 2 || outcome.errors.contains_key("not held"), "{outcome:?}");
         assert!(outcome.lost > 0 && outcome.expired > 0, "{outcome:?}");
         let stats = outcome.stats;
@@ -343,14 +343,14 @@ pub fn nothing_wrong_is_admitted() {
     }
 }
 
-/// A seed has one outcome: what a run finds, another finds again.
+/// A run depends only on its seed, so that failures can be reproduced.
 pub fn a_seed_has_one_outcome() {
     let outcome = |seed| format!("{:?}", run(Mistake::Nothing, 100, seed));
     assert_eq!(outcome(0), outcome(0));
     assert_ne!(outcome(0), outcome(1));
 }
 
-/// The same of 60 other seeds, in which a kind of error may be missing.
+/// As `nothing_wrong_is_admitted`, for 60 other seeds, in which a kind of error may not occur.
 pub fn nothing_wrong_is_admitted_thousands_of_times() {
     for seed in 100..160 {
         let outcome = run(Mistake::Nothing, 300, seed);

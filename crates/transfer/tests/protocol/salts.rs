@@ -1,4 +1,5 @@
-//! The same tokens under another salt or adapter: nobody takes the other's request, by its manifest or over a transport.
+//! The same tokens under different salts or adapters: no owner gets another owner's request, neither by its manifest
+//! nor over a transport.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use rand::{Rng, SeedableRng};
 
 use super::world::{BLOCKS, Direct, MOST, World, admit, deadlines};
 
-/// Whose request it is: a salt and an adapter.
+/// The owner of a request: a salt and an adapter.
 type Owner = [Vec<u8>; 2];
 
 fn text(random: &mut SmallRng) -> Vec<u8> {
@@ -25,7 +26,7 @@ fn text(random: &mut SmallRng) -> Vec<u8> {
     (0..random.random_range(0..10)).map(|_| letters[random.random_range(0..4)]).collect()
 }
 
-/// Two owners. Of every other pair salt and adapter are the same bytes when they are written one behind the other.
+/// Two owners. In every other pair, salt and adapter are equal when they are concatenated.
 fn owners(random: &mut SmallRng) -> [Owner; 2] {
     loop {
         let one = [text(random), text(random)];
@@ -45,8 +46,8 @@ fn fingerprint(config: &CacheConfig, [salt, adapter]: &Owner) -> Fingerprint {
     Fingerprint::new(config, b"weights", salt, adapter)
 }
 
-/// What decides: so many manifests, each for its owner and for another. How many were taken that should not be, and that
-/// should.
+/// Checks `count` manifests, each against its owner and against another one. Returns how many were accepted wrongly,
+/// and how many rightly.
 fn manifests(count: u32) -> (u32, u32) {
     let config = CacheConfig::new(ModelConfig::preset("tiny").unwrap());
     let (layout, at) = (PartLayout::new(&config), Positions { trunk: 3, draft: 2 });
@@ -94,7 +95,7 @@ pub fn owners_that_are_ignored_are_found() {
     assert_eq!(wrong, 10);
 }
 
-/// So many whole requests that another asks for first, then their owner, who has every byte.
+/// Moves `count` requests. Another owner asks for each first and is refused; then its owner gets every byte.
 fn imports(count: u32) {
     let fabric = Fabric::default();
     let (mut world, mut random) = (World::new(), SmallRng::seed_from_u64(31));

@@ -23,17 +23,17 @@ use crate::world::{self, BLOCKS, Direct, MOST, NEVER, Site, World};
 /// Tokens of a prompt, of which two blocks are full.
 pub const PROMPT: usize = 300;
 
-/// A prompt, and how much of it is computed before what is final leaves.
+/// Tokens of a prompt, and tokens of each chunk, after which final blocks are sent.
 #[derive(Clone, Copy)]
 pub struct Plan {
     pub prompt: usize,
     pub chunk: usize,
 }
 
-/// The short one.
+/// The short prompt.
 pub const SHORT: Plan = Plan { prompt: PROMPT, chunk: 100 };
 
-/// A prompt that is computed and leaves meanwhile.
+/// A prompt that is sent while it is computed.
 pub struct Prefill {
     pub id: RequestId,
     plan: Plan,
@@ -42,7 +42,7 @@ pub struct Prefill {
 }
 
 impl Prefill {
-    /// The short one.
+    /// A prefill of the short prompt.
     pub fn new<B: Backend, T: Transport>(
         site: &mut Site<B>,
         sender: &mut Sender<T>,
@@ -68,7 +68,7 @@ impl Prefill {
         self.draft.opening()
     }
 
-    /// Computes a chunk, and takes what is final then.
+    /// Computes a chunk, and takes the parts that are final afterwards.
     pub fn step<B: Backend, T: Transport>(
         &mut self,
         site: &mut Site<B>,
@@ -102,7 +102,7 @@ const DEADLINES: Deadlines = Deadlines {
     quiet: Duration::from_millis(200),
 };
 
-/// One request, from the first chunk to its admission, with its receiver polled after each.
+/// Moves one request, from the first chunk to its admission, and polls the receiver after each chunk.
 fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStats {
     let (mut sender, mut now) = (Sender::new(source, MOST), Duration::ZERO);
     let mut receiver = Receiver::new(target, DEADLINES, 64 << 20);
@@ -135,7 +135,7 @@ fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStat
     receiver.stats()
 }
 
-/// Admits, and gives its bytes.
+/// Admits a request, and returns its bytes.
 fn admit<T: Transport>(world: &mut World, verified: &Verified, sender: &mut Sender<T>) -> Vec<u8> {
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at).unwrap(), fed.stream.clone());
@@ -166,7 +166,7 @@ impl Line {
         (prefill, transfer)
     }
 
-    /// Computes a chunk, of which the read has this fault.
+    /// Computes a chunk, whose read gets this fault.
     fn step(&mut self, prefill: &mut Prefill, transfer: TransferId, fault: Fault) {
         let Self { world, sender, receiver, .. } = self;
         let ready = prefill.step(&mut world.source, &world.story, sender);
@@ -174,7 +174,7 @@ impl Line {
         self.plan.next.set(Some(fault));
     }
 
-    /// All memory comes back, and nothing was written behind it.
+    /// Checks at the end that all memory is free, and that nothing was written to free memory.
     fn ends(mut self, prefill: RequestId) {
         self.wait(Duration::from_secs(1));
         assert!(self.receiver.clear_quarantine().unwrap());
@@ -183,7 +183,7 @@ impl Line {
     }
 }
 
-/// Whatever happens to the read of one chunk is seen in the end at the latest, and costs no memory.
+/// Every fault in the read of one chunk is noticed, at the end at the latest, and costs no memory.
 pub fn a_fault_in_one_chunk_is_seen() {
     let late = 250 * MILLI;
     let faults =
@@ -221,7 +221,7 @@ pub fn a_fault_in_one_chunk_is_seen() {
     }
 }
 
-/// A source that falls silent, and a client that does, cost the memory only for a while.
+/// If a source falls silent, or a client leaves, memory stays taken only for a limited time.
 pub fn silence_and_giving_up_free_memory() {
     let mut faults = Line::new(DEADLINES);
     let (prefill, _) = faults.open();
@@ -229,7 +229,7 @@ pub fn silence_and_giving_up_free_memory() {
     let error = faults.wait(MILLI).remove(0).1.unwrap_err();
     assert!(matches!(error, TransferError::Quiet { .. }), "{error}");
     assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().quiet), (0, 1));
-    // It is the silence that counts, not the time since the opening.
+    // The deadline counts from the last message, not from the opening.
     let id = prefill.id;
     faults.sender.abandon(prefill.draft).unwrap();
     faults.world.source.fed.manager.release(id).unwrap();
@@ -263,8 +263,8 @@ pub fn silence_and_giving_up_free_memory() {
     faults.ends(prefill.id);
 }
 
-/// What a source says of another request, or of more than there is, changes nothing; an offer of another owner's request
-/// than was opened is refused, and with the mistake it is not.
+/// Messages about another source, or about more bytes than the payload has, change nothing. An offer of another owner's
+/// request than was opened is refused; with the mistake it is admitted.
 pub fn an_offer_is_of_what_was_opened() {
     let mut faults = Line::new(DEADLINES);
     let (mut prefill, transfer) = faults.open();
@@ -303,7 +303,7 @@ pub fn an_offer_is_of_what_was_opened() {
     faults.ends(id);
 }
 
-/// Memory that a transport cannot give back counts as taken until the transport is ended.
+/// Memory that a transport cannot give back counts as taken until the transport is fenced.
 pub fn memory_that_stays_with_the_transport_counts() {
     let mut faults = Line::new(DEADLINES);
     let offer = faults.world.offer(&mut faults.sender, 2);
@@ -316,7 +316,7 @@ pub fn memory_that_stays_with_the_transport_counts() {
         (faults.receiver.taken_bytes(), faults.receiver.quarantined_bytes()),
         (bytes, bytes)
     );
-    // An opening that is given up: the same.
+    // The same holds for an opening that is given up.
     let (prefill, transfer) = faults.open();
     faults.receiver.give_up(transfer).unwrap();
     assert!(faults.receiver.quarantined_bytes() > bytes);

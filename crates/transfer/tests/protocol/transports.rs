@@ -1,4 +1,4 @@
-//! Transports that do not fail: what is read is what was published, and what is gone is refused.
+//! Transports without faults: reads return the published bytes, and reads of memory that is gone are refused.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ fn read<T: Transport>(target: &mut T, len: usize, from: &Descriptor) -> Result<V
     Ok(target.deregister(memory).unwrap().bytes().to_vec())
 }
 
-/// Memory that another transport has is unknown to this one, whatever is asked of it, and stays the other's.
+/// Memory of another transport is unknown to this one in every call, and stays with its owner.
 fn is_its_own<T: Transport>(stranger: &mut T, memory: &mut Registered) {
     let unknown = |error: TransportError| {
         assert!(matches!(error, TransportError::Unknown { .. }), "{error}");
@@ -42,7 +42,7 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     let NotPosted(memory_of_target, error) = read(&mut target, 10_001, &from).unwrap_err();
     assert!(matches!(error, TransportError::TooShort { needed: 10_001, .. }), "{error}");
     target.deregister(memory_of_target).unwrap();
-    // A part of it, which was changed and flushed, and nothing around it.
+    // Reads a part that was changed and flushed, without its surroundings.
     source.with_bytes(&mut memory, |bytes| bytes[5_000..5_003].fill(200)).unwrap();
     source.flush(&memory, 5_000..5_002).unwrap();
     let part = target.register(Region::new(10_000).unwrap()).unwrap();
@@ -50,10 +50,10 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     let Polled::Done(part) = target.poll(posted) else { panic!("it is done when it is posted") };
     let part = target.deregister(part).unwrap();
     assert_eq!(part.bytes()[4_998..5_003], [0, got[4_999], 200, 200, 0]);
-    // Bytes that are not there, on either side.
+    // Ranges outside of the memory, on either side.
     let outside = source.flush(&memory, 9_000..10_001).unwrap_err();
     assert!(matches!(outside, TransportError::Outside { len: 10_000, .. }), "{outside}");
-    // So many that no memory could be had for them.
+    // A range so long that no buffer for it can be allocated.
     let outside = source.flush(&memory, 0..usize::MAX).unwrap_err();
     assert!(matches!(outside, TransportError::Outside { len: 10_000, .. }), "{outside}");
     let backwards = Range { start: 5, end: 2 };
@@ -68,7 +68,7 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     let NotPosted(short, error) = target.post(short, 5..11, &from).unwrap_err();
     assert!(matches!(error, TransportError::Outside { len: 10, .. }), "{error}");
     target.deregister(short).unwrap();
-    // Memory of another peer is neither looked at, nor published, nor taken.
+    // Memory of another peer can be neither accessed, nor published, nor read into.
     let refused = target.with_bytes(&mut memory, |_| ()).unwrap_err();
     assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
     let refused = target.publish(&memory).unwrap_err();
@@ -79,7 +79,7 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     let refused = target.deregister(other).unwrap_err();
     assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
     assert_eq!(read(&mut target, 100, &from).unwrap(), got[..100], "it is as it was");
-    // Taken back: it cannot be read any more.
+    // After it was deregistered, it cannot be read.
     source.deregister(memory).unwrap();
     let NotPosted(_, refused) = read(&mut target, 100, &from).unwrap_err();
     assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
@@ -87,7 +87,7 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
         let NotPosted(_, error) = read(&mut target, 1, &Descriptor(wrong.to_vec())).unwrap_err();
         assert!(matches!(error, TransportError::Descriptor { .. }), "{error}");
     }
-    // Nor is memory of another given back, or read into, by this one.
+    // Nor can this transport deregister another's memory, or read into it.
     let [foreign, read_into] = [1, 2].map(|byte| source.register(region(&[byte])).unwrap());
     let (id, from) = (read_into.id(), source.publish(&foreign).unwrap());
     let error = target.deregister(foreign).unwrap_err();
@@ -111,7 +111,7 @@ pub fn through_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let files = || Files::new(directory.path()).unwrap();
     moves_bytes(files(), files());
-    // Memory that was never published has no file to remove, whatever others call theirs.
+    // Memory that was never published has no file to remove, even if another transport's file has a similar name.
     let (mut own, mut other) = (files(), files());
     let [mut name, mut rest] = [Vec::new(), Vec::new()];
     let mut memory = Vec::new();
@@ -125,7 +125,7 @@ pub fn through_a_directory() {
     }
     assert_ne!(name[0], name[1], "of one process, and yet each its own");
     assert_ne!(rest[0], rest[1]);
-    // A directory in the way of the file: nothing of it is left.
+    // A directory with the name of the file: publishing fails, and the memory can still be deregistered.
     let unpublished = own.register(region(&[2])).unwrap();
     let mine = String::from_utf8(name[0].clone()).unwrap();
     let taken = directory.path().join(format!("{mine}-{}.payload", unpublished.id()));
@@ -134,7 +134,7 @@ pub fn through_a_directory() {
     assert!(matches!(error, TransportError::File { .. }), "{error}");
     own.deregister(unpublished).unwrap();
     std::fs::remove_dir_all(taken).unwrap();
-    // A fence that fails has the same to do when it is called again.
+    // A fence that fails can be called again.
     let published = own.register(region(&[3])).unwrap();
     own.publish(&published).unwrap();
     let file = directory.path().join(format!("{mine}-{}.payload", published.id()));

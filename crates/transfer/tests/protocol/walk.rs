@@ -1,4 +1,4 @@
-//! A request that is computed farther and farther, and anew.
+//! A request that advances step by step, or starts again.
 
 use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
@@ -7,7 +7,7 @@ use dsv4_kv_tests::stories::Story;
 
 use super::world::Site;
 
-/// A request that is computed farther and farther.
+/// A request that advances step by step.
 #[derive(Default)]
 pub struct Walk {
     pub id: Option<RequestId>,
@@ -15,7 +15,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Computes it until then; anew if it is farther.
+    /// Computes the request up to `end` tokens; from the start if it is past that.
     pub fn to<B: Backend>(&mut self, site: &mut Site<B>, story: &Story, end: usize) -> RequestId {
         let manager = &mut site.fed.manager;
         if end < self.at {

@@ -1,4 +1,4 @@
-//! Requests of a cache that were computed once and leave again and again, and a cache that they come to.
+//! A source cache whose requests were computed once and move many times, and a target cache.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
-/// What the fingerprints of these tests say of the weights.
+/// The digest of the weights in the fingerprints of these tests.
 pub fn weights() -> [u8; 32] {
     Fingerprint::weights_of(b"weights")
 }
@@ -30,17 +30,17 @@ pub fn weights() -> [u8; 32] {
 pub const BLOCKS: u32 = 6;
 /// Most bytes that a sender holds.
 pub const MOST: u64 = 64 << 20;
-/// When offers end, and when answers are due: never.
+/// The deadline of offers and answers that never expire.
 pub const NEVER: Duration = Duration::from_secs(1_000_000);
 /// Lengths of the samples.
 const LENGTHS: [usize; 3] = [2, 7, 132];
 /// Tokens that a test may compute.
 const TOKENS: usize = 400;
-/// The same of [`Schema::Long`].
+/// As `TOKENS`, for [`Schema::Long`].
 #[cfg(feature = "nixl")]
 pub const LONG: usize = 8192;
 
-/// A request of the source: how far it is, its tokens, and its bytes.
+/// A request of the source: its positions, its tokens, and its bytes.
 pub struct Sample {
     pub id: RequestId,
     pub at: Positions,
@@ -68,10 +68,10 @@ pub struct World<B: Backend = Emulator> {
 pub enum Schema {
     /// Five layers of every kind.
     Tiny,
-    /// V4-Flash: its layers, all of them.
+    /// V4-Flash with all its layers.
     #[cfg(feature = "nixl")]
     Flash,
-    /// As the first, with long prompts.
+    /// As `Tiny`, with long prompts.
     #[cfg(feature = "nixl")]
     Long,
 }
@@ -115,7 +115,7 @@ fn flash() -> ModelConfig {
     ModelConfig::preset("flash").unwrap()
 }
 
-/// A device of its own.
+/// A new emulated device.
 pub fn emulated() -> Device<Emulator> {
     Device::from_backend(Emulator::new(EmuOptions::default()))
 }
@@ -137,7 +137,7 @@ impl<B: Backend> Site<B> {
         (at, payload)
     }
 
-    /// A draft of a request of the source that will be so far.
+    /// A draft of a request of the source that will be at positions `at`.
     pub fn draft<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
@@ -149,7 +149,7 @@ impl<B: Backend> Site<B> {
         sender.draft(&export, fingerprint, (at, tokens)).unwrap()
     }
 
-    /// A draft of a request that is so far, with all of it.
+    /// A draft of a request that is at positions `at`, with all its parts.
     pub fn whole<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
@@ -164,7 +164,7 @@ impl<B: Backend> Site<B> {
     }
 }
 
-/// Reads have 2 s, and the transport 4 s.
+/// 2 s for reads, 4 s until a fence, 6 s of silence.
 pub fn deadlines() -> Deadlines {
     let [read, fence, quiet] = [2, 4, 6].map(Duration::from_secs);
     Deadlines { read, fence, quiet }
@@ -190,7 +190,7 @@ impl<B: Backend> World<B> {
         Self::of(Schema::Tiny, source, target)
     }
 
-    /// The same, of a model.
+    /// As [`Self::on`], with a model.
     pub fn of(schema: Schema, source: &Device<B>, target: &Device<B>) -> Self {
         let mut source = Site::new(source, schema.settings(0, 4, 12));
         let target = Site::new(target, schema.settings(3, 2, BLOCKS));
@@ -215,7 +215,7 @@ impl<B: Backend> World<B> {
         Expected { fingerprint, layout, tokens: None, max_context }
     }
 
-    /// All bytes of a prompt of `tokens` tokens that is computed here and does not move.
+    /// All bytes of a request with `tokens` tokens that is computed here and does not move.
     pub fn compute(&mut self, tokens: usize) -> Vec<u8> {
         let id = self.source.fed.manager.admit().unwrap();
         self.source.fed.step(&[Part::new(id, &self.story, 0..tokens)], Padding::None);
@@ -224,7 +224,7 @@ impl<B: Backend> World<B> {
         bytes
     }
 
-    /// Offers a sample whole until then: what it is called, and the offer.
+    /// Offers a complete sample until `until`. Returns its source and the offer.
     pub fn offer_until<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
@@ -235,12 +235,12 @@ impl<B: Backend> World<B> {
         (draft.source(), sender.offer(draft, until).unwrap())
     }
 
-    /// Offers a sample whole.
+    /// Offers a complete sample.
     pub fn offer<T: Transport>(&mut self, sender: &mut Sender<T>, sample: usize) -> Offer {
         self.offer_as(sender, sample, self.fingerprint)
     }
 
-    /// The same, as somebody else's.
+    /// As [`Self::offer`], with another fingerprint.
     pub fn offer_as<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
@@ -251,7 +251,7 @@ impl<B: Backend> World<B> {
         sender.offer(draft, NEVER).unwrap()
     }
 
-    /// Takes all of a sample.
+    /// A draft with all parts of a sample.
     pub fn take<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
@@ -263,7 +263,7 @@ impl<B: Backend> World<B> {
         source.whole(sender, (*id, fingerprint), (*at, tokens))
     }
 
-    /// Offers another request of the source that has so many tokens.
+    /// Offers another request of the source, which has `end` tokens.
     #[cfg(feature = "nixl")]
     pub fn offer_walk<T: Transport>(
         &mut self,
@@ -278,13 +278,13 @@ impl<B: Backend> World<B> {
     }
 }
 
-/// A source that answers when it is asked.
+/// A source that answers immediately.
 pub trait Answers {
     fn claim(&mut self, source: Source) -> Result<bool, String>;
     fn give_up(&mut self, _source: Source) {}
 }
 
-/// A control channel to one.
+/// A control channel to a source that answers immediately.
 struct AtOnce<'a, A: Answers>(&'a mut A, Option<Result<bool, String>>);
 
 impl<A: Answers> Control for AtOnce<'_, A> {
@@ -302,7 +302,7 @@ impl<A: Answers> Control for AtOnce<'_, A> {
     }
 }
 
-/// Loads what came, and admits it if its source says yes.
+/// Loads a verified payload, and admits it if its source says yes.
 pub fn admit<B: Backend>(
     target: &mut Target<'_, B>,
     verified: &Verified,

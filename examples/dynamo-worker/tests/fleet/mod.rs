@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How long all of them may take to find each other, and an answer to come.
+/// How long processes may take to find each other, and to answer.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const MODEL: &str = "hash";
 
-/// Processes that end with this.
+/// Processes that are killed on drop.
 pub struct Fleet {
     processes: Vec<Child>,
     port: u16,
     directory: tempfile::TempDir,
 }
 
-/// What a client is told.
+/// An answer to a client.
 #[derive(Debug)]
 pub struct Answer {
     pub text: String,
-    /// Tokens of the prompt that were not computed where it was answered.
+    /// Prompt tokens that the answering worker did not compute.
     pub cached: usize,
 }
 
@@ -36,7 +36,7 @@ impl Drop for Fleet {
     }
 }
 
-/// A checkpoint with the tokenizer that the frontend wants.
+/// A checkpoint with the tokenizer files that the frontend needs.
 fn checkpoint(directory: &Path) -> std::io::Result<PathBuf> {
     let to = directory.join("model");
     std::fs::create_dir(&to)?;
@@ -52,7 +52,7 @@ fn checkpoint(directory: &Path) -> std::io::Result<PathBuf> {
 }
 
 impl Fleet {
-    /// A frontend that chooses workers so, and a worker of each mode; when this returns a prompt was answered.
+    /// Starts a frontend with this routing mode, and a worker of each mode. Returns after a first answer.
     pub fn start(router: &str, modes: &[&str]) -> Result<Self, String> {
         let python = std::env::var("DSV4_DYNAMO_PYTHON").map_err(|error| error.to_string())?;
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
@@ -116,7 +116,7 @@ impl Fleet {
         }
     }
 
-    /// What the fleet says to a prompt.
+    /// The fleet's answer to a prompt.
     pub fn ask(&self, prompt: &str, tokens: u32) -> Answer {
         self.try_ask(prompt, tokens).unwrap()
     }
@@ -135,7 +135,7 @@ impl Fleet {
         }
     }
 
-    /// As much of HTTP as this needs.
+    /// A minimal HTTP request.
     fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = body.len();
@@ -160,7 +160,7 @@ impl Fleet {
     }
 }
 
-/// Instances that generate, of all workers.
+/// Number of workers' endpoints that generate.
 fn generators(health: &Value) -> usize {
     let instances = health["instances"].as_array().into_iter().flatten();
     instances.filter(|instance| instance["endpoint"] == "generate").count()

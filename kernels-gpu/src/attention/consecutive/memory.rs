@@ -1,4 +1,4 @@
-//! The block of a launch: its threads, its shared memory, which is that of [`super::super::attend`], and its barriers.
+//! The layout of a block: its threads, its shared memory, which is that of [`super::super::attend`], and its barriers.
 
 use kv_layout::attention::MOST_CONSECUTIVE;
 use simt::shared::Shared;
@@ -10,23 +10,24 @@ use super::super::memory::{Arrays as CommonArrays, HEADS, WARPGROUP};
 /// Threads of a block.
 pub const BLOCK_THREADS: u32 = 3 * WARPGROUP;
 
-/// Slot, position and index of each of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] puts it.
+/// Slot, position and index of each of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] stores
+/// them.
 pub type Tokens = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
-/// Of each query, `[32, 4]`: flags, position, and the location of its own row ([`super::queries`]).
+/// For each query, `[32, 4]`: flags, position, and the location of its own row ([`super::queries`]).
 pub type Known = Shared<u32, { 4 * MOST_CONSECUTIVE as usize }>;
-/// `[64]` what a head's sums of values are multiplied by.
+/// `[64]` the factor by which a head's sums of values are multiplied.
 pub type OutputScales = Shared<f32, { HEADS as usize }>;
 
 /// The small arrays in a block's shared memory.
 #[derive(Clone, Copy)]
 pub struct Arrays {
-    /// Those of [`super::super::attend`].
+    /// The arrays of [`super::super::attend`].
     pub common: CommonArrays,
-    /// What the step says of each query.
+    /// Slot, position and index of each query.
     pub tokens: Tokens,
-    /// What was worked out of it.
+    /// Flags, position and row location of each query.
     pub known: Known,
-    /// What results are multiplied by.
+    /// The factors by which the sums of values are multiplied.
     pub output_scales: OutputScales,
 }
 
@@ -54,17 +55,18 @@ const _: () = assert!(
     Tokens::BYTES + Known::BYTES + OutputScales::BYTES <= SHARED_BYTES - CommonArrays::FOUND_AT
 );
 
-/// The queries are copied and the keys there. All threads of the first warpgroup wait, each behind `wait_for_groups`
-/// and `fence_shared`.
+/// The queries are copied, and the keys are in shared memory. All threads of the first warpgroup wait, each after
+/// `wait_for_groups` and `fence_shared`.
 pub const READY: NamedBarrier = NamedBarrier::new(1, WARPGROUP);
-/// All keys are loaded again. The second and third warpgroup arrive, the first waits.
+/// All keys were loaded anew. The second and third warpgroups arrive, the first waits.
 pub const LOADED: NamedBarrier = NamedBarrier::new(2, BLOCK_THREADS);
-/// The weights of a tile are there, with those of the second the factors. The first warpgroup arrives, the others wait.
+/// The weights of a tile are in shared memory, and for the second tile also the factors. The first warpgroup arrives,
+/// the others wait.
 pub const WEIGHED: [NamedBarrier; 2] =
     [NamedBarrier::new(3, BLOCK_THREADS), NamedBarrier::new(4, BLOCK_THREADS)];
-/// The output scales of the heads are in shared memory, and both warpgroups that wait have finished their products, so that keys may be
-/// replaced. The first warpgroup arrives, the others wait, each behind its last product.
+/// The output scales of the heads are in shared memory, and the second and third warpgroups have finished their
+/// products, so that keys may be replaced. The first warpgroup arrives; the others wait, each after its last product.
 pub const SCALED: NamedBarrier = NamedBarrier::new(6, BLOCK_THREADS);
-/// Weights and keys are not read any more, nor what belongs to them. The second and third warpgroup arrive, the first
+/// Weights, keys, factors and output scales are no longer read. The second and third warpgroups arrive, the first
 /// waits.
 pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(5, BLOCK_THREADS);

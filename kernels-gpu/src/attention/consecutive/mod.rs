@@ -1,12 +1,13 @@
-//! Windows of many queries, of which a block takes several one after another: the same results as by
-//! [`super::attend`], bit by bit.
+//! Attention of many queries to their windows: a block takes several queries in turn. The results have the same bits as
+//! those of [`super::attend`].
 //!
-//! Consecutive queries of a request have the same window rows but one, each as the same key. So they stay in shared
-//! memory as BF16, and one row is replaced between two queries: a chunk of a prompt loads and unpacks a row for
-//! each query instead of 128. Where the next query is another request's, all rows are loaded again.
+//! Consecutive queries of a request have the same window rows but one, and a row is the same key in each window. So the
+//! rows stay in shared memory as BF16, and one row is replaced between two queries: a chunk of a prompt loads and
+//! unpacks one row for each query instead of 128. Where the next query belongs to another request, all rows are loaded
+//! anew.
 //!
-//! The first warpgroup multiplies a query by its keys and computes the weights; the other two multiply these by half
-//! of the channels each, and write their results while the first goes on to the next query.
+//! The first warpgroup multiplies a query by its keys and computes the weights. The other two multiply these by the
+//! values, half of the channels each, and write their results while the first continues with the next query.
 
 mod memory;
 mod output;
@@ -32,12 +33,12 @@ pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use queries::{Queries, Query};
 use row::{WarpRow, own_key};
 
-/// Registers of a thread of the first warpgroup, and of the others.
+/// Registers of a thread of the first warpgroup (scorer), and of the others (multipliers).
 const SCORER: u32 = 136;
 const MULTIPLIER: u32 = 184;
 const _: () = assert!(SCORER + 2 * MULTIPLIER <= 3 * AT_START);
 
-/// Attention of 64 heads of some queries, normed and rotated, to their windows.
+/// Computes attention of up to 64 heads of several queries, which are normed and rotated, to their windows.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens / queries, heads / 64)`,
@@ -50,7 +51,8 @@ pub unsafe fn attend<F: KeyFormat>(args: Attend) {
     unsafe {
         let arrays = Arrays::new();
         let queries = Queries::of_block(&args, arrays);
-        // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
+        // The shuffle shows the compiler that the value is the same in all lanes, so that descriptors stay in uniform
+        // registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 0 {
             fewer_registers::<SCORER>();
@@ -62,7 +64,7 @@ pub unsafe fn attend<F: KeyFormat>(args: Attend) {
     }
 }
 
-/// Runs through the block's queries: scores and weights.
+/// Runs through the block's queries: computes scores and weights.
 ///
 /// # Safety
 /// As [`attend`], in the first warpgroup; the others call [`multiply`].
@@ -99,7 +101,7 @@ unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
             } else {
                 let reports = query.heads.first == 0 && is_first_warp && query.is_refused;
                 fault::count(args.faults, thread::lane_id(), u32::from(reports));
-                // Of this query, for nothing.
+                // The copies of this query, whose data are not used.
                 copy::wait_for_groups::<0>();
                 start_copies(queries, i + 1);
             }
@@ -111,7 +113,7 @@ unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
     }
 }
 
-/// Starts copies of the heads of query `i`, if there is one, each by the warp that has their scores.
+/// Starts copies of the heads of query `i`, if that query exists. Each warp copies the heads whose scores it computes.
 ///
 /// # Safety
 /// All threads of the first warpgroup call it; pointers and shapes as in the kernel table; the warp's earlier copies
@@ -126,7 +128,8 @@ unsafe fn start_copies(queries: Queries<'_>, i: u32) {
     }
 }
 
-/// Starts the loads of the own row of query `i`, if there is one that follows.
+/// Starts the loads of the own row of query `i`, if that query exists and follows the one before it
+/// (`Query::follows`).
 ///
 /// # Safety
 /// All lanes of the warp call it together; pointers and shapes as in the kernel table.
@@ -143,7 +146,7 @@ unsafe fn load_own<F: KeyFormat>(queries: Queries<'_>, i: u32) -> Option<WarpRow
     }
 }
 
-/// Scores and weights of a query.
+/// Computes the scores and weights of a query.
 ///
 /// # Safety
 /// All threads of the first warpgroup call it together; queries and keys are there, weights read no more.
@@ -165,8 +168,8 @@ unsafe fn weigh(query: Query, common: CommonArrays) -> Softmax {
     }
 }
 
-/// Runs through the block's queries: loads keys where they are other ones, multiplies weights by half of their
-/// channels, from panel `panel` on, and writes these.
+/// Runs through the block's queries: loads all keys where a query does not follow the one before it, multiplies the
+/// weights by half of the channels of the values, from panel `panel` on, and writes the results.
 ///
 /// # Safety
 /// As [`attend`], in the second and third warpgroup; the first calls [`score`].
@@ -178,7 +181,7 @@ unsafe fn multiply<F: KeyFormat>(queries: Queries<'_>, arrays: Arrays, panel: u3
     // SAFETY: as in `score`.
     unsafe {
         let frequency = args.frequencies.load(u64::from(thread::lane_id()));
-        // One warp brings the row by which the next query's keys differ.
+        // One warp loads the row by which the next query's keys differ.
         let has_own = warp::all(thread::warp_id() == WARPGROUP / 32);
         let mut own_row = if has_own { load_own::<F>(queries, 1) } else { None };
         let mut i = 0;
@@ -206,14 +209,14 @@ unsafe fn multiply<F: KeyFormat>(queries: Queries<'_>, arrays: Arrays, panel: u3
                 let low = start_values((1, 0), panel, InFlight::idle(values));
                 values = start_values((1, 1), panel, low).wait::<0>();
             }
-            // Behind this both warpgroups have multiplied, and the keys may change.
+            // After this barrier both warpgroups have finished their products, and the keys may change.
             SCALED.sync();
             let scales = [0, 8].map(|i| arrays.output_scales.load(row + i));
             if let Some(own) = own {
                 own.store(own_key(query.position + 1));
             }
             MULTIPLIED.arrive();
-            // Of the query after the next: it comes while results are written.
+            // The row for the query after the next: its loads overlap with the writing of results.
             own_row = if has_own { load_own::<F>(queries, i + 1) } else { None };
             output::write(args, query.heads, (values, scales), (panel, [cos, sin]));
         }

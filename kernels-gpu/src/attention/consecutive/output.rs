@@ -1,4 +1,4 @@
-//! The heads' results from registers: inverse RoPE, rounded to BF16.
+//! Writes the heads' results from registers: inverse RoPE, rounded to BF16.
 
 use kv_layout::geometry::HEAD_DIM;
 use simt::warpgroup::FragmentsN256;
@@ -12,10 +12,10 @@ use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Fragments of eight channels of a panel.
+/// Number of groups of eight channels in a panel.
 const EIGHTS: usize = 8;
 
-/// Stores each head's output scale in shared memory, and writes its log-sum-exp if it is asked for.
+/// Stores each head's output scale in shared memory, and writes its log-sum-exp if it is requested.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the first warpgroup call it together, and a barrier
@@ -45,8 +45,8 @@ pub unsafe fn store_output_scales(
     }
 }
 
-/// Writes 256 channels of the thread's heads, from panel `panel` on, 0 or 4. Those of the last of all panels are
-/// rotated back (inverse RoPE), by angles whose cosine and sine `rotation` has, a pair a lane.
+/// Writes 256 channels of the thread's heads, from panel `panel` on, which is 0 or 4. The channels of the last panel of
+/// all get inverse RoPE: `rotation` has the cosine and sine of the angle of one pair in each lane.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the warpgroup call it together.
@@ -61,7 +61,8 @@ pub unsafe fn write(
         let pairs = array_from_fn(|n| {
             let n = EIGHTS * i + n;
             let four = values[n / 16][n % 16];
-            // From 0 on, as in the other forms, and rounded twice: a product that rounds to -0 gives 0.
+            // Added to 0, as in the other forms, with a rounding after the product and after the sum: a product that
+            // rounds to -0 gives 0.
             array_from_fn(|j| [0, 1].map(|k| 0.0 + scales[j] * four[2 * j + k]))
         });
         // SAFETY: by this function's own contract; the condition is the same in all lanes.
@@ -73,10 +74,10 @@ pub unsafe fn write(
     });
 }
 
-/// Pairs of a thread's two heads, of each eight channels of a panel.
+/// The thread's pairs of channels in a panel: for each group of eight channels, a pair of each of its two heads.
 type Pairs = [[[f32; 2]; 2]; EIGHTS];
 
-/// The same with inverse RoPE.
+/// Applies inverse RoPE to the pairs.
 ///
 /// # Safety
 /// As [`write`].
@@ -90,7 +91,8 @@ unsafe fn inverse_rope_pairs(pairs: Pairs, rotation: [f32; 2]) -> Pairs {
     })
 }
 
-/// Writes a panel of the thread's heads. Two lanes exchange pairs, so that four write 32 bytes of a head.
+/// Writes a panel of the thread's heads. Two lanes exchange pairs, so that four lanes write 32 contiguous bytes of a
+/// head.
 ///
 /// # Safety
 /// As [`write`].

@@ -1,4 +1,4 @@
-//! The queries of a block, one after another, and what each of them shares with the one before.
+//! The queries of a block, in order, and what each of them shares with the one before it.
 
 use kv_layout::attention::MOST_CONSECUTIVE;
 use kv_layout::geometry::WINDOW;
@@ -16,7 +16,7 @@ use crate::args::Attend;
 pub struct Queries<'a> {
     pub args: &'a Attend,
     arrays: Arrays,
-    /// The block's first, and how many.
+    /// The block's first query, and the number of its queries.
     first: u32,
     pub count: u32,
 }
@@ -26,13 +26,14 @@ pub struct Queries<'a> {
 pub struct Query {
     pub heads: Heads,
     pub position: u32,
-    /// Whether it is valid.
+    /// Whether the query is valid.
     pub is_live: bool,
-    /// Whether its keys are those of the query before but for one, its own: both are valid.
+    /// Whether both this query and the one before it are valid, and their keys differ in one row only, this query's
+    /// own.
     pub follows: bool,
-    /// Whether it counts as a fault.
+    /// Whether the query counts as a fault.
     pub is_refused: bool,
-    /// Where its own row lies, as [`Keys::row`] says it.
+    /// The location of its own row, in the format of [`Keys::row`].
     pub row: [u32; 2],
 }
 
@@ -42,13 +43,13 @@ const FOLLOWS: u32 = 2;
 const REFUSED: u32 = 4;
 
 impl Query {
-    /// Keys of its window.
+    /// Number of keys of its window.
     #[inline(always)]
     pub fn window(self) -> u32 {
         self.position.wrapping_add(1).min(WINDOW)
     }
 
-    /// Whether they are two tiles.
+    /// Whether the keys of its window are two tiles.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
@@ -60,7 +61,8 @@ impl Query {
 }
 
 impl<'a> Queries<'a> {
-    /// Computes flags, positions and row locations of all; they are in shared memory when this returns.
+    /// Computes flags, positions and row locations of all queries of the block; they are in shared memory when this
+    /// returns.
     ///
     /// # Safety
     /// Pointers and shapes as in the kernel table; all threads of the block call it.
@@ -70,7 +72,7 @@ impl<'a> Queries<'a> {
         let own = thread::thread_idx_x();
         // SAFETY: by this function's own contract; words by one thread each.
         unsafe {
-            // The same in all lanes, which the compiler sees by this.
+            // The shuffle shows the compiler that the value is the same in all lanes.
             let first = warp::shuffle_idx_u32(thread::block_idx_x() * most, 0);
             let count = (args.params.tokens - first).min(most);
             if own < count {
@@ -94,7 +96,7 @@ impl<'a> Queries<'a> {
         }
     }
 
-    /// Query `i` of them.
+    /// Query `i` of the block.
     ///
     /// # Safety
     /// There is one; all lanes of the warp call it together.

@@ -1,4 +1,4 @@
-//! Rows from the cache into BF16 in shared memory, a row a warp, and queries as they are.
+//! Brings rows of the cache into shared memory as BF16, one row a warp, and queries as they are.
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM, WINDOW};
 use kv_layout::main_row::{UE8M0_GROUP, data_offset};
@@ -13,12 +13,12 @@ use crate::fault_injection;
 use crate::row::StoredScales;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Channels of a lane.
+/// Number of channels of a lane.
 const CHANNELS: u32 = HEAD_DIM / 32;
-/// Lanes that have E4M3 channels; the others have rotary ones.
+/// Number of lanes that have E4M3 channels; the others have rotary ones.
 const CODED: u32 = NOPE_DIM / CHANNELS;
 
-/// A lane's 16 channels of a row as they are stored: codes, or 16 BF16.
+/// A lane's 16 channels of a row, as they are stored: codes, or 16 BF16.
 #[derive(Clone, Copy, Default)]
 pub struct WarpRow {
     pieces: [[u32; 4]; 2],
@@ -53,7 +53,7 @@ impl WarpRow {
         }
     }
 
-    /// The lane's channels as BF16; zeros if there is no row.
+    /// Unpacks the lane's channels to BF16; zeros if the row is not that of a key.
     ///
     /// # Safety
     /// All lanes of the warp call it together, with one row.
@@ -87,7 +87,7 @@ fn panel() -> u32 {
 pub struct UnpackedRow([[u32; 4]; 2]);
 
 impl UnpackedRow {
-    /// Writes it as that of key `key`.
+    /// Writes the row as that of key `key`.
     ///
     /// # Safety
     /// All lanes of the warp call it together; no thread reads the key without a barrier between.
@@ -121,15 +121,15 @@ pub unsafe fn load_all<F: KeyFormat>(source: Source<'_>, keys: Keys) {
     }
 }
 
-/// Which key the row of the query at `position` is.
+/// The key whose row is that of the token at `position`.
 #[inline(always)]
 pub const fn own_key(position: u32) -> u32 {
     position % WINDOW
 }
 
-/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on: each warp of
-/// the first warpgroup those of the 16 heads whose scores it has, so that it need not wait for the others; heads past
-/// the last are zero.
+/// Starts copies (`cp.async`) of `heads` rows of `args.query`, `[rows, 512]` BF16, from row `row` on; heads past the
+/// last are zero. Each warp of the first warpgroup copies the 16 heads whose scores it computes, so that it need not
+/// wait for the other warps.
 ///
 /// # Safety
 /// The rows exist; the warp reads the last query no more.

@@ -1,5 +1,5 @@
-//! The pieces of a query's keys, each a cluster's: the last of the blocks that have the same channels adds them up,
-//! in their order.
+//! Adds up the pieces of a query's keys, one piece a cluster. Of the blocks that have the same channels, the last to
+//! finish adds up the pieces, in their order.
 
 use simt::thread;
 
@@ -11,18 +11,19 @@ use super::task::Task;
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
-/// A thread's results of its two heads: 32 of the block's channels, those of its warpgroup.
+/// A thread's results for its two heads: 32 channels, the half of the block's channels that its warpgroup has.
 pub type Half = [[f32; 4]; 4];
 
-/// The element of the clusters' log-sum-exps where those of the block's copy start, of cluster `cluster` of the query.
+/// The element of `part_lse` at which the values of the block start, for cluster `cluster` of the query. Each block has
+/// a copy of its own.
 #[inline(always)]
 fn lse_index(args: &Attend, task: Task, cluster: u32) -> u64 {
     let block = task.cluster(args, cluster) * u64::from(CLUSTER_BLOCKS) + u64::from(task.rank);
     block * u64::from(2 * HEADS)
 }
 
-/// The element of the sums where those of the thread start, of cluster `cluster` of the query: as threads have them,
-/// so that each reads what it has written.
+/// The element of `part_sums` at which those of the thread start, for cluster `cluster` of the query. The order is that
+/// of the threads, so that each reads the elements that it has written.
 #[inline(always)]
 fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     /// Words of a warpgroup's half of a block's channels.
@@ -32,8 +33,8 @@ fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
     block * u64::from(2 * HALF) + u64::from(HALF * group + 4 * thread)
 }
 
-/// Stores for the blocks that have the same channels of the query's other keys, of a head: log2 of the softmax's
-/// denominator of the part.
+/// Stores log2 of the softmax's denominator of the part, for a head. The blocks that have the same channels of the
+/// query's other keys read it.
 ///
 /// # Safety
 /// As [`super::sums::write`], where there are several clusters.
@@ -43,7 +44,7 @@ pub unsafe fn store_lse(args: &Attend, task: Task, row: u32, lse: f32) {
     unsafe { args.part_lse.store(lse_index(args, task, task.own_cluster()) + u64::from(row), lse) }
 }
 
-/// Stores for the same blocks, of a head of a half of a part: what its weights are relative to, and their sum.
+/// As [`store_lse`], for a half of a part: stores the base of a head's weights, and their sum.
 ///
 /// # Safety
 /// As [`store_lse`].
@@ -57,12 +58,12 @@ pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32
     }
 }
 
-/// Stores the thread's partial outputs of the cluster's keys, and adds up those of all clusters if all others are stored;
-/// `None` if they are not.
+/// Stores the thread's partial outputs of the cluster's keys. If all other clusters have stored theirs, adds up those
+/// of all clusters and returns the sum; otherwise returns `None`.
 ///
 /// # Safety
-/// As [`super::sums::write`], where there are several clusters, behind [`store_lse`] or [`store_end`] of all heads; nobody reads
-/// [`Arrays::found`] any more.
+/// As [`super::sums::write`], where there are several clusters, after [`store_lse`] or [`store_end`] of all heads; no
+/// thread reads [`Arrays::found`] any more.
 #[inline(always)]
 pub unsafe fn add_up(
     args: &Attend,
@@ -91,17 +92,18 @@ pub unsafe fn add_up(
     }
 }
 
-/// Log-sum-exps and output scales of two clusters, for the thread's two heads: of two parts, or of the halves of one.
+/// Log-sum-exps and output scales of two clusters, for the thread's two heads. The clusters have two parts, or the
+/// halves of one part.
 #[derive(Clone, Copy)]
 struct Pair {
-    /// log2 of the parts' denominators; -infinity of none.
+    /// log2 of the parts' denominators; -infinity if there is no part.
     lse: [[f32; 2]; 2],
-    /// Where the two are a part's halves, what their sums are multiplied by.
+    /// If the two are the halves of a part, the factors by which their sums are multiplied.
     scales: [[f32; 2]; 2],
 }
 
 impl Pair {
-    /// That of the clusters from `first` on. A query of one part has its sink in the denominator.
+    /// Loads the two clusters from `first` on. If the query has one part, its denominator includes the sink.
     ///
     /// # Safety
     /// As [`sum`].
@@ -131,7 +133,7 @@ impl Pair {
     }
 }
 
-/// The thread's heads' results over all keys; their log-sum-exps are written if they are asked for.
+/// The results of the thread's heads over all keys. Writes their log-sum-exps if they are requested.
 ///
 /// # Safety
 /// All clusters' partial outputs are stored.
@@ -141,7 +143,7 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
     let is_part = task.heads.parts > 1;
     let mut softmax = sinks.map(PartsSoftmax::new);
     let mut values: Half = [[0.0; 4]; 4];
-    // Of a query of one part.
+    // For a query with one part.
     let mut scales_and_lses = [(1.0, 0.0); 2];
     // SAFETY: by this function's own contract.
     unsafe {
@@ -153,7 +155,7 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
         }
         first = 0;
         while first < clusters {
-            // Past the last it again.
+            // After the last cluster, the last one again; it is not used.
             let words: [Words; AT_ONCE] = array_from_fn(|i| {
                 let from = sums_of(args, task, (first + i as u32).min(clusters - 1));
                 array_from_fn(|n| {
@@ -188,16 +190,16 @@ unsafe fn sum(args: &Attend, task: Task, sinks: [f32; 2]) -> Half {
     }
 }
 
-/// A thread's sums as they lie in global memory.
+/// A thread's sums, as they are stored in global memory.
 type Words = [[u32; 4]; 4];
 
-/// `values` and other sums, times the heads' weights.
+/// Adds other sums, times the weights of the heads, to `values`.
 #[inline(always)]
 fn weighted(values: Half, weight: [f32; 2], words: Words) -> Half {
     array_from_fn(|n| array_from_fn(|j| values[n][j] + weight[j / 2] * f32::from_bits(words[n][j])))
 }
 
-/// The heads' results, from their sums; their log-sum-exps are written if they are asked for.
+/// Multiplies the heads' sums by their scales. Writes their log-sum-exps if they are requested.
 ///
 /// # Safety
 /// As [`sum`].

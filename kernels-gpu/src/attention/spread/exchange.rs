@@ -1,4 +1,5 @@
-//! The memory through which the blocks of a cluster exchange weights: each stores those of its tiles, and reads all.
+//! The global memory through which the blocks of a cluster exchange weights: each block stores those of its tiles, and
+//! reads all.
 
 use simt::mem::GlobalMut;
 use simt::thread;
@@ -8,21 +9,22 @@ use super::memory::{PANEL, TILES, WARPGROUP};
 use crate::args::Attend;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Words of a tile of keys: its weights, then each thread's sums of them.
+/// Words of a tile of keys: its weights, then each thread's two sums of them.
 const TILE_WORDS: u32 = PANEL + 2 * WARPGROUP;
-/// Words of a cluster.
+/// Words of exchange memory of a cluster.
 pub const CLUSTER_WORDS: u32 = TILES * TILE_WORDS;
 
-/// A thread's weights of a tile, 16 keys a step as products read them, and their sums, of two heads.
+/// A thread's weights of a tile and their sums, for two heads. A step has the weights of 16 keys, in the order of the
+/// operand of a product.
 #[derive(Clone, Copy, Default)]
 pub struct Weights {
-    /// Pairs of BF16.
+    /// The weights, as pairs of BF16, for each of four steps.
     pub words: [[u32; 4]; 4],
     /// Bits of the f32 sums.
     pub sums: [u32; 2],
 }
 
-/// The cluster's memory as the thread uses it: from its first words of weights on, and of sums.
+/// The cluster's exchange memory, from the thread's first words of weights and of sums on.
 #[derive(Clone, Copy)]
 pub struct Exchange {
     weights: GlobalMut<u32>,
@@ -30,8 +32,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// That of the block's cluster, which is number `cluster` of those with the same heads. Held: its addresses would
-    /// be computed for each tile.
+    /// The memory of the block's cluster, whose index is `cluster` among the clusters with the same heads. The pointers
+    /// are held: otherwise the compiler would compute their addresses again for each tile.
     #[inline(always)]
     pub fn of(args: &Attend, cluster: u32) -> Self {
         let groups = args.params.heads.div_ceil(HEADS);
@@ -44,7 +46,7 @@ impl Exchange {
         }
     }
 
-    /// Stores those of tile `tile`.
+    /// Stores the thread's weights and sums of tile `tile`.
     ///
     /// # Safety
     /// A barrier of the cluster comes before others read them, or others are stored.
@@ -61,7 +63,7 @@ impl Exchange {
         }
     }
 
-    /// Starts the loads of those of tile `tile`, if it is before tile `end`.
+    /// Starts the loads of the thread's weights and sums of tile `tile`; zeros if `tile` is `end` or more.
     ///
     /// # Safety
     /// They are stored, and a barrier of the cluster has passed.

@@ -1,4 +1,4 @@
-//! The block of a launch: its threads, what lies where in its shared memory, and its barriers.
+//! The layout of a block: its threads, its shared memory and its barriers.
 
 use kv_layout::attention::{SHORT_SPREAD_TILES, SPREAD_BLOCKS, SPREAD_TILES};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
@@ -17,28 +17,29 @@ pub const BLOCK_THREADS: u32 = 4 * WARPGROUP;
 pub const WARPS: u32 = 2 * WARPGROUP / 32;
 /// Blocks of a cluster.
 pub const CLUSTER_BLOCKS: u32 = SPREAD_BLOCKS;
-/// Most tiles of a cluster.
+/// Most tiles of keys of a cluster.
 pub const TILES: u32 = SPREAD_TILES;
 
-/// Whether several clusters may have a query's keys.
+/// Whether the keys of a query may be divided among several clusters.
 #[inline(always)]
 pub const fn may_have_clusters<W: KeySet>() -> bool {
     W::SPREAD_TILES > SHORT_SPREAD_TILES
 }
 
-/// Whether a block may have three tiles of keys to score, and not two at most.
+/// Whether a block may have three tiles of keys to score, instead of at most two.
 #[inline(always)]
 pub const fn may_score_three<W: KeySet>() -> bool {
     W::SPREAD_TILES > 2 * CLUSTER_BLOCKS
 }
 
-/// First words of the queries, behind two tiles of keys.
+/// First word of the queries, which follow two tiles of keys.
 pub const QUERIES: u32 = 2 * MATRIX;
-/// Words of the three matrices, in whose places the tiles' values come.
+/// Words of three matrices: two tiles of keys, and the queries. The tiles' values replace them.
 pub const WORDS: usize = 3 * MATRIX as usize;
-/// Tiles whose values come where the second tile of keys is: nothing is there in a block that scores fewer than two.
+/// Number of tiles whose values lie where the second tile of keys is. That place is free from the start in a block that
+/// scores fewer than two tiles.
 pub const FREE: u32 = MATRIX / PANEL;
-/// Places of a tile's values.
+/// Number of places for a tile's values.
 pub const PLACES: u32 = WORDS as u32 / PANEL;
 /// Channels of values that a block has: a panel.
 pub const CHANNELS: u32 = HEAD_DIM / CLUSTER_BLOCKS;
@@ -47,14 +48,14 @@ const _: () = assert!(2 * PANEL == TILE * CHANNELS);
 
 pub type Memory = Shared<u32, WORDS>;
 
-/// Where a key's row lies, `[tiles, 64, 4]`; in the end of both sums what they are relative to, then their weights'
-/// sums, `[2, 2, 64]`.
+/// The addresses of each key's row, `[tiles, 64, 4]`; at the end, the bases of both sums and then their sums of
+/// weights, `[2, 2, 64]`.
 pub type Found = Shared<u32, { (TILES * TILE * 4) as usize }>;
-/// Which keys are missing, a bit each: `[tiles, 2]`.
+/// Mask of the keys that are missing, one bit each: `[tiles, 2]`.
 pub type Missing = Shared<u32, { (TILES * TILE / 32) as usize }>;
 /// The largest score of each tile and head, times log2 e: `[tiles, 64]`.
 pub type Most = Shared<f32, { (TILES * TILE) as usize }>;
-/// Whether a multiplying warp of a block has weights that may not stay relative to 0: `[8, 8]`.
+/// Flag of each multiplying warp of each block: it may have weights whose base is not 0. `[8, 8]`.
 pub type Far = Shared<u32, { (CLUSTER_BLOCKS * WARPS) as usize }>;
 /// Cosine and sine of each rotary pair's angle, `[32, 2]`.
 pub type Rotation = Shared<f32, { ROPE_DIM as usize }>;
@@ -70,17 +71,17 @@ pub const SHARED_BYTES: u32 = ROTATION + Rotation::BYTES;
 /// The arrays in a block's shared memory.
 #[derive(Clone, Copy)]
 pub struct Arrays {
-    /// Keys, queries and weights, then values.
+    /// Keys and queries, then values.
     pub memory: Memory,
     /// Addresses of rows.
     pub found: Found,
     /// Keys that do not count.
     pub missing: Missing,
-    /// `[2, 64]` base of each sum's weights, then `[2, 64]` their sums, in the place of `found`.
+    /// `[2, 64]` base of each sum's weights, then `[2, 64]` their sums; replaces `found`.
     pub bases_and_sums: Shared<f32, { (4 * TILE) as usize }>,
     /// Largest scores.
     pub most: Most,
-    /// Flags for weights that may not stay relative to 0.
+    /// Flags of warps that may have weights whose base is not 0.
     pub far: Far,
     /// Cosines and sines.
     pub rotation: Rotation,
@@ -91,7 +92,8 @@ impl Arrays {
     /// The block has [`SHARED_BYTES`] and uses them for nothing else.
     #[inline(always)]
     pub unsafe fn new() -> Self {
-        // SAFETY: by this function's own contract; the arrays lie behind each other, `bases_and_sums` in the place of `found`.
+        // SAFETY: by this function's own contract; the arrays lie behind each other, `bases_and_sums` in the place of
+        // `found`.
         unsafe {
             Self {
                 memory: Shared::at(0),
@@ -112,38 +114,38 @@ impl Arrays {
         unsafe { Panels::at(self.memory, first) }
     }
 
-    /// The block's tile of keys `tile`: the third comes where the first was.
+    /// The keys of the block's tile `tile`, 0 to 2. The third replaces the first.
     #[inline(always)]
     pub fn keys(self, tile: u32) -> Panels<WORDS> {
         self.panels(tile % 2 * MATRIX)
     }
 
-    /// The block's channels of the values of tile `tile`. Those of the first [`FREE`] tiles come where the second
-    /// tile of keys is.
+    /// The block's channels of the values of tile `tile`. Those of the first [`FREE`] tiles replace the second tile of
+    /// keys.
     #[inline(always)]
     pub fn values(self, tile: u32) -> Panels<WORDS> {
         self.panels((tile + FREE) % PLACES * PANEL)
     }
 }
 
-/// First word of what the multiplying warpgroups exchange in the end, where values were.
+/// First word of the sums that the multiplying warpgroups exchange at the end, where values were.
 pub const EXCHANGED: u32 = 0;
 
-/// The first two tiles of keys that a block scores are unpacked and its queries copied. The unpacking warpgroups
+/// The first two tiles of keys that a block scores are unpacked, and its queries are copied. The unpacking warpgroups
 /// arrive, the others wait.
 pub const UNPACKED: NamedBarrier = NamedBarrier::new(1, BLOCK_THREADS);
-/// The first of three tiles of keys is not read any more. The first warpgroup arrives, the unpacking ones wait.
+/// The first of three tiles of keys is no longer read. The first warpgroup arrives, the unpacking ones wait.
 pub const FIRST_SCORED: NamedBarrier = NamedBarrier::new(5, 3 * WARPGROUP);
 /// The third tile of keys is unpacked. The unpacking warpgroups arrive, the first waits.
 pub const THIRD_UNPACKED: NamedBarrier = NamedBarrier::new(6, 3 * WARPGROUP);
-/// The block's keys and queries are not read any more. The multiplying warpgroups arrive, the others wait.
+/// The block's keys and queries are no longer read. The multiplying warpgroups arrive, the others wait.
 pub const SCORED: NamedBarrier = NamedBarrier::new(2, BLOCK_THREADS);
-/// All values are there. The unpacking warpgroups arrive, the others wait.
+/// All values are unpacked. The unpacking warpgroups arrive, the others wait.
 pub const VALUES_UNPACKED: NamedBarrier = NamedBarrier::new(3, BLOCK_THREADS);
-/// What the multiplying warpgroups exchange is in shared memory.
+/// The data that the multiplying warpgroups exchange are in shared memory. Both arrive and wait.
 pub const MULTIPLIED: NamedBarrier = NamedBarrier::new(4, 2 * WARPGROUP);
 
-/// Waits for all threads of the cluster, which have arrived at its barrier.
+/// Waits until all threads of the cluster have arrived at its barrier. The calling thread has arrived already.
 ///
 /// # Safety
 /// As [`cluster_wait`]: every thread calls it, those of a warp from the same place.

@@ -1,21 +1,22 @@
-//! Attention of few queries, each spread over a cluster of eight blocks: the same results as by [`super::attend`],
-//! bit by bit, in less time and less code.
+//! Attention of few queries, each spread over a cluster of eight blocks. The results have the same bits as those of
+//! [`super::attend`]; it takes less time and less code.
 //!
-//! A cluster has 64 heads of a query, and all of their keys or a piece. First its blocks multiply queries by keys,
-//! each those of its own tiles, and store the weights, relative to 0, in global memory for all. Then each block has
-//! 64 channels of the values of all keys, multiplies them by all weights, and writes its channels of all heads.
+//! A cluster has 64 heads of a query, and all of their keys or a piece of them. First, each block multiplies the
+//! queries by the keys of its own tiles, and stores the weights, with base 0, in global memory for all blocks. Then
+//! each block multiplies all weights by 64 channels of the values of all keys, and writes these channels of all heads.
 //!
-//! Where scores are too far from 0 for that, which is seldom, blocks exchange the tiles' largest scores. From these each
-//! computes every tile's base (the running maximum), in the order of the tiles, and stores its weights once more.
+//! Scores are seldom too far from 0 for base 0. If they are, the blocks exchange the largest scores of the tiles. From
+//! these each block computes the base of every tile (the running maximum), in the order of the tiles, and stores its
+//! weights again.
 //!
-//! Nothing is merged but the two sums of a query whose keys are split ([`kv_layout::attention::KeySplit`]), and
-//! parts. A cluster that has a part computes both sums, one in each of two warpgroups; where there are enough
-//! clusters, each of two has the keys of one sum. The partial outputs of several clusters are added up, of each 64 channels,
-//! by the block that is the last to store its own.
+//! Only two kinds of sums are merged: the two sums of a query whose keys are split in two
+//! ([`kv_layout::attention::KeySplit`]), and parts. A cluster that has a whole part computes both sums, one in each of
+//! two warpgroups; where there are enough clusters, each of two clusters has the keys of one sum. If a query has
+//! several clusters, the last block to store its partial output adds up all partial outputs of its 64 channels.
 //!
-//! In a model other kernels run in between, and data pass through L2: so each launch has its code to fetch, which
-//! takes as long as much of the work. Hence loops where [`super::attend`] has none, and the same code for all warps
-//! wherever it can be.
+//! In a model, other kernels run between two launches of this one, and their data evict its code from L2. So each
+//! launch fetches its code from device memory, which takes as long as a large part of the work. Hence this module has
+//! loops where [`super::attend`] has none, and the same code for all warps wherever possible.
 
 mod combine;
 mod exchange;
@@ -43,19 +44,20 @@ use memory::{Arrays, CLUSTER_BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_
 pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use task::Task;
 
-/// Attention of 64 heads of a query, normed and rotated, each part of whose keys, or half of one, is at most [`KeySet::SPREAD_TILES`] tiles.
-/// With `clusters_per_part` of 2, for keys that are split, each cluster has half of the keys, and computes one of the two sums.
+/// Computes attention of up to 64 heads of a query, which is normed and rotated. Each part of its keys, or half of one,
+/// is at most [`KeySet::SPREAD_TILES`] tiles. If `clusters_per_part` is 2, for keys that are split in two, each of two
+/// clusters has half of the keys, and computes one of the two sums.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if `clusters_per_part` is 2, are no more tiles than
-/// that; all threads of a launch of grid `(8 * pieces * tokens, heads / 64)`, rounded up, with 512 threads a block and eight blocks a
-/// cluster call it.
+/// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if
+/// `clusters_per_part` is 2, are no more tiles than that; all threads of a launch of grid `(8 * pieces * tokens, heads
+/// / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / CLUSTER_BLOCKS, block_rank());
     let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
     let halves = if may_have_clusters::<W>() { args.params.clusters_per_part } else { 1 };
-    // Divisions take time, and few launches have several clusters for a query.
+    // Avoids divisions where a query has one cluster, as in most launches.
     let of_query = most_parts * halves;
     let (query, piece) =
         if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
@@ -65,7 +67,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let (arrays, source) = (Arrays::new(), Source(&args));
-        // Copies begin before anything waits for a load; of padding too.
+        // The copies begin before anything waits for a load, so queries of padding are copied too.
         let token = Token::load(&args, query);
         let heads = Heads { query, first, part, parts: 1 };
         let rows = (heads.row(&args), heads.count(&args));
@@ -76,7 +78,7 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let reports = rank == 0 && first == 0;
         let is_first = reports && piece == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        // Few keys are not worth adding up: the first cluster has both halves.
+        // For few keys a merge costs more than it saves: the first cluster then has both halves.
         let is_halved = halves == 2 && (parts > 1 || keys.tiles > CLUSTER_BLOCKS);
         if !keys.is_live || part >= parts || half > u32::from(is_halved) {
             copy::wait_for_groups::<0>();
@@ -98,12 +100,14 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
             second,
             is_far: false,
         };
-        // All blocks have started before any writes into another's shared memory.
+        // All blocks must have started before any of them writes into another's shared memory; `wait_for_cluster`
+        // completes this.
         cluster_arrive();
         let refused = unpack::find::<F, W>(source, keys, task, arrays);
         fault::count(args.faults, thread::lane_id(), if reports { refused } else { 0 });
         thread::sync_threads();
-        // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
+        // The shuffle shows the compiler that the value is the same in all lanes, so that descriptors stay in uniform
+        // registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         unpack::unpack::<F, W>(source, task, group, arrays);
         if group >= 2 {

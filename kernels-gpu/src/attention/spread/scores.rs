@@ -1,4 +1,4 @@
-//! Queries times the keys of the block's tiles, and the tiles' weights.
+//! Multiplies queries by the keys of the block's tiles, and computes the tiles' weights.
 
 use simt::cluster::{cluster_arrive, cluster_arrive_release};
 use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
@@ -14,23 +14,23 @@ use super::memory::{
 use super::task::Task;
 use crate::unroll::{array_from_fn, unroll};
 
-/// The scores of a warpgroup's tiles: of its last one, and of the one before.
+/// The scores of a warpgroup's tiles: its last tile, and the one before.
 pub type Scores = [Fragments; 2];
 
-/// Whether warpgroup `group` scores the block's third tile too. The first has the first tile and the third, the
+/// Whether warpgroup `group` scores the block's third tile. The first warpgroup scores the first and third tile, the
 /// second the second.
 #[inline(always)]
 const fn has_third<W: KeySet>(task: Task, group: u32) -> bool {
     may_score_three::<W>() && group == 0 && task.scored_tiles > 2
 }
 
-/// The scores of the warpgroup's tiles, and what `meanwhile` returns. Stores their weights relative to 0, and a flag in
-/// all blocks if some may not stay so.
+/// Computes the scores of the warpgroup's tiles, and returns them with the result of `meanwhile`. Stores their weights
+/// with base 0, and in all blocks a flag that says whether the base of some of them may not be 0.
 ///
 /// # Safety
-/// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the cluster; all
-/// threads of a multiplying warpgroup call it together, those of the unpacking ones [`super::unpack::unpack_values`]; a barrier
-/// of the cluster follows.
+/// The first two tiles of keys and the queries are in shared memory, fenced, and a barrier has passed, and one of the
+/// cluster; all threads of a multiplying warpgroup call it together, those of the unpacking ones
+/// [`super::unpack::unpack_values`]; a barrier of the cluster follows.
 #[inline(always)]
 pub unsafe fn multiply<W: KeySet, T>(
     task: Task,
@@ -52,7 +52,7 @@ pub unsafe fn multiply<W: KeySet, T>(
             let is_last = !has_third::<W>(task, group) || of_block == 2;
             let products = start_bf16_m64n64k512(arrays.panels(QUERIES), arrays.keys(of_block));
             let missing = missing_of(arrays, task.first_tile + of_block);
-            // Again for a third tile.
+            // Called again for a third tile.
             let (exchange, other) = meanwhile();
             let products = products.wait::<0>();
             if is_last {
@@ -75,8 +75,8 @@ pub unsafe fn multiply<W: KeySet, T>(
     }
 }
 
-/// Which of the thread's keys of tile `tile` are missing: bit `8 n + i` of the first word for its key `i` of the eight from key `8 n` on,
-/// `n` below 4, and so of the second for the others.
+/// The thread's keys of tile `tile` that are missing. The thread has two of each eight keys: bit `8 n + i` of the first
+/// word is its key `i` of the eight keys from `8 n` on, with `n` below 4; the second word has the other 32 keys.
 ///
 /// # Safety
 /// The tile's keys are found.
@@ -86,11 +86,11 @@ unsafe fn missing_of(arrays: Arrays, tile: u32) -> [u32; 2] {
     let first = 2 * (thread::lane_id() % 4);
     // SAFETY: by this function's own contract; two words.
     let missing = unsafe { arrays.missing.load_u32x2(2 * tile) };
-    // Held, so that it is computed before the products are waited for.
+    // Held, so that it is computed before the wait for the products.
     missing.map(|missing| thread::hold_u32(missing >> first & OF_PAIR))
 }
 
-/// -infinity where there is no key. Most tiles have all.
+/// Sets the scores of missing keys to -infinity. Most tiles have none.
 #[inline(always)]
 fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
     if missing == [0; 2] {
@@ -105,8 +105,8 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
     })
 }
 
-/// Stores the largest scores of the thread's heads of tile `tile` in all blocks of the cluster: each of the four threads
-/// of a head in two blocks.
+/// Stores the largest scores of tile `tile`, for the thread's heads, in all blocks of the cluster. Each of the four
+/// threads of a head stores them in two blocks.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -124,7 +124,7 @@ unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
     });
 }
 
-/// Stores in all blocks of the cluster whether the warp has weights that may not stay relative to 0.
+/// Stores, in all blocks of the cluster, whether the warp has weights whose base may not be 0.
 ///
 /// # Safety
 /// As [`multiply`], whose last act it is.
@@ -138,10 +138,11 @@ unsafe fn publish_far(arrays: Arrays, task: Task, is_far: bool) {
     }
 }
 
-/// Whether a warp of the cluster has set that flag. The same in all its threads.
+/// Whether a warp of the cluster has set the flag of `publish_far`. The same in all threads of the cluster.
 ///
 /// # Safety
-/// All multiplying warps have set or cleared theirs, and a barrier of the cluster has passed; all lanes of the warp call it together.
+/// All multiplying warps have set or cleared theirs, and a barrier of the cluster has passed; all lanes of the warp
+/// call it together.
 #[inline(always)]
 pub unsafe fn are_far(arrays: Arrays) -> bool {
     // SAFETY: by this function's own contract; 64 words.
@@ -151,7 +152,7 @@ pub unsafe fn are_far(arrays: Arrays) -> bool {
     }
 }
 
-/// What the weights of the thread's heads are relative to, once tile `tile` is taken in.
+/// The bases of the weights of the thread's heads after tile `tile`.
 ///
 /// # Safety
 /// The tile's largest scores are there, and a barrier of the cluster has passed.
@@ -163,12 +164,12 @@ pub unsafe fn raised(arrays: Arrays, base: [f32; 2], tile: u32) -> [f32; 2] {
     [0, 1].map(|i| softmax::raised(base[i], most[i]))
 }
 
-/// Stores the weights of the warpgroup's tiles once more, relative to what they are relative to in the order of the
-/// tiles: for scores that are far from 0, or rise so far. First all blocks exchange the largest scores.
+/// Stores the weights of the warpgroup's tiles again, with the bases that follow from all tiles in order: for scores
+/// that are too far from 0. First all blocks exchange the largest scores.
 ///
 /// # Safety
-/// Nobody reads weights before a barrier of the cluster; all threads of the multiplying warpgroups of all its blocks call it, those of
-/// the others [`pass_barriers`].
+/// Nobody reads weights before a barrier of the cluster; all threads of the multiplying warpgroups of all its blocks
+/// call it, those of the others [`pass_barriers`].
 #[inline(always)]
 pub unsafe fn weigh_again<W: KeySet>(
     exchange: Exchange,
@@ -219,7 +220,7 @@ pub unsafe fn pass_barriers() {
     }
 }
 
-/// The base of tile `tile`: what its weights are relative to.
+/// The bases of the weights of tile `tile`, for the thread's heads.
 ///
 /// # Safety
 /// All largest scores are stored, and a barrier of the cluster has passed.
@@ -235,7 +236,7 @@ unsafe fn base_of(task: Task, arrays: Arrays, tile: u32) -> [f32; 2] {
     base
 }
 
-/// Stores a tile's weights relative to `base`, and each thread's sums of them; the sums.
+/// Stores a tile's weights relative to `base`, and each thread's sums of them; returns these sums.
 ///
 /// # Safety
 /// As [`Exchange::store`].

@@ -1,4 +1,4 @@
-//! Sums of values, and the heads' results.
+//! Computes the sums of values, and writes the heads' results.
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::math::approx::ex2;
@@ -20,7 +20,7 @@ use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
-/// The angles' cosines and sines, which the block that has rotary channels needs in the end.
+/// Stores the cosines and sines of the rotary angles, which the block with the rotary channels needs at the end.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the unpacking warpgroups call it, and a barrier follows.
@@ -33,20 +33,20 @@ pub unsafe fn store_rotations(args: &Attend, position: u32, arrays: Arrays) {
     }
 }
 
-/// One of the two sums of a query, of the block's channels and the thread's heads.
+/// One of the two sums of a query, for the block's channels and the thread's heads.
 #[derive(Clone, Copy)]
 pub struct Sum {
     values: Fragments,
     base: [f32; 2],
-    /// Sums of weights.
+    /// The sums of the weights.
     total: [f32; 2],
 }
 
-/// Multiplies weights by values: warpgroup 0 those of the first sum's tiles, warpgroup 1 those of the second's.
+/// Multiplies weights by values: warpgroup 0 for the tiles of the first sum, warpgroup 1 for those of the second.
 ///
 /// # Safety
-/// Weights and their sums are stored, and a barrier of the cluster has passed; all threads of a multiplying warpgroup call it together,
-/// and those of the unpacking ones have arrived or arrive at [`VALUES_UNPACKED`].
+/// Weights and their sums are stored, and a barrier of the cluster has passed; all threads of a multiplying warpgroup
+/// call it together, and those of the unpacking ones have arrived or arrive at [`VALUES_UNPACKED`].
 #[inline(always)]
 pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u32) -> Sum {
     let (tile, end) = if group == 0 { (0, task.second) } else { (task.second, task.tiles) };
@@ -65,8 +65,8 @@ pub unsafe fn multiply(exchange: Exchange, task: Task, arrays: Arrays, group: u3
     }
 }
 
-/// The sum of tiles `tile..end`, whose weights are all relative to 0. Two tiles' products are in flight together, and
-/// the loads of the next two tiles' weights under way.
+/// The sum of tiles `first..end`, whose weights all have base 0. The products of two tiles are in flight together, and
+/// the loads of the weights of the next two.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -77,7 +77,7 @@ unsafe fn add_near(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays)
         let two = |tile: u32| [exchange.load((tile, end)), exchange.load((tile + 1, end))];
         let (mut even, mut odd) = (two(first), two(first + 2));
         VALUES_UNPACKED.sync();
-        // Of the values, which other threads have written.
+        // For the values, which other threads have written.
         fence_shared();
         let mut sum = Sum {
             values: [[0.0; 4]; 8],
@@ -101,7 +101,7 @@ unsafe fn add_near(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays)
     }
 }
 
-/// `sum` and the products of two tiles.
+/// Adds the products of two tiles to `sum`.
 ///
 /// # Safety
 /// As [`multiply`]: these are their weights and values.
@@ -112,14 +112,14 @@ unsafe fn add_two(weights: [Weights; 2], values: [Panels<WORDS>; 2], sum: Sum) -
     unsafe {
         let (values, total) = bf16_m64n64k64_twice(words, values, sum.values, || {
             let [a, b] = weights.map(|weights| weights.sums.map(f32::from_bits));
-            // Held, so that they are computed before the products are waited for.
+            // Held, so that they are computed before the wait for the products.
             [0, 1].map(|i| thread::hold_f32(sum.total[i] + a[i] + b[i]))
         });
         Sum { values, total, ..sum }
     }
 }
 
-/// `sum` and the products of a tile.
+/// Adds the products of a tile to `sum`.
 ///
 /// # Safety
 /// As [`add_two`].
@@ -134,7 +134,7 @@ unsafe fn add(weights: Weights, values: Panels<WORDS>, sum: Sum) -> Sum {
     }
 }
 
-/// The sum of tiles `tile..end`, by what the weights of each are relative to: seldom, so in little code.
+/// The sum of tiles `first..end`, whose weights have different bases. This is seldom, so it has little code.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -156,7 +156,7 @@ unsafe fn add_far(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) 
     sum
 }
 
-/// The sum relative to `base`. Where no base of the warp is raised that is nothing.
+/// Rescales the sum to the base `base`. Does nothing where no base of the warp is raised.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -178,8 +178,8 @@ unsafe fn raise(sum: Sum, base: [f32; 2]) -> Sum {
     Sum { values, base, total: [sum.total[0] * x, sum.total[1] * y] }
 }
 
-/// Adds up the two sums, and the parts if there are several and the block is last, and writes the block's channels of
-/// the heads, and the log-sum-exps if they are asked for.
+/// Adds up the two sums, and all clusters of the query if there are several and this block is the last. Writes the
+/// block's channels of the heads, and the log-sum-exps if they are requested.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together.
@@ -223,7 +223,7 @@ pub unsafe fn write<W: KeySet>(
     }
 }
 
-/// Both sums of 32 channels, in their order. From 0 on, as in the other forms: -0 and -0 are 0.
+/// Adds both sums of 32 channels, in their order, to 0, as in the other forms: -0 plus -0 gives 0.
 #[inline(always)]
 fn added(first: Half, second: Half) -> Half {
     array_from_fn(|n| array_from_fn(|j| 0.0 + first[n][j] + second[n][j]))
@@ -247,11 +247,11 @@ unsafe fn store_bases_and_sums(arrays: Arrays, sum: Sum, group: u32) {
     }
 }
 
-/// What a warpgroup's sums of the thread's head `i` are multiplied by; its log-sum-exp, for the other parts or if it
-/// is asked for.
+/// The factor by which a warpgroup's sums of the thread's head `i` are multiplied. Stores the head's log-sum-exp, for
+/// the other parts, or as a result if it is requested.
 ///
 /// # Safety
-/// As [`write`], behind [`store_bases_and_sums`] and a barrier.
+/// As [`write`], after [`store_bases_and_sums`] and a barrier.
 #[inline(always)]
 unsafe fn output_scale<W: KeySet>(
     args: &Attend,
@@ -262,7 +262,7 @@ unsafe fn output_scale<W: KeySet>(
     let row = first_row() + 8 * i;
     let is_part = W::HAS_PARTS && task.heads.parts > 1;
     if may_have_clusters::<W>() && task.halves == 2 {
-        // Scales are known when both halves are.
+        // The scales are known only when both halves are.
         if group == 0 && thread::lane_id().is_multiple_of(4) {
             // SAFETY: by this function's own contract.
             unsafe {
@@ -273,7 +273,7 @@ unsafe fn output_scale<W: KeySet>(
         }
         return 1.0;
     }
-    // The sink is no part's.
+    // The sink belongs to no part: it is added with all parts.
     let sink = if is_part { f32::NEG_INFINITY } else { sink * core::f32::consts::LOG2_E };
     // SAFETY: by this function's own contract.
     unsafe {
@@ -295,7 +295,8 @@ unsafe fn output_scale<W: KeySet>(
     }
 }
 
-/// Writes 32 of the block's channels, from its eight `eight` on, of the thread's heads; rotary ones with inverse RoPE.
+/// Writes 32 of the block's channels, from its group of eight `eight` on, of the thread's heads; rotary ones with
+/// inverse RoPE.
 ///
 /// # Safety
 /// As [`write`].
@@ -304,7 +305,7 @@ unsafe fn store(args: &Attend, task: Task, arrays: Arrays, (eight, values): (u32
     let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
     let is_rotary = task.has_rotary();
     let (first, heads) = (task.heads.row(args), task.heads.count(args));
-    // Two channels a word.
+    // A word has two channels.
     let out = args.out.cast::<u32>();
     let to = (first + u64::from(row)) * u64::from(HEAD_DIM / 2);
     unroll::<4>(|n| {

@@ -1,4 +1,4 @@
-//! Keys and values: where their rows lie, and from there into BF16 in shared memory.
+//! Finds the rows of keys and values, and unpacks them to BF16 in shared memory.
 
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::UE8M0_GROUP;
@@ -20,18 +20,19 @@ use crate::fault_injection;
 use crate::row::StoredScales;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Tiles of values whose loads begin together.
+/// Number of tiles of values whose loads begin together.
 const STAGE: u32 = 4;
 const _: () =
     assert!(PLACES.is_multiple_of(STAGE) && FREE.is_multiple_of(STAGE), "a stage lies in a row");
-/// Panels of E4M3 channels; the one behind them is rotary.
+/// Number of panels of E4M3 channels; the panel after them is rotary.
 const CODED: u32 = NOPE_DIM / UE8M0_GROUP;
 
-/// Finds the rows of the part's keys, of one tile at least; how many of the warp's keys are listed and cannot be read.
+/// Finds the rows of the cluster's keys, of at least one tile. Returns how many of the warp's keys are listed and
+/// cannot be read.
 ///
 /// # Safety
-/// `keys` are a live query's; the pointers have the shapes of the kernel table; all threads of the block call it, and a barrier
-/// follows.
+/// `keys` are a live query's; the pointers have the shapes of the kernel table; all threads of the block call it, and a
+/// barrier follows.
 #[inline(always)]
 pub unsafe fn find<F: KeyFormat, W: KeySet>(
     source: Source<'_>,
@@ -51,7 +52,7 @@ pub unsafe fn find<F: KeyFormat, W: KeySet>(
     }
 }
 
-/// The same, of `N` keys a thread.
+/// As [`find`], for `N` keys a thread.
 ///
 /// # Safety
 /// As [`find`].
@@ -65,7 +66,7 @@ unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
     let thread = thread::thread_idx_x();
     let tile = |i: usize| thread / TILE + BLOCK_THREADS / TILE * i as u32;
     let end = keys.first_tile + task.tiles;
-    // Each step of all keys before the next, which waits for what it loaded.
+    // Each step runs for all keys before the next step, which waits for its loads.
     // SAFETY: by this function's own contract; words by one thread each.
     unsafe {
         let (mut listed, mut located) = ([Listed::NONE; N], [Located::NONE; N]);
@@ -94,7 +95,7 @@ unsafe fn find_some<F: KeyFormat, W: KeySet, const N: usize>(
     }
 }
 
-/// The row of key `key` of tile `tile`; of no key any bytes.
+/// The row of key `key` of tile `tile`; if there is no such key, a row whose bytes do not count.
 ///
 /// # Safety
 /// It was found, and a barrier has passed.
@@ -115,7 +116,7 @@ unsafe fn is_there(arrays: Arrays, (tile, key): (u32, u32)) -> bool {
     unsafe { arrays.missing.load(key / 32) >> (key % 32) & 1 == 0 }
 }
 
-/// Starts the loads of the lane's 16 channels of panel `panel` of a row, below [`CODED`].
+/// Starts the load of the lane's 16 channels of panel `panel` of a row; `panel` is below [`CODED`].
 ///
 /// # Safety
 /// The planes hold the row.
@@ -126,7 +127,7 @@ unsafe fn load_codes(row: Planes, panel: u32) -> [u32; 4] {
     unsafe { row.data.load_u32x4_volatile(at) }
 }
 
-/// A lane's 16 channels of a panel of a row as they are stored, and the word of the panel's scale.
+/// A lane's 16 channels of a panel of a row, as they are stored, and the word with the panel's scale.
 type Piece = ([u32; 4], u32);
 
 /// Starts the loads of the lane's 16 channels of panel `panel` of a row, and of their scale.
@@ -139,15 +140,16 @@ unsafe fn load_piece<F: KeyFormat>(row: Planes, panel: u32) -> Piece {
     unsafe { (load_codes(row, panel), F::scale_at(row.scale, panel)) }
 }
 
-/// Where the lane's two times 16 bytes of row `key` of a panel lie.
+/// The words at which the lane's two times 16 bytes of row `key` of a panel start.
 #[inline(always)]
 fn words_in<const N: usize>((panel, key): (Rows<N>, u32)) -> [u32; 2] {
     let two = 2 * (thread::lane_id() % 4);
     [panel.word(two, key), panel.word(two + 1, key)]
 }
 
-/// Writes 16 channels as BF16 to `to`, by the first of the scales. `PLAIN` where [`KeyFormat::is_plain`] is true and
-/// no code is NaN; else anything is written then. Otherwise zeros if not `is_there`.
+/// Writes 16 channels as BF16 to `to`, with the first of the scales. `PLAIN` is for scales for which
+/// [`KeyFormat::is_plain`] is true and codes that are not NaN; for others it writes undefined values. Without `PLAIN`,
+/// writes zeros if not `is_there`.
 ///
 /// # Safety
 /// The words are the thread's; nobody reads them without a barrier between.
@@ -168,8 +170,8 @@ unsafe fn unpack_piece<F: KeyFormat, const PLAIN: bool>(
     }
 }
 
-/// Starts copies of the lane's 16 rotary channels of key `key` of tile `tile` into row `key` of `panel`; writes zeros
-/// if there is no such key.
+/// Starts copies (`cp.async`) of the lane's 16 rotary channels of key `key` of tile `tile` to row `key` of `panel`;
+/// writes zeros if there is no such key.
 ///
 /// # Safety
 /// As [`row_of`]; no thread reads the row of the panel before the copies' group is waited for and a barrier.
@@ -197,13 +199,14 @@ unsafe fn copy_rotary<const N: usize>(
     }
 }
 
-/// Unpacks the rows of the keys that the block scores, four lanes a row: all threads those of the first two tiles,
-/// and the unpacking warpgroups those of the third, once the first is not read any more. If the block scores one
-/// tile, half of it has four panels of each row, and half the others.
+/// Unpacks the rows of the keys that the block scores, four lanes a row. All threads unpack the first two tiles; the
+/// unpacking warpgroups then unpack the third, once the first is no longer read. If the block scores one tile, half of
+/// the threads unpack four panels of each row, and half the others.
 ///
 /// # Safety
-/// Rows are found, and a barrier has passed; all threads of the block call it, and have arrived at a barrier of the cluster; the multiplying
-/// warpgroups then wait at [`UNPACKED`] and for the cluster, and call [`super::scores::multiply`], the others [`unpack_values`].
+/// Rows are found, and a barrier has passed; all threads of the block call it, and have arrived at a barrier of the
+/// cluster; the multiplying warpgroups then wait at [`UNPACKED`] and for the cluster, and call
+/// [`super::scores::multiply`], the others [`unpack_values`].
 #[inline(always)]
 pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
     source: Source<'_>,
@@ -214,7 +217,7 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
     let (key, half) = (thread::thread_idx_x() / 4 % TILE, thread::thread_idx_x() / (4 * TILE));
     let (mut tile, mut fours) =
         if task.scored_tiles >= 2 { (half, [0, 2]) } else { (0, [half, half + 1]) };
-    // In a loop, so that the third tile is no more code.
+    // A loop, so that the third tile adds no code.
     // SAFETY: by this function's own contract.
     unsafe {
         loop {
@@ -243,11 +246,11 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
     }
 }
 
-/// Codes of four panels of a row: 16 of each.
+/// A lane's codes of four panels of a row: 16 of each.
 type FourPanels = [[u32; 4]; 4];
 
-/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`: of panels `4 * first..4 * end`, so
-/// `[0, 1]` is half of them, `[1, 2]` the other half, and `[0, 2]` all.
+/// Unpacks the lane's channels of key `key` of tile `tile` into row `key` of `to`, for panels `4 * first..4 * end`:
+/// `[0, 1]` is the first half, `[1, 2]` the second half, and `[0, 2]` all.
 ///
 /// # Safety
 /// As [`unpack`]; nobody reads the row of `to` any more.
@@ -261,7 +264,7 @@ unsafe fn unpack_row<F: KeyFormat>(
     // SAFETY: by this function's own contract.
     unsafe {
         let row = row_of(source, arrays, (tile, key));
-        // All loads before any of them is waited for.
+        // All loads start before anything waits for one of them.
         let mut codes = load_four(row, first);
         let second = if end - first == 2 { load_four(row, 1) } else { [[0; 4]; 4] };
         let scales = F::scales_at(row.scale);
@@ -281,7 +284,7 @@ unsafe fn unpack_row<F: KeyFormat>(
     }
 }
 
-/// Starts the loads of four panels of a row, the first ones or the others, but for the rotary one.
+/// Starts the loads of four panels of a row: the first four (`four` 0), or the others (1) without the rotary one.
 ///
 /// # Safety
 /// As [`load_codes`].
@@ -294,7 +297,7 @@ unsafe fn load_four(row: Planes, four: u32) -> FourPanels {
     })
 }
 
-/// Unpacks the lane's channels of four panels of a key to `to` and the panels behind it.
+/// Unpacks the lane's channels of four panels of a key, to `to` and the same words of the next panels.
 ///
 /// # Safety
 /// As [`unpack_row`].
@@ -317,7 +320,7 @@ unsafe fn unpack_four<F: KeyFormat>(
         });
         let is_known = F::IS_FINITE || is_there(arrays, from);
         if !F::is_plain(scales) || F::has_nan(&codes) || !is_known {
-            // Once more, which is seldom: in a loop, so that it is little code.
+            // Unpack again, which is seldom: in a loop, so that it is little code.
             let is_there = is_there(arrays, from);
             let (mut panel, mut i) = (4 * four, 0);
             while panel < CODED.min(4 * four + 4) {
@@ -330,7 +333,7 @@ unsafe fn unpack_four<F: KeyFormat>(
     }
 }
 
-/// Those of panel `i`: an array indexed by a variable would go to local memory.
+/// The codes of panel `i`. An array with a variable index would go to local memory.
 #[inline(always)]
 const fn of_panel([a, b, c, d]: FourPanels, i: u32) -> [u32; 4] {
     if i == 0 {
@@ -344,9 +347,9 @@ const fn of_panel([a, b, c, d]: FourPanels, i: u32) -> [u32; 4] {
     }
 }
 
-/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free, and the angles by
-/// which rotary ones get inverse RoPE; passes the barriers of the cluster that the multiplying warpgroups pass
-/// meanwhile.
+/// Unpacks the block's channels of all tiles' values, four lanes a row, once their places are free. In the block with
+/// the rotary channels, also stores the angles for inverse RoPE. Passes the barriers of the cluster that the
+/// multiplying warpgroups pass meanwhile.
 ///
 /// # Safety
 /// Rows are found, and a barrier has passed; all threads of the unpacking warpgroups call it, the others call
@@ -359,11 +362,12 @@ pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
     arrays: Arrays,
 ) {
     let key = (thread::thread_idx_x() - 2 * WARPGROUP) / 4;
-    // The first stage whose places are free when the block's products are done.
+    // The first stage whose places are free only after the block's products with its keys.
     let blocked = if task.scored_tiles < 2 { FREE / STAGE } else { 0 };
     // SAFETY: by this function's own contract.
     unsafe {
-        // Not before the third tile is unpacked: under compute-sanitizer that would wait for the block's other threads.
+        // Not before the third tile is unpacked: under compute-sanitizer, an earlier arrival would wait for the block's
+        // other threads.
         cluster_arrive();
         if task.has_rotary() {
             copy_all_rotary(source, (task, blocked), key, arrays);
@@ -380,7 +384,7 @@ pub unsafe fn unpack_values<F: KeyFormat, W: KeySet>(
     }
 }
 
-/// The rotary channels of all tiles.
+/// Copies the rotary channels of all tiles.
 ///
 /// # Safety
 /// As [`unpack_values`].
@@ -407,7 +411,7 @@ unsafe fn copy_all_rotary(
     copy::commit_group();
 }
 
-/// The block's E4M3 channels of all tiles. The loads of three stages are under way together.
+/// Unpacks the block's E4M3 channels of all tiles. The loads of three stages are under way together.
 ///
 /// # Safety
 /// As [`unpack_values`].
@@ -436,7 +440,7 @@ unsafe fn unpack_all<F: KeyFormat, W: KeySet>(
                 if tile < task.tiles {
                     let scales = F::scales_of_panel([now[i].1; 2], task.rank);
                     unpack_piece::<F, true>((now[i].0, scales), true, of_tile(i as u32), arrays);
-                    // A row with a NaN has weights of NaN, whatever its values are.
+                    // A row with a NaN code needs no care here: its weights are NaN, whatever its values are.
                     are_plain &= F::is_plain(scales);
                     are_plain &= F::IS_FINITE || is_there(arrays, (tile, key));
                 }
@@ -461,8 +465,8 @@ unsafe fn unpack_all<F: KeyFormat, W: KeySet>(
     }
 }
 
-/// Starts the loads of the lane's 16 channels of the block's panel of a stage's rows `key`, and of their scales; past
-/// the last tile its row again, or nothing.
+/// Starts the loads of row `key` of each tile of a stage: the lane's 16 channels of the block's panel, and their
+/// scales. For tiles past the last, loads a row of the last tile again, or nothing if the whole stage is past it.
 ///
 /// # Safety
 /// As [`unpack_values`].

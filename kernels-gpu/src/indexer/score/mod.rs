@@ -3,7 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`query`] | rotation, Hadamard transform and quantisation of a query |
-//! | [`query_rows`] | the same of several queries at once, as the rows of a product lie |
+//! | [`query_rows`] | the same for several queries at once, in the row layout of a product |
 //! | [`keys`] | indexer keys as operands of a matrix product, by format |
 //! | [`warpgroup`] | the four warps that multiply together |
 //! | [`weights`] | the heads' weights, and the weighted sums of products |

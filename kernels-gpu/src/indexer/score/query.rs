@@ -1,5 +1,5 @@
-//! A query of the indexer: rotated, multiplied by the Hadamard matrix, and taken through the format
-//! of the keys, as the released model does to both sides.
+//! Queries of the indexer: rotated, multiplied by the Hadamard matrix, and quantised in the format of the keys, as the
+//! released model does to queries and keys.
 
 use crate::args::IndexQuery;
 use kv_layout::geometry::ROPE_DIM;
@@ -18,12 +18,13 @@ use crate::unroll::unroll;
 
 /// Warps of a block.
 pub const WARPS: u32 = 4;
-/// Heads that a warp takes one after another, where many tokens fill the GPU: it computes cosines and sines once.
+/// Number of heads that a warp takes in turn in launches of many tokens, which fill the GPU: it computes cosines and
+/// sines once for all of them.
 const MOST_HEADS: u32 = 8;
-/// Fewest tokens of these.
+/// Fewest tokens of such a launch.
 const MANY_TOKENS: u32 = 200;
 
-/// Heads of a warp.
+/// Number of heads of a warp.
 #[must_use]
 pub const fn heads_of_warp(tokens: u32) -> u32 {
     if tokens < MANY_TOKENS { 1 } else { MOST_HEADS }
@@ -32,10 +33,10 @@ pub const fn heads_of_warp(tokens: u32) -> u32 {
 /// Cosine and sine of a lane's two pairs of channels; `None` for channels that are not rotated.
 pub type Rotation = Option<[(f32, f32); 2]>;
 
-/// Lanes that hold a group of MXFP4.
+/// Number of lanes that hold a group of MXFP4.
 const GROUP_LANES: u32 = IndexFormat::Mxfp4.group() / 4;
 
-/// Where the queries of a launch's tokens go, and what they are made with besides the projections.
+/// The outputs for the queries of a launch's tokens, and the inputs except for the projected queries.
 #[derive(Clone, Copy)]
 pub struct Queries {
     /// `[tokens, heads]` f32, projected.
@@ -67,7 +68,7 @@ impl Queries {
         unsafe { self.token_slot.load(u64::from(self.first + row)) < 0 }
     }
 
-    /// Stores zeros for head `head`, one from `heads` on.
+    /// Stores zeros for head `head`, which is `heads` or more: a head that the model does not have.
     ///
     /// # Safety
     /// Row and head exist; all lanes of one warp call it together.
@@ -77,7 +78,7 @@ impl Queries {
         unsafe { self.store_values::<F>(row, head, [0.0; 4], 0) }
     }
 
-    /// Cosine and sine of the two pairs of channels of row `row` that the lane has, if those are rotated.
+    /// Cosine and sine for the lane's two pairs of channels of row `row`; `None` if they are not rotated.
     ///
     /// # Safety
     /// The token exists.
@@ -97,9 +98,8 @@ impl Queries {
         }
     }
 
-    /// Rotates the query of head `head`, of which lane `l` has the projected channels `4 l .. 4 l + 4`,
-    /// multiplies it by the Hadamard matrix, takes it through the format of the keys, and stores it; scales the
-    /// head's weight.
+    /// Rotates the query of head `head`, multiplies it by the Hadamard matrix, quantises it in the format of the keys,
+    /// and stores it. Scales the head's weight. Lane `l` has the projected channels `4 l .. 4 l + 4`.
     ///
     /// # Safety
     /// Row and head exist; all lanes of one warp call it together; `rotation` is that of the row.
@@ -127,7 +127,7 @@ impl Queries {
         }
     }
 
-    /// Stores the weight of head `head`, whose values are to be multiplied by `scale`.
+    /// Stores the weight of head `head`, times `scale`, by which the stored values of the head must be multiplied.
     ///
     /// # Safety
     /// Row and head exist; one thread calls it.
@@ -180,13 +180,13 @@ impl Queries {
 #[inline(always)]
 #[must_use]
 pub fn bytes_of_integers(values: Quad) -> u32 {
-    /// 1.5 * 2^23: what is added to it stands in the last bits.
+    /// 1.5 * 2^23: an integer that is added to it appears in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let [a, b, c, d] = values.map(|value| (value + ROUND).to_bits());
     permute_bytes(permute_bytes(a, b, 0x0040), permute_bytes(c, d, 0x0040), 0x5410)
 }
 
-/// Makes the queries of each token's heads, and their weights.
+/// Computes the queries of each token's heads, and their weights.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 64 / heads of a block)`

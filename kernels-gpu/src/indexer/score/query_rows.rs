@@ -1,4 +1,4 @@
-//! Queries of several tokens at once, each in four lanes of a warp, as the rows of a product lie.
+//! Queries of several tokens at once, each spread over four lanes of a warp: the row layout of a product.
 
 use kv_layout::geometry::ROPE_DIM;
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
@@ -15,15 +15,15 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// The first quad of a lane that is rotated.
 const FIRST_ROTATED: usize = ((CHANNELS - ROPE_DIM) / 16) as usize;
-/// Rotated pairs of a lane: pair `4 i + t` of a vector is the `i`-th of lane `t` of four.
+/// Number of rotated pairs of a lane: pair `4 i + t` of a vector is pair `i` of lane `t` of four.
 pub const LANE_PAIRS: u32 = ROPE_DIM / 2 / 4;
 
-/// 16 bytes of a query, and where they stand: as many vectors of 16 bytes of all heads behind the query's first.
+/// 16 bytes of a query, with their index: `i` if `i` vectors of 16 bytes of all heads precede them in the row.
 type Piece = (u32, [u32; 4]);
 
 impl Queries {
-    /// As [`Self::store`], of vectors that lie as [`FourLanes`] has them: that of row `row`, which is stored if
-    /// `is_there`. `rotation` gives cosine and sine of the lane's rotated pairs.
+    /// As [`Self::store`], for vectors in the layout of [`FourLanes`]. Stores the vector of row `row` if `is_there`.
+    /// `rotation` gives the cosine and sine of the lane's rotated pairs.
     ///
     /// # Safety
     /// The head exists, and the row if `is_there`; both are the same in four lanes, the head in all. All lanes of one
@@ -93,10 +93,10 @@ fn halves(a: u32, b: u32, are_high: bool) -> u32 {
     permute_bytes(a, b, if are_high { 0x7632 } else { 0x5410 })
 }
 
-/// The lane's pieces of a query of bytes, of which it has those of its quads.
+/// The lane's pieces of a query of bytes. Its input are the bytes of the lane's quads.
 ///
-/// Of a pair of channels two lanes that follow each other have two bytes each of the same words: the even lane takes
-/// the first two pieces of both, the odd lane the others.
+/// Two adjacent lanes have two bytes each of the same words. They exchange them: the even lane gets the first two
+/// pieces of both, the odd lane the other two.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -104,7 +104,7 @@ fn halves(a: u32, b: u32, are_high: bool) -> u32 {
 unsafe fn byte_pieces(quads: [u32; 8]) -> [Piece; 2] {
     let quarter = thread::lane_id() % 4;
     let is_odd = quarter % 2 == 1;
-    // Of each four bytes of the words, two; of piece `c`, which the lanes of a pair share.
+    // The lane's two bytes of each word of piece `c`; the other lane of the pair has the other two.
     let halves_of = |c: usize| {
         let pair = |w: usize| halves(quads[w + c / 2], quads[w + 2 + c / 2], c % 2 == 1);
         [pair(0), pair(4)]
@@ -118,7 +118,7 @@ unsafe fn byte_pieces(quads: [u32; 8]) -> [Piece; 2] {
     })
 }
 
-/// The lane's pieces of a query in BF16.
+/// The lane's pieces of a query in BF16, exchanged as in `byte_pieces` with the lane two further.
 ///
 /// # Safety
 /// All lanes of the warp call it together.
@@ -140,8 +140,8 @@ unsafe fn bf16_pieces(values: [Quad; 8]) -> [Piece; 4] {
     })
 }
 
-/// Four words of which this lane has half of each, `keep`, and lane `lane ^ mask` the other: the low halves are the
-/// lower lane's. The other lane gets `give`.
+/// Builds four words of which this lane has one half of each, `keep`, and lane `lane ^ mask` has the other. The low
+/// halves come from the lower lane. Gives `give` to the other lane.
 ///
 /// # Safety
 /// All lanes of the warp call it together.

@@ -4,8 +4,8 @@
 //! shared memory ahead of time. Lanes unpack keys into fragments of A in registers; B, the query of all
 //! heads, stays in shared memory.
 //!
-//! A product takes half a block. While it is in flight, the warp unpacks the next half and writes the scores
-//! of the block before: a software pipeline.
+//! A product takes the 16 keys of half a block. While it is in flight, the warp unpacks the next half and writes the
+//! scores of the block before: a software pipeline.
 
 use kv_layout::index_row::IndexFormat;
 use simt::mem::Global;
@@ -16,10 +16,10 @@ use super::weights::Weights;
 use crate::block_table::TableRow;
 use crate::indexer::TILE;
 
-/// Where the scores of tiles go.
+/// The destination of the scores of tiles.
 pub trait Sink: Copy {
-    /// Writes the scores of a tile, one a lane: `score` of `entry`. It is NaN where the block is missing or the
-    /// query does not see the entry (`is_seen`). Entries beyond the last tile are passed too, as not seen.
+    /// Writes the scores of a tile, one a lane: `score` of `entry`. The score is NaN where the block is missing or the
+    /// query does not see the entry (`is_seen`). Entries after the last tile are passed too, as not seen.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
@@ -82,7 +82,7 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
         let lane_tile = first + stride * thread::lane_id() + thread::warp_id();
         let blocks = Blocks::load(request, lane_tile, end);
         let rounds = (end - first).div_ceil(stride);
-        // In the first copy group, with the first keys.
+        // The query is in the first copy group, with the first keys.
         copy_query::<K>(memory, query, row);
         let prepared = K::FORMAT.query_bytes() / 4;
         const {
@@ -187,7 +187,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                     K::wait_for_oldest();
                     // The copies of all lanes are visible to the warp.
                     warp::sync_warp();
-                    // In the last round: a copy that is not used.
+                    // After the last round this unpacks a copy that is not used.
                     let next = K::unpack(Half { block: Block { memory, at }, first: 0 });
                     (next, thread::hold_f32(K::factor(block, own_key())))
                 });
@@ -247,7 +247,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
         let is_seen = entry < self.seen;
         // SAFETY: by this function's own contract.
         unsafe {
-            // Each step of this butterfly sends half of the sums and receives the other half.
+            // Butterfly reduction: each step sends half of the sums and receives the other half.
             let give = |bit: u32, low: f32, high: f32| {
                 let upper = lane & bit != 0;
                 let (keep, send) = if upper { (high, low) } else { (low, high) };
@@ -261,7 +261,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     }
 }
 
-/// The lane's key in a tile.
+/// Index of the lane's key in a tile.
 #[inline(always)]
 fn own_key() -> u32 {
     let lane = thread::lane_id();
@@ -271,10 +271,10 @@ fn own_key() -> u32 {
 /// Marks a missing block.
 const NO_BLOCK: u32 = u32::MAX;
 
-/// Marks an entry that no query sees.
+/// Marks no entry: no query sees it.
 const NO_ENTRY: u32 = u32::MAX;
 
-/// The cache blocks of a warp's tiles; lane `i` holds that of round `i`.
+/// The cache blocks of a warp's tiles; lane `i` holds the block of round `i`.
 #[derive(Clone, Copy)]
 struct Blocks(u32);
 
@@ -345,7 +345,7 @@ impl Planes {
         let (code_bytes, scale_bytes) = (K::FORMAT.code_bytes(), K::FORMAT.scale_bytes());
         // SAFETY: by this function's own contract: the block's rows, all of them.
         unsafe {
-            // One block more than rounds: the last round unpacks it, without use.
+            // One block more than there are rounds: the last round unpacks it, but does not use it.
             let is_there = round <= rounds;
             let block = blocks.of_round(round.min(rounds - 1));
             let row = u64::from(TILE) * u64::from(if block == NO_BLOCK { 0 } else { block });

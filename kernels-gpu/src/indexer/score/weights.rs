@@ -8,17 +8,17 @@ use simt::thread;
 
 use super::warpgroup::own_thread;
 
-/// The weights of all heads, times the format's unit, in shared memory. Those of lanes `4 g + t`, of heads
-/// `8 i + 2 t` and `8 i + 2 t + 1`, lie together from word `20 t` on, so that vector loads of the four `t` have
-/// no bank conflicts.
+/// The weights of all heads, times the format's unit, in shared memory. Lanes `4 g + t` use the weights of heads `8 i +
+/// 2 t` and `8 i + 2 t + 1`. These are contiguous from word `20 t` on, so that vector loads of the four `t` have no
+/// bank conflicts.
 #[derive(Clone, Copy)]
 pub struct Weights(Shared<f32, 80>);
 
 impl Weights {
-    /// Bytes that they occupy.
+    /// Bytes of the weights.
     pub const BYTES: u32 = Shared::<f32, 80>::BYTES;
 
-    /// The weights that are `byte_offset` bytes into the block's shared memory.
+    /// The weights at byte `byte_offset` of the block's shared memory.
     ///
     /// # Safety
     /// As [`Shared::at`].
@@ -29,7 +29,7 @@ impl Weights {
         Self(unsafe { Shared::at(byte_offset) })
     }
 
-    /// Writes them, times `unit`, to shared memory; a barrier must follow.
+    /// Writes the weights of row `row`, times `unit`, to shared memory; a barrier must follow.
     ///
     /// # Safety
     /// `weight` holds the row; all threads of the warpgroup call it.
@@ -86,8 +86,8 @@ impl Weights {
     }
 }
 
-/// Twice the positive part, exact. Cheaper than `max(x, 0)` here: the units that add floats are idle, those
-/// that compare are not.
+/// Twice the positive part of `x`, exact. Cheaper than `max(x, 0)` here, since the units that add floats are idle and
+/// those that compare are not.
 #[inline(always)]
 #[must_use]
 pub fn twice_positive(x: f32) -> f32 {

@@ -1,4 +1,4 @@
-//! Which bin a score falls into: bins of equal width over a range of scores.
+//! Maps a score to a bin: bins have equal width over a range of scores.
 
 use simt::math::{self, approx};
 
@@ -30,7 +30,7 @@ impl ScoreRange {
         Self { low: math::min(a.low, b.low), high: math::max(a.high, b.high) }
     }
 
-    /// The part from `bound` on.
+    /// The part of the range from `bound` up.
     #[inline(always)]
     #[must_use]
     pub fn above(self, bound: f32) -> Self {
@@ -54,18 +54,18 @@ pub struct BinMap {
     high: f32,
     /// Bins in a distance of 1, times [`WIDTH`].
     scale: f32,
-    /// What a score of 0 is mapped to.
+    /// The value to which a score of 0 is mapped.
     zero: f32,
     /// An upper bound on the width of a bin.
     bin: f32,
 }
 
-/// What the highest score is mapped to. From here on floats are one [`WIDTH`] apart, so that the bits of the
-/// mapped score, minus the bits of this, are the bin.
+/// The value to which the highest score is mapped. From here on floats are one [`WIDTH`] apart, so that the bin is the
+/// bits of the mapped score minus the bits of this value.
 pub(super) const FIRST: f32 = 2.0;
 /// The width of a bin after mapping.
 const WIDTH: f32 = FIRST * f32::EPSILON;
-/// What the last bin is mapped to.
+/// The value to which the last bin is mapped.
 const LAST: f32 = FIRST + (BINS - 1) as f32 * WIDTH;
 
 impl BinMap {
@@ -73,13 +73,13 @@ impl BinMap {
     #[inline(always)]
     #[must_use]
     pub fn new(extent: ScoreRange) -> Self {
-        // At least the distance of neighbouring floats there, so that `zero` stays finite.
+        // At least the distance of neighbouring floats at the highest score, so that `zero` stays finite.
         let apart = extent.high.abs() * (f32::EPSILON / 2.0);
         let width = math::max(extent.high - extent.low, apart);
         // A quarter of any finite width has a finite reciprocal. An approximation is enough: the list does not
         // depend on the borders of bins.
         let scale = BINS as f32 * WIDTH / 4.0 * approx::rcp_ftz(width / 4.0);
-        // Neither 0 nor infinite, so that no product with it is NaN.
+        // The scale is neither 0 nor infinite, so that no product with it is NaN.
         let scale = math::min(math::max(scale, f32::MIN_POSITIVE), f32::MAX);
         let zero = math::mul_add(extent.high, scale, FIRST);
         let bin = math::max(width / BINS as f32, f32::from_bits(1));
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Ranges: wide and narrow, far from 0, with a width that overflows, of one score, of none.
+    /// Ranges: wide and narrow; far from 0; with a width that overflows; of one score; of no score.
     const EXTENTS: [(f32, f32); 10] = [
         (-3.0, 4.5),
         (0.0, 1e-3),

@@ -1,5 +1,5 @@
-//! Counts of scores by bin, the bin of the largest first. Prefix sums over the counts give the bin of the k-th
-//! largest score, and each score's place in a list ordered by bin.
+//! Counts of scores by bin, where the first bin has the largest scores. Prefix sums over the counts give the bin of the
+//! k-th largest score, and each score's place in a list ordered by bin.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -13,8 +13,8 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// The most warps of a block.
 const MAX_WARPS: u32 = 32;
-/// Spare counters behind those of the bins, one a lane: a lane without a score counts there instead of
-/// branching, without contention.
+/// Number of spare counters after those of the bins, one a lane. A lane without a score counts there: this avoids a
+/// branch, and contention.
 const SPARE: u32 = 32;
 /// Initial value of the spare counters: above the length of any list.
 const SPARE_COUNT: u32 = 1 << 16;
@@ -24,16 +24,16 @@ const SPARE_COUNT: u32 = 1 << 16;
 pub struct Places<const N: usize> {
     /// The bins; a spare counter where there is no score.
     pub bins: [u32; N],
-    /// How many of the same bin were counted before.
+    /// The number of scores of the same bin that were counted before each score.
     pub before: [u32; N],
 }
 
-/// The bins in shared memory. The first threads of a block of `THREADS` sum up `EACH` bins each.
+/// The bins in shared memory. The first threads of a block of `THREADS` threads sum up `EACH` bins each.
 #[derive(Clone, Copy)]
 pub struct Bins<const THREADS: u32, const EACH: usize> {
-    /// Counts, then the exclusive prefix sums within each warp's bins. The spare counters last.
+    /// Counts, which the exclusive prefix sums within each warp's bins then replace. The spare counters are last.
     counts: Shared<u32, { (BINS + SPARE) as usize }>,
-    /// Scores in bins before those of each warp.
+    /// Number of scores in the bins before those of each warp.
     before: Shared<u32, 32>,
     /// The lowest scores of the warps, then the highest.
     extremes: Shared<u32, { 2 * MAX_WARPS as usize }>,
@@ -42,10 +42,10 @@ pub struct Bins<const THREADS: u32, const EACH: usize> {
 }
 
 impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
-    /// Their bytes.
+    /// Bytes of the arrays.
     pub const BYTES: u32 = Self::CUT_AT + 16;
 
-    /// Threads that take part in the sums.
+    /// Number of threads that sum up bins.
     const SUMMING: u32 = BINS / EACH as u32;
     /// Bins of a warp.
     const BINS_PER_WARP: u32 = 32 * EACH as u32;
@@ -132,7 +132,7 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Counts one score; how many were in the bin before.
+    /// Counts one score. Returns the number of scores that the bin had before.
     ///
     /// # Safety
     /// The bins were cleared before a barrier; `bin` is one of them.
@@ -156,8 +156,8 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         Places { bins, before: array_from_fn(|i| unsafe { self.add(bins[i]) }) }
     }
 
-    /// The first place of each of these bins in a list of all scores ordered by bin; past the end of any list
-    /// for spare counters. Has two barriers.
+    /// The first place of each of these bins in a list of all scores that is ordered by bin; for spare counters a place
+    /// past the end of any list. Has two barriers.
     ///
     /// # Safety
     /// All threads of the block call it together after [`Self::count`]. A barrier separates it
@@ -195,8 +195,8 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Prefix sums over the counts. Returns those of the thread's bins within its warp, after calling `keep` with
-    /// them, and writes the sums before each warp's bins to `before`. Has two barriers.
+    /// Computes prefix sums over the counts. Returns the sums of the thread's bins within its warp, after calling
+    /// `keep` with them; writes the sums before each warp's bins to `before`. Has two barriers.
     ///
     /// # Safety
     /// All threads of the block call it together, after [`Self::count`]. `keep` accesses the thread's own bins
@@ -267,7 +267,7 @@ struct Run<const EACH: usize> {
 }
 
 impl<const EACH: usize> Run<EACH> {
-    /// Of bins with these counts, the last of which ends at `end`.
+    /// The prefix sums of bins with these counts, if the last bin ends at `end`.
     #[inline(always)]
     fn ending(end: u32, counts: [u32; EACH]) -> Self {
         let mut starts = [0; EACH];

@@ -2,7 +2,8 @@
 //!
 //! The k-th largest group maximum is a lower bound on the k-th largest score. Only groups whose maximum
 //! reaches the bound are read, and only their scores that reach it become candidates. A row of at most
-//! 65,535 scores with fewer than `2 k` groups is read twice instead: once for a bound from its scores, once for the candidates.
+//! 65,535 scores with fewer than `2 k` groups is read twice instead: once for a bound from its scores, once for the
+//! candidates.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -20,12 +21,12 @@ pub const MAX_CANDIDATES: u32 = 3584;
 pub const MAX_GROUPS: u32 = 2816;
 /// The longest row that is read twice.
 const MAX_TWO_PASS: u32 = 65_535;
-/// Vector loads of four scores that a thread has in flight. 512 groups of 32 are four a thread, and slightly
-/// more than k groups are listed.
+/// Number of vector loads of four scores that a thread has in flight. With 512 groups of 32, each thread has four
+/// vectors; one more, because slightly more than k groups are listed.
 const IN_FLIGHT: usize = 5;
-/// The same for fewer groups, such as 1024 groups of 8.
+/// As `IN_FLIGHT`, for fewer groups, such as 1024 groups of 8.
 const IN_FLIGHT_MIDDLE: usize = 3;
-/// The same for 512 groups of 8.
+/// As `IN_FLIGHT`, for 512 groups of 8.
 const IN_FLIGHT_FEW: usize = 2;
 
 /// The row and the shared memory with which candidates are found.
@@ -33,7 +34,7 @@ const IN_FLIGHT_FEW: usize = 2;
 pub struct Finder {
     /// The row.
     pub row: Row<LONG_THREADS>,
-    /// How many of the largest scores are wanted.
+    /// Number of the largest scores that are to be found.
     pub k: u32,
     /// Counts by bin; cleared.
     pub bins: Bins<LONG_THREADS, 4>,
@@ -48,14 +49,14 @@ pub struct Finder {
 /// A lower bound on the k-th largest score, close to it.
 #[derive(Clone, Copy)]
 struct LowerBound {
-    /// Range of the finite scores, or group maxima, that the bound was taken from.
+    /// Range of the finite scores, or group maxima, from which the bound was computed.
     extent: ScoreRange,
-    /// The bound. Minus infinity means that there is none: NaN reaches it too.
+    /// The bound. Minus infinity means no bound: NaN reaches it too.
     bound: f32,
 }
 
 impl LowerBound {
-    /// A bit for each score that reaches the bound, the first in the lowest bit; NaN may be included. Without a
+    /// A bit for each score that reaches the bound, the first in the lowest bit; bits of NaN are undefined. Without a
     /// bound, all bits.
     #[inline(always)]
     fn reached_by<const N: usize>(self, scores: [f32; N]) -> u32 {
@@ -73,7 +74,7 @@ impl LowerBound {
 }
 
 impl Finder {
-    /// Lists the candidates. Returns their number and the bins to count them in, which are cleared; `None` if
+    /// Lists the candidates. Returns their number, and the bins in which to count them, which are cleared; `None` if
     /// they do not fit. `maxima` are those of the thread's groups.
     ///
     /// # Safety
@@ -117,9 +118,9 @@ impl Finder {
         }
     }
 
-    /// A bound from the group maxima. Each thread folds its maxima to `N`, each the maximum of several groups;
-    /// the k-th largest of these in the block is the bound. There are no more than groups: at least `k`, of rows
-    /// that are not read twice, and the more there are, the closer is the bound to the k-th largest group maximum.
+    /// A bound from the group maxima. Each thread folds its maxima to `N` values, each the maximum of several groups;
+    /// the bound is the k-th largest of these values in the block. There are at least `k` values if the row is not read
+    /// twice. The more values there are, the closer is the bound to the k-th largest group maximum.
     ///
     /// # Safety
     /// As [`Self::find`].
@@ -187,9 +188,9 @@ impl Finder {
         }
     }
 
-    /// Lists the scores that reach the bound, of `groups` groups: the listed ones, or the first of the row. May
-    /// also list scores of the last group that are not in use. `VECTORS` threads share a group, with `D` vector
-    /// loads of four scores in flight.
+    /// Lists the scores that reach the bound, in `groups` groups: the listed ones, or the first groups of the row. May
+    /// also list scores of the last group that are not in use. `VECTORS` threads share a group, with `D` vector loads
+    /// of four scores in flight.
     ///
     /// # Safety
     /// As [`Self::find`]; a group has `VECTORS` vectors; there is at least one group.
@@ -252,8 +253,8 @@ impl Finder {
     }
 }
 
-/// Appends `index(bit)` to a list for each bit that is set in `hits`, as far as there is room; `counter` counts
-/// all of them.
+/// Appends `index(bit)` to a list for each bit that is set in `hits`, as far as there is room; `counter` counts them
+/// all, including those without room.
 ///
 /// # Safety
 /// All lanes of the warp call it together; all appends to the list use this counter, which started at 0.

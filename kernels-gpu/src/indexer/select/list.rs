@@ -1,4 +1,4 @@
-//! A list of records in shared memory, and its bitonic sort, whose running time depends on the length only.
+//! A list of records in shared memory, and its bitonic sort, whose running time depends only on the length.
 
 use simt::shared::Shared;
 use simt::thread;
@@ -36,7 +36,7 @@ pub const MAX_RECORDS: u32 = 4096;
 pub struct List(Shared<u32, { 2 * MAX_RECORDS as usize }>);
 
 impl List {
-    /// Its bytes.
+    /// Bytes of a list.
     pub const BYTES: u32 = 8 * MAX_RECORDS;
 
     /// The list that starts at `offset` of the block's shared memory.
@@ -82,7 +82,7 @@ impl List {
         unsafe { self.0.store_u32x2_where(there, 2 * at, record) }
     }
 
-    /// Sets the first `count` records, rounded up to an even number, to [`EMPTY`].
+    /// Sets the first `count` records to [`EMPTY`], with `count` rounded up to an even number.
     ///
     /// # Safety
     /// All threads of the block call it, with barriers before and after; `count <= MAX_RECORDS`.

@@ -9,7 +9,7 @@ use super::list::{List, MAX_RECORDS};
 use super::row::MAX_HELD;
 use super::search::Scratch;
 
-/// The most values of a bin that are ordered by comparing each with all others.
+/// The most scores of a bin for which each is compared with all others.
 pub const MAX_IN_BIN: u32 = 127;
 /// The largest k.
 const MAX_K: u32 = 2048;
@@ -19,26 +19,26 @@ const MAX_K: u32 = 2048;
 pub struct SelectMemory<const THREADS: u32, const EACH: usize> {
     /// Counts of scores by bin.
     pub bins: Bins<THREADS, EACH>,
-    /// Of the radix search; in the space of the bins, which are no longer needed then.
+    /// Scratch of the radix search; in the space of the bins, which are no longer needed then.
     pub scratch: Scratch,
     /// Numbers of candidates and of groups.
     pub counters: Shared<u32, 2>,
-    /// 1 if a bin that the list needs has more values than [`MAX_IN_BIN`].
+    /// 1 if a bin that the list needs has more scores than [`MAX_IN_BIN`].
     pub overflowed: Shared<u32, 1>,
     /// The list of results.
     pub list: List,
     /// Groups that reach the bound; in the space of the list, before it is written.
     pub groups: Shared<u32, { MAX_GROUPS as usize }>,
-    /// Indices of candidates; likewise.
+    /// Indices of candidates; also in the space of the list.
     pub candidates: Shared<u32, { MAX_CANDIDATES as usize }>,
 }
 
 impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
     const COUNTERS_AT: u32 = Bins::<THREADS, EACH>::BYTES;
     const LIST_AT: u32 = Self::COUNTERS_AT + 16;
-    /// Behind the part of the list that is cleared while candidates are read.
+    /// After the part of the list that is cleared while candidates are read.
     const CANDIDATES_AT: u32 = Self::LIST_AT + 8 * (MAX_K + MAX_IN_BIN + 1);
-    /// Its bytes.
+    /// Bytes of the memory.
     pub const BYTES: u32 = Self::LIST_AT + List::BYTES;
     const CHECKED: () = {
         assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
@@ -70,8 +70,8 @@ impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
         }
     }
 
-    /// [`Self::clear`], then waits for the launches that this one depends on: global memory may be accessed
-    /// after it.
+    /// As [`Self::clear`], then waits for the launches on which this one depends: afterwards global memory may be
+    /// accessed.
     ///
     /// # Safety
     /// All threads of the block call it together, first.

@@ -1,4 +1,4 @@
-//! The k largest scores that a block holds, listed in order.
+//! Lists the k largest scores that a block holds, in order.
 
 use simt::atomic::BlockAtomicU32;
 use simt::mem::{Global, GlobalMut};
@@ -21,7 +21,7 @@ const INDEX_AT: u32 = MAX_IN_BIN.count_ones();
 pub struct Selection<const THREADS: u32, const EACH: usize, S = Global<f32>> {
     /// The row.
     pub row: Row<THREADS, S>,
-    /// How many are listed.
+    /// Length of the list.
     pub k: u32,
     /// `[rows, k]`.
     pub selected: GlobalMut<i32>,
@@ -87,7 +87,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         unsafe { self.set_all((0, self.k), index) }
     }
 
-    /// How many records [`Self::order`] reads.
+    /// The number of records that must be cleared before [`Self::order`].
     #[inline(always)]
     pub fn cleared(self) -> u32 {
         self.k + MAX_IN_BIN + 1
@@ -145,7 +145,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         }
     }
 
-    /// Lists the largest scores of the row for any distribution: radix search, then sort.
+    /// Lists the largest scores of the row, for any distribution of scores: radix search, then sort.
     ///
     /// # Safety
     /// All threads of the block call it together. The row is not empty.
@@ -206,7 +206,7 @@ unsafe fn place(list: List, at: u32, mine: Record) -> u32 {
         let others: [Record; STEP] = array_from_fn(|i| unsafe { list.load(next + i as u32) });
         unroll::<STEP>(|i| place += u32::from(list::precedes(others[i], mine)));
         next += STEP as u32;
-        // In the next bin the count starts again at 0.
+        // Stops at the end of the bin: in the next bin the count restarts at 0.
         if first + (others[STEP - 1][1] & MAX_IN_BIN) + 1 != next {
             return place;
         }

@@ -1,4 +1,4 @@
-//! A row of scores that a block selects from, its group maxima, and the scores that a thread holds in registers.
+//! A row of scores from which a block selects, its group maxima, and the scores that a thread holds in registers.
 
 use simt::mem::Global;
 use simt::shared::Shared;
@@ -8,15 +8,15 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Threads of a block that selects from a short row.
 pub const SHORT_THREADS: u32 = 512;
-/// Vectors of four scores of such a row that a thread holds.
+/// Number of vectors of four scores of a short row that a thread holds.
 pub const SHORT_VECTORS: usize = (2048 / (4 * SHORT_THREADS)) as usize;
 /// Threads of a block that selects from a long row.
 pub const LONG_THREADS: u32 = 1024;
-/// Vectors of four scores that a thread holds, of a whole row or of candidates.
+/// Number of vectors of four scores of a long row, or of its candidates, that a thread holds.
 pub const LONG_VECTORS: usize = (4096 / (4 * LONG_THREADS)) as usize;
 /// Longest row that a block of [`LONG_THREADS`] holds in registers.
 pub const MAX_HELD: u32 = 4 * LONG_VECTORS as u32 * LONG_THREADS;
-/// Groups of the longest row that a thread holds.
+/// Number of groups of the longest row that a thread holds.
 pub const GROUPS_PER_THREAD: usize = (8192 / LONG_THREADS) as usize;
 
 /// Rows of scores in global or shared memory.
@@ -82,13 +82,13 @@ impl<const N: usize> Scores for Shared<f32, N> {
 pub struct Row<const THREADS: u32, S = Global<f32>> {
     /// `[rows, columns]`.
     pub scores: S,
-    /// Its index.
+    /// Index of the row.
     pub number: u32,
-    /// Scores of the row, in use or not: a multiple of 32.
+    /// Number of scores of the row, in use or not: a multiple of 32.
     pub columns: u32,
     /// log2 of the scores of a group.
     pub group_log2: u32,
-    /// Scores in use.
+    /// Number of scores in use.
     pub length: u32,
 }
 
@@ -97,7 +97,7 @@ pub struct Row<const THREADS: u32, S = Global<f32>> {
 pub struct Held<const N: usize> {
     /// The scores.
     pub scores: [f32; N],
-    /// Their indices; undefined where there is none.
+    /// The indices of the scores; undefined where there is no score.
     pub indices: [u32; N],
     /// Whether the thread has this score.
     pub there: [bool; N],
@@ -117,7 +117,7 @@ impl<const N: usize> Held<N> {
 }
 
 impl<const THREADS: u32> Row<THREADS> {
-    /// Groups with a score in use.
+    /// Number of groups with a score in use.
     #[inline(always)]
     #[must_use]
     pub fn groups(self) -> u32 {
@@ -205,7 +205,7 @@ impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
         self.start() + u64::from((4 * Row::<THREADS>::strided(i)).min(self.columns - 4))
     }
 
-    /// The scores from [`Self::fetch`], without those not in use.
+    /// The scores from [`Self::fetch`], without those that are not in use.
     #[inline(always)]
     #[must_use]
     pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {

@@ -1,5 +1,5 @@
-//! The k-th largest score of a row by radix search. It reads the row again for every digit, so it is only used
-//! where a bin overflows: for rows with many equal or nearly equal scores.
+//! Finds the k-th largest score of a row by radix search. The search reads the row again for every digit, so it is used
+//! only where a bin overflows: for rows with many equal or nearly equal scores.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -12,10 +12,10 @@ use crate::rank::{self, ABSENT};
 /// The most warps of a block.
 const MAX_WARPS: u32 = 32;
 
-/// The k largest values: those above `least`, and of those equal to it the ones with an index up to `last`.
+/// Describes the k largest values: those above `least`, and those equal to `least` with an index up to `last`.
 #[derive(Clone, Copy)]
 pub struct Cut {
-    /// The least value among them.
+    /// The least of the k largest values.
     least: u32,
     /// The highest index among those equal to `least`.
     last: u32,
@@ -42,7 +42,7 @@ const BINS: u32 = 256;
 const DIGIT_BITS: u32 = 8;
 
 impl Scratch {
-    /// Its bytes.
+    /// Bytes of the scratch.
     pub const BYTES: u32 = 4 * (BINS + 2 * MAX_WARPS);
 
     /// The scratch that starts at `offset` of the block's shared memory.
@@ -56,7 +56,7 @@ impl Scratch {
         unsafe { Self { counts: Shared::at(offset), words: Shared::at(offset + 4 * BINS) } }
     }
 
-    /// The cut below the `k` largest scores of the row, or below all where there are fewer.
+    /// The cut that includes the `k` largest scores of the row, or all if there are fewer.
     ///
     /// # Safety
     /// All threads of the block call it together, with the same `k`, at least 1, and the row is not
@@ -75,7 +75,7 @@ impl Scratch {
             if missing == 0 {
                 return Cut { least, last: u32::MAX };
             }
-            // Of equal scores the lower index wins: search again, by inverted index.
+            // Among equal scores the lower index wins: search again, by inverted index.
             let tied = |value, index: u32| if value == least { !index } else { ABSENT };
             let range = self.extremes(row, tied);
             let (last, _) = self.search(row, tied, range, missing);
@@ -83,9 +83,9 @@ impl Scratch {
         }
     }
 
-    /// Searches for the k-th largest of the keys between two bounds, inclusive. Returns a key and how many of
-    /// the `k` are equal to it. If exactly `k` keys are at or above a digit's lower end, it stops there and
-    /// returns that end and 0.
+    /// Searches for the k-th largest of the keys between two bounds, inclusive. Returns a key, and how many of the `k`
+    /// largest are equal to it. If exactly `k` keys are at or above the lower end of a digit, the search stops there
+    /// and returns that end and 0.
     ///
     /// # Safety
     /// As [`Self::cut`], after [`Self::extremes`], with at least `k` keys between the bounds.
@@ -117,7 +117,7 @@ impl Scratch {
         (low, missing)
     }
 
-    /// Counts the digits of the scores, which are below [`BINS`]. Returns the digit at which the count, summed from
+    /// Counts the digits of the scores; digits are below [`BINS`]. Returns the digit at which the count, summed from
     /// the highest digit down, reaches `k`.
     ///
     /// # Safety
@@ -246,8 +246,8 @@ impl Scratch {
 #[derive(Clone, Copy)]
 struct Crossing {
     digit: u32,
-    /// Values of the higher digits.
+    /// Number of values of the higher digits.
     above: u32,
-    /// Values of the digit.
+    /// Number of values of the digit.
     count: u32,
 }

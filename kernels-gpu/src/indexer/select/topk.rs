@@ -1,10 +1,10 @@
 //! The kernels that list the k largest scores of a row, exactly and in order, one block a row.
 //!
-//! Scores are counted by bins of equal width between the lowest and the highest. Prefix sums over the counts
-//! tell which bins hold the k largest scores and where each bin starts in the list; within a bin each
-//! score is compared with all others. A long row is reduced to candidates first
-//! ([`candidates`](super::candidates)). If equal or nearly equal scores overflow a bin, a radix search
-//! ([`search`](super::search)) finds the k-th largest score, and the list is sorted.
+//! Scores are counted in bins of equal width between the lowest and the highest score. Prefix sums over the counts tell
+//! which bins hold the k largest scores and where each bin starts in the list; within a bin each score is compared with
+//! all others. A long row is reduced to candidates first ([`candidates`](super::candidates)). If equal or nearly equal
+//! scores overflow a bin, a radix search ([`search`](super::search)) finds the k-th largest score, and the list is
+//! sorted.
 
 use crate::args::{IndexTopkLong, IndexTopkShort, TopkSelectLong, TopkSelectShort};
 use crate::params::IndexTopkParams;
@@ -23,9 +23,9 @@ use crate::indexer::visible;
 /// The most scores that a thread of a long row holds.
 const MANY: usize = 4 * LONG_VECTORS;
 
-/// Scores of a thread's part of the bins of a short row.
+/// Number of bins that a thread sums up, for a short row.
 const SHORT_EACH: usize = 2048 / SHORT_THREADS as usize;
-/// The same of a long row.
+/// Number of bins that a thread sums up, for a long row.
 const LONG_EACH: usize = 4;
 /// Bytes of shared memory of a block that selects from a short row.
 pub const SHORT_SHARED_BYTES: u32 = SelectMemory::<SHORT_THREADS, SHORT_EACH>::BYTES;
@@ -95,7 +95,7 @@ pub unsafe fn select_entries_long(args: IndexTopkLong) {
     }
 }
 
-/// How many scores of a row are in use, and whether all of them are listed, in index order.
+/// The number of scores of a row that are in use, and whether all of them are listed, in index order.
 #[derive(Clone, Copy)]
 struct Use {
     length: u32,

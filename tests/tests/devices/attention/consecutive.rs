@@ -1,4 +1,4 @@
-//! Windows of several queries that a block takes one after another: the same bits as one query a block.
+//! Windows of several queries that a block takes in turn: the same bits as with one query per block.
 
 use std::ops::Range;
 
@@ -15,14 +15,15 @@ use super::forms::{assert_same, comparable, spoil_rows};
 use super::layer::{Layer, Query, Shape, Which, random_rows};
 use crate::inputs::oracle;
 
-/// Consecutive tokens of a request, whose own rows the ring does not hold yet, from token `index` of the step's on.
+/// Queries of consecutive tokens of a request, whose own rows are not in the ring yet. `index` is the number of the
+/// first among the request's tokens in the step.
 fn run(slot: i32, position: u32, index: i32, tokens: u32) -> impl Iterator<Item = Query> {
     let of_token = move |i: u32| Query { index: index + i as i32, ..query(slot, position + i) };
     (0..tokens).map(of_token)
 }
 
-/// Results, log-sum-exps and faults of these queries are those of one query a block, for all of these numbers of multiprocessors,
-/// with which a block takes several queries if there are more queries than blocks.
+/// Asserts that results, log-sum-exps and faults of these queries are the same as with one query per block, for each of
+/// these numbers of multiprocessors. A block takes several queries if there are more queries than blocks.
 fn same_bits<B: Backend>(
     layer: &mut Layer<B>,
     queries: &[Query],
@@ -52,7 +53,8 @@ fn with_own_rows<B: Backend>(device: &Device<B>, shape: Shape, tokens: usize) ->
     layer
 }
 
-/// Windows that grow past a tile and past their end, more queries than a block takes, and blocks that take few.
+/// Windows that grow beyond a tile, and windows that begin to slide; more queries than one block takes, and blocks that
+/// take few.
 pub fn a_chunk_has_the_same_bits<B: Backend>(device: &Device<B>) {
     for (format, heads, position, tokens) in [
         (MainFormat::Ue8m0, 64, 112, MOST_CONSECUTIVE + 3),
@@ -69,12 +71,12 @@ pub fn a_chunk_has_the_same_bits<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Queries that do not follow: another request, padding, a slot that does not exist, a position or a number that is not the
-/// next, own rows before the step's first.
+/// Queries that do not continue the query before: another request, padding, a slot that does not exist, a position or
+/// an index that is not the next, own rows before the first of the step.
 pub fn other_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     let padding = || std::iter::once(query(-1, 0));
     let nobody = || std::iter::once(query(7, 20));
-    // All but its slot is as if the next query, of slot 0, followed it.
+    // Except for its slot this query looks as if the next one, of slot 0, continued it.
     let before = || run(-1, 199, 0, 1);
     let queries: Vec<Query> = run(0, 126, 0, 3)
         .chain(run(1, 62, 0, 3))
@@ -97,7 +99,8 @@ pub fn other_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     assert_eq!(layer.attend(&queries, Which::Nothing, &heads).faults, 2);
 }
 
-/// Queries that are not valid and else as if they followed one of slot 0, whose rows nobody may put among the next query's keys.
+/// Invalid queries that otherwise look as if they continued a query of slot 0. Their rows must not become keys of the
+/// next query.
 pub fn a_query_that_is_not_valid_follows_nobody<B: Backend>(device: &Device<B>) {
     for (what, position, invalid) in [
         ("padding", 198, -1),
@@ -116,9 +119,10 @@ pub fn a_query_that_is_not_valid_follows_nobody<B: Backend>(device: &Device<B>) 
     }
 }
 
-/// Results that are so small beside the sink that they round to 0, of negative values: 0, as with one query a block, not -0.
+/// Negative results that are so small relative to the sink that they round to 0: they are 0, not -0, as with one query
+/// per block.
 pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    /// As a power of e: what weights are multiplied by is subnormal, and what values are multiplied by rounds to 0.
+    /// A power of e, so large that the factor of the weights is subnormal and the factor of the values rounds to 0.
     const SINK: f32 = 103.0;
     let mut layer = with_own_rows(device, Shape { slots: 1, heads: 2, ..SHAPE }, 3);
     let row = oracle(layer.shape.format).encode(&[bf16::from_f32(-0.001).to_bits(); 512]);
@@ -133,13 +137,13 @@ pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
     same_bits(&mut layer, &queries, &heads, (&[1], "near zero"));
 }
 
-/// A NaN code, or a scale that takes two multiplications, in the row by which a query's keys differ from those before, in any
-/// lane's channels.
+/// The one row that differs from the keys of the query before has a NaN code, or a scale that takes two
+/// multiplications, in channels of several lanes.
 pub fn the_new_row_may_be_nan_or_wide<B: Backend>(device: &Device<B>) {
     const WIDE: u8 = 140;
     for channel in [0, 200, 447] {
         let mut layer = with_own_rows(device, Shape { slots: 1, heads: 2, ..SHAPE }, 4);
-        // Of the second query, and of the third.
+        // The own rows of the second and of the third query.
         layer.own[2].scale[channel / 64] = WIDE;
         layer.own[3].data[channel] = 0x7F;
         let queries: Vec<Query> = run(0, 140, 0, 4).collect();
@@ -152,7 +156,7 @@ pub fn the_new_row_may_be_nan_or_wide<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Each key of a query that follows others dominates in turn.
+/// Each key of a query that continues others dominates in turn.
 pub fn every_key_of_a_follower_can_dominate<B: Backend>(device: &Device<B>) {
     let mut layer = Layer::even(device, Shape { slots: 1, ..SHAPE }, 64);
     layer.own = random_rows(&mut StdRng::seed_from_u64(65), layer.shape.format, 7, 0..1);
@@ -161,12 +165,12 @@ pub fn every_key_of_a_follower_can_dominate<B: Backend>(device: &Device<B>) {
     layer.check_needles(&queries, Which::Nothing);
 }
 
-/// Steps of random requests; rows with NaN, infinities and any scales; scores of any size.
+/// Steps of random requests: rows with NaN, infinities and any scales; scores of any magnitude.
 pub fn random_steps_have_the_same_bits<B: Backend>(device: &Device<B>) {
     random_steps(device, 0..8);
 }
 
-/// The same, more of them.
+/// As [`random_steps_have_the_same_bits`], with other seeds and more of them.
 pub fn many_random_steps_have_the_same_bits<B: Backend>(device: &Device<B>) {
     random_steps(device, 8..300);
 }

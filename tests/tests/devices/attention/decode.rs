@@ -1,4 +1,4 @@
-//! `attend` of decode steps against `f64`, and the same bits in every batch.
+//! `attend` in decode steps, compared with `f64`; and the same bits in every batch.
 
 use dsv4_kv::device::{Backend, Device};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
@@ -18,7 +18,7 @@ pub fn query(slot: i32, position: u32) -> Query {
     Query { slot, position, ..Query::default() }
 }
 
-/// A list of `rows` entries: some of those seen, in random order, padded.
+/// A list of `rows` elements: all `seen` entries in random order, padded with -1 or cut.
 pub fn list(random: &mut StdRng, seen: i32, rows: usize) -> Vec<i32> {
     let mut list: Vec<i32> = (0..seen).collect();
     list.shuffle(random);
@@ -26,13 +26,13 @@ pub fn list(random: &mut StdRng, seen: i32, rows: usize) -> Vec<i32> {
     list
 }
 
-/// The shape of a layer in which a request of `slots` has `entries` entries.
+/// The shape of a layer in which each request has room for `entries` entries.
 pub const fn shape_of(which: Which, entries: usize, shape: Shape) -> Shape {
     let ratio = if let Which::All(_) = which { 128 } else { 4 };
     Shape { ratio, blocks: (entries as u32 * ratio).div_ceil(BLOCK_TOKENS), ..shape }
 }
 
-/// A query with a whole window, if that is full, that attends to `entries` entries.
+/// A query with `entries` entries, all of which it attends to; without entries it has a full window.
 pub fn query_of(which: Which, entries: usize, slot: i32, random: &mut StdRng) -> Query {
     let position =
         if entries == 0 { 2 * WINDOW } else { shape_of(which, 1, SHAPE).ratio * entries as u32 };
@@ -41,7 +41,7 @@ pub fn query_of(which: Which, entries: usize, slot: i32, random: &mut StdRng) ->
     Query { list, ..query(slot, position - 1) }
 }
 
-/// Windows of every kind of length, padding among them, in both formats.
+/// Windows of several lengths, with padding among them, in both formats.
 pub fn windows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for format in MainFormat::ALL {
         let layer = Layer::random(device, Shape { format, heads: 5, ..SHAPE }, 1);
@@ -51,7 +51,7 @@ pub fn windows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Lists with gaps, of lengths that are no multiple of anything; one that names nothing.
+/// Lists with gaps, of lengths that are no multiple of a tile; one list names no entry.
 pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(3);
     for (format, rows) in [(MainFormat::Ue8m0, 70), (MainFormat::F32, 3), (MainFormat::Ue8m0, 96)] {
@@ -69,8 +69,8 @@ pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Of a list as many elements are read as the query sees entries: what lies behind counts for nothing, whatever it is,
-/// and is no fault.
+/// Of a list only as many elements are read as the query sees entries. The elements after them have no effect, whatever
+/// they are, and are no fault.
 pub fn lists_end_where_entries_do<B: Backend>(device: &Device<B>) {
     let layer = Layer::random(device, Shape { heads: 2, slots: 1, ..SHAPE }, 23);
     let listed = |position, list: [i32; 6]| Query { list: list.to_vec(), ..query(0, position) };
@@ -82,7 +82,7 @@ pub fn lists_end_where_entries_do<B: Backend>(device: &Device<B>) {
     assert_eq!(layer.check(&queries, Which::List, &layer.random_heads(queries.len(), 24)), 0);
 }
 
-/// All entries of an HCA layer; all 64 heads, more than one block has, and all of two blocks.
+/// All entries of an HCA layer; with 64 heads, with one more than a block takes, and with all heads of two blocks.
 pub fn all_entries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for heads in [64, 65, 128] {
         let shape = Shape { ratio: 128, heads, slots: 1, blocks: 9, ..SHAPE };
@@ -92,8 +92,7 @@ pub fn all_entries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Many tiles for each block, so that they take each other's place in shared memory over and over; the last holds a few
-/// keys.
+/// So many tiles per block that buffers in shared memory are reused several times; the last tile has few keys.
 pub fn many_tiles_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const ENTRIES: usize = 26 * TILE - WINDOW as usize + 5;
     let mut random = StdRng::seed_from_u64(25);
@@ -110,13 +109,13 @@ pub fn many_tiles_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// What query `at` of a batch with two heads got.
+/// The results of query `at` in a batch with two heads.
 fn part(written: &Written, at: usize) -> (Vec<u16>, Vec<u32>) {
     (written.out[at * 1024..][..1024].to_vec(), written.lse[2 * at..][..2].to_vec())
 }
 
-/// The bits of a query are the same alone and in any batch, at any place in it, with padding around it; of one with so
-/// many keys too that each block has tiles which take the place of others.
+/// A query has the same bits alone and in any batch, at any place in it, with padding around it; also a query with so
+/// many keys that blocks reuse their buffers in shared memory.
 pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(9);
     let all = Which::All(0).entries_of_three_tiles();
@@ -145,9 +144,9 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
             })
             .collect();
         for round in 0..5 {
-            // Each split in turn, with halves of channels, without, and spread over eight blocks or twice as many.
-            // The first two batches have three queries with their padding: with one block each, the last cluster's
-            // second block has nothing to do.
+            // Each split in turn: with halves of channels, whole, spread over eight blocks, and over twice as many. The
+            // first two batches have three queries, padding included: with one block per query, the second block of the
+            // last cluster has nothing to do.
             let split = splits[round % splits.len()];
             let of_split = [Blocks::halves, Blocks::whole, Blocks::spread][round.min(2)];
             layer.blocks = if round < 4 { of_split(split) } else { Blocks::spread_halves(split) };
@@ -171,14 +170,14 @@ pub fn a_query_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
     }
 }
 
-/// Every way an entry can be wrong is counted once, however many clusters have the query's heads, and does not count in
-/// the softmax.
+/// Every kind of wrong entry is counted once, however many clusters have heads of the query, and has no weight in the
+/// softmax.
 pub fn wrong_entries_are_counted<B: Backend>(device: &Device<B>) {
     for heads in [1, 65] {
         let mut layer = Layer::random(device, Shape { heads, slots: 1, ..SHAPE }, 19);
         layer.table[1] = -1;
         layer.table[2] = i32::MAX;
-        // Not seen twice, in blocks that are missing twice, negative but not -1 once.
+        // Two are not visible, two lie in missing blocks, one is negative but not -1.
         let list = vec![0, 75, i32::MAX, 33, 70, -7, -1, 3];
         let listed = Query { list, ..query(0, 299) };
         assert_eq!(layer.check(&[listed], Which::List, &layer.random_heads(1, 20)), 5);
@@ -187,7 +186,8 @@ pub fn wrong_entries_are_counted<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A request without a token has no key: it is counted, and its outputs stay as they were, whatever its sink is. Others go on.
+/// A negative position has no key. The query is counted as a fault, and its outputs stay untouched, whatever its sink
+/// is. Other queries are not affected.
 pub fn negative_positions_are_refused<B: Backend>(device: &Device<B>) {
     for (which, entries) in [(Which::Nothing, 0), (Which::List, 70), (Which::All(3), 3)] {
         let shape = shape_of(which, entries.max(3), Shape { heads: 2, ..SHAPE });
@@ -221,7 +221,7 @@ pub fn negative_positions_are_refused<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// No queries are nothing, whatever the rest is.
+/// A launch without queries does nothing, whatever the other arguments are.
 pub fn no_queries_are_nothing<B: Backend>(device: &Device<B>) {
     let mut layer = Layer::random(device, SHAPE, 88);
     layer.shape.heads = 0;

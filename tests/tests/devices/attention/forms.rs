@@ -1,4 +1,4 @@
-//! Random layers, queries and garbage: all forms of blocks have the same bits.
+//! Random layers, queries and garbage: all forms of a launch give the same bits.
 
 use dsv4_kv::device::{Backend, Device, bf16};
 use kv_layout::main_row::MainFormat;
@@ -10,11 +10,11 @@ use super::blocks::Blocks;
 use super::decode::{SHAPE, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, Which, Written};
 
-/// The layers of [`random_layers_have_the_same_bits`].
+/// Number of layers in [`random_layers_have_the_same_bits`].
 const LAYERS: u64 = 400;
 
-/// Lists and all entries, up to two parts; rows with NaN, infinities and any scales; tables and lists with any
-/// numbers; scores and sinks of any size; results that round to 0.
+/// Lists and all entries, with up to two parts; rows with NaN, infinities and any scales; tables and lists with
+/// arbitrary numbers; scores and sinks of any magnitude; results that round to 0.
 pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
     for seed in 0..LAYERS {
         let random = &mut StdRng::seed_from_u64(seed);
@@ -52,7 +52,7 @@ pub fn random_layers_have_the_same_bits<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Names the first result that differs, and counts them.
+/// Asserts equality. Names the first result that differs, and the number of such results.
 pub fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
     let differing = (0..whole.0.len()).filter(|&at| got.0[at] != whole.0[at]);
     if let Some(at) = differing.clone().next() {
@@ -63,7 +63,7 @@ pub fn assert_same(got: &Comparable, whole: &Comparable, what: &str) {
     assert_eq!(got.2, whole.2, "{what}: faults");
 }
 
-/// The bits of the results and log-sum-exps, one of all NaN, and the count of faults.
+/// The bits of the results and log-sum-exps, in which all NaN are equal, and the number of faults.
 pub type Comparable = (Vec<u16>, Vec<u32>, u32);
 
 pub fn comparable(written: Written) -> Comparable {
@@ -74,7 +74,8 @@ pub fn comparable(written: Written) -> Comparable {
     (out, lse, faults)
 }
 
-/// No row, a few, or all: NaN codes and scales, any scales, any bytes, infinite rotary channels; or all rows of another size.
+/// Changes no row, a few, or all: NaN codes and scales, arbitrary scales, arbitrary bytes, infinite rotary channels. Or
+/// gives all rows another magnitude.
 pub fn spoil_rows<B: Backend>(layer: &mut Layer<B>, random: &mut StdRng) {
     let oracle = crate::inputs::oracle(layer.shape.format);
     let Layer { window, own, entries, .. } = layer;
@@ -105,7 +106,7 @@ pub fn spoil_rows<B: Backend>(layer: &mut Layer<B>, random: &mut StdRng) {
     }
 }
 
-/// Blocks that are missing, or have any number.
+/// Makes some blocks of the table missing, or gives them arbitrary numbers.
 fn spoil_table(table: &mut [i32], random: &mut StdRng) {
     let (first, last) = (random.random_range(0..table.len()), random.random_range(0..table.len()));
     match random.random_range(0..4) {
@@ -127,7 +128,7 @@ fn some_sink(random: &mut StdRng) -> f32 {
     }
 }
 
-/// A list of `rows` entries, of which some may be any numbers, or none, or one again and again.
+/// Makes a list of `rows` elements, some of which may be arbitrary numbers, or -1, or one entry many times.
 pub fn spoil_list(query: &mut Query, rows: usize, random: &mut StdRng) {
     query.list.resize(rows, -1);
     if rows == 0 {
@@ -143,7 +144,7 @@ pub fn spoil_list(query: &mut Query, rows: usize, random: &mut StdRng) {
     }
 }
 
-/// A head times `scale`, or as it is; seldom with a NaN.
+/// Multiplies a head by `scale`, or leaves it; rarely puts a NaN into it.
 pub fn spoil_head(head: &mut [u16], scale: f32, random: &mut StdRng) {
     if random.random_range(0..5) > 0 {
         let scaled = |bits: u16| bf16::from_f32(bf16::from_bits(bits).to_f32() * scale).to_bits();

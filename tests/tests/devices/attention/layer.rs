@@ -1,5 +1,5 @@
-//! A layer's rings, entries, block table and own rows of a step with random rows, and attention over them on a device and
-//! in `f64`.
+//! A layer with random rows: rings, entries, block table and own rows of a step; and attention over them on a device
+//! and in `f64`.
 
 use std::ops::Range;
 
@@ -28,25 +28,25 @@ use crate::inputs::{
 use crate::refused::kernel_without;
 
 const CHANNELS: usize = HEAD_DIM as usize;
-/// Keys that a block multiplies at a time.
+/// Number of keys in a tile, which a block multiplies at a time.
 pub const TILE: usize = 64;
 
-/// The size of a layer.
+/// The dimensions of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub format: MainFormat,
-    /// Tokens of an entry.
+    /// Tokens per entry.
     pub ratio: u32,
     pub heads: u32,
     pub slots: u32,
-    /// Rows of a ring.
+    /// Rows per ring.
     pub ring: u32,
-    /// Blocks of a request.
+    /// Blocks per request.
     pub blocks: u32,
 }
 
-/// A query of a step: its slot, -1 for padding, its position, and its number among its request's tokens of the step; the
-/// entries that it attends to.
+/// A query of a step: its slot, -1 for padding; its position; its number among its request's tokens of the step; and
+/// the list of entries that it attends to.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub slot: i32,
@@ -55,17 +55,17 @@ pub struct Query {
     pub list: Vec<i32>,
 }
 
-/// Which entries queries attend to.
+/// The entries that queries attend to, besides the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     Nothing,
     List,
-    /// All that a query sees, at most so many.
+    /// All entries that a query sees, at most this many.
     All(u32),
 }
 
 impl Which {
-    /// The keys of a query.
+    /// The corresponding [`AttendedKeys`].
     pub const fn keys(self) -> AttendedKeys {
         match self {
             Self::Nothing => AttendedKeys::Window,
@@ -74,12 +74,12 @@ impl Which {
         }
     }
 
-    /// The blocks that share them.
+    /// The number of blocks that share the keys of a query.
     pub const fn blocks(self) -> usize {
         self.keys().blocks() as usize
     }
 
-    /// Among how many blocks a query's keys may be split.
+    /// The splits of a query's keys that this kind of attention supports.
     pub const fn splits(self) -> &'static [KeySplit] {
         match self {
             Self::Nothing => &[KeySplit::TwoBlocks],
@@ -87,59 +87,59 @@ impl Which {
         }
     }
 
-    /// Each of these splits, queries spread over eight blocks, channels in halves, and whole, each at least once.
+    /// Forms to check: each of these splits, and queries spread over eight blocks, channels in halves, and whole.
     pub fn blocks_to_check(self) -> [Blocks; 3] {
         let two = KeySplit::TwoBlocks;
         let one = if self == Self::Nothing { two } else { KeySplit::OneBlock };
         [Blocks::halves(two), Blocks::whole(one), Blocks::spread(two)]
     }
 
-    /// Entries with which, behind a whole window, each block has three tiles: the third takes the first one's place.
+    /// Entries with which, after a full window, each block has three tiles: the third reuses the buffer of the first.
     pub const fn entries_of_three_tiles(self) -> usize {
         3 * self.blocks() * TILE - WINDOW as usize
     }
 }
 
-/// What a launch wrote.
+/// The outputs of a launch.
 pub struct Written {
     /// `[queries, heads, 512]` BF16 bits.
     pub out: Vec<u16>,
     /// `[queries, heads]` bits.
     pub lse: Vec<u32>,
     pub faults: u32,
-    /// The kernel that was launched.
+    /// The name of the launched kernel.
     pub kernel: &'static str,
 }
 
-/// A layer on a device, every row of it known.
+/// A layer on a device, with a copy of every row on the host.
 pub struct Layer<B: Backend> {
     pub shape: Shape,
     pub stream: Stream<B>,
-    /// `[slots * ring]`, and `[blocks * entries]`.
+    /// `[slots * ring]` for the window, and `[blocks * entries]` for the entries.
     pub window: Vec<EncodedRow>,
     pub entries: Vec<EncodedRow>,
-    /// Rows of the step's tokens, if windows are read there: that of query `i` is row `i + 1`.
+    /// Rows of the step's tokens, if windows are read there: the row of query `i` is row `i + 1`.
     pub own: Vec<EncodedRow>,
     /// `[slots, blocks]`.
     pub table: Vec<i32>,
     pub sinks: Vec<f32>,
-    /// What has been done to queries.
+    /// Whether queries are raw, or normed and rotated.
     pub form: QueryForm,
-    /// Which blocks a query has.
+    /// The form of the launch.
     pub blocks: Blocks,
-    /// Queries that have memory for the parts of their keys in one launch; all if it is `None`.
+    /// Queries per launch for whose parts there is memory; `None` for all.
     pub at_once: Option<u32>,
     device: Device<B>,
 }
 
-/// BF16 bits of a row of `size` at most.
+/// BF16 bits of a random row with values up to `size`.
 pub fn random_row(random: &mut StdRng, size: f32) -> Vec<u16> {
     let mut value = || bf16::from_f32(random.random_range(-size..size)).to_bits();
     (0..CHANNELS).map(|_| value()).collect()
 }
 
 impl<B: Backend> Layer<B> {
-    /// Random rows everywhere, blocks of requests in random order.
+    /// Random rows everywhere; the blocks of requests are in random order.
     pub fn random(device: &Device<B>, shape: Shape, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let Shape { format, slots, ring, blocks, heads, ratio } = shape;
@@ -164,7 +164,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// The same with every row of one size: a query along a short row might have a larger score with a long one.
+    /// As [`Self::random`] with rows of one magnitude: else a query along a short row may score higher with a long one.
     pub fn even(device: &Device<B>, shape: Shape, seed: u64) -> Self {
         let (mut layer, mut random) =
             (Self::random(device, shape, seed), StdRng::seed_from_u64(seed));
@@ -174,7 +174,7 @@ impl<B: Backend> Layer<B> {
         layer
     }
 
-    /// Queries of `[queries, heads, 512]` BF16 bits whose scores differ by several units.
+    /// Random heads, `[queries, heads]` of 512 BF16 bits, whose scores differ by several units.
     pub fn random_heads(&self, queries: usize, seed: u64) -> Vec<Vec<u16>> {
         let mut random = StdRng::seed_from_u64(seed);
         (0..queries * self.shape.heads as usize).map(|_| random_row(&mut random, 6.0)).collect()
@@ -184,7 +184,7 @@ impl<B: Backend> Layer<B> {
         visible(query.position as usize, self.shape.ratio as usize)
     }
 
-    /// The entries of `query` that count.
+    /// The entries of `query` that have a weight in its softmax.
     fn attended(&self, query: &Query, which: Which) -> Vec<usize> {
         let seen = self.seen(query);
         match which {
@@ -198,7 +198,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// The stored row of an entry of the request in `slot`, if its block exists.
+    /// The row where an entry of the request in `slot` is stored; `None` if its block does not exist.
     pub fn entry_row(&self, slot: usize, entry: usize) -> Option<usize> {
         let per_block = (BLOCK_TOKENS / self.shape.ratio) as usize;
         let of_slot = self.table.chunks(self.shape.blocks as usize).nth(slot)?;
@@ -207,7 +207,7 @@ impl<B: Backend> Layer<B> {
         (row < self.entries.len()).then_some(row)
     }
 
-    /// Rows that `query`, the `at`-th, attends to, in the order of its keys.
+    /// The rows that `query`, number `at` of the launch, attends to, in the order of its keys.
     pub fn keys(&self, (at, query): (usize, &Query), which: Which) -> Vec<&EncodedRow> {
         let (slot, position) = (query.slot as usize, query.position);
         let first = (position + 1).saturating_sub(WINDOW);
@@ -223,31 +223,31 @@ impl<B: Backend> Layer<B> {
         (first..=position).map(row).chain(entries).collect()
     }
 
-    /// The values of [`Self::keys`].
+    /// The values of the rows of [`Self::keys`].
     pub fn key_values(&self, query: (usize, &Query), which: Which) -> Vec<Vec<f64>> {
         let format = oracle(self.shape.format);
         self.keys(query, which).into_iter().map(|row| values(&format.decode(row))).collect()
     }
 
-    /// What head `head` of `query`, whose keys are `keys`, should get.
+    /// The expected result of head `head` of `query`, whose keys are `keys`.
     fn expected(&self, query: &Query, keys: &[Vec<f64>], head: usize, q: &[u16]) -> Expected {
         let place = (Table::Compress, query.position as usize);
         attention::attend(&values(q), keys, self.sinks[head].into(), place)
     }
 
-    /// Whether `query`, the `at`-th, is padding, or one whose slot or own rows do not exist.
+    /// Whether `query`, number `at` of the launch, is padding, or its slot or its own rows do not exist.
     fn is_nobody(&self, at: usize, query: &Query) -> bool {
         let has_slot = u32::try_from(query.slot).is_ok_and(|slot| slot < self.shape.slots);
         let has_own = usize::try_from(query.index).is_ok_and(|index| index <= 1 + at);
         !has_slot || !self.own.is_empty() && !has_own
     }
 
-    /// Runs attention of `queries`, whose heads are `heads`, in a step that has one more token before them.
+    /// Runs attention for `queries` with the heads `heads`, in a step that has one more token before them.
     pub fn attend(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> Written {
         self.try_attend(queries, which, heads).unwrap()
     }
 
-    /// The same, which may be refused.
+    /// As [`Self::attend`]; the launch may be refused.
     pub fn try_attend(
         &self,
         queries: &[Query],
@@ -347,7 +347,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// That of so many queries: for the parts of their keys, and for clusters over which each part is spread.
+    /// The workspace for `queries` queries: for the parts of their keys, and for clusters of spread parts.
     fn workspace(&self, blocks: Blocks, queries: u32, which: Which) -> Workspace<B> {
         let of_a_query = self.clusters_of_a_query(which, blocks.split);
         let parts = self.at_once.unwrap_or(queries) * of_a_query;
@@ -356,7 +356,7 @@ impl<B: Backend> Layer<B> {
         Workspace::new(&self.device, &self.stream, parts, spread)
     }
 
-    /// Parts of a query's keys, times groups of 64 heads.
+    /// Number of parts of a query's keys, times number of groups of 64 heads.
     fn clusters_of_a_query(&self, which: Which, split: KeySplit) -> u32 {
         let keys = if let Which::All(most) = which { WINDOW + most } else { 0 };
         AttendedKeys::All.parts(keys, split, self.shape.heads) * self.shape.heads.div_ceil(64)
@@ -368,15 +368,15 @@ impl<B: Backend> Layer<B> {
         buffer
     }
 
-    /// Attention of the last of `queries`, a head along each of its keys: that key outweighs all others, so that its row
-    /// alone is what comes out. A key that is missing, doubled or another shows in the result or in the log-sum-exp.
+    /// Attention of the last query, with one head along each of its keys: that key outweighs all others, so that the
+    /// result is its row alone. A key that is missing, read twice or wrong shows in the result or in the log-sum-exp.
     pub fn check_needles(&self, queries: &[Query], which: Which) {
         let at = queries.len() - 1;
         let all: Vec<usize> = (0..self.keys((at, &queries[at]), which).len()).collect();
         self.check_some_needles(queries, which, &all);
     }
 
-    /// The same along some keys, by their numbers.
+    /// As [`Self::check_needles`], along the keys with the numbers `some`.
     pub fn check_some_needles(&self, queries: &[Query], which: Which, some: &[usize]) {
         let per_query = self.shape.heads as usize;
         let at = queries.len() - 1;
@@ -403,8 +403,8 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Attention of `queries` on the device, of keys in one block and in two, of channels in halves and whole,
-    /// compared with `f64` by the bound of the contract; the fault count.
+    /// Runs attention of `queries` in several forms ([`Which::blocks_to_check`]), and compares each with `f64` by the
+    /// bound of the contract. Returns the number of faults.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
         let forms = which.blocks_to_check().into_iter().chain(Blocks::of_own_rows(&self.own));
         let faults = forms.map(|blocks| {
@@ -417,7 +417,7 @@ impl<B: Backend> Layer<B> {
         faults.reduce(|a, b| if a == b { a } else { panic!("{a} faults, then {b}") }).unwrap()
     }
 
-    /// A query got what `f64` gives; nothing, if it is nobody's.
+    /// Asserts that a query has the result that `f64` gives, or, if it is invalid, that its outputs are untouched.
     fn check_query(
         &self,
         (at, query): (usize, &Query),
@@ -455,13 +455,13 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// A query along `key`, of which it is the largest score by far.
+/// A query along `key`, so that its score with `key` is by far the largest.
 fn along(key: &[f64]) -> Vec<u16> {
     let length = dot(key, key);
     key.iter().map(|value| bf16::from_f64(1024.0 * value / length).to_bits()).collect()
 }
 
-/// `count` rows whose largest values are powers of two with such exponents.
+/// `count` random rows with values up to powers of two, whose exponents are in this range.
 pub fn random_rows(
     random: &mut StdRng,
     format: MainFormat,
@@ -475,15 +475,15 @@ pub fn random_rows(
     (0..count).map(|_| row()).collect()
 }
 
-/// Whether the bits of a log-sum-exp are what `expected` says.
+/// Asserts that the bits of a log-sum-exp equal the expected value within a bound.
 pub fn assert_lse(bits: u32, expected: &Expected, what: &str) {
     let lse = f64::from(f32::from_bits(bits));
-    // A score is a sum of rounded products.
+    // A score is a sum of rounded products, hence the relative part of the bound.
     let bound = f64::max(1e-4, expected.lse.abs() * 2_f64.powi(-19));
     assert!((lse - expected.lse).abs() < bound, "{what}: lse {lse}, not {}", expected.lse);
 }
 
-/// Whether `out` is what `expected` says, within the bound of the contract.
+/// Asserts that `out` equals the expected result within the bound of the contract.
 pub fn assert_near(out: &[u16], expected: &Expected, what: &str) {
     let bound = expected.bound();
     for (channel, (&bits, want)) in out.iter().zip(&expected.sum).enumerate() {

@@ -1,5 +1,5 @@
-//! Random queries, half of which are not valid, in any order: all forms of blocks have the same bits, each valid query has
-//! those that it has alone, and the others' results stay untouched.
+//! Random queries in any order, half of them invalid. All forms of a launch give the same bits, each valid query has
+//! the bits that it has alone, and the results of invalid queries stay untouched.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use super::forms::{assert_same, comparable, spoil_head, spoil_list};
 use super::layer::{Layer, Query, Shape, Which, random_rows};
 use crate::inputs::{CANARY_BF16, CANARY_F32};
 
-/// Windows, lists and all entries, of up to three parts, and of more than 64 heads.
+/// Windows, lists and all entries, with up to three parts, and with more than 64 heads.
 pub fn queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
     windows(device, 0..6);
     lists(device, 0..3);
@@ -25,7 +25,7 @@ pub fn queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) 
     many_heads(device, 0..1);
 }
 
-/// Some more of the same.
+/// As above, with other seeds.
 pub fn more_queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
     windows(device, 6..12);
     lists(device, 3..6);
@@ -33,7 +33,7 @@ pub fn more_queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device
     many_heads(device, 1..2);
 }
 
-/// More of the same.
+/// As above, with many other seeds.
 pub fn many_queries_that_are_not_valid_change_no_bit<B: Backend>(device: &Device<B>) {
     windows(device, 12..100);
     lists(device, 6..36);
@@ -68,7 +68,7 @@ fn many_heads<B: Backend>(device: &Device<B>, seeds: Range<u64>) {
     }
 }
 
-/// A launch: its queries, which of them are valid, and their heads.
+/// The queries of a launch, which of them are valid, and their heads.
 struct Mixed {
     queries: Vec<Query>,
     is_valid: Vec<bool>,
@@ -89,7 +89,7 @@ fn check<B: Backend>(
     if random.random_range(0..3) == 0 {
         layer.own = random_rows(random, format, 1 + count, -3..2);
     }
-    // All of one request is NaN, seldom.
+    // In one of three cases all window rows of one request are NaN.
     if random.random_range(0..3) == 0 {
         let ring = layer.shape.ring as usize;
         let first = ring * random.random_range(0..2_usize);
@@ -108,7 +108,7 @@ fn check<B: Backend>(
         let consecutive = Blocks::of_own_rows(&layer.own).filter(|_| which == Which::Nothing);
         for blocks in Blocks::others(split).chain(more).chain(consecutive) {
             layer.blocks = blocks;
-            // Spread queries have one launch, or none.
+            // Spread queries have a single launch or none, so their memory may be for one query at a time.
             let at_once =
                 if blocks.clusters > 0 { 1 } else { random.random_range(1..=count as u32) };
             layer.at_once = *[None, Some(at_once)].choose(random).unwrap();
@@ -148,7 +148,7 @@ fn mixed<B: Backend>(
     Mixed { queries, is_valid, heads }
 }
 
-/// A query that sees all entries, some, or none, and may list what does not exist.
+/// A query that sees all entries, some, or none, and whose list may name entries that do not exist.
 fn some_query((which, entries): (Which, usize), random: &mut StdRng) -> Query {
     let seen = *[entries, entries / 2, entries / 3, 1, 0].choose(random).unwrap();
     let slot = random.random_range(0..2);
@@ -162,7 +162,7 @@ fn some_query((which, entries): (Which, usize), random: &mut StdRng) -> Query {
     query
 }
 
-/// Makes a query padding, or one whose slot, position or own rows do not exist.
+/// Turns a query into padding, or gives it a slot, a position or own rows that do not exist.
 fn invalidate(query: &mut Query, at: usize, has_own: bool, random: &mut StdRng) {
     match random.random_range(0..if has_own { 7 } else { 5 }) {
         0 => query.slot = -1,
@@ -175,7 +175,7 @@ fn invalidate(query: &mut Query, at: usize, has_own: bool, random: &mut StdRng) 
     }
 }
 
-/// Valid queries have the bits that they have alone; the others' results are as they were.
+/// Asserts that valid queries have the bits that they have alone, and that the results of the others are untouched.
 fn check_alone<B: Backend>(
     layer: &Layer<B>,
     which: Which,
@@ -190,7 +190,8 @@ fn check_alone<B: Backend>(
             let are_untouched = out.iter().all(|&bits| bits == CANARY_BF16);
             assert!(are_untouched && lse.iter().all(|&bits| bits == CANARY_F32), "{what}: {at}");
         } else if layer.own.is_empty() {
-            // With own rows the query's place in the step says which are its own.
+            // With own rows, the place of a query in the step decides which rows are its own, so it cannot run alone at
+            // another place.
             let (query, head) = (&mixed.queries[at..=at], &mixed.heads[at * heads..][..heads]);
             let alone = comparable(layer.attend(query, which, head));
             assert!(alone.0 == out && alone.1 == lse, "{what}: {at} alone");

@@ -1,4 +1,4 @@
-//! Attention over the rows of the cache.
+//! Attention over the stored rows of the cache.
 
 mod blocks;
 pub mod consecutive;

@@ -1,4 +1,4 @@
-//! Each key of a query in turn outweighs all others: which rows `attend` reads.
+//! Each key of a query in turn outweighs all others, which shows the rows that `attend` reads.
 
 use dsv4_kv::device::{Backend, Device};
 use kv_layout::geometry::WINDOW;
@@ -10,7 +10,8 @@ use rand::seq::SliceRandom;
 use super::decode::{SHAPE, query, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which, random_rows};
 
-/// Needles of a query with a whole window and `entries` entries, 64 heads at a time: of all keys, or of `most`, the ends of tiles first.
+/// Needle checks of a query with a full window and `entries` entries, 64 heads at a time: for all keys, or for `most`
+/// of them, the ends of tiles first.
 fn needles<B: Backend>(
     device: &Device<B>,
     which: Which,
@@ -30,7 +31,8 @@ fn needles<B: Backend>(
     layer.check_some_needles(&[query], which, &some);
 }
 
-/// Keys of a window, with lists, and with all entries; in both formats. Of lists of as many entries as the indexer's 64 keys.
+/// Every key of a window, of lists and of all entries, in both formats. For lists as long as the indexer's, only 64
+/// keys.
 pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
     needles(device, Which::Nothing, (MainFormat::Ue8m0, 0), usize::MAX);
     needles(device, Which::Nothing, (MainFormat::F32, 0), usize::MAX);
@@ -40,16 +42,16 @@ pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
     needles(device, Which::All(130), (MainFormat::F32, 130), usize::MAX);
 }
 
-/// All keys of lists of as many entries as the indexer's.
+/// Every key of lists as long as the indexer's.
 pub fn every_key_of_a_list_can_dominate<B: Backend>(device: &Device<B>) {
     needles(device, Which::List, (MainFormat::Ue8m0, 512), usize::MAX);
 }
 
-/// Entries that a launch lets a query see: far more than there are, so that most of its parts are empty. Memory for the parts
-/// takes 1 GB.
+/// Maximum entries per query for which the launch is made: far more than there are, so that most parts are empty. The
+/// memory for the parts takes 1 GB.
 const MANY: u32 = 1 << 24;
 
-/// Keys of so many tiles that every block has a third.
+/// Keys of so many tiles that every block has at least three.
 pub fn every_key_of_many_can_dominate<B: Backend>(device: &Device<B>) {
     for format in MainFormat::ALL {
         for which in [Which::List, Which::All(MANY)] {
@@ -59,21 +61,21 @@ pub fn every_key_of_many_can_dominate<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A chunk of one request, whose own rows the ring does not hold yet: `tokens` queries, the last at `position`.
+/// A chunk of one request whose own rows are not in the ring yet: `tokens` queries, the last at `position`.
 fn chunk(slot: i32, tokens: i32, position: u32) -> Vec<Query> {
     let of_token =
         |index: i32| Query { index, ..query(slot, position + 1 - (tokens - index) as u32) };
     (0..tokens).map(of_token).collect()
 }
 
-/// A layer with own rows for a step of `tokens` tokens.
+/// A layer with `tokens` own rows.
 fn with_own_rows<B: Backend>(device: &Device<B>, shape: Shape, tokens: usize) -> Layer<B> {
     let mut layer = Layer::even(device, shape, 31);
     layer.own = random_rows(&mut StdRng::seed_from_u64(32), shape.format, tokens, 0..1);
     layer
 }
 
-/// Rows of the step itself, those of the ring before them, and where the step's tokens are more than a window.
+/// Own rows of the step, rows of the ring before them, and a step with more tokens than a window.
 pub fn every_own_row_can_dominate<B: Backend>(device: &Device<B>) {
     for (format, tokens, position) in
         [(MainFormat::Ue8m0, 40, 200), (MainFormat::F32, 3, 60), (MainFormat::F32, 131, 130)]
@@ -82,13 +84,14 @@ pub fn every_own_row_can_dominate<B: Backend>(device: &Device<B>) {
         let mut layer = with_own_rows(device, shape, 1 + tokens as usize);
         layer.sinks.fill(-30.0);
         let mut queries = chunk(1, tokens, position);
-        // Only the last one attends.
+        // Only the last query attends; the others are padding.
         queries[..tokens as usize - 1].iter_mut().for_each(|query| query.slot = -1);
         layer.check_needles(&queries, Which::Nothing);
     }
 }
 
-/// Queries whose own rows would lie before the step's first, or whose number is none, are counted and get nothing.
+/// Queries whose own rows would lie before the first row of the step, or whose index is negative, are counted as faults
+/// and get no result.
 pub fn own_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for format in MainFormat::ALL {
         let layer = with_own_rows(device, Shape { format, heads: 2, ..SHAPE }, 11);

@@ -1,4 +1,4 @@
-//! Queries with so many keys that they have them in parts.
+//! Queries with so many keys that these are divided into parts (split-KV).
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::ops::QueryForm;
@@ -15,7 +15,7 @@ use super::decode::{SHAPE, query, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which, random_rows};
 use super::queries::prepared;
 
-/// Most entries of a query, behind a whole window, whose keys are so many parts.
+/// Maximum number of entries, after a full window, with which the keys of a query have `parts` parts.
 const fn entries_of(parts: usize) -> usize {
     parts * PART_TILES as usize * TILE - WINDOW as usize
 }
@@ -26,12 +26,13 @@ fn layer<B: Backend>(device: &Device<B>, entries: usize, shape: Shape, seed: u64
     Layer::even(device, shape_of(which, entries, Shape { slots: 1, ..shape }), seed)
 }
 
-/// A query that sees so many entries.
+/// A query that sees `entries` entries.
 fn seeing(entries: usize, random: &mut StdRng) -> Query {
     query_of(Which::All(entries as u32), entries, 0, random)
 }
 
-/// The most keys of a part, one more, and three parts of different lengths; in both formats, of more heads than a block has.
+/// The most keys of one part, one key more, and three parts of different lengths; in both formats, and with more heads
+/// than a block takes.
 pub fn parts_equal_the_oracle<B: Backend>(device: &Device<B>) {
     check(
         device,
@@ -43,12 +44,12 @@ pub fn parts_equal_the_oracle<B: Backend>(device: &Device<B>) {
     );
 }
 
-/// Three parts of so many keys that fewer heads had four.
+/// Three parts of so many keys that a query with fewer heads would have four.
 pub fn parts_of_many_heads_equal_the_oracle<B: Backend>(device: &Device<B>) {
     check(device, &[(entries_of(3) + 1, 3, 65, MainFormat::Ue8m0)]);
 }
 
-/// Layers of so many entries, whose keys have so many parts, with so many heads.
+/// Checks layers of (entries, parts, heads, format).
 fn check<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFormat)]) {
     let mut random = StdRng::seed_from_u64(91);
     for &(entries, parts, heads, format) in layers {
@@ -62,7 +63,7 @@ fn check<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFormat)
     }
 }
 
-/// Needles around the ends of windows, of parts, and of all keys, and anywhere.
+/// Needle checks around the ends of windows, of parts and of all keys, and at random keys.
 pub fn keys_of_every_part_can_dominate<B: Backend>(device: &Device<B>) {
     let (entries, mut random) = (entries_of(2) + 130, StdRng::seed_from_u64(94));
     let layer = layer(device, entries, Shape { heads: 64, ..SHAPE }, 95);
@@ -76,8 +77,8 @@ pub fn keys_of_every_part_can_dominate<B: Backend>(device: &Device<B>) {
     layer.check_some_needles(&query, Which::All(entries as u32), &needles);
 }
 
-/// A query has the same bits alone and beside shorter ones and padding, in a launch for longer contexts, in several
-/// launches, and again.
+/// A query has the same bits alone, beside shorter queries and padding, in a launch for longer contexts, in several
+/// launches, and when it is repeated.
 pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 2;
     let (entries, mut random) = (entries_of(1) + 100, StdRng::seed_from_u64(96));
@@ -93,7 +94,7 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
         queries.map(|(query, heads)| layer.attend(query, which, heads)).collect::<Vec<_>>()
     });
     let mut order: Vec<usize> = (0..queries.len()).collect();
-    // Room for one query at a time, for two, and for all; for contexts of as many parts, and of more.
+    // Memory for one query at a time, for two, and for all; launches for as many parts as there are, and for more.
     for (blocks, at_once, most) in [
         (Blocks::halves(KeySplit::TwoBlocks), Some(1), entries),
         (Blocks::whole(KeySplit::OneBlock), Some(1), entries_of(2) + 1),
@@ -119,19 +120,18 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A part whose entries all lie in blocks that are missing counts for nothing, and a NaN in one part makes the whole result
-/// NaN.
+/// A part whose entries all lie in missing blocks has no weight. A NaN in one part makes the whole result NaN.
 pub fn a_part_may_be_lost_or_nan<B: Backend>(device: &Device<B>) {
     let (entries, mut random) = (entries_of(1) + 200, StdRng::seed_from_u64(102));
     let mut layer = layer(device, entries, Shape { heads: 2, ..SHAPE }, 103);
     let (queries, heads) = ([seeing(entries, &mut random)], layer.random_heads(1, 104));
     let which = Which::All(entries as u32);
-    // Entries of the second of two parts.
+    // The entries of the second of two parts lose their blocks.
     let tiles = (entries + WINDOW as usize).div_ceil(TILE);
     let second = tiles / 2 * TILE - WINDOW as usize;
     layer.table[second..].fill(-1);
     assert_eq!(layer.check(&queries, which, &heads) as usize, entries - second);
-    // A block of the first part.
+    // A NaN code in an entry of the first part.
     let row = layer.table[3] as usize;
     layer.entries[row].data[9] = 0x7F;
     let written = layer.attend(&queries, which, &heads);
@@ -139,13 +139,13 @@ pub fn a_part_may_be_lost_or_nan<B: Backend>(device: &Device<B>) {
     assert!(written.out.iter().all(is_nan), "NaN is not hidden");
 }
 
-/// Raw queries, and own rows of a chunk, where queries have several parts and take several launches: the same bits as
-/// prepared ones in one launch.
+/// Raw queries, and own rows of a chunk, with several parts and in several launches: the same bits as prepared queries
+/// in one launch.
 pub fn raw_queries_and_own_rows_have_parts<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 2;
     let (entries, mut random) = (entries_of(1) + 40, StdRng::seed_from_u64(105));
     let mut layer = layer(device, entries, Shape { heads: HEADS as u32, ..SHAPE }, 106);
-    // A chunk of three tokens; the ring has what was before it.
+    // A chunk of three tokens; the ring has the rows before it.
     let last = seeing(entries, &mut random);
     let queries: Vec<Query> = (0..3)
         .map(|index| Query { position: last.position - 2 + index as u32, index, ..last.clone() })
@@ -165,7 +165,7 @@ pub fn raw_queries_and_own_rows_have_parts<B: Backend>(device: &Device<B>) {
     assert!(got.out == want.out && got.lse == want.lse, "other bits");
 }
 
-/// Without memory for the parts of a query nothing is queued, and the refusal says how much is needed.
+/// Without memory for the parts of a query nothing is queued, and the refusal states the needed size.
 pub fn parts_without_memory_are_refused<B: Backend>(device: &Device<B>) {
     let (entries, mut random) = (entries_of(1) + 1, StdRng::seed_from_u64(99));
     let mut layer = layer(device, entries, Shape { heads: 65, ..SHAPE }, 100);
@@ -176,6 +176,6 @@ pub fn parts_without_memory_are_refused<B: Backend>(device: &Device<B>) {
         panic!("it was not refused")
     };
     assert_eq!((found, needed), (0, 4), "two parts of two times 64 heads");
-    // A part needs none.
+    // Keys of a single part need no memory.
     layer.check(&[seeing(entries - 1, &mut random)], Which::All(entries as u32 - 1), &heads);
 }

@@ -1,4 +1,4 @@
-//! Queries that the kernel norms and rotates itself.
+//! Raw queries, which the kernel norms and rotates.
 
 use dsv4_kv::device::{Backend, Device, bf16};
 use dsv4_kv::ops::QueryForm;
@@ -15,8 +15,8 @@ use super::layer::{Layer, Query, Shape, Which, random_row};
 
 const CHANNELS: usize = HEAD_DIM as usize;
 
-/// A head's raw query, normed and rotated in f32 as the kernel does, and rounded once: each of 32 lanes adds the squares of
-/// eight channels of each half of the head, and lanes' sums are added in a butterfly.
+/// A raw query of one head, normed and rotated in f32 as by the kernel, and rounded once. Each of 32 lanes adds the
+/// squares of eight channels of each half of the head; the sums of the lanes are added in a butterfly.
 pub fn prepared(raw: &[u16], table: Table, position: u32) -> Vec<u16> {
     let value = |channel: usize| bf16::from_bits(raw[channel]).to_f32();
     let mut sums: [f32; 32] = std::array::from_fn(|lane| {
@@ -35,7 +35,7 @@ pub fn prepared(raw: &[u16], table: Table, position: u32) -> Vec<u16> {
     normed.into_iter().map(|value| bf16::from_f32(value).to_bits()).collect()
 }
 
-/// The same in f64, and not rounded.
+/// As [`prepared`], in f64 and without rounding.
 fn exact(raw: &[u16], table: Table, position: u32) -> Vec<f64> {
     let values: Vec<f64> = raw.iter().map(|&bits| bf16_value(bits)).collect();
     let squares: f64 = values.iter().map(|value| value * value).sum();
@@ -44,7 +44,7 @@ fn exact(raw: &[u16], table: Table, position: u32) -> Vec<f64> {
     table.rotate(&normed, position as usize)
 }
 
-/// Raw heads of every size, some of them zero.
+/// Raw heads of every magnitude, some of them zero.
 fn raw_heads(random: &mut StdRng, count: usize) -> Vec<Vec<u16>> {
     let mut head = |at: usize| match at % 9 {
         8 => vec![0; CHANNELS],
@@ -53,8 +53,9 @@ fn raw_heads(random: &mut StdRng, count: usize) -> Vec<Vec<u16>> {
     (0..count).map(&mut head).collect()
 }
 
-/// What the kernel makes of raw queries is what it gets as normed and rotated ones, bit for bit: of windows, lists and all
-/// entries, in both formats, of heads that fill no block, with padding between; and that is what `f64` gives, rounded once.
+/// Raw queries give, bit for bit, the results of queries that were normed and rotated before: with windows, lists and
+/// all entries, in both formats, with numbers of heads that do not fill a block, and padding between. The prepared
+/// queries equal those of `f64`, rounded once.
 pub fn raw_queries_are_normed_and_rotated<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(81);
     for (which, entries, heads) in
@@ -102,7 +103,7 @@ pub fn raw_queries_are_normed_and_rotated<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// NaN and infinities of a raw head stay in that head.
+/// NaN and infinities in a raw head stay in that head.
 pub fn no_number_reaches_another_head<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 9;
     let shape = Shape { heads: HEADS as u32, slots: 1, ..SHAPE };

@@ -1,4 +1,4 @@
-//! Numbers of a launch of attention that do not fit together.
+//! Inconsistent numbers in a launch of attention.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{
@@ -11,25 +11,25 @@ use kv_layout::main_row::MainFormat;
 use crate::inputs::{filled, upload};
 use crate::refused::named;
 
-/// The numbers of a launch of one query.
+/// The numbers of a launch with one query.
 #[derive(Clone, Copy)]
 struct Numbers {
-    /// Its place in the step.
+    /// Number of the query in the step.
     first: u32,
     heads: u32,
-    /// Rows of a ring, and rings.
+    /// Rows per ring, and number of rings.
     ring: [u32; 2],
     /// Rows of the step, if they are not in the ring.
     own: Option<u32>,
-    /// Slots of the block table, and blocks of a request.
+    /// Slots of the block table, and blocks per request.
     table: [u32; 2],
     entries_per_block: u32,
     entries: MainFormat,
-    /// Entries of the list.
+    /// Length of the list.
     rows: u32,
 }
 
-/// They fit together.
+/// Numbers that fit together.
 const FITTING: Numbers = Numbers {
     first: 1,
     heads: 1,
@@ -44,7 +44,7 @@ const FITTING: Numbers = Numbers {
 fn attend<B: Backend>(device: &Device<B>, numbers: Numbers) -> Result<(), DeviceError> {
     let Numbers { first, heads, ring, own, table, entries_per_block, entries, rows } = numbers;
     let stream = &device.stream().unwrap();
-    // All that is read, whatever it is; more than any of it needs.
+    // Memory for everything that is read. The contents do not matter; there is more than any argument needs.
     let bytes = filled::<B, u8>(stream, 1 << 18);
     let (floats, words) = (upload(stream, &[0.5_f32; 128]), upload(stream, &[0_i32; 2]));
     let (query, out) = (filled::<B, bf16>(stream, 1 << 17), filled::<B, bf16>(stream, 1 << 17));
@@ -81,7 +81,7 @@ fn attend<B: Backend>(device: &Device<B>, numbers: Numbers) -> Result<(), Device
     attended
 }
 
-/// A launch of numbers that fit together runs, and each number that does not fit is refused by its name.
+/// A launch of consistent numbers runs, and each inconsistent number is refused by its name.
 pub fn what_does_not_fit_is_refused_by_name<B: Backend>(device: &Device<B>) {
     attend(device, FITTING).unwrap();
     attend(device, Numbers { own: None, ..FITTING }).unwrap();

@@ -1,4 +1,4 @@
-//! Queries that are spread over eight blocks get the same bits as those that are not.
+//! Queries that are spread over eight blocks have the same bits as queries that are not.
 
 use dsv4_kv::device::{Backend, Device, bf16};
 use kv_layout::attention::{AttendedKeys, KeySplit, MOST_HEADS, PART_TILES, SPREAD_TILES};
@@ -11,15 +11,16 @@ use super::blocks::Blocks;
 use super::decode::{SHAPE, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which};
 
-/// Whether parts of the keys of a window and `entries` entries are short enough for their clusters.
+/// Whether the parts of the keys, a window and `entries` entries, are short enough to be spread over their clusters.
 fn are_spread(blocks: Blocks, which: Which, entries: usize, heads: u32) -> bool {
     let keys = WINDOW + entries as u32;
     let parts = which.keys().parts(keys, blocks.split, heads);
     keys.div_ceil(TILE as u32) <= SPREAD_TILES * parts * blocks.clusters
 }
 
-/// Queries of a window and `entries` entries, with padding, a shorter one and one whose slot does not exist, by both forms of
-/// blocks: the same results, log-sum-exps and counts, by kernels that spread queries where their keys are few enough.
+/// Runs queries of a window and `entries` entries, with padding, a shorter query, and one whose slot does not exist.
+/// Asserts that spread and whole launches give the same results, log-sum-exps and fault counts, and that a spread
+/// kernel runs exactly where the keys are few enough.
 fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shape: Shape) {
     let shape = shape_of(which, entries.max(96), Shape { slots: 2, ..shape });
     let mut layer = Layer::random(device, shape, 40);
@@ -60,7 +61,7 @@ fn both_agree<B: Backend>(device: &Device<B>, which: Which, entries: usize, shap
     }
 }
 
-/// Entries that fill so many tiles with a window.
+/// Number of entries that, with a window, fill `tiles` tiles.
 const fn entries_of(tiles: u32) -> usize {
     (tiles * TILE as u32 - WINDOW) as usize
 }
@@ -68,8 +69,8 @@ const fn entries_of(tiles: u32) -> usize {
 /// The most entries of a list that is spread over one cluster.
 const MOST: usize = entries_of(SPREAD_TILES);
 
-/// Numbers of tiles that a block may score, 0 to 3, with all tiles full and with one of few keys; one more key than a list may
-/// have to be spread over one cluster; one part, and two; numbers of heads that are no multiple of anything.
+/// Zero to three tiles per block, with full tiles and with a tile of few keys; one key more than a list that is spread
+/// over one cluster may have; one part, and two; numbers of heads that do not fill a block.
 pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     both_agree(device, Which::Nothing, 0, Shape { heads: 3, ..SHAPE });
     both_agree(device, Which::Nothing, 0, Shape { format: MainFormat::F32, heads: 65, ..SHAPE });
@@ -84,8 +85,8 @@ pub fn spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     );
 }
 
-/// The same for more tiles: as many as a list may have to be spread over two clusters; several parts, of as many tiles as are spread
-/// and of fewer.
+/// More tiles: the most that a list spread over two clusters may have; several parts, with the most tiles that are
+/// spread and with fewer.
 pub fn more_spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const TWICE: usize = MOST + SPREAD_TILES as usize * TILE;
     lists_agree(device, &[(11 * TILE, 1), (TWICE, 1)]);
@@ -99,14 +100,14 @@ pub fn more_spread_queries_have_the_same_bits<B: Backend>(device: &Device<B>) {
     );
 }
 
-/// Lists of so many entries, with so many heads.
+/// Runs [`both_agree`] for lists of (entries, heads).
 fn lists_agree<B: Backend>(device: &Device<B>, lists: &[(usize, u32)]) {
     for &(entries, heads) in lists {
         both_agree(device, Which::List, entries, Shape { heads, ..SHAPE });
     }
 }
 
-/// All of so many entries, whose keys have so many parts, with so many heads.
+/// Runs [`both_agree`] for all entries, given as (entries, parts, heads, format).
 fn all_agree<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFormat)]) {
     for &(entries, parts, heads, format) in layers {
         assert_eq!(
@@ -118,7 +119,7 @@ fn all_agree<B: Backend>(device: &Device<B>, layers: &[(usize, u32, u32, MainFor
     }
 }
 
-/// Parts of as many tiles as two clusters may have, of queries with as many heads as there may be; and one tile more.
+/// Parts with the most tiles that two clusters take, of queries with the most heads; and one tile more.
 pub fn the_most_keys_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const OF_PART: u32 = 2 * SPREAD_TILES;
     for (tiles, parts, heads) in [
@@ -134,7 +135,7 @@ pub fn the_most_keys_have_the_same_bits<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A NaN in either half of a query's keys, in one part and in two, is in the results, as without clusters of eight.
+/// A NaN in either half of a query's keys, in one part and in two, reaches the results, as without clusters of eight.
 pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
     let split = KeySplit::TwoBlocks;
     for entries in [13 * TILE, 17 * TILE] {
@@ -157,10 +158,10 @@ pub fn a_nan_in_either_half_is_not_hidden<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Scores so large that weights are not relative to 0, of some heads and tiles or of all, in one cluster and in two,
-/// one part and several.
+/// Scores so large that softmax weights are no longer relative to 0: for some heads and tiles or for all, in one
+/// cluster and in two, with one part and with several.
 pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    /// Weights are relative to 0 while scores are within 24 powers of two.
+    /// Softmax weights are relative to 0 as long as scores are below 24 in log2 units.
     const FAR: f32 = 24.0 * core::f32::consts::LN_2;
     for (which, entries) in [
         (Which::Nothing, 0),
@@ -171,7 +172,7 @@ pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
         let mut layer = Layer::random(device, shape, 46);
         let query = query_of(which, entries, 0, &mut StdRng::seed_from_u64(47));
         let mut heads = layer.random_heads(1, 48);
-        // From one head to the next four times as large.
+        // Each head is four times as large as the one before.
         for (head, values) in heads.iter_mut().enumerate() {
             let scale = 4_f32.powi(head as i32);
             values.iter_mut().for_each(|bits| {
@@ -196,12 +197,13 @@ pub fn far_scores_have_the_same_bits<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Scores of all keys of a head so far below 0 that weights are not relative to 0; no score is far above it.
+/// All scores of a head are so far below 0 that softmax weights are not relative to 0; no score is far above the
+/// others.
 pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const ENTRIES: usize = 9 * TILE;
-    /// Channels along which keys and queries lie.
+    /// Channels in which keys and queries are not zero.
     const ALONG: usize = 256;
-    /// How far scores are below 0, about, in powers of two.
+    /// Approximate distance of the scores below 0, in log2 units.
     const BELOW: f32 = 40.0;
     let shape = shape_of(Which::List, ENTRIES, Shape { slots: 1, heads: 2, ..SHAPE });
     let mut layer = Layer::random(device, shape, 49);
@@ -216,7 +218,7 @@ pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
         let values = along(unit * BELOW * random.random_range(0.9..1.1));
         *row = crate::inputs::oracle(shape.format).encode(&values);
     }
-    // Else the log-sum-exp would be the sink's.
+    // With a larger sink the log-sum-exp would be that of the sink.
     layer.sinks.fill(-200.0);
     let queries = [query_of(Which::List, ENTRIES, 0, &mut random)];
     let heads = [along(-1.0), along(-0.1)];
@@ -235,10 +237,11 @@ pub fn scores_far_below_have_the_same_bits<B: Backend>(device: &Device<B>) {
     assert_eq!(layer.check(&queries, Which::List, &heads), 0);
 }
 
-/// Results that are so small beside the sink that they round to 0, of negative values: 0, as in the other forms, not -0.
+/// Negative results that are so small relative to the sink that they round to 0: they are 0, not -0, as in the other
+/// forms.
 pub fn results_near_zero_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const ENTRIES: usize = 3 * TILE;
-    /// As a power of e: what weights are multiplied by is subnormal, and what values are multiplied by rounds to 0.
+    /// A power of e, so large that the factor of the weights is subnormal and the factor of the values rounds to 0.
     const SINK: f32 = 103.0;
     for (which, entries) in [(Which::Nothing, 0), (Which::List, ENTRIES), (Which::All(1), 1)] {
         let shape = shape_of(which, entries.max(96), Shape { slots: 1, heads: 2, ..SHAPE });

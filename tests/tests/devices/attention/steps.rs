@@ -1,4 +1,4 @@
-//! Attention in the steps of a cache: against `f64`, with the same bits however tokens come, and what is refused.
+//! Attention in the steps of a cache: compared with `f64`, with the same bits however tokens are batched; and refusals.
 
 use std::ops::Range;
 use std::slice::from_ref;
@@ -21,7 +21,7 @@ use crate::stories::{Formats, STEP_TOKENS, Story};
 const FORMATS: [Formats; 2] =
     [(MainFormat::Ue8m0, IndexFormat::Mxfp4), (MainFormat::F32, IndexFormat::Nvfp4)];
 
-/// The first, the last, and one in the middle of some queries: attention of all would take long on the CPU.
+/// The first, a middle and the last query of a range: attention of all would take long on the CPU.
 fn sampled(queries: Range<usize>) -> Vec<Range<usize>> {
     let (first, middle, last) =
         (queries.start, queries.start.midpoint(queries.end), queries.end - 1);
@@ -32,10 +32,10 @@ fn sampled(queries: Range<usize>) -> Vec<Range<usize>> {
     }
 }
 
-/// Chunks, whose own rows are not in the ring while attention reads them; decode steps with a draft, whose rows are; and
-/// both together, of two requests. What was not written yet is NaN.
+/// Chunks, whose own rows are not in the ring while attention reads them; decode steps with a draft, whose rows are in
+/// the ring; and both in one step, of two requests. Rows that were not written yet are NaN.
 pub fn steps_equal_the_oracle<B: Backend>(device: &Device<B>) {
-    // So long that windows are full and lists have an entry for each of their elements.
+    // So long that windows are full and every element of a list is an entry.
     let stories = [even_story(290, 31), even_story(20, 32)];
     for formats in FORMATS {
         let mut world = World::new(device, formats, &stories, (2, 2));
@@ -51,23 +51,23 @@ pub fn steps_equal_the_oracle<B: Backend>(device: &Device<B>) {
             };
             world.step(&batch, padding, &ranges);
         };
-        // The window is full; own rows of the second request lie behind those of the first.
+        // The window is full; the own rows of the second request follow those of the first.
         chunk(0..261, 0..4, false);
         chunk(261..262, 4..6, false);
-        // Rows of the ring that its first tokens need are those of its last.
+        // Its last tokens take the ring rows that its first tokens need.
         chunk(262..287, 6..7, true);
         chunk(287..290, 7..9, false);
         world.fed.manager.check_faults(&world.fed.stream).unwrap();
     }
 }
 
-/// The same stories in other cuts, other company and other slots, with rejected drafts, padding and graphs: the same
-/// bits.
+/// The same stories with other chunks, other requests in the batch, other slots, rejected drafts, padding and graphs:
+/// the same bits.
 pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     let stories = [even_story(278, 41), even_story(12, 42), even_story(278, 43)];
     let drafts = &stories[2];
     let mut world = World::new(device, FORMATS[0], &stories, (4, 2));
-    // In one chunk each, of which the last tokens attend.
+    // Each story in one chunk, of which the last tokens attend.
     let [a, b] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
     world.step(
         &Batch::new().add(a, &stories, 0, 0..278),
@@ -86,13 +86,14 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     let [b, a] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
     let batch = Batch::new().add(a, &stories, 0, 0..254).add(b, &stories, 1, 0..3);
     world.step(&batch, Padding::None, from_ref(&(253..257)));
-    // Drafts that are rejected, then the tokens in their place; padding in a bucket of longer chunks.
+    // Drafts that are rejected, followed by the accepted tokens; padding in a bucket of longer chunks.
     let batch = Batch::new().add(b, &stories, 1, 3..4).add_drafts(drafts, 6);
     let batch = batch.add(a, &stories, 0, 254..256).add_drafts(drafts, 257);
     let bucket = world.fed.bucket(8, 3);
     world.step(&batch, bucket, from_ref(&(0..8)));
     let batch = Batch::new().add(a, &stories, 0, 256..260).add(b, &stories, 1, 4..5);
-    // Graphs for the longest contexts: of chunks, whose own rows are quantised in the graph, and of decode.
+    // Graphs for the longest contexts: one of chunks, whose own rows are quantised in the graph, and one of decode
+    // steps.
     let chunks = world.fed.bucket(9, 4);
     let graphs = world.capture(chunks, 9);
     world.replay(&batch, chunks, &graphs);
@@ -107,8 +108,8 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     world.fed.manager.check_faults(&world.fed.stream).unwrap();
 }
 
-/// A world in whose layers of windows alone a block takes several queries, where a launch has more than multiprocessors: queries
-/// that are raw are not taken so.
+/// A world in which a block takes several queries of layers with a window alone, if a launch has more queries than
+/// multiprocessors. That requires prepared queries; raw ones take another form.
 fn of_consecutive_windows<'s, B: Backend>(
     device: &Device<B>,
     formats: Formats,
@@ -120,8 +121,8 @@ fn of_consecutive_windows<'s, B: Backend>(
     world
 }
 
-/// Chunks of two requests in graphs of more queries than multiprocessors, with padding, twice, and the same stories by eager
-/// launches of fewer.
+/// Chunks of two requests by graphs with more queries than multiprocessors, with padding, twice; and the same stories
+/// by eager launches with fewer queries.
 pub fn chunks_in_graphs_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const BUCKET: u32 = 140;
     const { assert!(BUCKET > ops::MULTIPROCESSORS) }
@@ -141,7 +142,8 @@ pub fn chunks_in_graphs_have_the_same_bits<B: Backend>(device: &Device<B>) {
     world.fed.manager.check_faults(&world.fed.stream).unwrap();
 }
 
-/// A chunk of more queries than multiprocessors, of whose windows a block takes several, and the same story in two chunks.
+/// A chunk with more queries than multiprocessors, so that a block takes several windows; and the same story in two
+/// chunks.
 pub fn a_long_chunk_has_the_bits_of_short_ones<B: Backend>(device: &Device<B>) {
     const TOKENS: usize = 200;
     const FIRST: usize = 90;
@@ -161,8 +163,8 @@ pub fn a_long_chunk_has_the_bits_of_short_ones<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A cache for contexts so long that queries may have several parts has memory for them, in graphs too; short requests get
-/// in it what they get in others.
+/// A cache for contexts so long that queries may have several parts also has the memory for them, in graphs too. Short
+/// requests get the same bits in it as in other caches.
 pub fn long_contexts_change_no_bit<B: Backend>(device: &Device<B>) {
     const CONTEXT: u32 = 1 << 19;
     let stories = [even_story(280, 45)];
@@ -182,14 +184,14 @@ pub fn long_contexts_change_no_bit<B: Backend>(device: &Device<B>) {
     assert!(seen[0] == seen[1], "other bits in a cache for long contexts");
 }
 
-/// NaN rows and heads of one request never reach another's result.
+/// NaN rows and heads of one request never reach the result of another.
 pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
     let spoilt = Story::of_rows(&LAYERS, 40, 52, &|count, _| vec![vec![0x7FC0; 512]; count]);
     let stories = [even_story(40, 51), spoilt];
     let mut world = World::new(device, FORMATS[0], &stories, (2, 0));
     let [bad, good] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
     let mut step = |range: Range<usize>| {
-        // To `world` the spoilt story's tokens are no queries.
+        // `world` does not check the tokens of the spoilt story.
         let mut batch = Batch::new().add(bad, &stories, 1, range.clone());
         batch.queries.fill(None);
         let batch = batch.add(good, &stories, 0, range.clone());
@@ -200,8 +202,8 @@ pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
     step(38..39);
 }
 
-/// Bad calls are refused with the value and the limit, and nothing is queued; the append of a long chunk ends the
-/// layer's attention.
+/// Bad calls are refused with the value and the limit, and nothing is queued. The append of a long chunk ends the
+/// attention of the layer.
 pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     const TOKENS: u64 = 3;
     let stories = [even_story(6, 61)];
@@ -289,15 +291,15 @@ fn assert_short(result: Result<(), KvError>, name: &str) {
     assert!(argument == name && found < needed, "{argument}: {found}");
 }
 
-/// A request on its way through its story.
+/// A request and its progress in its story.
 struct Progress {
     id: RequestId,
     story: usize,
     done: usize,
 }
 
-/// Random batches of several requests with chunks, drafts, padding and graphs' shapes: every query that comes again has
-/// the bits that it had first, of which each is near what `f64` gives.
+/// Random batches of several requests with chunks, drafts, padding and shapes of graphs. Each query is near `f64` when
+/// it comes first, and has the same bits whenever it comes again.
 fn random_batches<B: Backend>(device: &Device<B>, split: KeySplit, batches: usize) {
     let mut random = StdRng::seed_from_u64(71);
     let stories: Vec<_> = [(140, 72), (70, 73), (270, 74), (33, 75), (280, 76)]

@@ -1,4 +1,4 @@
-//! NaN, infinities and scales of every size in what `attend` reads.
+//! NaN, infinities and scales of every magnitude in the rows and queries that `attend` reads.
 
 use dsv4_kv::device::{Backend, Device, bf16};
 use dsv4_kv_oracle::row::EncodedRow;
@@ -12,8 +12,9 @@ use super::blocks::Blocks;
 use super::decode::{SHAPE, query, query_of, shape_of};
 use super::layer::{Layer, Query, Shape, TILE, Which, random_row};
 
-/// NaN and infinities of one request, in its keys or its query, never reach another's result, and rows that do not
-/// count may hold anything: NaN codes and scales in both formats, and the largest code by an infinite scale.
+/// NaN and infinities of one request, in its keys or its query, never reach the result of another. Rows that no valid
+/// query attends to may hold anything: NaN codes and scales in both formats, and the largest code with an infinite
+/// scale.
 pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
     const NAN: [u8; 4] = [0xFF; 4];
     for (format, code, scale) in [
@@ -48,7 +49,7 @@ pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Gives every row that is not one of `kept` this code everywhere, and this scale.
+/// Gives every row that is not in `kept` this code in all channels, and this scale.
 fn spoil_all_but<B: Backend>(
     layer: &mut Layer<B>,
     kept: &[EncodedRow],
@@ -63,7 +64,7 @@ fn spoil_all_but<B: Backend>(
     }
 }
 
-/// A NaN code of a key makes its request's result NaN, in both formats: it never passes for a number.
+/// A NaN code in a key makes the results of its request NaN, in both formats: it is never read as a number.
 pub fn a_nan_code_is_a_nan<B: Backend>(device: &Device<B>) {
     for format in MainFormat::ALL {
         for channel in [0, 63, 200, 447] {
@@ -84,7 +85,7 @@ pub fn a_nan_code_is_a_nan<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Scales of every size, those that one multiplication of BF16 does not reach among them.
+/// Scales of every magnitude, also those that one BF16 multiplication does not reach.
 pub fn every_scale_equals_the_oracle<B: Backend>(device: &Device<B>) {
     for exponent in [-20, -1, 7, 8, 9, 30, 50] {
         let mut layer = Layer::random(device, Shape { heads: 1, slots: 1, ..SHAPE }, 16);
@@ -94,7 +95,7 @@ pub fn every_scale_equals_the_oracle<B: Backend>(device: &Device<B>) {
             *row = crate::inputs::oracle(layer.shape.format).encode(&values);
         }
         let mut heads = layer.random_heads(1, 18);
-        // Scores stay within reach of a softmax.
+        // The query shrinks by as much, so that scores stay in the range of a softmax.
         let shrink = 2f32.powi(-exponent - 9);
         heads[0].iter_mut().for_each(|bits| {
             *bits = bf16::from_f32(bf16::from_bits(*bits).to_f32() * shrink).to_bits();
@@ -103,11 +104,11 @@ pub fn every_scale_equals_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Scores that rise by a number of powers of two from tile to tile, or fall: what weights are relative to follows them, before
-/// f32 ends.
+/// Scores that rise or fall by a number of powers of two from tile to tile: the running maximum of the softmax follows
+/// them, so that no weight overflows f32.
 pub fn scores_may_rise_by_any_power<B: Backend>(device: &Device<B>) {
     const ENTRIES: usize = 6 * TILE;
-    /// Channels along which keys and queries lie; the others have values only.
+    /// Channels in which keys and queries lie; the other channels have values only.
     const ALONG: usize = 256;
     let shape = shape_of(Which::List, ENTRIES, Shape { heads: 2, slots: 1, ..SHAPE });
     let mut random = StdRng::seed_from_u64(34);
@@ -134,7 +135,7 @@ pub fn scores_may_rise_by_any_power<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A channel whose sum is too large stays alone: its neighbour is no NaN, as by a rotation by an angle of 0 it would be.
+/// A channel whose sum overflows stays alone. A rotation of the pair by an angle of 0 would make its neighbour NaN.
 pub fn an_infinite_sum_stays_in_its_channel<B: Backend>(device: &Device<B>) {
     const CHANNEL: usize = 400;
     for format in MainFormat::ALL {

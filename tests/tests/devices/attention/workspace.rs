@@ -1,21 +1,21 @@
-//! The workspace of a launch of attention: garbage before it, and counters that are 0 behind it.
+//! The workspace of a launch of attention: garbage before the launch, and counters that are 0 after it.
 
 use dsv4_kv::device::{Backend, Device, Stream};
 use dsv4_kv::ops::{AttentionExchange, AttentionParts};
 
 use crate::inputs::download;
 
-/// Bytes of NaN.
+/// A byte of which BF16 and f32 elements are NaN.
 const GARBAGE: u8 = 0xFF;
 
-/// What a launch may use besides its arguments.
+/// Memory that a launch may use besides its arguments.
 pub struct Workspace<B: Backend> {
     pub parts: Option<AttentionParts<B>>,
     pub exchange: Option<AttentionExchange<B>>,
 }
 
 impl<B: Backend> Workspace<B> {
-    /// For the parts of keys in so many clusters, if there are any, and for so many clusters of spread queries, if more than 0.
+    /// For `parts` parts of keys, if there are any, and for `spread` clusters of spread queries, if more than 0.
     pub fn new(device: &Device<B>, stream: &Stream<B>, parts: Option<u32>, spread: u32) -> Self {
         let parts = parts.map(|clusters| AttentionParts::new(device, clusters).unwrap());
         let exchange = (spread > 0).then(|| AttentionExchange::new(device, spread).unwrap());
@@ -29,7 +29,7 @@ impl<B: Backend> Workspace<B> {
         Self { parts, exchange }
     }
 
-    /// Each counter is 0 again, as the next launch needs it.
+    /// Asserts that each counter is 0 again, as the next launch requires.
     pub fn assert_ready(&self, stream: &Stream<B>) {
         let Self { parts, exchange } = self;
         let of_parts = parts.iter().map(AttentionParts::counters);

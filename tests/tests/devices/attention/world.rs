@@ -1,4 +1,4 @@
-//! Requests that attend in the steps of a cache, and what each query should get and got before.
+//! Requests that attend in the steps of a cache, with the expected and the previous results of each query.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -27,22 +27,22 @@ use crate::inputs::{
 };
 use crate::stories::{Formats, STEP_TOKENS, Stored, Story, config};
 
-/// One layer of every kind.
+/// One layer of each kind.
 pub const LAYERS: [LayerKind; 3] = [LayerKind::Swa, LayerKind::Csa, LayerKind::Hca];
-/// Heads of a query.
+/// Number of heads of a query.
 pub const HEADS: usize = 2;
-/// Entries of a list: with a window four tiles.
+/// Length of a list: with a window it gives four tiles.
 const LIST: usize = 70;
-/// Elements of a query.
+/// Number of elements of a query.
 const ELEMENTS: usize = HEADS * 512;
 
-/// A query: its story, and its position in it.
+/// A query: the number of its story, and its position.
 pub type Query = (usize, usize);
 
-/// What a query got in a layer: `[heads, 512]` BF16 bits, and the bits of `[heads]` log-sum-exps.
+/// The results of a query in a layer: `[heads, 512]` BF16 bits, and the bits of `[heads]` log-sum-exps.
 pub type Got = (Vec<u16>, Vec<u32>);
 
-/// The tensors of one layer, at fixed addresses.
+/// The attention tensors of one layer. Their addresses stay the same in all steps.
 struct Tensors<B: Backend> {
     query: Buffer<B, bf16>,
     lists: Buffer<B, i32>,
@@ -50,28 +50,28 @@ struct Tensors<B: Backend> {
     lse: Buffer<B, f32>,
 }
 
-/// The tensors of all layers' steps.
+/// The attention tensors of all layers.
 pub struct Places<B: Backend> {
     sinks: Buffer<B, f32>,
     layers: Vec<Tensors<B>>,
 }
 
-/// A cache, stories that its requests follow, and what their queries got.
+/// A cache, the stories of its requests, and the results of their queries.
 pub struct World<'s, B: Backend> {
     pub fed: Fed<B>,
     pub stories: &'s [Story],
     pub places: Places<B>,
     formats: Formats,
     stored: Vec<Vec<Stored>>,
-    /// What has been done to queries of windows alone before attention gets them.
+    /// Whether queries of layers with a window alone are raw, or normed and rotated, when attention gets them.
     pub window_queries: QueryForm,
-    /// Of every query what it got first, in each layer.
+    /// The first result of each query in each layer.
     seen: HashMap<(u32, Query), Got>,
-    /// How often a query got what it had got before.
+    /// Number of results that equalled an earlier one.
     pub repeated: usize,
 }
 
-/// Stories of rows of one size: what a softmax tells apart.
+/// A story with rows of one magnitude, whose scores a softmax can tell apart.
 pub fn even_story(tokens: usize, seed: u64) -> Story {
     Story::of_rows(&LAYERS, tokens, seed, &|count, seed| {
         let mut random = StdRng::seed_from_u64(seed);
@@ -83,7 +83,7 @@ fn sinks() -> Vec<f32> {
     vec![-1.0, 2.0]
 }
 
-/// A seed for each layer of each query, drafts apart.
+/// The random numbers of a query in a layer.
 fn random_of(layer: LayerId, (story, position): Query) -> StdRng {
     StdRng::seed_from_u64(((story * 1000 + position) * 8) as u64 + u64::from(layer.0))
 }
@@ -96,7 +96,7 @@ fn table_of(layer: LayerId) -> Table {
     }
 }
 
-/// What has been done to the queries of a layer.
+/// The form of the queries of a layer.
 fn form_of(layer: LayerId, window_queries: QueryForm) -> QueryForm {
     match LAYERS[layer.0 as usize] {
         LayerKind::Swa => window_queries,
@@ -105,14 +105,13 @@ fn form_of(layer: LayerId, window_queries: QueryForm) -> QueryForm {
     }
 }
 
-/// The heads of a query, whose scores differ by several units unless they are normed.
+/// The heads of a query. Its scores differ by several units, unless the heads are normed.
 fn heads_of(layer: LayerId, query: Query) -> Vec<Vec<u16>> {
     let mut random = random_of(layer, query);
     (0..HEADS).map(|_| random_row(&mut random, 6.0)).collect()
 }
 
-/// Entries that a query sees, in random order, with gaps, behind the first of which nothing counts for one query in
-/// seven.
+/// Entries that a query sees, in random order, with a gap. For one query in seven, all elements after the first are -1.
 fn list_of(layer: LayerId, query: Query) -> Vec<i32> {
     let mut random = random_of(layer, query);
     let mut list: Vec<i32> = (0..visible(query.1, 4) as i32).collect();
@@ -146,7 +145,8 @@ impl<B: Backend> Places<B> {
         self.layers.iter().flat_map(of_layer).chain([self.sinks.memory()]).collect()
     }
 
-    /// Brings the heads and lists of a step's queries in place, NaN where there is none; results are canaries.
+    /// Uploads the heads and lists of a step's queries, with NaN for absent queries, and fills the results with
+    /// canaries.
     fn load(&self, stream: &Stream<B>, queries: &[Option<Query>]) {
         for (layer, tensors) in (0..).map(LayerId).zip(&self.layers) {
             let (mut heads, mut lists) = (Vec::new(), Vec::new());
@@ -169,7 +169,7 @@ impl<B: Backend> Places<B> {
         }
     }
 
-    /// Queues attention of queries `range` of a layer.
+    /// Queues attention of the queries `range` of a layer.
     pub fn attend(
         &self,
         layer: LayerId,
@@ -189,14 +189,14 @@ impl<B: Backend> Places<B> {
             lse: Some(&lse),
         };
         let range = range.start as u32..range.end as u32;
-        // Lists of the whole step: a part of the queries finds its own.
+        // Lists of the whole step; the launch takes those of its queries.
         let all = 0..lists.len() as u32 / LIST as u32;
         let lists = EntryLists { queries: all, k: LIST as u32, entries: lists };
         updated.attend(range, &lists, &heads)
     }
 }
 
-/// The rows of a step's tensor that belong to queries `range`.
+/// The rows of a step's tensor for the queries `range`.
 fn part<B: Backend, T: bytemuck::Pod>(
     all: &Buffer<B, T>,
     range: &Range<usize>,
@@ -206,7 +206,7 @@ fn part<B: Backend, T: bytemuck::Pod>(
 }
 
 impl<'s, B: Backend> World<'s, B> {
-    /// An empty cache, whose memory is NaN, for `requests` requests with up to `max_draft` drafts.
+    /// An empty cache with poisoned pools, for `requests` requests with up to `max_draft` drafts.
     pub fn new(
         device: &Device<B>,
         formats: Formats,
@@ -216,7 +216,7 @@ impl<'s, B: Backend> World<'s, B> {
         Self::with_split(device, formats, stories, (requests, max_draft), KeySplit::TwoBlocks)
     }
 
-    /// The same with keys split among so many blocks.
+    /// As [`Self::new`], with another split of keys.
     pub fn with_split(
         device: &Device<B>,
         formats: Formats,
@@ -228,7 +228,7 @@ impl<'s, B: Backend> World<'s, B> {
         Self::of(device, CacheConfig { max_draft, attention_split, ..cache }, stories)
     }
 
-    /// The same with contexts of so many tokens.
+    /// For two requests with one draft, with contexts of up to `max_context` tokens.
     pub fn with_context(device: &Device<B>, stories: &'s [Story], max_context: u32) -> Self {
         let cache = config(&LAYERS, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
         Self::of(device, CacheConfig { max_draft: 1, max_context, ..cache }, stories)
@@ -249,14 +249,14 @@ impl<'s, B: Backend> World<'s, B> {
         }
     }
 
-    /// What every query got in each layer, in order.
+    /// The first result of every query in each layer, in order.
     pub fn seen(&self) -> Vec<((u32, Query), Got)> {
         let mut seen: Vec<_> = self.seen.clone().into_iter().collect();
         seen.sort();
         seen
     }
 
-    /// Runs a step in which queries of `ranges` attend, and checks what they got.
+    /// Runs a step in which the queries of `ranges` attend, and checks their results.
     pub fn step(&mut self, step: &Batch<'_>, padding: Padding, ranges: &[Range<usize>]) {
         let Self { fed, places, window_queries, .. } = self;
         places.load(&fed.stream, &step.queries);
@@ -275,7 +275,7 @@ impl<'s, B: Backend> World<'s, B> {
         })
     }
 
-    /// Runs a step by graphs in which all queries attend, and checks what they got.
+    /// Runs a step by graphs in which all queries attend, and checks their results.
     pub fn replay(&mut self, step: &Batch<'_>, bucket: Padding, graphs: &[CapturedStep<B>]) {
         let Self { fed, places, .. } = self;
         places.load(&fed.stream, &step.queries);
@@ -283,8 +283,8 @@ impl<'s, B: Backend> World<'s, B> {
         self.check(&step.queries, from_ref(&step.all()));
     }
 
-    /// Each query of `ranges` got the bits that it got before; what it gets for the first time is near what `f64`
-    /// gives. Nobody else's results were written.
+    /// Asserts that each query of `ranges` has the bits that it had before or, the first time, is near `f64`. Results
+    /// of queries that do not attend must be untouched.
     fn check(&mut self, queries: &[Option<Query>], ranges: &[Range<usize>]) {
         for layer in 0..LAYERS.len() as u32 {
             let Tensors { out, lse, .. } = &self.places.layers[layer as usize];
@@ -295,7 +295,7 @@ impl<'s, B: Backend> World<'s, B> {
                 let attends = ranges.iter().any(|range| range.contains(&at));
                 match query.filter(|_| attends) {
                     Some(query) => self.check_query(LayerId(layer), query, (out, lse)),
-                    // A draft is nobody's, and gets something.
+                    // A draft is no query of a story: it gets a result, which is not checked.
                     None if attends && at < queries.len() => {}
                     None => {
                         let is_canary = out.iter().all(|&bits| bits == CANARY_BF16);
@@ -323,7 +323,7 @@ impl<'s, B: Backend> World<'s, B> {
         self.seen.insert((layer.0, query), (out.to_vec(), lse.to_vec()));
     }
 
-    /// The rows that a query attends to.
+    /// The values of the rows that a query attends to.
     fn keys(&self, layer: LayerId, (story, position): Query) -> Vec<Vec<f64>> {
         let format = oracle(self.formats.0);
         let values = |bits: Vec<u16>| bits.iter().map(|&bits| bf16_value(bits)).collect();
@@ -356,7 +356,7 @@ impl<'s, B: Backend> World<'s, B> {
     }
 }
 
-/// A step: what its requests do, and the query that each of its tokens is; none of what is no story's.
+/// A step: the parts of its requests, and the query of each of its tokens; `None` for a draft.
 pub struct Batch<'s> {
     pub parts: Vec<Part<'s>>,
     pub accepted: Vec<u32>,
@@ -364,12 +364,12 @@ pub struct Batch<'s> {
 }
 
 impl<'s> Batch<'s> {
-    /// Nothing.
+    /// A step without requests.
     pub fn new() -> Self {
         Self { parts: Vec::new(), accepted: Vec::new(), queries: Vec::new() }
     }
 
-    /// Adds tokens `range` of story `at` of `stories`, all of which become final.
+    /// Adds tokens `range` of story `at` of `stories`, all of which are accepted.
     pub fn add(
         mut self,
         id: RequestId,
@@ -383,7 +383,8 @@ impl<'s> Batch<'s> {
         self
     }
 
-    /// Adds the same, and behind it drafts that will be rejected: tokens of another story, up to position `end`.
+    /// Adds drafts after the tokens of the last part, which will be rejected: tokens of another story, up to position
+    /// `end`.
     pub fn add_drafts(mut self, drafts: &'s Story, end: usize) -> Self {
         let part = self.parts.last_mut().expect("what they follow");
         let from = part.pieces.last().expect("a part has tokens").1.end;
@@ -392,7 +393,7 @@ impl<'s> Batch<'s> {
         self
     }
 
-    /// All queries.
+    /// The range of all queries.
     pub fn all(&self) -> Range<usize> {
         0..self.queries.len()
     }

@@ -1,4 +1,4 @@
-//! The compressors, against golden vectors and the oracle.
+//! The compressors, compared with golden vectors and the oracle.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,8 @@ use crate::model::{OnDevice, Step, assert_rounds, ring};
 const STREAMS: [CompressorKind; 3] =
     [CompressorKind::CsaMain, CompressorKind::CsaIndex, CompressorKind::Hca];
 
-/// Tokens that close a CSA window; those that close an HCA window or are their request's last.
+/// The work lists have the tokens that close a CSA window, and the tokens that close an HCA window or are the last of
+/// their request in the step.
 pub fn work_lists_name_every_closing_token<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(1);
@@ -69,8 +70,7 @@ pub fn entries_equal_transformers<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The control: what the original design's rotation of state would have pooled does not pass for an
-/// entry.
+/// The control: entries pooled with the original design's rotation of state do not pass.
 pub fn the_wrong_rotation_does_not_pass<B: Backend>(device: &Device<B>) {
     let history = History::golden(CompressorKind::CsaMain);
     let wrong = golden::load::<f32>("csa_pooled_seed_rotation_WRONG").unwrap();
@@ -104,8 +104,8 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<B: Backend>(device: &Device<B
     }
 }
 
-/// What a state row is to hold after the first `tokens` of a history, a row for each position that a later step
-/// may need: (row, floats).
+/// The contents of the state rows after the first `tokens` tokens of a history, for each position that a later step may
+/// need: (row, floats).
 fn kept_rows(history: &History, tokens: usize, ring: usize) -> Vec<(usize, Vec<f32>)> {
     let last = |rows: usize| tokens.saturating_sub(rows)..tokens;
     if history.stream == CompressorKind::Hca {
@@ -129,8 +129,8 @@ fn kept_rows(history: &History, tokens: usize, ring: usize) -> Vec<(usize, Vec<f
     own.chain(previous).collect()
 }
 
-/// A chunk of any length writes the state rows that a later step may go on from, and no other: not those of
-/// earlier tokens, whose rows are the last ones' too, nor of tokens that close a window.
+/// A chunk of any length writes the state rows from which a later step may continue, and no others: neither rows of
+/// earlier tokens, which share ring rows with the last tokens, nor rows of tokens that close a window.
 pub fn a_chunk_writes_the_rows_that_steps_need<B: Backend>(device: &Device<B>) {
     for (stream, step_tokens) in STREAMS.into_iter().flat_map(|stream| [(stream, 1), (stream, 5)]) {
         let history = History::random(stream, 300, 15);
@@ -155,7 +155,7 @@ pub fn a_chunk_writes_the_rows_that_steps_need<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// NaN of any bits.
+/// NaN with different bits.
 pub fn a_nan_spoils_its_window_alone<B: Backend>(device: &Device<B>) {
     let clean = History::random(CompressorKind::Hca, 256, 9);
     let entries = |history: &History| {
@@ -173,8 +173,8 @@ pub fn a_nan_spoils_its_window_alone<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Steps of up to four tokens of which only the first few or none are accepted, as a draft is
-/// verified: the entries that stay are those of never having drafted.
+/// Steps of up to four tokens, of which only the first few or none are accepted, as when drafts are verified. The
+/// entries equal those of a request without drafts.
 pub fn rejected_tokens_change_no_entry<B: Backend>(device: &Device<B>) {
     const STEP: u32 = 4;
     let mut random = StdRng::seed_from_u64(4);

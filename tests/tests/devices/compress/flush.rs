@@ -1,4 +1,4 @@
-//! The flush of pooled windows into their blocks, against golden vectors and the oracle.
+//! The flush of pooled windows into their blocks, compared with golden vectors and the oracle.
 
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
@@ -22,7 +22,7 @@ use crate::history::History;
 use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload, upload_bf16};
 use crate::model::{Step, assert_rounds};
 
-/// Paged planes of one layer with a fragmented block table: request 0 of two owns blocks 5, 2, 7.
+/// Paged planes of one layer with a scattered block table: of two requests, the one in slot 1 owns blocks 5, 2, 7.
 struct Paged<B: Backend> {
     data: Buffer<B, u8>,
     scale: Buffer<B, u8>,
@@ -72,7 +72,7 @@ impl<B: Backend> Paged<B> {
         IndexKeys { code, scale, format, hadamard, num_blocks: Self::BLOCKS }
     }
 
-    /// Plane row of entry `i` of the request in slot 1.
+    /// Plane row of entry `entry` of the request in slot 1.
     fn row(&self, entry: usize) -> usize {
         let per_block = self.per_block as usize;
         Self::TABLE[4 + entry / per_block] as usize * per_block + entry % per_block
@@ -142,7 +142,7 @@ pub fn flush_writes_the_golden_rows<B: Backend>(device: &Device<B>) {
 
 pub fn flush_equals_the_oracle_in_every_format<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    // Entries 30 to 95: the end of a block, a whole one, most of the next.
+    // Entries 30 to 94: the end of a block, a whole block, and most of the next.
     let chunk = Chunk { slot: SlotId(1), start: 121, end: 382 };
     let closed = compressor::closed_entries(121, 261, 4);
     let step = Step::new(&stream, 0, &[chunk]);
@@ -189,8 +189,7 @@ pub fn flush_equals_the_oracle_in_every_format<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Pooled windows become the rows of their entries: of runs that close one, in the middle of a list where
-/// others do not.
+/// Pooled windows become rows of entries: those of runs that close a window, in a list where other runs do not.
 pub fn flush_of_hca_entries_equals_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let chunks = [
@@ -239,10 +238,10 @@ pub fn flush_of_hca_entries_equals_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Windows whose block the table does not have are left out and counted; nothing else is touched.
+/// Windows for whose block the table has no entry are skipped and counted; nothing else is touched.
 pub fn flush_counts_windows_without_a_block<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    // Slot 0 owns no block; the last window of slot 1 is past its three.
+    // Slot 0 owns no block; the last window of slot 1 lies after its three blocks.
     let chunks = [
         Chunk { slot: SlotId(0), start: 0, end: 8 },
         Chunk { slot: SlotId(1), start: 380, end: 388 },

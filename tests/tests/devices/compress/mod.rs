@@ -1,4 +1,4 @@
-//! Compressors: pooled entries, their flush, compressor state, every value through every quantiser.
+//! Compressors: pooled entries, their flush, compressor state, and every value through every quantiser.
 
 pub mod entries;
 pub mod flush;

@@ -1,4 +1,4 @@
-//! State rings that have not even the rows of a step of one token.
+//! State rings that are too short even for a step of one token.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{
@@ -10,7 +10,7 @@ use kv_layout::geometry::{CsaCompressor, csa_own_rows, hca_state_rows};
 use crate::inputs::{filled, upload};
 use crate::refused::named;
 
-/// What takes a state ring.
+/// The operations that take a state ring.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Compress(CsaCompressor),
@@ -24,7 +24,8 @@ fn run<B: Backend>(
     (ring, capacity): (u32, u32),
 ) -> Result<(), DeviceError> {
     let stream = &device.stream().unwrap();
-    // All that is read, whatever it is, and what is written; more than any of it needs.
+    // Memory for everything that is read and written. The contents do not matter; there is more than any argument
+    // needs.
     let (floats, words) = (filled::<B, f32>(stream, 1 << 16), upload(stream, &[0_i32]));
     let tokens =
         &StepTokens { position: &words, slot: &words, index: &words, remaining: &words, count: 1 };
@@ -53,14 +54,14 @@ fn run<B: Backend>(
     }
 }
 
-/// Whatever takes a state ring refuses one that is too short.
+/// Every operation that takes a state ring refuses one that is too short.
 pub fn short_rings_are_refused<B: Backend>(device: &Device<B>) {
     let of_csa =
         |which| [Op::Compress(which), Op::WriteState(which)].map(|op| (op, csa_own_rows(1)));
     let all = [CsaCompressor::Main, CsaCompressor::Index].into_iter().flat_map(of_csa);
     for (op, needed) in all.chain([(Op::CompressHca, hca_state_rows(1))]) {
         run(device, op, (needed, 1)).unwrap();
-        // An empty list is no work.
+        // With an empty list there is nothing to do.
         run(device, op, (needed, 0)).unwrap();
         for ring in [0, needed - 1] {
             let refused = run(device, op, (ring, 1));

@@ -1,4 +1,4 @@
-//! Compressor state: what a view shows, and rows that really move.
+//! Compressor state: the view of it, and copies of rows between slots.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -23,8 +23,8 @@ fn random(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| random.random_range(-4.0..4.0)).collect()
 }
 
-/// The tails of CSA compressors after any number of tokens, open window and previous window, their halves,
-/// gate plus bias; and the running sums of the HCA compressor.
+/// The state of CSA compressors after any number of tokens, as open window and previous window, with their halves and
+/// scores (gate plus bias); and the running sums of the HCA compressor.
 pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let model = ModelConfig::preset("tiny").unwrap();
@@ -105,7 +105,7 @@ pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Rows move to the ring phase of their positions, from a slot and from an image; others stay.
+/// Rows are copied to the ring rows of their positions, from a slot and from an image; other rows stay.
 pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
     const RING: u32 = 9;
     let stream = device.stream().unwrap();
@@ -156,7 +156,7 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         assert!(matches!(none, DeviceError::Length { what: "state slots", .. }), "{none}");
         let many = rotate(image_of(), SlotId(0), 0, ring as u32 + 1).unwrap_err();
         assert!(matches!(many, DeviceError::Length { what: "rows of the ring", .. }), "{many}");
-        // Positions that wrap around would meet in the ring.
+        // Positions that wrap around would share ring rows.
         rotate(image_of(), SlotId(0), u32::MAX - 3, 4).unwrap();
         let behind = rotate(image_of(), SlotId(0), u32::MAX - 2, 4).unwrap_err();
         let what = "position of the last row";

@@ -1,4 +1,4 @@
-//! Every BF16 value through every quantiser, in the order of its bits and in no order.
+//! Every BF16 value through every quantiser, in the order of its bits and in scrambled order.
 
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Device};
@@ -14,13 +14,13 @@ use rand::seq::SliceRandom;
 use crate::inputs::{assert_same, download, oracle, plane_row, upload, upload_bf16};
 use crate::model::Step;
 
-/// Channels of a main row that are quantised.
+/// Number of quantised channels in a main row.
 const QUANTISED: usize = 448;
-/// Channels of an indexer key.
+/// Number of channels in an indexer key.
 const KEY: usize = 128;
 
-/// All BF16 values: neighbours side by side, where they share a scale; and shuffled, where most meet
-/// much larger ones.
+/// All BF16 values: in order, so that neighbours share a scale; and shuffled, so that most share a scale with much
+/// larger ones.
 fn all_values() -> [Vec<u16>; 2] {
     let ordered: Vec<u16> = (0..=u16::MAX).collect();
     let mut shuffled = ordered.clone();

@@ -1,5 +1,5 @@
-//! HCA decode looks at the step before the launch before it has ended. Whatever that launch makes of the
-//! step, it is what counts.
+//! HCA decode prefetches according to StepMeta before the previous launch has ended. Only the final StepMeta, as that
+//! launch leaves it, may decide the results.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
@@ -12,17 +12,17 @@ use rand::{Rng, SeedableRng};
 
 use crate::inputs::{assert_same, download, rows, upload, upload_bf16};
 
-/// Rows of a request's state ring.
+/// Rows per state ring of a request.
 const STATE_RING: u32 = 5;
-/// Rows of a request's window ring.
+/// Rows per window ring of a request.
 const WINDOW_RING: u32 = 128;
-/// Blocks of a request.
+/// Blocks per request.
 const MAX_BLOCKS: u32 = 4;
 
-/// What StepMeta says of each token: positions, slots, and how many of its request precede it.
+/// The StepMeta of all tokens: positions, slots, and how many tokens of its request precede each in the step.
 type Meta = [Vec<i32>; 3];
 
-/// Tokens of a step, one a request, most of which close a window; the requests' slots are shuffled.
+/// A step with one token per request, most of which close a window. The slots of the requests are shuffled.
 fn step(tokens: usize, random: &mut StdRng) -> Meta {
     let position = |_| match random.random_range(0..4) {
         0 => random.random_range(0..500),
@@ -34,7 +34,7 @@ fn step(tokens: usize, random: &mut StdRng) -> Meta {
     [positions, slots, vec![0; tokens]]
 }
 
-/// The same step when parts of it are not there yet: those of another one, padding, or anything.
+/// The same step as a launch may see it too early: some words are those of another step, padding, or arbitrary.
 fn before(meta: &Meta, random: &mut StdRng) -> Meta {
     let [other, tokens] = [step(meta[0].len(), random), meta.clone()];
     let mut word = |(is, was): (&i32, &i32)| match random.random_range(0..6) {
@@ -48,7 +48,7 @@ fn before(meta: &Meta, random: &mut StdRng) -> Meta {
     [part(0), part(1), part(2)]
 }
 
-/// Everything that a step is run on.
+/// The inputs of a step.
 struct Layer<B: Backend> {
     stream: Stream<B>,
     tokens: usize,
@@ -76,7 +76,8 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Decodes a step that is `early` until the launch before makes it `late`: state, window and entries.
+    /// Decodes a step whose StepMeta is `early` until the previous launch makes it `late`. Returns state, window and
+    /// entries.
     fn run(&self, early: &Meta, late: &Meta) -> Vec<Vec<u8>> {
         let Self { stream, tokens, values, weights, .. } = self;
         let count = *tokens as u64;
@@ -142,7 +143,7 @@ impl<B: Backend> Layer<B> {
             weights: CompressorWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
             state: StateRing { rows: &state, ring: STATE_RING, slots: *tokens as u32 },
         };
-        // A kernel that writes words here and there; a copy would end before the next launch begins.
+        // The previous launch writes scattered words by a kernel. A copy would end before the next launch begins.
         let words = BlockTable { table: &meta, slots: 3, max_blocks: *tokens as u32 };
         let record = || {
             ops::update_table(
@@ -172,7 +173,7 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// Steps of few and of many blocks.
+/// Steps with few and with many blocks.
 pub fn the_step_is_what_the_launch_before_leaves<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(17);
     for tokens in [3, 24, 75] {

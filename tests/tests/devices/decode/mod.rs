@@ -1,4 +1,4 @@
-//! Decode in one launch a layer.
+//! Decode steps with one launch per layer.
 
 pub mod early;
 pub mod one_launch;

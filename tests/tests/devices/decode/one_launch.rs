@@ -1,4 +1,4 @@
-//! Decode in one launch a layer, drafts included: the bytes of the separate kernels.
+//! Decode with one launch per layer, drafts included: it writes the bytes of the separate kernels.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::error::Refusal;
@@ -18,12 +18,12 @@ use rand::{Rng, SeedableRng};
 use crate::fed::{Padding, begin_requests, update};
 use crate::inputs::{assert_same, download, rows, upload, upload_bf16};
 
-/// Tokens of the longest step.
+/// Maximum tokens of a step.
 const STEP_TOKENS: usize = 160;
-/// Most drafts of a request.
+/// Maximum drafts of a request.
 const DRAFTS: u32 = 4;
 
-/// Projections for every compressor, more than any step needs, and weights.
+/// Weights, and projections for every compressor: more than any step needs.
 struct Inputs<B: Backend> {
     window_kv: Buffer<B, bf16>,
     values: Buffer<B, f32>,
@@ -44,7 +44,7 @@ impl<B: Backend> Inputs<B> {
         }
     }
 
-    /// A compressor's inputs of `columns`: overlapping cuts of the same random numbers.
+    /// The inputs of a compressor with `columns` columns: overlapping slices of the same random numbers.
     fn projected(&self, columns: u64, channels: u64) -> [Buffer<B, f32>; 4] {
         let all = STEP_TOKENS as u64 * columns;
         [
@@ -78,7 +78,7 @@ fn manager<B: Backend>(
     KvCacheManager::new(device.clone(), config).unwrap()
 }
 
-/// What a request does in a step: its tokens before, those of the step, and how many of these are accepted.
+/// A request in a step: its number of tokens before, its tokens in the step, and how many of these are accepted.
 #[derive(Clone, Copy)]
 struct Verified {
     id: RequestId,
@@ -87,8 +87,8 @@ struct Verified {
     accepted: u32,
 }
 
-/// Runs one step through every layer, by the separate kernels or, with few tokens a request, by the decode
-/// kernels.
+/// Runs one step through every layer: by the decode kernels if `fused`, which need few tokens per request, else by the
+/// separate kernels.
 fn run_step<B: Backend>(
     manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
@@ -127,7 +127,7 @@ fn run_layers<B: Backend>(layers: &mut Layers<'_, B>, inputs: &Inputs<B>) -> Res
     Ok(())
 }
 
-/// Every pool of every layer.
+/// All pools of all layers, with their names.
 fn contents<B: Backend>(manager: &KvCacheManager<B>, stream: &Stream<B>) -> Vec<(String, Vec<u8>)> {
     let layers = (0..manager.schema().layers.len() as u32).map(LayerId);
     let of_layer = |layer| {
@@ -137,8 +137,8 @@ fn contents<B: Backend>(manager: &KvCacheManager<B>, stream: &Stream<B>) -> Vec<
     layers.flat_map(of_layer).collect()
 }
 
-/// The pools of two caches after the same prompts and `rounds`, of which one is decoded by the separate
-/// kernels and one in one launch a layer. A round gives each request's tokens and how many are accepted.
+/// The pools of two caches after the same prompts and `rounds`. The first is decoded by the separate kernels, the
+/// second with one launch per layer. A round gives the tokens of each request, and how many are accepted.
 fn both<B: Backend>(
     stream: &Stream<B>,
     config: &CacheConfig,
@@ -179,8 +179,8 @@ fn assert_same_pools([want, got]: &[Vec<(String, Vec<u8>)>; 2], what: &str) {
     assert!(want.iter().any(is_written), "{what}: no entry");
 }
 
-/// Requests that start at 0 to 3 tokens before a boundary of entries, windows and blocks, decoded past it one
-/// by one and with drafts of which some are rejected, in every combination of formats.
+/// Requests that start 0 to 3 tokens before the end of a CSA window, some of them shortly before the end of a block.
+/// They are decoded token by token, and with drafts some of which are rejected, in every combination of formats.
 pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let formats =
@@ -200,8 +200,8 @@ pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Every number of drafts, at every distance from the end of a window: one window that closes in the middle of
-/// the step, or at its end, or two of them.
+/// Every number of drafts, at every distance from the end of a window: one window that closes inside the step or at its
+/// end, or two windows.
 pub fn drafts_across_every_boundary<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let tiny = manager(device, MainFormat::Ue8m0, IndexFormat::Mxfp4).config().clone();
@@ -221,8 +221,8 @@ pub fn drafts_across_every_boundary<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A token that follows more of its request than the rings let it lose must not pass for decode: it is refused
-/// on the device, in each of two layers.
+/// A token whose StepMeta says that more tokens of its request precede it than the rings can lose must not pass for
+/// decode. The kernel refuses it, in each of two layers.
 pub fn a_second_token_of_a_request_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let inputs = Inputs::new(&stream, 5);

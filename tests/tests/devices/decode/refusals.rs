@@ -1,4 +1,4 @@
-//! Numbers of a decode step that do not fit together.
+//! Inconsistent numbers in a decode step.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{
@@ -12,23 +12,23 @@ use kv_layout::main_row::MainFormat;
 use crate::inputs::{filled, upload};
 use crate::refused::named;
 
-/// The numbers of a step of one token.
+/// The numbers of a step with one token.
 #[derive(Clone, Copy)]
 struct Numbers {
-    /// Rows of a ring, and rings: of the window, of the state, of the indexer's state.
+    /// Rows per ring, and number of rings: of the window, of the state, of the state of the indexer's compressor.
     window: [u32; 2],
     state: [u32; 2],
     index: [u32; 2],
-    /// How window rows and entries are scaled.
+    /// The formats of window rows and of entries.
     formats: [MainFormat; 2],
     entries_per_block: u32,
-    /// Whether keys of the indexer are multiplied by the Hadamard matrix.
+    /// Whether indexer keys get the Hadamard transform.
     hadamard: bool,
 }
 
 const UE8M0: MainFormat = MainFormat::Ue8m0;
 
-/// Of a CSA layer, if there is an indexer, or an HCA layer. Its entries are 32 a block, or 1.
+/// Runs the decode launch of a CSA layer, if `has_indexer`, or of an HCA layer. Blocks have 32 entries, or one.
 fn decode<B: Backend>(
     device: &Device<B>,
     has_indexer: bool,
@@ -36,7 +36,8 @@ fn decode<B: Backend>(
 ) -> Result<(), DeviceError> {
     let Numbers { window, state, index, formats, entries_per_block, hadamard } = numbers;
     let stream = &device.stream().unwrap();
-    // All that is read, whatever it is, and what is written; more than any of it needs.
+    // Memory for everything that is read and written. The contents do not matter; there is more than any argument
+    // needs.
     let (floats, words) = (filled::<B, f32>(stream, 1 << 16), upload(stream, &[0_i32; 2]));
     let [states, index_states] = [0; 2].map(|_| filled::<B, f32>(stream, 1 << 16));
     let planes = [0; 6].map(|_| filled::<B, u8>(stream, 1 << 18));
@@ -79,7 +80,7 @@ fn decode<B: Backend>(
     unsafe { ops::decode_csa(stream, &CsaDecode { step, main, index, keys }) }
 }
 
-/// A step of numbers that fit together runs, and each number that does not fit is refused by its name.
+/// A step of consistent numbers runs, and each inconsistent number is refused by its name.
 pub fn what_does_not_fit_is_refused_by_name<B: Backend>(device: &Device<B>) {
     for has_indexer in [true, false] {
         let rows = if has_indexer { csa_own_rows(1) } else { hca_state_rows(1) };

@@ -67,7 +67,7 @@ pub fn memory_must_be_retained<B: Backend>(device: &Device<B>) {
     stream.synchronize().unwrap();
 }
 
-/// The buffers are dropped, others are allocated in their place, and the graph still runs.
+/// A graph runs after its buffers were dropped and others were allocated.
 pub fn a_graph_keeps_its_memory<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let out = device.allocate::<u8>("out", 4096).unwrap();

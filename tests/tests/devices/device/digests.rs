@@ -1,4 +1,4 @@
-//! Digests of sections of a payload, against those of `twox-hash`.
+//! Digests of sections of a payload, compared with those of `twox-hash`.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use twox_hash::XxHash3_128;
 
 use crate::inputs::{download, upload};
 
-/// Digests of sections, in words of 8 bytes, and how many of them were refused.
+/// The digests of `sections`, which are in words of 8 bytes, and the number of refused sections.
 fn digests<B: Backend>(
     device: &Device<B>,
     payload: &[u8],
@@ -47,7 +47,7 @@ fn random(bytes: usize, seed: u64) -> Vec<u8> {
     payload
 }
 
-/// Every length up to some blocks of XXH3, those around its tiles of 32, and long ones, from random places on.
+/// Every length up to a few blocks of XXH3, lengths around its tiles of 32 blocks, and long ones, at random places.
 pub fn sections_have_the_digests_of_their_bytes<B: Backend>(device: &Device<B>) {
     let payload = random(600_000, 1);
     let mut random = SmallRng::seed_from_u64(2);
@@ -70,7 +70,7 @@ pub fn sections_have_the_digests_of_their_bytes<B: Backend>(device: &Device<B>) 
     }
 }
 
-/// Sections beyond the payload are refused, and others beside them are right.
+/// Sections that reach beyond the payload are refused; the others in the launch are right.
 pub fn sections_beyond_the_payload_are_refused<B: Backend>(device: &Device<B>) {
     let payload = random(8_004, 3);
     let sections = [0..1001, 0..1000, 999..1001, 1000..1000, u32::MAX - 5..u32::MAX, 600..1000];

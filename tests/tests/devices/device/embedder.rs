@@ -1,4 +1,4 @@
-//! CUDA only: a serving binary's own context, stream and memory.
+//! CUDA only: the context, the stream and the memory of a serving program.
 
 use cust::context::Context;
 use cust::memory::{CopyDestination, DeviceBuffer};
@@ -54,13 +54,13 @@ pub fn its_memory_is_used_where_it_lies() {
     stream.upload(&[9], &buffer.slice(2, 1).unwrap(), 0).unwrap();
     stream.synchronize().unwrap();
     drop(buffer);
-    // It was not freed.
+    // The memory of the embedder was not freed.
     own.copy_to(&mut read).unwrap();
     assert_eq!(read, [1, 2, 9, 4]);
 }
 
-/// While a context captures, other contexts of the process allocate, wait, free and are opened as ever, but in the capturing thread: there
-/// the driver would refuse that, and end the capture.
+/// While a context captures, threads may use other contexts of the process: they allocate, wait, free and open devices.
+/// The capturing thread may not: the driver would refuse that, and end the capture.
 pub fn a_capture_binds_its_thread_in_other_contexts() {
     let capturing = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
     let (mut context, gpu) = (std::ptr::null_mut(), 0);
@@ -113,7 +113,7 @@ pub fn a_capture_binds_its_thread_in_other_contexts() {
     other.allocate::<u8>("behind it", 1).map(drop).unwrap();
 }
 
-/// A context, which any thread may use.
+/// A context that any thread may use.
 struct Shared(cust::sys::CUcontext);
 
 impl Shared {
@@ -125,8 +125,8 @@ impl Shared {
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Sync for Shared {}
 
-/// A GPU that is refused when it is opened gives its context back, and that is not current any more: what asks for the thread's
-/// context would use it.
+/// A GPU that is refused when it is opened gives its context back, and the context is no longer current. Otherwise code
+/// that asks for the context of the thread would use it.
 pub fn a_refused_gpu_leaves_no_context() {
     std::thread::scope(|scope| {
         scope.spawn(|| {

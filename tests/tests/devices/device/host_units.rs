@@ -1,4 +1,4 @@
-//! Pinned memory in units: what is stored comes back, whatever the order of the units.
+//! Units of pinned memory: stored bytes come back, whatever the order of the units.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::inputs::{download, upload};
 pub fn what_is_stored_comes_back<B: Backend>(device: &Device<B>) {
     let (stream, aside) = (device.stream().unwrap(), device.stream().unwrap());
     let pool = HostPool::new(device, 8, 4096).unwrap();
-    // Units 1, 3, 4, 5, 6 are free: a run of four, and one by itself; the last one gets less than it holds.
+    // Units 1, 3, 4, 5 and 6 are free: one alone, and a run of four. The last one gets fewer bytes than it holds.
     let mut held = pool.take(7).unwrap();
     held.remove(1);
     held.truncate(2);
@@ -53,7 +53,7 @@ pub fn wrong_sizes_of_units_are_refused<B: Backend>(device: &Device<B>) {
     assert_eq!((copies.bytes(), pool.free()), (0, 4));
 }
 
-/// Copies that are dropped while something is captured do not end the capture, and their units come back behind it.
+/// Copies that are dropped during a capture do not end it. Their units are free again after it.
 pub fn what_is_dropped_in_a_capture_comes_back<B: Backend>(device: &Device<B>) {
     let (stream, aside) = (device.stream().unwrap(), device.stream().unwrap());
     let pool = HostPool::new(device, 2, 4096).unwrap();

@@ -1,4 +1,4 @@
-//! Two devices, on one GPU or both emulated: what is of one is refused by the other.
+//! Two devices, on one GPU or both emulated: each refuses the objects of the other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,14 +8,14 @@ use dsv4_kv::ops::{self, StepQueries};
 
 use crate::inputs::{download, upload};
 
-/// A refusal for being of another device.
+/// Asserts that `answer` is a refusal of an object of another device.
 fn is_foreign<T>(answer: Result<T, DeviceError>, named: &str, pair: [&Device<impl Backend>; 2]) {
     let error = answer.err().expect("it was accepted");
     let DeviceError::ForeignDevice { what, found, used } = error else { panic!("{error}") };
     assert_eq!((what, found, used), (named, pair[0].id(), pair[1].id()));
 }
 
-/// Every object of `one` is refused by a stream of `other`, and nothing runs.
+/// A stream of `other` refuses every object of `one`, and nothing runs.
 pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B>) {
     let pair = [one, other];
     let (own, stream) = (one.stream().unwrap(), other.stream().unwrap());
@@ -52,7 +52,7 @@ pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B
     assert_eq!(download(&own, &theirs), [0x0202_0202; 16]);
 }
 
-/// Two threads, each on a device of its own, capture, replay and copy at the same time.
+/// Two threads, each with a device of its own, capture, replay and copy at the same time.
 pub fn threads_on_two_devices<B: Backend>(one: &Device<B>, other: &Device<B>) {
     const ROUNDS: u32 = 100;
     let captured = AtomicBool::new(false);
@@ -67,7 +67,7 @@ pub fn threads_on_two_devices<B: Backend>(one: &Device<B>, other: &Device<B>) {
                     stream.replay(&graph).unwrap();
                     captured.store(true, Ordering::Relaxed);
                 }
-                // The other captures: devices on one GPU share that.
+                // The other thread captures, and devices on one GPU share a capture.
                 Err(DeviceError::NestedCapture | DeviceError::ForbiddenInCapture { .. }) => {
                     stream.fill(&buffer, byte).unwrap();
                 }
@@ -89,7 +89,7 @@ pub fn threads_on_two_devices<B: Backend>(one: &Device<B>, other: &Device<B>) {
     assert!(captured.load(Ordering::Relaxed), "nothing was captured");
 }
 
-/// Does `attempt` until no capture of another thread is in its way.
+/// Repeats `attempt` as long as a capture of another thread forbids it.
 fn retry<T>(attempt: impl Fn() -> Result<T, DeviceError>) -> T {
     loop {
         match attempt() {

@@ -1,4 +1,4 @@
-//! Buffers, copies, staging: the same rules on both devices.
+//! Buffers, copies and staging follow the same rules on both devices.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Staged};
 

@@ -1,4 +1,4 @@
-//! What every device refuses, and what it puts off or waits for.
+//! Calls that every device refuses, defers, or waits for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -10,7 +10,7 @@ use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{download, upload};
 
-/// A slice that starts or ends inside an element of the other type is no buffer of it.
+/// A slice that starts or ends inside an element of another type cannot be cast to that type.
 pub fn casts_keep_every_byte<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let bytes = upload(&stream, &Vec::from_iter(0..32_u8));
@@ -27,7 +27,7 @@ pub fn casts_keep_every_byte<B: Backend>(device: &Device<B>) {
     assert!(matches!(bytes.cast::<()>(), Err(DeviceError::Element { bytes: 0, .. })));
 }
 
-/// Lengths and places of any size are refused in numbers, none of them computed with.
+/// Lengths and offsets of any size are refused with these numbers; none overflows.
 pub fn sizes_of_any_kind_are_typed_errors<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u32>("short", 4).unwrap();
@@ -52,7 +52,7 @@ pub fn sizes_of_any_kind_are_typed_errors<B: Backend>(device: &Device<B>) {
     assert_eq!(odd.as_slice(), [[0; 3]; 3]);
 }
 
-/// A slice that is aligned as its elements are, and not as the kernel loads them.
+/// A slice with the alignment of its elements, but not with that of the kernel's loads.
 pub fn misaligned_operands_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let bf16 = device.allocate::<bf16>("rows", 1 << 12).unwrap();
@@ -82,7 +82,7 @@ pub fn misaligned_operands_are_refused<B: Backend>(device: &Device<B>) {
     assert_eq!(download(&stream, &faults), [0]);
 }
 
-/// What a kernel or a copy writes must overlap nothing else that it takes.
+/// The outputs of a kernel or a copy must not overlap any other argument.
 pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let memory = device.allocate::<u8>("one for all", 1 << 16).unwrap();
@@ -118,7 +118,7 @@ pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     stream.copy(&half(0), &half(4)).unwrap();
 }
 
-/// A panic inside a capture ends it: the device goes on, and so does the stream.
+/// A panic inside a capture ends it; the device and the stream stay usable.
 pub fn a_panic_ends_the_capture<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let buffer = upload(&stream, &[1_u32; 16]);
@@ -138,7 +138,7 @@ pub fn a_panic_ends_the_capture<B: Backend>(device: &Device<B>) {
     device.allocate::<u8>("goes on", 1).unwrap();
 }
 
-/// Whatever is dropped while a graph is captured is freed after it, and breaks nothing.
+/// Objects that are dropped during a capture are freed after it, and do not break it.
 pub fn what_is_dropped_in_a_capture_is_freed_after_it<B: Backend>(device: &Device<B>) {
     const BYTES: u64 = 64 << 20;
     let stream = device.stream().unwrap();
@@ -160,7 +160,7 @@ pub fn what_is_dropped_in_a_capture_is_freed_after_it<B: Backend>(device: &Devic
     assert_eq!(download(&stream, &kept), [0xCDCD_CDCD; 16]);
 }
 
-/// One stream waits for what another has done, on the device; clones are one stream.
+/// A stream waits on the device for an event of another stream. Clones of a stream are the same stream.
 pub fn a_stream_waits_for_an_event<B: Backend>(device: &Device<B>) {
     const BYTES: u64 = 256 << 20;
     let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
@@ -179,7 +179,7 @@ pub fn a_stream_waits_for_an_event<B: Backend>(device: &Device<B>) {
     assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
 }
 
-/// Threads may replay one graph at once, each into a stream of its own.
+/// Threads may replay one graph at the same time, each into a stream of its own.
 pub fn threads_replay_one_graph<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let [from, to] = [3, 0].map(|byte| {

@@ -1,5 +1,5 @@
-//! `gather_kv`, `gather_all` and `valid_lens` against the oracle, byte for byte, in both formats,
-//! for entries of 4 tokens (32 a block) and of 128 (one a block).
+//! `gather_kv`, `gather_all` and `valid_lens` compared with the oracle, byte for byte, in both formats, for entries of
+//! 4 tokens (32 per block) and of 128 tokens (one per block).
 
 use std::num::NonZeroU32;
 
@@ -23,13 +23,13 @@ fn each_shape(test: impl Fn(MainFormat, u32)) {
     }
 }
 
-/// Lists of every length class, with gaps and duplicates, for a part of a step with padding.
+/// Lists of several lengths, with gaps and duplicates, for a part of a step with padding.
 pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let seen = [1, 32, 33, 70];
         let pool = Pool::scattered(device, format, entries_per_block, &seen);
         let last = |slot: usize| (slot as i32, pool.shape.position(seen[slot]));
-        // One request's last query that does not see an entry, and the first that does.
+        // The last query of a request that does not see the last entry, and the first that does.
         let before = (3, last(3).1 - pool.shape.ratio() as i32);
         let after = (3, before.1 + 1);
         let queries = [PADDING, last(0), before, after, PADDING, last(2), last(1), PADDING];
@@ -47,7 +47,7 @@ pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// The list length of the released model: a permutation of entries, as an indexer gives it.
+/// Lists as long as those of the released model: permutations of entries, as the indexer gives them.
 pub fn a_long_list_equals_the_oracle<B: Backend>(device: &Device<B>) {
     for (format, entries_per_block) in [(MainFormat::Ue8m0, 32), (MainFormat::F32, 1)] {
         let pool = Pool::scattered(device, format, entries_per_block, &[600, 300]);
@@ -64,14 +64,13 @@ pub fn a_long_list_equals_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Every way an index can be wrong is counted once a row; every wrong slot once a query.
+/// Every kind of wrong index is counted once per row, every wrong slot once per query.
 pub fn lists_count_what_they_refuse<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let mut pool = Pool::scattered(device, format, entries_per_block, &[70, 70, 70]);
         let per_block = entries_per_block as i32;
         let query = |slot| (slot, pool.shape.position(70));
-        // Entry 70 lies in a block that exists, or one past the table's row; the query does not see
-        // either.
+        // Entry 70 lies in a block that exists, or one after the end of the table's row. The query sees neither.
         let early = (0, pool.shape.position(40));
         let queries = [query(0), early, query(3), query(i32::MAX), PADDING, query(1), query(2)];
         pool.name(1, 0, -1);
@@ -102,7 +101,7 @@ pub fn lists_count_what_they_refuse<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// A visible entry whose block is past the end of the table's row: refused, not read.
+/// A visible entry whose block lies after the end of the table's row is refused and not read.
 pub fn a_table_that_is_too_narrow_is_counted<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let pool = Pool::scattered(device, format, entries_per_block, &[64, 64]);
@@ -145,7 +144,7 @@ pub fn all_counts_what_it_cannot_give<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// Requests of up to a million tokens, of which a few blocks exist.
+/// Requests of up to a million tokens, of which only a few blocks exist.
 pub fn far_positions_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let max_blocks = 8192;
@@ -160,7 +159,7 @@ pub fn far_positions_equal_the_oracle<B: Backend>(device: &Device<B>) {
         let lists = [
             [last, last + 1 - per_block, 0, per_block - 1, -1],
             [4096 * per_block, 4096 * per_block - 1, 8190 * per_block, last - per_block, -1],
-            // A token earlier: the last entry is not to be seen.
+            // One token earlier: the query does not see the last entry.
             [4096 * per_block, last, 8191 * per_block - 1, -1, -1],
         ]
         .map(Vec::from);
@@ -177,7 +176,7 @@ pub fn valid_lens_equal_the_oracle<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// Number of entries for queries 1 and on.
+/// Compares the numbers of entries of the queries from 1 on with the oracle.
 fn check_valid_lens<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
     let stream = &pool.stream;
     let step = Step::new(stream, queries);
@@ -198,7 +197,7 @@ fn check_valid_lens<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
     assert_same(&download(stream, &lengths), &want, &format!("ratio {ratio}"));
 }
 
-/// A pool over 4 GiB: its first and last blocks, and those around 2 and 4 GiB.
+/// A pool of more than 4 GiB: its first and last blocks, and those around 2 and 4 GiB.
 pub fn a_pool_over_4_gib_equals_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let block_bytes = u64::from(entries_per_block) * DATA_BYTES;

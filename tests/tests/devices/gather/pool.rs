@@ -1,4 +1,4 @@
-//! Compressed entries on a device: pool, block table, and gathers that are compared with the oracle.
+//! Compressed entries on a device: pool, block table, and gathers, compared with the oracle.
 
 use std::collections::HashMap;
 
@@ -18,11 +18,11 @@ use crate::inputs::{
 
 const ROW: usize = HEAD_DIM as usize;
 
-/// The query of a step: slot and position, -1 twice for padding.
+/// A query of a step: slot and position; both are -1 for padding.
 pub type Query = (i32, i32);
 pub const PADDING: Query = (-1, -1);
 
-/// The entry planes of one layer and a block table; every block that is placed is full of entries.
+/// The entry planes of one layer and a block table. Every block in the table is full of entries.
 pub struct Pool<B: Backend> {
     pub device: Device<B>,
     pub stream: Stream<B>,
@@ -31,9 +31,9 @@ pub struct Pool<B: Backend> {
     table: Buffer<B, i32>,
     pub faults: Buffer<B, u32>,
     pub shape: Shape,
-    /// What the table says, as far as it says anything: (slot, block of the request) to block.
+    /// The entries of the block table that were set: (slot, block of the request) to block.
     placed: HashMap<(u32, u32), i32>,
-    /// Rows that entries are made of; see [`Pool::stored`].
+    /// Rows from which entries are made; see [`Pool::stored`].
     samples: Vec<EncodedRow>,
 }
 
@@ -51,7 +51,7 @@ impl Shape {
         BLOCK_TOKENS / self.entries_per_block
     }
 
-    /// The last position of a request that sees `entries` entries.
+    /// The last position at which a query sees exactly `entries` entries.
     pub fn position(self, entries: u32) -> i32 {
         ((entries + 1) * self.ratio()) as i32 - 2
     }
@@ -78,7 +78,7 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    /// A request in each slot that sees the given number of entries, its blocks anywhere.
+    /// A pool with a request in each slot, of which a query may see `visible[slot]` entries, in scattered blocks.
     pub fn scattered(
         device: &Device<B>,
         format: MainFormat,
@@ -101,7 +101,7 @@ impl<B: Backend> Pool<B> {
         pool
     }
 
-    /// Puts `block` into the table and entries into the block.
+    /// Enters `block` into the table, and fills the block with entries.
     pub fn place(&mut self, slot: u32, logical: u32, block: i32) {
         self.name(slot, logical, block);
         let Shape { format, entries_per_block, .. } = self.shape;
@@ -117,22 +117,22 @@ impl<B: Backend> Pool<B> {
         stream.upload(&plane(|row| &row.scale), &self.scale, scale).unwrap();
     }
 
-    /// Puts `block` into the table, whether it exists or not.
+    /// Enters `block` into the table, whether the block exists or not.
     pub fn name(&mut self, slot: u32, logical: u32, block: i32) {
         let at = u64::from(slot * self.shape.max_blocks + logical);
         self.stream.upload(&[block], &self.table, at).unwrap();
         self.placed.insert((slot, logical), block);
     }
 
-    /// What a row of the planes holds: a sample, with its own number in the first rotary channels,
-    /// so that no two rows are equal.
+    /// The contents of a row of the planes: a sample with the row's number in the first rotary channels, so that no two
+    /// rows are equal.
     fn stored(&self, row: u64) -> EncodedRow {
         let mut stored = self.samples[(row % self.samples.len() as u64) as usize].clone();
         stored.data[QUANTISED..QUANTISED + 4].copy_from_slice(&(row as u32).to_le_bytes());
         stored
     }
 
-    /// Entry `index` as `query` should get it; `None` if that is a fault.
+    /// The value of entry `index` that `query` should get; `None` if the entry is a fault.
     fn entry(&self, (slot, position): Query, index: i32) -> Option<Vec<u16>> {
         let Shape { format, entries_per_block, num_blocks, .. } = self.shape;
         if index as usize >= visible(position as usize, self.shape.ratio() as usize) {
@@ -158,22 +158,22 @@ impl<B: Backend> Pool<B> {
         Entries { data: &self.data, scale: &self.scale, format, entries_per_block, num_blocks }
     }
 
-    /// A tile of canaries for `queries` queries of `rows` rows, and one row more.
+    /// A tile for `queries` queries of `rows` rows, and one row more, filled with canaries.
     pub fn tile(&self, queries: usize, rows: usize) -> Buffer<B, bf16> {
         let tile = self.device.allocate("tile", ((queries * rows + 1) * ROW) as u64).unwrap();
         self.stream.fill(&tile, CANARY).unwrap();
         tile
     }
 
-    /// The fault word, which is zero afterwards.
+    /// Reads the fault word and sets it to zero.
     fn take_faults(&self) -> u32 {
         let faults = download(&self.stream, &self.faults)[0];
         self.stream.fill(&self.faults, 0).unwrap();
         faults
     }
 
-    /// Gathers `lists`, those of queries `first` on, and compares the tile with the oracle; what was
-    /// counted in the fault word.
+    /// Gathers `lists`, those of the queries from `first` on, and compares the tile with the oracle. Returns the count
+    /// of the fault word.
     pub fn check_lists(&self, queries: &[Query], first: usize, lists: &[Vec<i32>]) -> u32 {
         let stream = &self.stream;
         let step = Step::new(stream, queries);
@@ -213,8 +213,8 @@ impl<B: Backend> Pool<B> {
         self.take_faults()
     }
 
-    /// Gathers all entries of queries `first..first + count` into tiles of `rows` rows, and compares
-    /// tile and lengths with the oracle; what was counted in the fault word.
+    /// Gathers all entries of the queries `first..first + count` into tiles of `rows` rows, and compares tile and
+    /// lengths with the oracle. Returns the count of the fault word.
     pub fn check_all(&self, queries: &[Query], (first, count): (usize, usize), rows: usize) -> u32 {
         let stream = &self.stream;
         let step = Step::new(stream, queries);
@@ -280,7 +280,7 @@ impl<B: Backend> Step<B> {
 
     pub fn queries(&self, first: usize, count: usize) -> StepQueries<'_, B> {
         let Self { position, slot } = self;
-        // Which of a request's tokens a query is does not matter to entries.
+        // Gathers of entries do not depend on the index of a token in its request's step.
         let index = slot;
         StepQueries { position, slot, index, first: first as u32, count: count as u32 }
     }

@@ -1,4 +1,4 @@
-//! A query has the same scores and list in every batch.
+//! A query has the same scores and the same list in every batch.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{
@@ -14,7 +14,7 @@ fn bits(values: Vec<f32>) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// Scores, the largest of their groups, and the list of queries that are taken together.
+/// The bits of the scores, and the lists, of `count` queries from `from` on, which are scored in one launch.
 fn selected<B: Backend>(
     layer: &Layer<B>,
     step: &Step<B>,
@@ -51,7 +51,7 @@ fn selected<B: Backend>(
     [bits(download(stream, scores)), list]
 }
 
-/// In every format of keys; so many queries that the blocks of the largest launch have several tiles.
+/// In every format of keys. There are so many queries that the blocks of the largest launch have several tiles.
 pub fn scores_and_lists_have_the_same_bits<B: Backend>(device: &Device<B>) {
     const QUERIES: u32 = 40;
     for format in IndexFormat::ALL {

@@ -1,4 +1,5 @@
-//! Weights of the indexer and of the compressors out of a checkpoint: exact, and padded with zeros.
+//! Weights of the indexer and of the compressors, loaded from a checkpoint: exact; those of the indexer padded with
+//! zeros.
 
 use dsv4_kv::device::{Backend, Device, Stream};
 use dsv4_kv::ops::{self, IndexQueries, QueryProduct, StepQueries};
@@ -17,16 +18,16 @@ use safetensors::Dtype;
 
 use crate::inputs::{download, upload, upload_bf16};
 
-/// Of the configuration: CSA layers are 1 and 3, layer 2 is an HCA layer.
+/// A CSA layer of the configuration. Layers 1 and 3 are CSA layers, layer 2 is an HCA layer.
 const LAYER: u32 = 1;
 const HEADS: usize = 64;
 const LATENT: usize = 48;
 const HIDDEN: usize = 96;
-/// What they are padded to: a hidden size is a multiple of it.
+/// Padded columns: the next multiple of 32. A hidden size of 96 is one already.
 const PADDED_LATENT: usize = 64;
 const PADDED: usize = 96;
 
-/// Codes of E4M3 values other than NaN, and scales from 2^-7 to 2^8 for each 128 rows.
+/// Codes of E4M3 values other than NaN, scales from 2^-7 to 2^8, one for 128 rows, and the values of both.
 fn quantised() -> (Made, Made, Vec<f32>) {
     let codes: Vec<u8> = (0..HEADS * 128 * LATENT).map(|at| (at * 31 % 127) as u8).collect();
     let scales: Vec<u8> = (0..HEADS).map(|block| 120 + (block % 16) as u8).collect();
@@ -39,7 +40,7 @@ fn quantised() -> (Made, Made, Vec<f32>) {
     (codes, Made::new(Dtype::F8_E8M0, &[HEADS, 1], scales), values)
 }
 
-/// What was downloaded is rows of these values, and zeros behind each.
+/// Asserts that `found` has rows of `values`, and zeros after each row.
 fn assert_padded(found: &[bf16], values: &[f32], [columns, padded]: [usize; 2]) {
     assert_eq!(found.len(), values.len() / columns * padded);
     for (found, values) in found.chunks(padded).zip(values.chunks(columns)) {
@@ -67,7 +68,7 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     let QueryWeight::Bf16(weight) = indexer.query_weight() else { panic!("no weight in BF16") };
     assert_padded(&download(&stream, weight), &query, [LATENT, PADDED_LATENT]);
     assert_padded(&download(&stream, indexer.head_weight()), &head, [HIDDEN, PADDED]);
-    // A product with padded activations is that of the model.
+    // Padding does not change a product: it equals that of the unpadded weight.
     let mut input = vec![bf16::ZERO; PADDED];
     (0..HIDDEN).for_each(|at| input[at] = bf16::from_f32((at % 7) as f32 - 3.0));
     let output = device.allocate("products", HEADS as u64).unwrap();
@@ -83,7 +84,7 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     assert!(missing, "{error}");
 }
 
-/// What a checkpoint has in NVFP4 is what products read, byte for byte, whoever wrote it.
+/// A query weight in NVFP4 keeps its bytes from the checkpoint to the device, in the spelling of either tool.
 pub fn an_indexer_in_nvfp4_stays_so<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let codes: Vec<u8> = (0..HEADS * 128 * LATENT / 2).map(|at| (at * 41 % 256) as u8).collect();
@@ -100,7 +101,7 @@ pub fn an_indexer_in_nvfp4_stays_so<B: Backend>(device: &Device<B>) {
     let head = Made::bf16(&[HEADS, HIDDEN], &vec![1.0; HEADS * HIDDEN]);
     let mut wide = config();
     (wide["q_lora_rank"], wide["hidden_size"]) = (LATENT.into(), HIDDEN.into());
-    // ModelOpt multiplies by the last scale, compressed-tensors divides by it.
+    // ModelOpt multiplies by the global scale, compressed-tensors divides by it.
     for (weight, last, value) in
         [("weight", "weight_scale_2", 0.125), ("weight_packed", "weight_global_scale", 8.0)]
     {
@@ -128,7 +129,7 @@ pub fn an_indexer_in_nvfp4_stays_so<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The bytes of the queries that a weight makes of three tokens.
+/// The bytes of the quantised queries of three tokens, computed with a weight.
 fn queries<B: Backend>(stream: &Stream<B>, weight: &Nvfp4Linear<B>) -> Vec<u8> {
     let latent: Vec<u16> = (0..3 * PADDED_LATENT)
         .map(|at| {

@@ -1,4 +1,4 @@
-//! The indexer: queries, scores, lists, and all of it through the cache.
+//! The indexer: queries, scores and lists, kernel by kernel and through the cache.
 
 pub mod batches;
 pub mod loaded;

@@ -1,5 +1,4 @@
-//! Queries of the indexer: what `index_query` makes of projections, and queries and keys for the tests of
-//! scores.
+//! Queries of the indexer: the results of `index_query`, and queries and keys for the tests of scores.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{self, IndexQueries, StepQueries};
@@ -20,12 +19,12 @@ use crate::inputs::{download, upload};
 /// Channels of a key.
 pub const CHANNELS: usize = 128;
 
-/// The oracle of a format.
+/// The oracle's implementation of a format.
 pub fn oracle(format: IndexFormat) -> KeyFormat {
     KeyFormat::from_name(format.name()).unwrap()
 }
 
-/// `[count, 128]` BF16 bits: channels of very different size.
+/// `[count, 128]` BF16 bits: channels of very different magnitude.
 pub fn keys(count: usize, random: &mut StdRng) -> Vec<Vec<u16>> {
     let mut channel = |_| {
         let size = 2_f32.powi(random.random_range(-6..3));
@@ -34,10 +33,10 @@ pub fn keys(count: usize, random: &mut StdRng) -> Vec<Vec<u16>> {
     (0..count).map(|_| (0..CHANNELS).map(&mut channel).collect()).collect()
 }
 
-/// What an element holds that nobody should write.
+/// Fills outputs before a launch, so that unwanted writes show.
 pub const CANARY: f32 = -12345.0;
 
-/// Queries of `heads` heads, `[rows, heads, 128]` BF16, as the kernels take them.
+/// Queries of `heads` heads, `[rows, heads, 128]` BF16, converted to the bytes and the order that the kernels take.
 pub fn in_order(format: IndexFormat, queries: &[u16], heads: usize) -> Vec<u8> {
     let arrange = |query: &[u16]| {
         let mut row = vec![0; IndexFormat::MAX_QUERY_BYTES as usize];
@@ -66,16 +65,16 @@ pub fn in_order(format: IndexFormat, queries: &[u16], heads: usize) -> Vec<u8> {
     queries.chunks(heads * CHANNELS).flat_map(arrange).collect()
 }
 
-/// Channels that share a scale of MXFP4.
+/// Number of channels that share a scale of MXFP4.
 pub const GROUP: usize = IndexFormat::Mxfp4.group() as usize;
 
-/// The integer that stands for a channel of a query whose group has that exponent gap.
+/// The integer that stands for a channel of a query in a group with this exponent gap; `None` if there is none.
 fn integer(bits: u16, exponent_gap: u8) -> Option<i8> {
     let value = bf16_value(bits) * 2_f64.powi(exponent_gap.into());
     (value.fract() == 0.0 && value.abs() <= 127.0).then_some(value as i8)
 }
 
-/// The smallest exponent gaps of a head's groups with which all channels are integers: 0 where possible.
+/// The smallest exponent gaps of the groups of a head with which all channels are integers; 0 for all if possible.
 fn exponent_gaps(head: &[u16]) -> Vec<u8> {
     let fits = |group: &[u16], exponent_gap: u8| {
         group.iter().all(|&bits| integer(bits, exponent_gap).is_some())
@@ -88,18 +87,18 @@ fn exponent_gaps(head: &[u16]) -> Vec<u8> {
         .collect()
 }
 
-/// Byte of the exponent gap of element `at` of a query, heads in order.
+/// The byte of the exponent gap of element `at` of a query, counted over heads and channels.
 fn gap_place(at: usize) -> usize {
     let (head, group) = ((at / CHANNELS) as u32, (at % CHANNELS / GROUP) as u32);
     IndexFormat::query_exponent_gap_byte(head, group) as usize
 }
 
-/// Where an element of a query, by heads, stands.
+/// The first byte of element `at` of a query, counted over heads and channels.
 fn place(format: IndexFormat, at: usize) -> usize {
     format.query_byte((at / CHANNELS) as u32, (at % CHANNELS) as u32) as usize
 }
 
-/// The element of a query that stands there.
+/// The value of element `at` of a query.
 fn element(format: IndexFormat, query: &[u8], at: usize) -> f64 {
     let place = place(format, at);
     match format {
@@ -112,8 +111,8 @@ fn element(format: IndexFormat, query: &[u8], at: usize) -> f64 {
     }
 }
 
-/// Rotated, transformed and quantised as the oracle does it: the same value in nearly every channel,
-/// and elsewhere one of the two that a rounding on the way may give.
+/// Queries are rotated, transformed and quantised as by the oracle. Nearly every channel has the same value; the others
+/// have the second of the two values that a rounding on the way may give.
 pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 6;
     const QUERY: usize = IndexFormat::MAX_QUERY_BYTES as usize;
@@ -124,7 +123,7 @@ pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let (slot, position) = (upload(&stream, &slot), upload(&stream, &position));
     let queries =
         StepQueries { position: &position, slot: &slot, index: &slot, first: 1, count: 3 };
-    // BF16 values, so that the oracle sees the same.
+    // BF16 values, so that the oracle takes the same inputs.
     let projected = keys(3 * HEADS, &mut random);
     let values: Vec<f32> =
         projected.iter().flatten().map(|&bits| bf16_value(bits) as f32).collect();
@@ -184,27 +183,27 @@ pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Queries against MXFP4 keys whose groups' scales are apart even after the transform: within a factor of
-/// 8 powers express it, beyond that exponent gaps do. A group of nothing but NaN has the least scale, unlike one of zeros, alone and beside
-/// infinities.
+/// Queries against MXFP4 keys whose groups have different scales even after the transform. Up to a factor of 8 the
+/// integers hold the difference; beyond that, exponent gaps do. A group of only NaN gets the least scale, a group of
+/// zeros does not; such groups come alone, and NaN also beside infinities.
 pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 6;
-    /// That of the least scale is so large that the scaled one is not subnormal.
+    /// The weight of the head with the least scale is so large that the scaled weight is not subnormal.
     const WEIGHTS: [f32; HEADS] = [1.0, 1.0, 1.0, 1.0, (1_u64 << 60) as f32, 1.0];
     let format = IndexFormat::Mxfp4;
     let stream = device.stream().unwrap();
-    // The transform is its own inverse: groups of it that are so many binades below 16.
+    // The transform is its own inverse. These are values whose transform has groups `below[i]` binades below 16.
     let groups = |below: [i32; 4]| {
         let value =
             |at: usize| if at % GROUP < 2 { 0.5_f64.powi(below[at / GROUP] - 4) } else { 0.0 };
         hadamard(&(0..CHANNELS).map(value).collect::<Vec<_>>())
     };
-    // Of what repeats after half its channels, the upper half of the transform is zero.
+    // The transform of values that repeat after half of the channels is zero in its upper half.
     let half = (0..CHANNELS).map(|at| if at % (CHANNELS / 2) < 2 { 16.0 } else { 0.0 }).collect();
     let with = |value: f64, channels: &[usize]| {
         (0..CHANNELS).map(|at| if channels.contains(&at) { value } else { 0.0 }).collect()
     };
-    // Of two infinities half of the sums are NaN: those of every second group.
+    // With two infinities half of the sums are NaN: those of every second group.
     let (nan, infinite) = (with(f64::NAN, &[5]), with(f64::INFINITY, &[0, GROUP]));
     let zeros = vec![0.0; CHANNELS];
     let heads = [groups([0, 2, 1, 3]), groups([0, 4, 1, 0]), half, zeros, nan, infinite];
@@ -245,7 +244,7 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
             [0, 1, 2, 3].map(|group| found[gap_place(head * CHANNELS + group * GROUP)]);
         let expected = match head {
             1 => [0, 4, 1, 0],
-            // 2^126 and 2^-126.
+            // The scales of the groups are 2^126 and 2^-126.
             5 => [0, 252, 0, 252],
             _ => [0; 4],
         };

@@ -1,5 +1,5 @@
-//! Queries from activations in one launch, with a query weight in NVFP4 and in BF16: byte for byte those of the
-//! product and then `index_query`.
+//! Queries computed from activations in one launch, with query weights in NVFP4 and in BF16. They equal, byte for byte,
+//! those of two launches: the product, then `index_query`.
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::ops::{self, IndexQueries, QueryProduct, QueryQuantisation, StepQueries};
@@ -17,7 +17,7 @@ use crate::indexer::query::{CANARY, CHANNELS};
 use crate::inputs::{download, upload, upload_bf16};
 use crate::refused::named;
 
-/// A batch of queries, some of them padding, and an indexer's weight.
+/// A batch of queries, some of them padding, and the query weight of an indexer.
 struct Case<B: Backend> {
     stream: Stream<B>,
     tokens: u32,
@@ -47,7 +47,7 @@ impl<B: Backend> Case<B> {
         let weight = Nvfp4Matrix::quantise(&weight, columns, inner).unwrap();
         let latent = to_bits(&values(tokens * inner, 2.0));
         let weights = values(tokens * heads, 1.0);
-        // The step has a token before the queries.
+        // The step has one token before the first query.
         let position = (0..=tokens as i32).map(|i| i * 1017 % 70_000);
         let slot = (0..=tokens as i32).map(|i| if i % 5 == 3 { -1 } else { i });
         Self {
@@ -64,7 +64,7 @@ impl<B: Backend> Case<B> {
         }
     }
 
-    /// What `launch` makes of the queries: their bytes, and the bits of the weights.
+    /// Runs `launch`; returns the bytes of the queries and the bits of their head weights.
     fn made(
         &self,
         launch: impl FnOnce(&StepQueries<'_, B>, &IndexQueries<'_, B>) -> Result<(), DeviceError>,
@@ -79,7 +79,7 @@ impl<B: Backend> Case<B> {
         (download(stream, query), download(stream, weight).into_iter().map(bits).collect())
     }
 
-    /// What the product by `project` and `index_query` make of the queries.
+    /// The same results by two launches: the product `project`, then `index_query`.
     fn in_two(
         &self,
         format: IndexFormat,
@@ -96,7 +96,7 @@ impl<B: Backend> Case<B> {
         })
     }
 
-    /// With the weight in BF16, of which the reference is products of decode batches.
+    /// Checks one launch with the weight in BF16 against products in batches of decode size, then `index_query`.
     fn check_bf16(&self, format: IndexFormat) {
         let Self { stream, latent, bf16, projected_weight, frequencies, .. } = self;
         let (columns, inner) = (self.heads * CHANNELS as u32, self.weight.inner());
@@ -138,7 +138,7 @@ impl<B: Backend> Case<B> {
     }
 }
 
-/// Batches of every kernel, and of more than one block's tokens; all heads, one, and some.
+/// Batches for each kernel, and one that needs several blocks of tokens; with all heads, one, and some.
 pub fn one_launch_equals_two<B: Backend>(device: &Device<B>) {
     for shape in [[1, 64, 96], [9, 3, 544], [17, 2, 32], [33, 1, 1056], [70, 1, 160]] {
         let case = Case::new(device, shape);
@@ -148,8 +148,8 @@ pub fn one_launch_equals_two<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Tokens that end inside a warp's rows, and of more than one tile; all heads, and some; rows that end inside a chunk,
-/// and with several chunks a part.
+/// Batches that end inside the rows of a warp or have several tiles; all heads, one, and some; inner dimensions that
+/// end inside a chunk, or have several chunks per part.
 pub fn one_launch_of_many_tokens_equals_two<B: Backend>(device: &Device<B>) {
     for shape in [[3, 64, 32], [70, 1, 672], [201, 3, 160]] {
         let case = Case::new(device, shape);

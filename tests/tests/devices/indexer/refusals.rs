@@ -1,4 +1,4 @@
-//! Numbers of the indexer's launches that are out of range.
+//! Numbers out of range in the launches of the indexer.
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
 use dsv4_kv::ops::{
@@ -10,7 +10,8 @@ use kv_layout::index_row::IndexFormat;
 use crate::inputs::{filled, upload};
 use crate::refused::named;
 
-/// What the launches read and write, whatever it is; more than any of them needs.
+/// Memory for everything that the launches read and write. The contents do not matter; there is more than any launch
+/// needs.
 struct Memory<B: Backend> {
     words: Buffer<B, i32>,
     weights: Buffer<B, f32>,
@@ -24,13 +25,13 @@ struct Memory<B: Backend> {
     faults: Buffer<B, u32>,
 }
 
-/// The numbers of a launch of one query.
+/// The numbers of a launch with one query.
 #[derive(Clone, Copy)]
 struct Numbers {
     first: u32,
     heads: u32,
     columns: u32,
-    /// Entries of a list.
+    /// Length of a list.
     k: u32,
     blocks: u32,
 }
@@ -54,7 +55,7 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// `index_query`, `index_score`, `index_topk`.
+    /// Runs `index_query`, `index_score` and `index_topk` with these numbers.
     fn run(&self, device: &Device<B>, numbers: Numbers) -> [Result<(), DeviceError>; 3] {
         let Numbers { first, heads, columns, k, blocks: num_blocks } = numbers;
         let Self { words, weights, bytes, scores, maxima, faults, selected, .. } = self;
@@ -86,7 +87,8 @@ impl<B: Backend> Memory<B> {
     }
 }
 
-/// Each of the three launches refuses by its name each of its numbers that is out of range, and no other launch's.
+/// Each of the three launches refuses each of its numbers that is out of range by its name, and ignores the numbers of
+/// the other launches.
 pub fn numbers_out_of_range_are_refused_by_name<B: Backend>(device: &Device<B>) {
     let memory = Memory::new(device);
     let allowed = Numbers { first: 1, heads: 64, columns: 1 << 18, k: 2048, blocks: 1 };

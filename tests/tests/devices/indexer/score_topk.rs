@@ -1,4 +1,4 @@
-//! Scores and lists in one launch, against a stable sort of the scores of another.
+//! Scores and lists in one launch, compared with a stable sort of the scores of another launch.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{self, IndexKeys, Scores, maxima_len};
@@ -12,8 +12,8 @@ use crate::refused::named;
 
 const CANARY: i32 = -77;
 
-/// Lists the `case.skip` largest of each query (slot, position) and compares with the oracle's list of the
-/// scores that `index_score` makes of the same; what was counted in the fault word, the same by both.
+/// Lists the `case.skip` best entries of each query (slot, position), and compares the lists with those of the oracle
+/// for the scores that `index_score` computes. Returns the count of the fault word, which must be equal for both.
 fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
     let Layer { stream, .. } = layer;
     let Case { columns, skip: k, .. } = *case;
@@ -70,8 +70,8 @@ fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, cas
     of_lists
 }
 
-/// Queries of several requests, of whole and broken tiles, with fewer entries than the list has places and
-/// with one more; padding; a block that is missing, whose entries come last.
+/// Queries of several requests: full and partial tiles; fewer entries than the list is long, and one more; padding; and
+/// a missing block, whose entries come last.
 pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (3, 5));
@@ -93,7 +93,7 @@ pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     assert_eq!(check(&layer, &queries, 0, &case(128)), 1, "a tile of one");
 }
 
-/// Rows as long as may be, and queries enough that warps take tiles in turn.
+/// Rows of the maximum length, so that warps take several tiles in turn.
 pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (1, 64));
@@ -104,7 +104,7 @@ pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Hundreds of equal scores: as many as a bin holds and more, which are searched digit by digit.
+/// Hundreds of equal scores: up to as many as a bin holds, and more, which are searched digit by digit.
 pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     for distinct in [1, 3, 7, 40] {
@@ -118,8 +118,7 @@ pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Queries whose groups' scales are further apart than integers take, so that all tiles are scored
-/// once more.
+/// Queries whose groups have scales too far apart for integers, so that all tiles are scored a second time.
 pub fn distant_queries_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (1, 9));
@@ -127,8 +126,8 @@ pub fn distant_queries_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     assert_eq!(check(&layer, &[(0, sees(280))], 0, &case), 0);
 }
 
-/// Slots that do not exist get empty lists, queries that see too much lists of what there is room for; both
-/// are counted. What does not fit is refused by name.
+/// A slot that does not exist gets an empty list. A query that sees more entries than a row holds gets a list of those
+/// that fit. Both are counted. Numbers that do not fit are refused by name.
 pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (2, 4));

@@ -1,4 +1,4 @@
-//! The indexer's kernels: queries, and scores over keys of every format.
+//! The scores of the indexer over keys of every format.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{
@@ -16,13 +16,13 @@ use rand::{Rng, SeedableRng};
 use crate::indexer::query::{CANARY, CHANNELS, GROUP, in_order, keys, oracle};
 use crate::inputs::{download, upload};
 
-/// Of the sum of magnitudes: how far a score may be from the oracle's with the same operands. Tensor
-/// cores drop bits of sums of FP8 products, which shows most where few heads are summed.
+/// Maximum error of a score against the oracle's with the same operands, as a part of the sum of magnitudes. Tensor
+/// cores drop bits in sums of FP8 products, which matters most when few heads are added.
 fn tolerance(format: IndexFormat) -> f64 {
     if format == IndexFormat::Fp8 { 2e-4 } else { 1e-5 }
 }
 
-/// One CSA layer's keys and a block table: each slot's blocks anywhere.
+/// The keys of one CSA layer and a block table, in which the blocks of a slot are scattered.
 pub struct Layer<B: Backend> {
     pub stream: Stream<B>,
     pub format: IndexFormat,
@@ -31,11 +31,11 @@ pub struct Layer<B: Backend> {
     pub table: Vec<i32>,
     max_blocks: u32,
     pub num_blocks: u32,
-    /// Every key of the planes.
+    /// All keys of the planes, by row.
     pub encoded: Vec<EncodedKey>,
 }
 
-/// Queries on the device, quantised, and the table of their blocks.
+/// Quantised queries on the device, and the block table.
 pub struct Step<B: Backend> {
     position: Buffer<B, i32>,
     slot: Buffer<B, i32>,
@@ -75,7 +75,7 @@ impl<B: Backend> Layer<B> {
         let plane = |part: fn(&EncodedKey) -> &Vec<u8>| {
             encoded.iter().flat_map(part).copied().collect::<Vec<u8>>()
         };
-        // Every block is used once, in an order that is none.
+        // Each block is used once, in scrambled order.
         let table = (0..(slots * max_blocks) as i32).map(|i| (7 * i + 3) % num_blocks as i32);
         Self {
             code: upload(&stream, &plane(|key| &key.codes)),
@@ -89,7 +89,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Makes the device's keys those of `encoded`.
+    /// Uploads `encoded` to the planes.
     pub fn upload_keys(&mut self) {
         let plane = |part: fn(&EncodedKey) -> &Vec<u8>| {
             self.encoded.iter().flat_map(part).copied().collect::<Vec<u8>>()
@@ -99,14 +99,14 @@ impl<B: Backend> Layer<B> {
         self.scale = upload(&self.stream, &scales);
     }
 
-    /// The planes.
+    /// The planes of the keys.
     pub fn keys(&self) -> IndexKeys<'_, B> {
         let Self { code, scale, format, num_blocks, .. } = self;
         let (format, num_blocks) = (*format, *num_blocks);
         IndexKeys { code, scale, format, hadamard: true, num_blocks }
     }
 
-    /// Queries (slot, position) from `first` on.
+    /// Quantises and uploads `queries` (slot, position), for launches that start at query `first`.
     pub fn step(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> Step<B> {
         let Self { stream, .. } = self;
         let rows = queries.len() - first;
@@ -127,7 +127,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// An entry's key as the oracle reads it; `None` if its block is missing, or a scale is NaN.
+    /// The key of an entry as the oracle reads it; `None` if its block is missing or a scale is NaN.
     fn key(&self, slot: i32, entry: usize) -> Option<Vec<f64>> {
         let block = self.table[slot as usize * self.max_blocks as usize + entry / 32];
         let row = usize::try_from(block).ok()? * 32 + entry % 32;
@@ -139,7 +139,7 @@ impl<B: Backend> Layer<B> {
         Some(key.into_iter().map(f64::from).collect())
     }
 
-    /// Scores the step's queries, but those with at most `skip` keys.
+    /// Scores the queries of the step, except those with at most `skip` keys.
     pub fn score(&self, step: &Step<B>, skip: u32, to: &Scores<B>, faults: &Buffer<B, u32>) {
         let (queries, from) = (&step.queries(), &step.quantised());
         let (table, keys) = (&step.table(), &self.keys());
@@ -148,8 +148,8 @@ impl<B: Backend> Layer<B> {
         unsafe { ops::index_score(&self.stream, &launch) }.unwrap();
     }
 
-    /// Scores queries (slot, position) and checks each score, each maximum, and that nothing else
-    /// was written; what was counted in the fault word.
+    /// Scores `queries` (slot, position). Checks each score, each maximum of a group, and that nothing else was
+    /// written. Returns the count of the fault word.
     fn check(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
         let Self { stream, .. } = self;
         let rows = queries.len() - first;
@@ -203,18 +203,18 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// Queries that are quantised already, and how they are scored.
+/// Random quantised queries, and how they are scored.
 pub struct Case {
     pub heads: u32,
     pub columns: u32,
     pub skip: u32,
     pub format: IndexFormat,
-    /// How many binades each group of a query against MXFP4 keys is below the one before.
+    /// Binades by which each group of a query against MXFP4 keys lies below the group before it.
     pub fall: i32,
 }
 
 impl Case {
-    /// `[rows, heads, 128]` BF16 and `[rows, heads]` f32: values of the format, weights of both signs.
+    /// `[rows, heads, 128]` BF16 and `[rows, heads]` f32: values of the format, and weights of both signs.
     fn operands(&self, rows: usize) -> (Vec<u16>, Vec<f32>) {
         let mut random = StdRng::seed_from_u64(6);
         let heads = rows * self.heads as usize;
@@ -231,7 +231,7 @@ impl Case {
             match self.format {
                 IndexFormat::Nvfp4 => decode().map(value).collect::<Vec<_>>(),
                 IndexFormat::Mxfp4 => {
-                    // As if the largest scale were 16: integers times powers of 1/2.
+                    // Scaled as if the largest scale were 16: integers times powers of 1/2.
                     let most = i32::from(*encoded.scale.iter().max().unwrap()) - 127 - 4;
                     let power = |at: usize| 2_f32.powi(-most - self.fall * (at / GROUP) as i32);
                     decode().enumerate().map(|(at, x)| value(x * power(at))).collect()
@@ -244,7 +244,7 @@ impl Case {
         (queries, (0..heads).map(|_| random.random_range(-0.1..0.1)).collect())
     }
 
-    /// The operands of a row, as the oracle takes them.
+    /// The operands of one row, as the oracle takes them.
     fn vectors(&self, row: usize) -> (Vec<Vec<f64>>, Vec<f64>) {
         let (queries, weights) = self.operands(row + 1);
         let heads = self.heads as usize;
@@ -255,12 +255,12 @@ impl Case {
     }
 }
 
-/// The last position of a request that sees `entries` entries.
+/// The last position at which a query sees exactly `entries` entries.
 pub fn sees(entries: i32) -> i32 {
     4 * (entries + 1) - 2
 }
 
-/// Queries of several requests at whole and broken tiles, in every format, from blocks anywhere.
+/// Queries of several requests with full and partial tiles, in every format, with scattered blocks.
 pub fn scores_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let layer = Layer::new(device, format, (3, 5));
@@ -271,7 +271,7 @@ pub fn scores_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Fewer heads than a full set, and a number that is no multiple of a product's.
+/// Fewer heads than 64, among them numbers that are no multiple of those of a product.
 pub fn few_heads_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for (heads, format) in [
         (1, IndexFormat::Mxfp4),
@@ -285,8 +285,8 @@ pub fn few_heads_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Short queries are left out, slots that do not exist and rows that are too short are counted, and a
-/// missing block gives NaN.
+/// Queries with few keys are skipped. Slots that do not exist and rows that are too short are counted. A missing block
+/// gives NaN.
 pub fn scores_count_what_they_refuse<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (2, 4));
@@ -300,8 +300,8 @@ pub fn scores_count_what_they_refuse<B: Backend>(device: &Device<B>) {
     assert_eq!(layer.check(&queries[..1], 0, &case(64, 0)), 1, "one tile");
 }
 
-/// So many queries, padding most of them, that a block takes all tiles of one: eleven for some warps, in
-/// turn in the places that shared memory has for them.
+/// So many queries, most of them padding, that one block takes all tiles of a query. Some warps get eleven tiles, and
+/// use their buffers in shared memory several times.
 pub fn blocks_of_many_tiles_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let layer = Layer::new(device, format, (2, 44));
@@ -312,7 +312,7 @@ pub fn blocks_of_many_tiles_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Many tiles: more than one block a query, and groups of 32.
+/// Long rows: several blocks per query, and maxima of groups of 32.
 pub fn long_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (1, 40));
@@ -322,8 +322,8 @@ pub fn long_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// MXFP4 keys and queries whose groups' scales are further apart than integers take, some of them only
-/// and in any round of a block.
+/// MXFP4 keys and queries whose groups have scales too far apart for integers: some of them only, and in any round of a
+/// block.
 pub fn distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (1, 11));
@@ -341,7 +341,7 @@ pub fn distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Keys of any size that their scale allows are scored exactly; one without a scale scores NaN.
+/// Keys of any magnitude that their scale allows are scored exactly; a key with a NaN scale scores NaN.
 pub fn scales_of_any_size_are_exact<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (1, 1));

@@ -1,4 +1,4 @@
-//! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
+//! `CsaIndexer` through the cache, from activations to lists: in parts and whole, eager and captured.
 
 use std::ops::Range;
 use std::thread;
@@ -30,12 +30,12 @@ use crate::stories::{Formats, Stored, Story, config, tiny};
 
 /// Tokens of a step, padding included.
 const BUCKET: u32 = 16;
-/// Entries of a list: more than the shortest request has, fewer than the others.
+/// Length of a list: more than the shortest request has entries, fewer than the others have.
 const K: u32 = 24;
 /// The CSA layers of the preset `tiny`.
 const LAYERS: [usize; 2] = [1, 3];
-/// Of a score's magnitude: what roundings of a query to four bits may change, were one of them to
-/// fall the other way.
+/// Tolerance, as a part of the magnitude of a score: a query is rounded to four bits, and a rounding may go the other
+/// way.
 const TOLERANCE: f64 = 1e-2;
 
 /// BF16 bits of `count` values like those of a normed vector.
@@ -43,7 +43,7 @@ fn activations(count: u32, random: &mut StdRng) -> Vec<u16> {
     (0..count).map(|_| bf16::from_f32(random.random_range(-1.0..1.0)).to_bits()).collect()
 }
 
-/// One layer's indexer and its inputs, on the device and here.
+/// The indexer of one layer and its inputs, on the device and on the host.
 struct Inputs<B: Backend> {
     bucket: u32,
     model: ModelConfig,
@@ -53,7 +53,7 @@ struct Inputs<B: Backend> {
     values: [Vec<u16>; 4],
 }
 
-/// The weight in NVFP4, and what it decodes to: with a power of two as its scale BF16 holds that.
+/// The weight in NVFP4, and its decoded values in BF16. With a power of two as the scale BF16 holds these exactly.
 fn four_bits(values: &[u16], columns: u32, inner: u32) -> (Nvfp4Matrix, Vec<u16>) {
     let wide: Vec<f32> = values.iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
     let weight = Nvfp4Matrix::quantise(&wide, columns, inner).unwrap();
@@ -70,7 +70,7 @@ impl<B: Backend> Inputs<B> {
         Self::of(fed, seed, bucket, false)
     }
 
-    /// With the query weight in NVFP4 if `is_nvfp4`.
+    /// With the query weight in NVFP4 if `is_nvfp4`, else in BF16.
     fn of(fed: &Fed<B>, seed: u64, bucket: u32, is_nvfp4: bool) -> Self {
         let stream = &fed.stream;
         let model = fed.manager.config().model.clone();
@@ -113,7 +113,7 @@ impl<B: Backend> Inputs<B> {
         self.select_for(updated, 0..self.bucket, workspace, selected)
     }
 
-    /// The same for some of the queries; `selected` has their lists.
+    /// As before, for the queries `queries` alone, whose lists go to `selected`.
     fn select_for(
         &self,
         updated: &Updated<'_, B>,
@@ -127,7 +127,7 @@ impl<B: Backend> Inputs<B> {
         layer.select(&self.indexer, &activations, workspace, &lists)
     }
 
-    /// The product of row `at` of an input with a weight, which has `inner` columns.
+    /// The product of row `at` of an input with a weight. Both have `inner` columns.
     fn product(&self, (input, weight): (usize, usize), at: usize, inner: u32) -> Vec<f32> {
         let inner = inner as usize;
         let wide = |values: &[u16]| values.iter().map(|&bits| bf16_value(bits)).collect::<Vec<_>>();
@@ -137,7 +137,7 @@ impl<B: Backend> Inputs<B> {
         self.values[weight].chunks_exact(inner).map(column).collect()
     }
 
-    /// The oracle's scores of a query's entries.
+    /// The oracle's scores of the entries that query `at` sees.
     fn scores(&self, format: KeyFormat, at: usize, position: usize, stored: &Stored) -> Vec<Score> {
         let projected = self.product((2, 0), at, self.model.q_lora_rank);
         let weights = self.product((3, 1), at, self.model.hidden_size);
@@ -151,8 +151,8 @@ impl<B: Backend> Inputs<B> {
     }
 }
 
-/// A list names each entry once, in the order of the oracle's scores, and none that is left out scores
-/// higher, as far as roundings go; a request with few entries gets them all.
+/// Asserts that a list names each entry at most once, in the order of the oracle's scores, and that no missing entry
+/// scores higher, within the tolerance. A request with few entries gets all of them.
 fn check_list(list: &[i32], scores: &[Score], what: &str) {
     let listed = scores.len().min(K as usize);
     assert!(list[listed..].iter().all(|&entry| entry == -1), "{what}: {list:?}");
@@ -176,8 +176,8 @@ fn check_list(list: &[i32], scores: &[Score], what: &str) {
     }
 }
 
-/// Requests of several lengths, some of whose queries see entries that close in the step: the lists of
-/// every CSA layer, in every format of keys; the same in parts, whole, and from a graph.
+/// Requests of several lengths, some with queries that see entries which close in the step. The lists of every CSA
+/// layer, in every format of keys, are the same in parts, whole, and from a graph.
 pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     IndexFormat::ALL.into_iter().for_each(|format| check_lists(device, format, false));
 }
@@ -219,7 +219,7 @@ fn check_lists<B: Backend>(device: &Device<B>, index_format: IndexFormat, is_nvf
         Some((_, inputs, [_, small], [.., replayed])) => inputs.select(updated, small, replayed),
         None => Ok(()),
     });
-    // The same step twice: rejected, then by the graph.
+    // The step runs twice: first eagerly, and is rejected; then by the graph.
     let mut steps = begin(&mut fed.manager, &fed.stream, &parts, bucket).unwrap();
     fed.inputs.load(&fed.stream, &parts, BUCKET);
     let run = fed.inputs.run(&mut steps[0], &mut |layer, updated| match of(layer) {
@@ -249,8 +249,8 @@ fn check_lists<B: Backend>(device: &Device<B>, index_format: IndexFormat, is_nvf
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
-/// Queries enough for scores and lists in one launch, in a cache for long contexts: the lengths of the step decide,
-/// or of its bucket, and the lists are those of two launches.
+/// Enough queries for scores and lists in one launch, in a cache for long contexts. The lengths of the requests in the
+/// step, or the context of its bucket, decide which launches run; the lists are those of two launches.
 pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     const MANY: u32 = 72;
     const CONTEXT: u32 = 16_384;
@@ -262,7 +262,7 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     };
     assert!(in_one(230, 70) && in_one(640, MANY), "both of one launch");
     assert!(!in_one(640, MANY / 2) && !in_one(CONTEXT, MANY), "both of two");
-    // The context of the bucket, if there is one; queries at once.
+    // Arguments: the context of the bucket, if there is one, and the number of queries per launch.
     let lists = |context: Option<u32>, at_once| {
         let config = CacheConfig { max_context: CONTEXT, ..config(&tiny(), formats, 1) };
         let mut fed = Fed::new(device, config);
@@ -292,7 +292,7 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     assert_eq!(lists(Some(640), MANY / 2), two, "in parts");
 }
 
-/// Two threads that select at once, in one workspace, have the lists that each has alone.
+/// Two threads that select at the same time in one workspace get the lists that each gets alone.
 pub fn threads_share_a_workspace<B: Backend>(device: &Device<B>) {
     const QUERIES: u32 = 32;
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -301,7 +301,7 @@ pub fn threads_share_a_workspace<B: Backend>(device: &Device<B>) {
     let id = fed.manager.admit().unwrap();
     fed.step(&[Part::new(id, &story, 0..160)], Padding::None);
     let inputs = Inputs::new(&fed, 5, 2 * QUERIES);
-    // Each thread's queries in two parts.
+    // Each thread selects for its queries in two parts.
     let workspace = inputs.workspace(&fed, QUERIES / 2);
     let lists = [0, 1].map(|_| filled::<B, i32>(&fed.stream, (QUERIES * K) as usize));
     let aside = device.stream().unwrap();
@@ -333,13 +333,13 @@ fn limits(context: u32, queries: u32, bytes: u64) -> WorkspaceLimits {
     WorkspaceLimits { context, queries, bytes }
 }
 
-/// What the device says.
+/// The error of the device inside an error of the cache.
 fn of_device(error: KvError) -> DeviceError {
     let KvError::Device(error) = error else { panic!("{error}") };
     error
 }
 
-/// What cannot be done is refused by name, before anything is queued.
+/// Impossible calls are refused by name, before anything is queued.
 pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let mut fed = Fed::new(device, config(&tiny(), formats, 1));

@@ -1,4 +1,4 @@
-//! `topk_select` against a stable sort, and on the golden scores.
+//! `topk_select` compared with a stable sort, and on the golden scores.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::ops::{self, Scores, maxima_len};
@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use crate::inputs::{assert_same, download, upload};
 use crate::refused::named;
 
-/// The lists of rows of scores, of any lengths, and that nothing behind them was written.
+/// The lists of rows of scores of any lengths. Asserts that nothing after the lists was written.
 fn select<B: Backend>(
     device: &Device<B>,
     rows: &[Vec<f32>],
@@ -20,7 +20,7 @@ fn select<B: Backend>(
     const CANARY: i32 = -77;
     let stream = device.stream().unwrap();
     let padded = rows.iter().flat_map(|row| {
-        // What is behind a row's length would win if it were read.
+        // Elements after the end of a row: they would win if the kernel read them.
         let behind = std::iter::repeat_n(f32::INFINITY, columns as usize - row.len());
         row.iter().copied().chain(behind)
     });
@@ -58,23 +58,23 @@ fn check<B: Backend>(device: &Device<B>, rows: &[Vec<f32>], columns: u32, k: u32
     }
 }
 
-/// Kinds of rows; see [`row`].
+/// Number of kinds of rows; see [`row`].
 const KINDS: u32 = 11;
 
-/// A row of `length` scores: of one of several kinds, each of which some selection gets wrong.
+/// A row of `length` scores. Each kind makes some selection algorithm go wrong.
 fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
     let special =
         [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, 0.0, -0.0, f32::MAX, 1e-42, -1e-42];
     let mut one = |at: usize| match kind {
-        // Any value, a few values, very few, one.
+        // Any value, one of 40 values, one of two, one.
         0 => random.random_range(-1.0..1.0),
         1 => f32::from(random.random_range(-20_i8..20)),
         2 => f32::from(random.random_range(0_u8..2)),
         3 => 0.0,
-        // Sorted either way: all of the list in one group, or in one thread.
+        // Ascending and descending: the whole list lies in one group, or in one thread.
         4 => at as f32,
         5 => -(at as f32),
-        // Any bits at all; nothing but specials; mostly NaN.
+        // Any bits, special values alone, mostly NaN.
         6 => f32::from_bits(random.random()),
         7 => special[random.random_range(0..special.len())],
         8 => {
@@ -84,7 +84,7 @@ fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
                 f32::NAN
             }
         }
-        // Numbers, and here and there an infinity, a NaN or a zero: what is finite keeps its range.
+        // Numbers between -1 and 1, and sometimes an infinity, a NaN or a zero: the finite values keep their range.
         9 => {
             if random.random_ratio(1, 50) {
                 special[random.random_range(0..6)]
@@ -92,18 +92,18 @@ fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
                 random.random_range(-1.0..1.0)
             }
         }
-        // Many of them equal just where the list ends.
+        // Many equal scores just where the list ends.
         _ => (random.random_range(-3.0..3.0_f32)).min(2.9),
     };
     (0..length).map(&mut one).collect()
 }
 
-/// Rows of every kind and of any length up to each number of columns: read whole, thinned out by
-/// groups of 8 and of 32, and with more equal scores than fit.
+/// Rows of every kind, and of any length up to each number of columns: rows that are read whole, rows that are filtered
+/// by maxima of groups of 8 and of 32, and rows with more equal scores than fit a bin.
 pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let on_gpu = device.info().sm.is_some();
     let mut random = StdRng::seed_from_u64(1);
-    // Of three rounds every third row: each kind once.
+    // The emulator takes every third row; with three rounds each kind comes once.
     for (columns, rounds) in [(32, 8), (512, 8), (2048, 4), (4096, 3), (4128, 3), (16_384, 3)] {
         let (rounds, every) = if on_gpu { (8 * rounds, 1) } else { (rounds, 3) };
         for k in [1, 6, 64, 512, 1024, 2048] {
@@ -121,14 +121,14 @@ pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The longest rows, of the kinds that take different ways through the selection.
+/// The longest rows, of the kinds that take different paths through the selection.
 pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let on_gpu = device.info().sm.is_some();
     let mut random = StdRng::seed_from_u64(2);
     for (columns, k) in
         [(32_768, 1024), (65_536, 2048), (65_568, 512), (1 << 18, 512), (1 << 18, 1)]
     {
-        // Any value, any bits, mostly NaN, and seldom.
+        // Any value, any bits, mostly NaN, and numbers with a few special values.
         let kinds = if on_gpu { (0..KINDS).collect() } else { vec![0, 6, 8, 9] };
         let rows: Vec<_> = kinds
             .into_iter()
@@ -141,8 +141,8 @@ pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Rows that use little of many columns, as those of a captured step do: the groups of 32 of some are
-/// fewer than the list, or little more.
+/// Rows that use few of many columns, as those of a captured step do. Some have fewer groups of 32 than the list is
+/// long, or few more.
 pub fn short_uses_of_long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(4);
     for k in [512, 1024, 2048] {
@@ -152,8 +152,7 @@ pub fn short_uses_of_long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B
     }
 }
 
-/// As many equal scores as are compared with each other, one less and one more: at the top, within the
-/// list and where it ends.
+/// As many equal scores as a bin may have, one fewer and one more: at the top, inside the list, and where it ends.
 pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(5);
     for columns in [2048, 4096, 32_768] {
@@ -176,8 +175,8 @@ pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A hundred thousand rows, by hand on the CPU: most of at most 2048 scores, 5,000 of up to 32,768 and a
-/// hundred of up to 262,144.
+/// A hundred thousand rows, on the CPU only by hand: most of at most 2,048 scores, 5,000 of up to 32,768, and a hundred
+/// of up to 262,144.
 pub fn very_many_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(3);
     for round in 0..404 {
@@ -210,7 +209,7 @@ pub fn golden_scores_give_the_golden_lists<B: Backend>(device: &Device<B>) {
     assert_eq!(select(device, &rows, 32, 4).concat(), wanted.data);
 }
 
-/// Sizes that the kernels do not take are refused by name.
+/// Sizes that the kernels do not support are refused by name.
 pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let scores = device.allocate("scores", 64).unwrap();
@@ -243,7 +242,7 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Long rows take two launches, of which none is queued if the second would be refused.
+/// Long rows take two launches. Neither is queued if the second would be refused.
 pub fn a_refused_selection_writes_no_maxima<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let (scores, lengths) = (upload(&stream, &[1.0; 8192]), upload(&stream, &[8192]));

@@ -1,4 +1,4 @@
-//! Products with weights in BF16, narrow and wide, against the oracle; a token's bits in every batch.
+//! Products with narrow and wide weights in BF16, compared with the oracle; the bits of a token in every batch.
 
 use dsv4_kv::device::{Backend, Buffer, Device, bf16};
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
@@ -11,18 +11,18 @@ use rand::{Rng, SeedableRng};
 
 use super::product::{CANARY, assert_products, launch};
 
-/// Columns of the narrowest weight that is not narrow.
+/// Columns of the narrowest weight that the kernels do not treat as narrow.
 const WIDE: u32 = MOST_NARROW_COLUMNS + 1;
 
-/// Bits of random numbers, most of them small.
+/// BF16 bits of random numbers, most of them small.
 fn random(count: u32) -> Vec<u16> {
     let mut random = StdRng::seed_from_u64(count.into());
     let mut value = || random.random_range(-2.0..2.0) * random.random_range(0.0..1.0);
     (0..count).map(|_| bf16::from_f32(value()).to_bits()).collect()
 }
 
-/// Inner dimensions with fewer chunks than warps and with several for each, that end inside what a lane loads at once;
-/// columns that end inside a fragment and a block; batches of every kernel.
+/// Inner dimensions with fewer chunks than warps and with several chunks per warp, which end inside a load of a lane;
+/// columns that end inside a fragment and inside a block; batches for every kernel.
 const SHAPES: [(u32, u32, u32); 17] = [
     (1, 32, 1),
     (5, 96, 8),
@@ -57,7 +57,7 @@ pub fn products_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Products of integers are exact, whatever the order of sums.
+/// Products of integers are exact in any order of sums.
 pub fn products_of_integers_are_exact<B: Backend>(device: &Device<B>) {
     let stream = &device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(8);
@@ -80,11 +80,11 @@ pub fn products_of_integers_are_exact<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The same tokens at several places of batches of every size.
+/// The same tokens at several places in batches of every size.
 pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     const TOKENS: u32 = 70;
     let stream = &device.stream().unwrap();
-    // The last two: parts of no chunk, and of two.
+    // In the last two shapes parts have no chunk, and two chunks.
     for (columns, inner) in [(64, 1344), (24, 96), (WIDE, 160), (WIDE, 672)] {
         let values = &upload_bf16(stream, &random(columns * inner));
         let all = upload_bf16(stream, &random(TOKENS * inner));
@@ -107,7 +107,7 @@ pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
     }
 }
 
-/// Infinity and NaN of a token stay in its row.
+/// Infinity and NaN in a token stay in its row.
 pub fn what_is_no_number_stays_in_its_row<B: Backend>(device: &Device<B>) {
     let stream = &device.stream().unwrap();
     for columns in [20, WIDE] {

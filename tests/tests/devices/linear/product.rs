@@ -1,4 +1,4 @@
-//! Products with weights in NVFP4 against the oracle; a token's bits in every batch.
+//! Products with weights in NVFP4, compared with the oracle; the bits of a token in every batch.
 
 use dsv4_kv::device::{Backend, Device, Stream};
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
@@ -8,7 +8,7 @@ use half::bf16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// What outputs hold before a launch.
+/// Fills outputs before a launch.
 pub const CANARY: f32 = -777.0;
 
 /// A weight and activations.
@@ -35,7 +35,8 @@ impl Case {
     }
 }
 
-/// Compares sums, `[tokens, columns]`, with the oracle's of `x` and `weight`, both with rows of `inner` values.
+/// Compares `found`, `[tokens, columns]`, with the oracle's products of `x` and `weight`, whose rows have `inner`
+/// values.
 pub fn assert_products(found: &[f32], x: &[u16], weight: &[f64], inner: usize) {
     let columns = weight.len() / inner;
     assert_eq!(found.len() / columns, x.len() / inner);
@@ -52,7 +53,7 @@ pub fn assert_products(found: &[f32], x: &[u16], weight: &[f64], inner: usize) {
     }
 }
 
-/// A launch's result, which may not touch what is behind it.
+/// Runs a launch and returns its result. Asserts that elements after the result are untouched.
 pub fn launch<B: Backend>(
     stream: &Stream<B>,
     elements: u32,
@@ -65,8 +66,8 @@ pub fn launch<B: Backend>(
     found
 }
 
-/// Inner dimensions that end inside a lane's run, a chunk and a stage, and several stages; columns that end inside
-/// a fragment and a block; batches of every kernel.
+/// Inner dimensions that end inside a run of a lane, a chunk and a stage, and that have several stages; columns that
+/// end inside a fragment and inside a block; batches for every kernel.
 const SHAPES: [(u32, u32, u32); 9] = [
     (1, 32, 1),
     (5, 96, 8),
@@ -98,7 +99,7 @@ pub fn products_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Every code under every scale there is, times one: exact.
+/// Every code with every scale, times one: exact.
 pub fn every_code_under_every_scale_is_exact<B: Backend>(device: &Device<B>) {
     let stream = &device.stream().unwrap();
     let scales: Vec<u8> = (0..=255).filter(|byte| byte & 0x7F != 0x7F).collect();
@@ -122,7 +123,7 @@ pub fn every_code_under_every_scale_is_exact<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The same tokens at several places of batches of every size.
+/// The same tokens at several places in batches of every size.
 pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     let stream = &device.stream().unwrap();
     for (columns, inner) in [(24, 1056), (64, 96)] {
@@ -148,7 +149,7 @@ pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
     }
 }
 
-/// Infinity and NaN of a token stay in its row.
+/// Infinity and NaN in a token stay in its row.
 pub fn what_is_no_number_stays_in_its_row<B: Backend>(device: &Device<B>) {
     let stream = &device.stream().unwrap();
     let mut case = Case::random(20, 160, 11);

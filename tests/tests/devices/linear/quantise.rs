@@ -1,4 +1,4 @@
-//! Quantisation to NVFP4: every code and every scale is the oracle's. Runs on the host alone.
+//! Quantisation to NVFP4: every code and every scale equals the oracle's. Runs on the host alone.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_linear::{LinearError, Nvfp4Matrix};
@@ -7,7 +7,7 @@ use half::bf16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Weights of sizes that f32 barely has, of one size, with groups of very different sizes, and of values on ties.
+/// Weights at the ends of the f32 range, of one magnitude, with groups of very different magnitudes, and with ties.
 fn weights() -> Vec<Vec<f32>> {
     let mut random = StdRng::seed_from_u64(4);
     let mut all = vec![
@@ -21,13 +21,13 @@ fn weights() -> Vec<Vec<f32>> {
     for size in [1e-38_f32, 1e-20, 1.0, 1e20, 1.5e38] {
         all.push((0..1024).map(|_| random.random_range(-size..size)).collect());
     }
-    // Groups from nothing to the largest.
+    // Groups from the smallest to the largest magnitudes.
     let scaled = (0..64).flat_map(|group| {
         let size = 2f32.powi(group - 40);
         (0..16).map(|_| random.random_range(-size..=size)).collect::<Vec<_>>()
     });
     all.push(scaled.collect());
-    // With 2688 as the largest the scale is 1, so that quarters are ties.
+    // With a largest value of 2,688 the scale is 1, so that multiples of a quarter are ties.
     let mut ties: Vec<f32> = (0..1024).map(|i| (i % 97) as f32 * 0.25 - 12.0).collect();
     ties[0] = 2688.0;
     all.push(ties);
@@ -58,7 +58,7 @@ pub fn quantisation_equals_the_oracle<B: Backend>(_: &Device<B>) {
     }
 }
 
-/// BF16 values as the f32 that they are; what is decoded is quantised to itself.
+/// BF16 values are quantised as the equal f32 values. Decoded values are quantised to themselves.
 pub fn decoded_weights_are_quantised_to_themselves<B: Backend>(_: &Device<B>) {
     let mut random = StdRng::seed_from_u64(6);
     let values: Vec<bf16> =

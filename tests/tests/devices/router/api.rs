@@ -1,4 +1,4 @@
-//! `Router`: weights out of a checkpoint, batches of every size, capture, and typed refusals.
+//! `Router`: weights from a checkpoint, batches of every size, capture, and typed refusals.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ use crate::router::selection::Answer;
 const HASHED: u32 = 1;
 const SCORED: u32 = 2;
 
-/// Four layers, the first two of which look experts up by token id.
+/// A configuration of four layers, of which the first two look experts up by token id.
 fn file() -> Value {
     let mut config = checkpoint::config();
     for (field, value) in [
@@ -42,7 +42,7 @@ fn case(tokens: u32) -> Case {
     Case::random(config.hidden_size, config.experts, config.selected, tokens, tokens.into())
 }
 
-/// Names of the tensors of both layers' routers.
+/// Names of the tensors of both layers' routers, and the layer of each.
 const NAMES: [(&str, u32); 4] = [
     ("layers.1.ffn.gate.weight", HASHED),
     ("layers.1.ffn.gate.tid2eid", HASHED),
@@ -50,7 +50,7 @@ const NAMES: [(&str, u32); 4] = [
     ("layers.2.ffn.gate.bias", SCORED),
 ];
 
-/// The routers of both layers as a checkpoint has them.
+/// The tensors of both layers' routers, as a checkpoint has them.
 fn tensors(case: &Case) -> Weights {
     let (experts, hidden, selected) =
         (case.experts as usize, case.hidden as usize, case.selected as usize);
@@ -63,7 +63,7 @@ fn tensors(case: &Case) -> Weights {
     NAMES.iter().zip(made).map(|(&(name, _), made)| (name.to_owned(), made)).collect()
 }
 
-/// A router of `layer` from a checkpoint with these tensors.
+/// The router of `layer`, loaded from a checkpoint with these tensors.
 fn load<B: Backend>(
     stream: &Stream<B>,
     weights: &Weights,
@@ -74,7 +74,7 @@ fn load<B: Backend>(
     Router::of_layer(stream, &checkpoint, layer, max_tokens)
 }
 
-/// A batch's tensors.
+/// The tensors of a batch.
 struct Tensors<B: Backend> {
     x: Buffer<B, bf16>,
     token: Buffer<B, i32>,
@@ -106,7 +106,7 @@ impl<B: Backend> Tensors<B> {
     }
 }
 
-/// One launch, and a tiled product with a tile that is not full.
+/// Batches that take one launch, and batches that take a tiled product whose last tile is not full.
 pub fn batches_of_every_size_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     for (layer, mode) in [(HASHED, Routing::Hash), (SCORED, Routing::Learned)] {
@@ -124,8 +124,7 @@ pub fn batches_of_every_size_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Widths of the hidden state that end inside a stage of the tiled product, and numbers of experts
-/// that end inside a tile.
+/// Hidden sizes that end inside a stage of the tiled product, and numbers of experts that end inside a tile.
 pub fn products_end_where_the_matrices_do<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     for (hidden, experts) in [(32, 96), (160, 32), (224, 288), (2112, 64)] {
@@ -167,7 +166,7 @@ pub fn captured_routing_equals_eager<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// What is wrong with a checkpoint is named; nothing of it reaches the device.
+/// Errors name the defect of a checkpoint, and nothing of such a checkpoint reaches the device.
 pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let good = tensors(&case(1));
@@ -229,7 +228,7 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     let tensors = Tensors::new(&stream, &case);
     let error = router.route(&stream, &tensors.x, &tensors.batch()).unwrap_err();
     assert!(matches!(error, RouterError::TooManyTokens { tokens: 80, most: 79 }), "{error}");
-    // A batch whose answer does not fit, with one launch and with two: nothing is written.
+    // A batch whose results do not fit, with one launch and with two: nothing is written.
     for tokens in [60, 79] {
         let short = tensors.ids.slice(0, u64::from(tokens) * 6 - 1).unwrap();
         let batch = Batch { tokens, ids: &short, ..tensors.batch() };
@@ -239,7 +238,7 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
         assert!(named, "{error}");
     }
     assert!(tensors.answer(&stream).ids.iter().all(|&id| id == 0));
-    // A hidden state that is no number is reported once.
+    // A NaN in the hidden state of a token is reported once.
     let mut poisoned = case.x.clone();
     poisoned[0] = 0x7FC0;
     let x = upload_bf16(&stream, &poisoned);
@@ -250,8 +249,8 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     router.check_faults(&stream).unwrap();
 }
 
-/// Calls in two streams by turns, and replays in a third: each is ordered behind the one before, so that
-/// the blocks of none count those of another.
+/// Calls in two streams by turns, and replays in a third. Each runs after the one before, so that the arrival counters
+/// of one launch never count blocks of another.
 pub fn streams_follow_each_other<B: Backend>(device: &Device<B>) {
     let streams = [(); 3].map(|()| device.stream().unwrap());
     let [one, other, replayed] = &streams;

@@ -1,5 +1,5 @@
-//! A token's experts and weights have the same bits in every batch: every kernel adds the products of a logit
-//! in one order (`kernels_gpu::router::order`).
+//! The experts and weights of a token have the same bits in every batch: every kernel adds the products of a logit in
+//! one order (`kernels_gpu::router::order`).
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv_router::Selection;
@@ -12,10 +12,10 @@ use crate::router::selection::{Answer, choice};
 
 const SCALING: f32 = 1.5;
 const SELECTED: u32 = 6;
-/// Most tokens of a decode launch.
+/// Maximum tokens of a decode launch.
 const DECODE: u32 = 64;
 
-/// A layer on a device, and tokens to make batches of.
+/// A layer on a device, and tokens from which batches are made.
 struct Layer<B: Backend> {
     stream: Stream<B>,
     case: Case,
@@ -49,8 +49,8 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// What the tokens `first..first + count` get as a batch, by the launches that `Router::route` takes for
-    /// their number, or by the tiled product; with that, their logits too.
+    /// The results of the tokens `first..first + count` as a batch: by the decode launch, with the bits of their
+    /// activations, or, if `tiled`, by the tiled product, with the bits of their logits.
     fn batch(&self, first: u32, count: u32, tiled: bool) -> (Answer, Vec<u32>) {
         let Self { stream, case, selection, choice, logits, scratch, .. } = self;
         let hidden = case.hidden;
@@ -72,13 +72,13 @@ impl<B: Backend> Layer<B> {
         (answer, download(stream, kept)[..used].iter().map(|value| value.to_bits()).collect())
     }
 
-    /// Compares batches of each of these sizes, from several tokens on, with one batch of all tokens, and with
+    /// Compares batches of each of these sizes, which begin at several tokens, with one batch of all tokens and with
     /// each other.
     fn check(&self, sizes: &[u32]) {
         let tokens = self.case.tokens();
         let experts = self.selection.experts() as usize;
         let (whole, logits) = self.batch(0, tokens, true);
-        // Activations of the tokens that some decode launch had.
+        // For each token, its activations in the first decode launch that had it.
         let mut activations: Vec<Option<Vec<u32>>> = vec![None; tokens as usize];
         for &size in sizes {
             for first in [0, 5.min(tokens - size), tokens - size] {
@@ -103,7 +103,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Compares a batch's answer with those of its tokens, which are `first` and following, in `whole`.
+    /// Compares the results of a batch, whose first token is `first`, with those of the same tokens in `whole`.
     fn assert_same(&self, answer: &Answer, whole: &Answer, first: u32) {
         let selected = SELECTED as usize;
         for (i, (ids, weights)) in
@@ -122,9 +122,9 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// Sizes on both sides of every limit at which another kernel, or another form of it, takes over.
+/// Sizes on both sides of every limit at which another kernel, or another form of a kernel, takes over.
 const SIZES: [u32; 11] = [1, 2, 31, 32, 33, 63, 64, 65, 200, 513, 700];
-/// So many tokens that two blocks share a tile of any number of experts.
+/// Number of tokens with which two blocks share a tile, for any number of experts.
 const MANY: u32 = 6200;
 
 fn check<B: Backend>(device: &Device<B>, shapes: &[(u32, u32)], hash: bool, sizes: &[u32]) {
@@ -134,13 +134,13 @@ fn check<B: Backend>(device: &Device<B>, shapes: &[(u32, u32)], hash: bool, size
     }
 }
 
-/// Few chunks of the hidden state: slices and parts without any; and so many that a part has several.
+/// So few chunks of the hidden state that some slices and parts have none, and so many that a part has several.
 pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     check(device, &[(64, 32)], true, &SIZES);
     check(device, &[(96, 64)], false, &[1, 31, 64, 513]);
     check(device, &[(160, 288), (1120, 32)], false, &[1, 32, 33, 65]);
     check(device, &[(4096, 32)], false, &[2, 33]);
-    // So many tiles that two blocks share one (`LogitsSplit`); 65 tokens have eight.
+    // So many tiles that two blocks share one (`LogitsSplit`). With 65 tokens there are eight tiles.
     check(device, &[(160, 512)], false, &[33, 65, 1536]);
 }
 

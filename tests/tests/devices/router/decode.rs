@@ -1,4 +1,4 @@
-//! Routing from hidden states: the product with the gate and all after it, against the oracle.
+//! Routing from hidden states, the product with the gate and the selection, compared with the oracle.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv_oracle::router as oracle;
@@ -13,12 +13,12 @@ use dsv4_kv_tests::inputs::{download, upload, upload_bf16};
 use crate::router::selection::{Answer, assert_same_set, choice};
 
 const SCALING: f32 = 2.5;
-/// Token ids of a hash table.
+/// Number of token ids in a hash table.
 const VOCABULARY: u32 = 40;
-/// Least gap, relative to its score, at which a selection must be the oracle's.
+/// Minimum gap, relative to the score, at which a selection must equal the oracle's.
 const LEAST_GAP: f64 = 1e-4;
 
-/// A gate and a batch.
+/// A gate and a batch of tokens.
 pub struct Case {
     pub hidden: u32,
     pub experts: u32,
@@ -33,7 +33,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Hidden states of size 1, and weights that make logits of size 2.
+    /// Random hidden states of magnitude 1, and weights that give logits of magnitude 2.
     pub fn random(hidden: u32, experts: u32, selected: u32, tokens: u32, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let size = 6.0 / (hidden as f32).sqrt();
@@ -53,7 +53,7 @@ impl Case {
         self.token.len() as u32
     }
 
-    /// Two launches on the same scratch; their answers, which must be one.
+    /// Runs the launch twice with the same scratch memory. Both must give the same results, which are returned.
     fn decode<B: Backend>(&self, device: &Device<B>, hash: bool) -> Answer {
         let stream = &device.stream().unwrap();
         let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
@@ -80,8 +80,8 @@ impl Case {
         oracle::logits(&self.x[token * hidden..][..hidden], &self.gate)
     }
 
-    /// Compares every token with the oracle, and its experts too where the selection is clear; for how
-    /// many it was.
+    /// Compares the weights of every token with the oracle, and the experts where the selection is clear. Returns the
+    /// number of clear selections.
     pub fn check(&self, answer: &Answer, hash: bool) -> usize {
         let selected = self.selected as usize;
         let bias: Vec<f64> = self.bias.iter().map(|&bias| bias.into()).collect();
@@ -100,7 +100,7 @@ impl Case {
             }
             let want = oracle::weights(&logits, ids, SCALING.into());
             for (&got, want) in answer.weights[token * selected..].iter().zip(want) {
-                // A logit is off by a few 2^-24 of the sum of its magnitudes.
+                // The error of a logit is a few 2^-24 of the sum of its magnitudes.
                 assert!((f64::from(got) - want).abs() <= 2e-6, "{got} for {want}");
             }
         }
@@ -109,8 +109,8 @@ impl Case {
     }
 }
 
-/// Batches of every number of products of 8 tokens; hidden states of fewer pieces than warps, of one
-/// more than a multiple, and of many.
+/// Batches for each number of 8-token products in a launch; hidden states with fewer pieces than warps, with one piece
+/// more than a multiple of the warps, and with many.
 pub fn decode_equals_the_oracle<B: Backend>(device: &Device<B>) {
     let (mut clear, mut all) = (0, 0);
     for (tokens, hidden, experts, selected) in [
@@ -139,7 +139,7 @@ pub fn hashed_decode_equals_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The widths of the released models.
+/// The hidden sizes of the released models.
 pub fn released_widths_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for (hidden, experts, tokens) in [(4096, 256, 3), (7168, 384, 2)] {
         let case = Case::random(hidden, experts, 6, tokens, hidden.into());
@@ -147,8 +147,8 @@ pub fn released_widths_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Sums of small integers are exact in any order, so that the answer has one set of bits, on a tensor
-/// core as well: the one that the kernels give for the logits.
+/// Sums of small integers are exact in any order, on tensor cores too. So there is only one right result: the bits that
+/// the selection kernels give for the exact logits.
 pub fn exact_logits_give_the_same_bits<B: Backend>(device: &Device<B>) {
     let mut case = Case::random(480, 288, 6, 37, 1);
     let mut random = StdRng::seed_from_u64(2);
@@ -192,7 +192,7 @@ pub fn padding_in_a_batch_gets_no_expert<B: Backend>(device: &Device<B>) {
         }
         (case.token, case.x) = (tokens, x);
     }
-    // A token that is none of the table's, and a hidden state that is no number.
+    // A token id outside the table, and a NaN in a hidden state.
     case.token[3] = VOCABULARY as i32;
     assert_eq!(case.decode(device, true).faults, 1);
     case.x[5 * 256 + 17] = bf16::NAN.to_bits();
@@ -206,7 +206,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         let buffer = |len| device.allocate::<u32>("a shape", len).unwrap();
         let [x, weight, extra, token, activations, arrivals, ids, weights, faults] =
             sizes.map(buffer);
-        // Two BF16 to a word: as many elements as asked for.
+        // A word holds two BF16; this gives a buffer of `len` elements.
         let of = |len: u64, buffer: &dsv4_kv::device::Buffer<B, u32>| {
             buffer.cast::<bf16>().unwrap().slice(0, len).unwrap()
         };

@@ -1,4 +1,4 @@
-//! The MoE router: its kernels, and the type around them.
+//! The MoE router: its kernels, and the type `Router`.
 
 pub mod api;
 pub mod batches;

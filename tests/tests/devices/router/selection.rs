@@ -1,4 +1,5 @@
-//! The router kernels against the oracle: ids exact, weights to 1e-6, and bits equal on both devices.
+//! The selection kernels of the router compared with the oracle: ids are exact, weights to 1e-6, and both devices give
+//! equal bits.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 use dsv4_kv_oracle::router as oracle;
@@ -11,12 +12,12 @@ use rand::{Rng, SeedableRng};
 use dsv4_kv_tests::inputs::{assert_same, download, upload};
 
 const SCALING: f32 = 1.5;
-/// Numbers of experts: each kernel's most, its least, and some between.
+/// Numbers of experts: the most and the least of each kernel, and some between.
 const EXPERTS: [u32; 7] = [32, 64, 256, 288, 384, 416, 512];
-/// What outputs hold before a launch.
+/// Fills outputs before a launch.
 const CANARY: i32 = 0x5A5A;
 
-/// What a launch left: experts and weights of every token.
+/// The results of a launch: experts and weights of every token.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Answer {
     pub ids: Vec<i32>,
@@ -25,8 +26,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What `launch` answers for these token ids. There is room for one token more, whose row must stay as
-    /// it is.
+    /// Runs `launch` for these token ids. The outputs have room for one more token, whose row must stay as it is.
     pub fn of<B: Backend>(
         stream: &Stream<B>,
         selection: Selection,
@@ -50,7 +50,7 @@ impl Answer {
     }
 }
 
-/// What chooses among experts: the table (`[vocabulary, selected]`) if `hash`, else the bias.
+/// The input of the choice: the table (`[vocabulary, selected]`) if `hash`, else the bias.
 pub fn choice<B: Backend>(
     stream: &Stream<B>,
     selection: Selection,
@@ -65,7 +65,7 @@ pub fn choice<B: Backend>(
     }
 }
 
-/// Inputs of tokens, and how many experts they get.
+/// The inputs of a batch of tokens, and the number of experts per token.
 #[derive(Clone)]
 struct Case {
     experts: u32,
@@ -81,7 +81,7 @@ struct Case {
 }
 
 impl Case {
-    /// Random logits of various sizes, and a table of random experts.
+    /// Random logits of several magnitudes, and a table of random experts.
     fn random(experts: u32, selected: u32, tokens: usize, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let mut logits = Vec::new();
@@ -112,13 +112,13 @@ impl Case {
         })
     }
 
-    /// The oracle's answer for a token that is no padding.
+    /// The oracle's result for a token that is not padding.
     fn selected_by_oracle(&self, token: usize) -> oracle::Routed {
         let bias: Vec<f64> = self.bias.iter().map(|&bias| f64::from(bias)).collect();
         oracle::select(&self.row(token), &bias, self.selected as usize, SCALING.into())
     }
 
-    /// Runs `activation_topk` and compares every token whose selection f32 can decide; how many.
+    /// Runs `activation_topk` and compares every token whose selection is clear enough for f32. Returns their number.
     fn check_selection<B: Backend>(&self, device: &Device<B>, least_gap: f64) -> usize {
         let answer = self.run(device, false);
         let selected = self.selected as usize;
@@ -140,8 +140,8 @@ impl Case {
     }
 }
 
-/// The same experts in the same order, except that two whose scores differ by less than f32 sees may
-/// have changed places.
+/// Asserts the same experts in the same order, except that two experts may have changed places if f32 cannot tell their
+/// scores apart.
 fn assert_ids(got: &[i32], want: &oracle::Routed, logits: &[f64], bias: &[f32]) {
     let score = |id: i32| oracle::activation(logits[id as usize]) + f64::from(bias[id as usize]);
     for (&got_id, &want_id) in got.iter().zip(&want.ids) {
@@ -152,7 +152,7 @@ fn assert_ids(got: &[i32], want: &oracle::Routed, logits: &[f64], bias: &[f32]) 
     assert_same_set(got, &want.ids);
 }
 
-/// The same experts in any order.
+/// Asserts the same experts in any order.
 pub fn assert_same_set(got: &[i32], want: &[i32]) {
     let sorted = |ids: &[i32]| {
         let mut ids = ids.to_vec();
@@ -170,7 +170,7 @@ fn assert_weights(got: &[f32], want: &[f64]) {
     }
 }
 
-/// The golden rows: V4-Flash's shape, with the edge rows of zeros, ties, and large and small logits.
+/// The golden rows: the shape of V4-Flash, with edge rows of zeros, ties, and large and small logits.
 fn golden_case() -> (Case, golden::Array<i32>) {
     let load = |name| golden::load::<f32>(name).unwrap().data;
     let tokens = golden::load::<i64>("hash_input_ids").unwrap().data;
@@ -232,8 +232,8 @@ pub fn hash_equals_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Few different logits and no bias: nearly all scores are equal to others, and equal bits are equal
-/// scores, so that the order is exact.
+/// Few different logits and no bias, so that nearly all scores are equal to others. Equal bits are equal scores, so the
+/// order is exact.
 pub fn equal_scores_go_to_the_lower_expert<B: Backend>(device: &Device<B>) {
     for experts in EXPERTS {
         for values in [1, 2, 5] {
@@ -254,7 +254,8 @@ pub fn what_is_no_number_ranks_last_and_is_counted<B: Backend>(device: &Device<B
         let mut case = Case::random(experts, 6, 5, 3);
         let row = |token: usize| token * experts as usize;
         let all = experts as usize;
-        // One NaN on the best expert; all but three; all; an infinity of each sign; a NaN bias.
+        // By token: a NaN on the best expert; NaN on all experts but three; NaN on all; an infinity of each sign. And a
+        // NaN bias.
         let best = case.selected_by_oracle(0).ids[0] as usize;
         case.logits[row(0) + best] = f32::NAN;
         case.logits[row(1)..row(2)].fill(-f32::NAN);
@@ -266,7 +267,7 @@ pub fn what_is_no_number_ranks_last_and_is_counted<B: Backend>(device: &Device<B
         case.logits[row(3) + 8] = f32::NEG_INFINITY;
         case.bias[30] = f32::NAN;
         let answer = case.run(device, false);
-        // The bias is no number in five rows, in two of them beside a logit that is.
+        // The NaN bias counts in five rows, less those in which the logit of the same expert is NaN too.
         let counted = 1 + (all - 3) + all + 5 - if best == 30 { 1 } else { 0 } - 2;
         assert_eq!(answer.faults as usize, counted, "{experts} experts");
         let ids: Vec<&[i32]> = answer.ids.chunks(6).collect();
@@ -282,7 +283,7 @@ pub fn what_is_no_number_ranks_last_and_is_counted<B: Backend>(device: &Device<B
     }
 }
 
-/// Padded rows have no experts, whatever their logits are; hashing refuses ids that do not exist.
+/// Padding has no experts, whatever its logits are. Hash routing refuses token ids that do not exist.
 pub fn padding_and_unknown_tokens_get_no_expert<B: Backend>(device: &Device<B>) {
     for hash in [false, true] {
         let mut case = Case::random(256, 6, 21, 4);
@@ -329,7 +330,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let selection = Selection::new(64, 6, SCALING).unwrap();
     let buffer = |len| device.allocate::<u32>("a shape", len).unwrap();
-    // [logits, bias or table, token, ids, weights, faults], each one short in turn.
+    // Lengths of [logits, bias or table, token, ids, weights, faults]; each buffer is too short in turn.
     for hash in [false, true] {
         let second = if hash { 10 * 6 } else { 64 };
         let needed = [3 * 64, second, 3, 18, 18, 1];
@@ -370,7 +371,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The bits of the routing path are the same on both devices.
+/// The results of the selection have the same bits on both devices.
 pub fn both_devices_give_equal_bytes<A: Backend, B: Backend>(one: &Device<A>, other: &Device<B>) {
     for experts in EXPERTS {
         for hash in [false, true] {

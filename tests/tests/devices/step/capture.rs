@@ -1,4 +1,4 @@
-//! Captured steps: which graph a step takes, and which layers it finishes.
+//! Captured steps: the graphs that a step accepts, and the layers that they complete.
 
 use dsv4_kv::device::{Backend, Buffer, Device, bf16};
 use dsv4_kv::layer_progress::LayerProgress;
@@ -15,7 +15,7 @@ use crate::inputs::{download, rows, upload_bf16};
 use crate::rings::pool;
 use crate::stories::{Story, config};
 
-/// Two layers with a window alone.
+/// A cache of two layers with a window alone.
 fn cache<B: Backend>(device: &Device<B>) -> KvCacheManager<B> {
     let config =
         CacheConfig { max_step_tokens: 8, max_draft: 1, ..config(&[Swa, Swa], FORMATS, 4) };
@@ -25,7 +25,7 @@ fn cache<B: Backend>(device: &Device<B>) -> KvCacheManager<B> {
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 const LAYERS: [LayerId; 2] = [LayerId(0), LayerId(1)];
 
-/// A graph is queued by a step of its cache, begun with its bucket, that has not run its layers.
+/// A graph is queued only by a step of its cache that was begun with its bucket and has not run its layers.
 pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let (mut cache, mut other) = (cache(device), cache(device));
@@ -63,7 +63,7 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     step.replay(&first).unwrap();
     assert_eq!(step.progress(LAYERS[0]).unwrap(), LayerProgress::Finished);
     assert_eq!(step.progress(LAYERS[1]).unwrap(), LayerProgress::NotStarted);
-    // What reads the layer's rows reads those that the graph updated it with.
+    // Reads after the replay must be given the rows with which the graph updated the layer.
     for _ in 0..2 {
         let refused = step.swa(LAYERS[0]).unwrap().already_updated(&others).map(drop).unwrap_err();
         assert!(matches!(refused, KvError::RowsMismatch(_)), "{refused}");
@@ -82,7 +82,7 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     step.replay(&second).unwrap();
     step.repeat(&first).unwrap();
     step.commit(&[Accepted::count(id, 2)]).unwrap();
-    // The rings are those of the same step without graphs.
+    // The rings equal those of the same step without graphs.
     let parts = [StepRequest { id: foreign, ..parts[0] }];
     let mut step = other.begin_step(&stream, Launches::Eager, &parts).unwrap();
     for layer in LAYERS {
@@ -95,7 +95,7 @@ pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     assert_eq!(rings(&cache), rings(&other));
 }
 
-/// A bucket out of the cache's range, and steps that exceed their bucket, by field and value.
+/// Buckets outside the range of the cache, and steps that exceed their bucket, are refused by field and value.
 pub fn what_exceeds_a_bucket_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut cache = cache(device);
@@ -133,12 +133,12 @@ pub fn what_exceeds_a_bucket_is_refused<B: Backend>(device: &Device<B>) {
     assert!(matches!(error, KvError::StepTooLong { tokens: 4, limit: 3, .. }), "{error}");
 }
 
-/// A captured decode step that is queued again leaves every byte as the first time.
+/// A captured decode step that is queued a second time leaves every byte as after the first time.
 pub fn queueing_a_step_again_changes_nothing<B: Backend>(device: &Device<B>) {
     const STARTS: [usize; 4] = [3, 127, 128, 255];
     let (layers, formats) = ([Swa, Csa, Hca], (MainFormat::F32, IndexFormat::Nvfp4));
     let stories = STARTS.map(|start| Story::random(&layers, start + 6, 70 + start as u64));
-    // Of two tokens a request the separate kernels, of one the fused ones.
+    // With two tokens per request the separate kernels run, with one the fused kernels.
     for tokens_per_request in [2, 1] {
         let config = CacheConfig { max_draft: 1, ..config(&layers, formats, STARTS.len() as u32) };
         let mut fed = Fed::new(device, config);

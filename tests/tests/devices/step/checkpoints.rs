@@ -1,4 +1,4 @@
-//! Checkpoints: a request that goes on from one has the bytes that it would have alone.
+//! Checkpoints: a request that continues from one has the bytes that it would have alone.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{
@@ -31,14 +31,14 @@ fn fed<B: Backend>(device: &Device<B>, formats: Formats, max_draft: u32) -> Fed<
     Fed::new(device, CacheConfig { max_draft, num_checkpoints: 2, poison: true, ..base })
 }
 
-/// Every pool of a unit, with its bytes.
+/// The pools of all layers with this kind of unit.
 fn pools_of<B: Backend>(fed: &Fed<B>, unit: PoolUnit) -> Vec<(LayerId, Pool)> {
     let layers = fed.manager.schema().layers.iter();
     let pools = layers.flat_map(|layer| layer.pools.iter().map(|pool| (layer.layer, *pool)));
     pools.filter(|(_, pool)| pool.unit == unit).collect()
 }
 
-/// Gives `to` the blocks of as many tokens, with what the blocks of `from` hold.
+/// Gives `to` blocks for `tokens` tokens, and copies the contents of the blocks of `from` to them.
 fn copy_blocks<B: Backend>(
     fed: &mut Fed<B>,
     story: &Story,
@@ -59,7 +59,7 @@ fn copy_blocks<B: Backend>(
     }
 }
 
-/// The rows that a checkpoint at `boundary` keeps of a pool of slots: of each the row of a slot.
+/// The rows of a slot of this pool that a checkpoint at `boundary` keeps, in order of position.
 fn kept(kind: LayerKind, pool: Pool, max_draft: u32, boundary: u32) -> Vec<u32> {
     let own = csa_own_rows(max_draft + 1);
     let (first, ring, rows) = match (pool.kind, kind) {
@@ -72,8 +72,9 @@ fn kept(kind: LayerKind, pool: Pool, max_draft: u32, boundary: u32) -> Vec<u32> 
     (boundary - rows..boundary).map(|position| first + position % ring).collect()
 }
 
-/// Random bytes in every pool: a save copies the rows that a checkpoint keeps, in order of position, and no pool changes; a
-/// restore brings exactly these to another slot, at the rows of their positions, and no other byte of any pool changes.
+/// All pools have random bytes. A save copies the rows that a checkpoint keeps, in order of position, and changes no
+/// pool. A restore copies exactly these rows to another slot, each to the row of its position, and changes no other
+/// byte of any pool.
 pub fn a_copy_moves_every_byte_it_names<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(91);
     for (formats, max_draft, boundary) in
@@ -149,9 +150,9 @@ fn feed<B: Backend>(
     }
 }
 
-/// A request is saved at a boundary, right there or up to `max_draft` + 1 tokens behind it, and its slot becomes poison.
-/// Another goes on from the checkpoint in another slot, in any chunks and with drafts that are rejected: every window,
-/// entry and key is that of the story alone.
+/// A request is saved at a boundary, when it is there or up to `max_draft` tokens after it, and its slot becomes
+/// poison. Another request continues from the checkpoint in another slot, in any chunks and with drafts that are
+/// rejected. Every window, entry and key equals that of the story alone.
 pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(92);
     let cases = [0, 1, 3, 8].into_iter().zip(FORMATS.iter().cycle());
@@ -160,12 +161,12 @@ pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
         let stored = story.stored(device, formats);
         for boundary in [128_usize, 256] {
             let mut fed = fed(device, formats, max_draft);
-            // So that the slots differ.
+            // Takes a slot, so that the two requests have other slots.
             let _other = fed.manager.admit().unwrap();
             let (a, b) = (fed.manager.admit().unwrap(), fed.manager.admit().unwrap());
             let before = boundary - 1 - random.random_range(0..=max_draft as usize);
             feed(&mut fed, a, (&story, &wrong), 0..before, &mut random);
-            // The step that passes the boundary: it accepts up to all of its tokens.
+            // The step that passes the boundary accepts some or all of its tokens.
             let accepted = random.random_range(boundary - before..=max_draft as usize + 1);
             let end = before + max_draft as usize + 1;
             let pieces =
@@ -189,7 +190,7 @@ pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A saved request in slot 0, and one in slot 1 that has its blocks.
+/// A saved request in slot 0, and a request in slot 1 with blocks of the same contents.
 fn two_requests<B: Backend>(
     device: &Device<B>,
     story: &Story,
@@ -202,13 +203,13 @@ fn two_requests<B: Backend>(
     (fed, a, b, saved)
 }
 
-/// A row that a checkpoint lacks is poison when it is gathered; one that it has of another position is seen in the bytes.
+/// A row that is missing in a checkpoint is poison when it is gathered. A row of another position shows in the bytes.
 pub fn stale_rows_are_found<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 129, 95);
     for stale in [false, true] {
         let (mut fed, a, b, saved) = two_requests(device, &story);
         let checkpoint = fed.manager.writable_checkpoint(&saved);
-        // The first layer's window comes first: the row of position 5.
+        // The window of the first layer comes first in a checkpoint. This is the row of a position.
         let row = |position: u64| checkpoint.slice(position * 576, 576).unwrap();
         if stale {
             fed.stream.copy(&row(6), &row(5)).unwrap();
@@ -246,7 +247,7 @@ pub fn stale_rows_are_found<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A step that was leaked (`std::mem::forget`) keeps no request from a checkpoint: it is rejected first.
+/// A step that was leaked (`std::mem::forget`) does not prevent a restore of its request: it is rejected first.
 pub fn a_leaked_step_is_rejected_before_a_restore<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 260, 97);
     let (mut fed, _, b, saved) = two_requests(device, &story);
@@ -257,7 +258,7 @@ pub fn a_leaked_step_is_rejected_before_a_restore<B: Backend>(device: &Device<B>
     assert_eq!(fed.manager.ledger().committed(b).unwrap(), 128);
 }
 
-/// Refusals name what is wrong, and leave every byte, request and checkpoint as it was.
+/// Refusals name the cause, and leave every byte, request and checkpoint as it was.
 pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 260, 96);
     let (mut fed, a, b, saved) = two_requests(device, &story);
@@ -266,7 +267,7 @@ pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     let before = fed.pool_bytes();
     let mut refused =
         |saves: &[(RequestId, u32)]| fed.manager.save_checkpoints(&stream, saves).unwrap_err();
-    // Three tokens were written behind it, and rings hold two.
+    // Three tokens were written after boundary 128, and rings allow two. The other boundaries cannot be saved either.
     for boundary in [0, 64, 128, 256] {
         let error = refused(&[(b, 128), (a, boundary)]);
         let is_named = matches!(error, KvError::NotSavable { request, boundary: found, committed: 131, .. }
@@ -280,7 +281,7 @@ pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     let is_named =
         matches!(error, KvError::NotRestorable { blocks: 0, needed: 1, boundary: 128, .. });
     assert!(is_named, "{error}");
-    // It has the block, but not all of what is to be in it.
+    // The request has the block, but not all tokens of it.
     fed.lose(&[Part::new(c, &story, 0..127)]);
     let error = fed.manager.restore_from_other(&stream, c, &saved).unwrap_err();
     let is_named =
@@ -295,10 +296,10 @@ pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     assert_eq!([a, b].map(|id| fed.manager.ledger().committed(id).unwrap()), [131, 128]);
 }
 
-/// The kernel counts jobs of slots and checkpoints that do not exist, and writes nothing of them.
+/// The kernel counts jobs with slots or checkpoints that do not exist, and writes nothing for them.
 pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    // One row of 512 bytes in each of two slots, and in each of two checkpoints.
+    // One row of 512 bytes in each of two slots and of two checkpoints.
     let pieces = upload(&stream, &[0_u32, 0, 32, 32, 1, 1, 0, 0]);
     let memory = |seed: u8| upload(&stream, &[[seed; 512], [seed + 1; 512]].concat());
     let (slots, checkpoints, faults) = (memory(1), memory(3), upload(&stream, &[0_u32]));
@@ -332,13 +333,13 @@ pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
     assert_same(&download(&stream, &checkpoints), &download(&stream, &memory(3)), "checkpoints");
     copy(0, 1, CopyDirection::Slot);
     copy(1, 0, CopyDirection::Save);
-    // To the first word of all, which threads without a word of their own do not read meanwhile.
+    // The target includes the first word of all, which threads without a word of their own must not read meanwhile.
     copy(1, 0, CopyDirection::Slot);
     assert_eq!(download(&stream, &slots), [1; 1024]);
     assert_eq!(download(&stream, &checkpoints), [[1; 512], [4; 512]].concat());
 }
 
-/// A copy that has no memory on one of its sides is refused by what is missing.
+/// A copy without memory for the slots or for the checkpoints is refused by the name of what is missing.
 pub fn copies_without_memory_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let pieces = upload(&stream, &[0_u32, 0, 32, 32, 1, 1, 0, 0]);
@@ -371,7 +372,7 @@ pub fn copies_without_memory_are_refused<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Rows that are saved as a step goes must lie in a checkpoint to their end.
+/// Rows that a step saves must lie in a checkpoint to their last byte.
 pub fn rows_that_no_checkpoint_has_are_refused<B: Backend>(device: &Device<B>) {
     const DATA: u64 = 128 * 576;
     const SCALES: u64 = 128 * 8;

@@ -1,4 +1,4 @@
-//! A prompt may be cut into steps anywhere: the same bytes come out.
+//! A prompt may be cut into steps anywhere: the bytes are the same.
 
 use dsv4_kv::CacheConfig;
 use dsv4_kv::device::{Backend, Device};
@@ -13,8 +13,8 @@ use crate::stories::{Formats, Story, config};
 
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
-/// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk) on poisoned pools; with the shortest
-/// rings, and with rings for four drafts, where short chunks are one launch a layer.
+/// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk), on poisoned pools: with the shortest
+/// rings, and with rings for four drafts, where short chunks take one launch per layer.
 fn check_cuts<B: Backend>(
     device: &Device<B>,
     most: usize,
@@ -50,8 +50,7 @@ pub fn some_lengths<B: Backend>(device: &Device<B>) {
     check_cuts(device, 300, chunks.map(|chunk| [random.random_range(1..=300), chunk]));
 }
 
-/// Every length up to 520 tokens, past four blocks, in chunks of one size: every fourth length, from
-/// `1 + QUARTER` on.
+/// Every fourth length up to 520 tokens, more than four blocks, from `1 + QUARTER` on, in chunks of `CHUNK` tokens.
 pub fn every_length<B: Backend, const CHUNK: usize, const QUARTER: usize>(device: &Device<B>) {
     check_cuts(device, 520, (1 + QUARTER..=520).step_by(4).map(|tokens| [tokens, CHUNK]));
 }

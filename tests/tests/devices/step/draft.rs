@@ -1,4 +1,4 @@
-//! Draft (MTP) layers: positions of their own, ahead of a trunk step that is open.
+//! Draft (MTP) layers: they have positions of their own, and run ahead of an open step of the trunk.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::step_meta::{Section, StepLayout};
@@ -16,9 +16,8 @@ use crate::stories::{Story, config};
 const DRAFT_LAYER: LayerId = LayerId(2);
 const DRAFTS: usize = 3;
 
-/// While the trunk verifies drafts, the draft layer runs ahead token by token; then it goes back to what
-/// the trunk accepted. Its window holds the accepted tokens, as if no draft had ever been; so does the
-/// trunk.
+/// While the trunk verifies drafts, the draft layer runs ahead token by token; then it goes back to the tokens that the
+/// trunk accepted. The windows of both then hold the accepted tokens, as if there had been no drafts.
 pub fn drafts_run_ahead_of_an_open_step<B: Backend>(device: &Device<B>) {
     let layers = [Swa, Csa, Swa];
     let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -49,7 +48,7 @@ pub fn drafts_run_ahead_of_an_open_step<B: Backend>(device: &Device<B>) {
         let step = [parts[0].request()];
         let mut verify = trunk.begin_step(stream, Launches::Eager, &step).unwrap();
         inputs.run(&mut verify, &mut |_, _| Ok(())).unwrap();
-        // The verifying step is open, and the draft layer takes the same tokens, one by one.
+        // The verifying step of the trunk is open, and the draft layer takes the same tokens one by one.
         for (at, position) in (done..end).enumerate() {
             let own = if at < accepted { &story } else { &wrong };
             inputs.load(stream, &[Part::new(id, own, position..position + 1)], 1);
@@ -77,7 +76,7 @@ pub fn drafts_run_ahead_of_an_open_step<B: Backend>(device: &Device<B>) {
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
-/// A layer belongs to one group, and a model without draft layers has no draft steps.
+/// A layer belongs to one group. A model without draft layers has no draft steps.
 pub fn groups_are_kept_apart<B: Backend>(device: &Device<B>) {
     let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let mut fed = Fed::new(device, config(&[Swa, Swa], formats, 1));
@@ -90,7 +89,7 @@ pub fn groups_are_kept_apart<B: Backend>(device: &Device<B>) {
     assert!(matches!(error, KvError::DraftLayerKind { layer: LayerId(1), kind: Csa }), "{error}");
 }
 
-/// A step of the draft layers is not told what kernels of the trunk's open step refused: that step is.
+/// A step of the draft layers does not report faults of the trunk's open step; the trunk's step does.
 pub fn a_step_is_told_its_own_faults<B: Backend>(device: &Device<B>) {
     let mut config = config(&[Swa, Swa], (MainFormat::Ue8m0, IndexFormat::Mxfp4), 1);
     config.model.mtp_layers = 1;
@@ -115,7 +114,7 @@ pub fn a_step_is_told_its_own_faults<B: Backend>(device: &Device<B>) {
     drop(verify);
     fed.manager.check_faults(&fed.stream).unwrap();
 
-    // The cache is told of both groups at once.
+    // `check_faults` of the cache reports both groups.
     let draft_meta = fed.manager.writable_step_meta(LayerGroup::Draft).unwrap();
     fed.manager.release(id).unwrap();
     let other = fed.manager.admit().unwrap();

@@ -1,5 +1,5 @@
-//! Reuse against computing alone: every boundary, with every number of drafts, however prompts are cut; and random
-//! prompts of one tree of prefixes in a cache that evicts all the time. No byte differs.
+//! Reuse compared with computing alone: at every boundary, with every number of drafts, however prompts are cut; and
+//! with random prompts of one tree of prefixes, in a cache that evicts all the time. No byte differs.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -17,10 +17,10 @@ use crate::fed::{Fed, Part};
 use crate::inputs::assert_same;
 use crate::stories::{Story, tiny};
 
-/// Tokens behind a boundary at which the second prompt parts from the first, in turn.
+/// Number of tokens after a boundary at which the second prompt differs from the first, in turn.
 const PARTINGS: [usize; 4] = [0, 1, 77, 127];
 
-/// A cache for prompts that share up to `most` tokens, and the request that computed them, cut so.
+/// A cache for prompts that share up to `most` tokens, with a request that computed them in steps cut as `cut` says.
 fn shared<'s, B: Backend>(
     device: &Device<B>,
     told: &Told<'s>,
@@ -33,9 +33,9 @@ fn shared<'s, B: Backend>(
     (fed, id)
 }
 
-/// For every boundary up to `most` tokens, and all these numbers of drafts: a request goes on from the checkpoint that
-/// another has there, and has the bytes that it has alone, in each way in which either is cut: in long chunks, in chunks
-/// that end nowhere in particular, and in steps of a token and drafts, of which some are rejected. The other request
+/// For every boundary up to `most` tokens and each of these numbers of drafts, a request continues from the checkpoint
+/// that another request has there, and gets the bytes that it has alone. Both are cut in each way: in long chunks, in
+/// chunks whose ends are not aligned, and in steps of a token and drafts, some of which are rejected. The other request
 /// keeps its bytes.
 fn boundaries<B: Backend>(device: &Device<B>, most: usize, drafts: RangeInclusive<u32>) {
     let [a, b, wrong] = [801, 802, 803].map(|seed| Story::random(&tiny(), most + 320, seed));
@@ -52,14 +52,14 @@ fn boundaries<B: Backend>(device: &Device<B>, most: usize, drafts: RangeInclusiv
         let mut caches = cuts.map(|cut| shared(device, &first, &settings, cut));
         let before = caches.each_ref().map(|(fed, id)| bytes(fed, *id, most + 1));
         for (boundary, parting) in (128..=most).step_by(128).zip(PARTINGS.into_iter().cycle()) {
-            // Past the next boundary, and far enough that each row of every ring was written again.
+            // Beyond the next boundary, and so far that every row of every ring is written again.
             let tokens = boundary + 140 + tail(max_draft);
             let second = |number| Told::of(&[(0, &a, boundary + parting), (number, &b, tokens)]);
             let want = Alone::of(device, &second(1), settings.clone());
             let ways = (0..cuts.len()).flat_map(|one| (0..cuts.len()).map(move |two| (one, two)));
             for (one, two) in ways {
                 let what = format!("at {boundary}, {max_draft} drafts, cut as {one} and {two}");
-                // The same bytes by other token ids, or it would go on from the last one's.
+                // The same tensors with other token ids; with equal ids it would continue from the request before.
                 let (second, (fed, _)) = (second(1 + two as u32), &mut caches[one]);
                 let admission = admit(fed, &second, b"");
                 assert_eq!(admission.reused as usize, boundary, "{what}");
@@ -81,7 +81,7 @@ fn boundaries<B: Backend>(device: &Device<B>, most: usize, drafts: RangeInclusiv
     assert!(compared > 0);
 }
 
-/// A sample of [`boundaries_to_1024_without_drafts`] and those that follow.
+/// A sample of [`boundaries_to_1024_without_drafts`] and the tests after it.
 pub fn some_boundaries<B: Backend>(device: &Device<B>) {
     boundaries(device, 256, 2..=2);
 }
@@ -106,13 +106,13 @@ boundaries! {
     boundaries_to_8192_with_5_to_8_drafts 8192 5..=8;
 }
 
-/// What a request says: which story up to which position. The last tokens are its answer.
+/// The tokens of a request: (story, end position) in order. The last tokens are its answer.
 type Script = Vec<(usize, usize)>;
 
-/// Tokens of an answer.
+/// Number of tokens in an answer.
 const ANSWER: usize = 16;
 
-/// A prompt of up to three stories: many begin alike.
+/// A prompt made of up to three stories. Many prompts have a common prefix.
 fn script(random: &mut SmallRng) -> Script {
     let ends = [100, 127, 128, 129, 200, 256, 300, 384];
     let tokens = *[129, 130, 256, 257, 300, 384, 385, 420].choose(random).expect("not empty");
@@ -127,8 +127,8 @@ fn script(random: &mut SmallRng) -> Script {
     script
 }
 
-/// Random (prefix, suffix, eviction): prompts of one tree of prefixes, some of them while the one before is still there,
-/// in a cache of few blocks and checkpoints from which others take blocks now and then.
+/// Random combinations of prefix, suffix and eviction: prompts of one tree of prefixes, some admitted while the request
+/// before still runs, in a cache of few blocks and checkpoints, from which other requests sometimes take blocks.
 fn triples<B: Backend>(device: &Device<B>, count: usize, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let stories = [811, 812, 813].map(|seed| Story::random(&tiny(), 440, seed));
@@ -182,7 +182,7 @@ pub fn some_triples<B: Backend>(device: &Device<B>) {
     triples(device, 40, 0);
 }
 
-/// 10,000 of them.
+/// As [`some_triples`], with 10,000 combinations.
 pub fn ten_thousand_triples<B: Backend>(device: &Device<B>) {
     (1..=4).for_each(|seed| triples(device, 2_500, seed));
 }

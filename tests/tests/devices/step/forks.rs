@@ -1,4 +1,4 @@
-//! Forks go on by themselves; suspended requests go on elsewhere: with the bytes that they would have alone.
+//! Forks continue independently, and suspended requests continue in other slots, with the bytes that they have alone.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::schema::PoolUnit;
@@ -22,8 +22,8 @@ fn fed<B: Backend>(device: &Device<B>, max_draft: u32, max_requests: u32) -> Fed
     Fed::new(device, config)
 }
 
-/// Feeds `id` up to `end` tokens, in chunks and by steps with drafts that are rejected, of which `seed` decides; each
-/// row of the steps' windows is gathered, and none is one that nobody wrote.
+/// Feeds `id` up to `end` tokens, in chunks and in steps with rejected drafts, which `seed` decides. Gathers every row
+/// of the steps' windows, and asserts that no kernel left one unwritten.
 pub(super) fn feed<B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,
@@ -52,7 +52,7 @@ pub(super) fn feed<B: Backend>(
     fed.manager.check_faults(&stream).unwrap();
 }
 
-/// All bytes of a request: its slot, and the blocks of its tokens, of each pool.
+/// All bytes of a request: its slot and the blocks of its tokens, in each pool.
 fn bytes_of<B: Backend>(fed: &Fed<B>, id: RequestId) -> Vec<(String, Vec<u8>)> {
     let tokens = fed.manager.ledger().committed(id).unwrap();
     let held = fed.manager.ledger().blocks_of(tokens) as usize;
@@ -85,7 +85,7 @@ fn assert_equal<B: Backend>(fed: &Fed<B>, got: RequestId, want: &[(String, Vec<u
     }
 }
 
-/// What a request has that is fed alone: up to `fork` tokens of one story, then of another.
+/// The bytes of a request that is fed alone: with one story up to `fork` tokens, then with another.
 fn alone<B: Backend>(
     device: &Device<B>,
     max_draft: u32,
@@ -99,9 +99,9 @@ fn alone<B: Backend>(
     bytes_of(&fed, id)
 }
 
-/// Forked anywhere in a block, after rejected drafts too, a request and its fork go on with other tokens, each with the
-/// bytes of a request that was fed alone. A fork takes one block, or none where a block ends; when all are gone, whoever
-/// was first, so are all blocks.
+/// Forked at several places of a block, after rejected drafts too, a request and its fork continue with different
+/// tokens. Each has the bytes of a request that was fed alone. A fork takes one block, or none at the end of a block.
+/// When all requests have ended, in any order, all blocks are free.
 pub fn forks_go_on_by_themselves<B: Backend>(device: &Device<B>) {
     let stories = [81, 82, 83].map(|seed| Story::random(&tiny(), 420, seed));
     let [x, y, wrong] = stories.each_ref();
@@ -128,7 +128,7 @@ pub fn forks_go_on_by_themselves<B: Backend>(device: &Device<B>) {
         let c = fed.manager.fork(&stream, b).unwrap();
         fed.manager.release(if max_draft % 2 == 0 { a } else { b }).unwrap();
         fed.manager.release(if max_draft % 2 == 0 { b } else { a }).unwrap();
-        // What is freed becomes poison here, and what is shared still must not.
+        // Freed blocks become poison here; blocks that are still shared must not.
         let d = fed.manager.admit().unwrap();
         feed(&mut fed, d, (y, wrong), 130, 3);
         assert_equal(&fed, c, &want[1], "a fork of it");
@@ -138,8 +138,8 @@ pub fn forks_go_on_by_themselves<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Suspended at any position, after rejected drafts too, a request goes on in another slot, while its own has another
-/// request, with the bytes of one that was never suspended.
+/// Suspended at several positions, after rejected drafts too, a request continues in another slot while its old slot
+/// has another request. It has the bytes of a request that was never suspended.
 pub fn a_suspended_request_goes_on_elsewhere<B: Backend>(device: &Device<B>) {
     let stories = [84, 85, 86].map(|seed| Story::random(&tiny(), 420, seed));
     let [x, y, wrong] = stories.each_ref();
@@ -169,7 +169,7 @@ pub fn a_suspended_request_goes_on_elsewhere<B: Backend>(device: &Device<B>) {
         feed(&mut fed, b, (x, wrong), end, 2);
         let want = alone(device, max_draft, [x, x, wrong], [at, end]);
         assert_equal(&fed, b, &want, "a request that went on");
-        // Another may be suspended now, and be forgotten.
+        // Another request may be suspended now, and be discarded.
         let suspended = fed.manager.suspend(&stream, b).unwrap();
         let mut foreign =
             KvCacheManager::new(device.clone(), fed.manager.config().clone()).unwrap();
@@ -183,8 +183,8 @@ pub fn a_suspended_request_goes_on_elsewhere<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// What the prefix tree keeps for a request it keeps for its fork too, and while it is suspended; only when all are gone
-/// can it go.
+/// Blocks that the prefix tree keeps for a request it also keeps for its fork, and while the request is suspended. They
+/// can be evicted only when all of these have ended.
 pub fn forks_and_suspended_requests_share_the_tree<B: Backend>(device: &Device<B>) {
     let base = config(&tiny(), FORMATS, 3);
     let config = CacheConfig { num_blocks: BLOCKS, num_checkpoints: 2, max_suspended: 1, ..base };
@@ -217,13 +217,13 @@ pub fn forks_and_suspended_requests_share_the_tree<B: Backend>(device: &Device<B
         let ledger = fed.manager.ledger();
         (ledger.evictable_blocks(), ledger.free_blocks())
     };
-    // Two shared blocks, and the last one of each.
+    // Two shared blocks, and the last block of each request.
     assert_eq!(counts(&fed), (0, BLOCKS - 4));
-    // It registers what it goes on with, as any other.
+    // The fork registers the blocks that it computes, as any request does.
     run(&mut fed, fork, 420);
     assert_equal(&fed, fork, &alone_of(device, &story), "the fork that went on");
     fed.manager.release(fork).unwrap();
-    // The one that it answered, with a checkpoint behind it; the suspended request goes on from the others.
+    // The block that the fork completed, with a checkpoint at its end. The suspended request still uses the others.
     assert_eq!(fed.manager.ledger().evictable_blocks(), 1);
     let resumed = fed.manager.resume(&stream, suspended).unwrap();
     assert_equal(&fed, resumed, &before, "the resumed request");
@@ -233,7 +233,7 @@ pub fn forks_and_suspended_requests_share_the_tree<B: Backend>(device: &Device<B
     fed.manager.check_faults(&stream).unwrap();
 }
 
-/// What a request has at the end of a story that was computed alone in the steps of the fork.
+/// The bytes of a request that was computed alone, in the same steps as the fork, to the end of a story.
 fn alone_of<B: Backend>(device: &Device<B>, story: &Story) -> Vec<(String, Vec<u8>)> {
     let mut fed = Fed::new(device, config(&tiny(), FORMATS, 1));
     let id = fed.manager.admit().unwrap();

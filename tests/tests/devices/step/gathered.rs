@@ -1,5 +1,4 @@
-//! What attention of one layer reads in a step, at fixed addresses: the lists it asks for, and the
-//! gathers.
+//! The inputs of attention in one layer of a step: lists, and the tiles of gathers, at addresses that stay the same.
 
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::step::EntryLists;
@@ -10,13 +9,13 @@ use kv_layout::geometry::LayerKind;
 use crate::fed::Updated;
 use crate::inputs::{CANARY, download, filled};
 
-/// Entries of a query's list.
+/// Length of a query's list.
 const LIST: u32 = 3;
 
-/// The lists and the tiles of one layer, for steps of up to `bucket` tokens.
+/// The lists and tiles of one layer, for steps of up to `bucket` tokens.
 pub struct Gathered<B: Backend> {
     kind: LayerKind,
-    /// Rows for all entries of a query.
+    /// Rows of a tile for all entries of a query.
     all_rows: u32,
     selected: Buffer<B, i32>,
     window: Buffer<B, bf16>,
@@ -27,7 +26,7 @@ pub struct Gathered<B: Backend> {
 }
 
 impl<B: Backend> Gathered<B> {
-    /// For every layer of a cache, with room for the compressed entries of `tokens` tokens.
+    /// For every layer of a cache, with room for the entries of `tokens` tokens.
     pub fn of_layers(
         manager: &KvCacheManager<B>,
         stream: &Stream<B>,
@@ -52,8 +51,8 @@ impl<B: Backend> Gathered<B> {
         manager.config().model.layers.iter().map(of_kind).collect()
     }
 
-    /// Asks for the newest entry, none, and the oldest, of queries at `positions`; puts canaries into
-    /// the tiles, and the lengths of padding into the lengths.
+    /// Sets the lists of queries at `positions` to the newest entry, none, and the oldest. Fills the tiles with
+    /// canaries, and the lengths with 0, which is the length of padding.
     pub fn reset(&self, stream: &Stream<B>, positions: &[usize]) {
         for tile in [&self.window, &self.listed, &self.all] {
             stream.fill(tile, CANARY).unwrap();
@@ -68,7 +67,7 @@ impl<B: Backend> Gathered<B> {
         stream.upload(&lists, &self.selected, 0).unwrap();
     }
 
-    /// Queues what attention of this layer reads, in launches of `bucket` tokens.
+    /// Queues the gathers of this layer, for `bucket` queries.
     pub fn gather(&self, layer: &Updated<'_, B>, bucket: u32) -> Result<(), KvError> {
         layer.gather_window(0..bucket, &self.window, &self.window_lengths)?;
         let lists = EntryLists { queries: 0..bucket, k: LIST, entries: &self.selected };
@@ -84,7 +83,7 @@ impl<B: Backend> Gathered<B> {
         [selected, window, window_lengths, listed.memory(), all.memory(), lengths]
     }
 
-    /// What the gathers wrote.
+    /// The bytes that the gathers wrote.
     pub fn bytes(&self, stream: &Stream<B>) -> Vec<u8> {
         let Self { window, window_lengths, listed, all, lengths, .. } = self;
         [window.cast(), window_lengths.cast(), listed.cast(), all.cast(), lengths.cast()]

@@ -1,5 +1,5 @@
-//! What a cache holds is a function of each request's own accepted tokens: not of what else ran, of
-//! what was drafted, or of how often a step was replayed.
+//! The contents of a cache depend only on each request's own accepted tokens: not on other requests, on drafts, or on
+//! how often a step was replayed.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use rand::{Rng, SeedableRng};
 
 use crate::stories::config;
 
-/// A layer of every kind.
+/// One layer of each kind.
 const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
-/// Most drafts of a step.
+/// Maximum drafts of a step.
 const DRAFTS: u32 = 8;
 
 fn start<B: Backend>(device: &Device<B>, requests: u32) -> Run<Cache<B>> {
@@ -40,8 +40,7 @@ fn apply<B: Backend>(run: &mut Run<Cache<B>>, op: &Op) {
     run.apply(op).unwrap_or_else(|divergence| panic!("{op:?}: {}", divergence.what));
 }
 
-/// A step of so many tokens of each request, of which the first `right` are accepted. `by_graph`:
-/// replayed, if there is a graph that serves it.
+/// Runs a step of (request, tokens, accepted tokens). If `by_graph`, it is replayed, provided that a graph serves it.
 fn verify<B: Backend>(run: &mut Run<Cache<B>>, step: &[(Name, u32, u32)], by_graph: bool) {
     let part = |&(request, tokens, right): &(Name, u32, u32)| Written {
         request,
@@ -71,8 +70,8 @@ fn verify<B: Backend>(run: &mut Run<Cache<B>>, step: &[(Name, u32, u32)], by_gra
     );
 }
 
-/// For each (drafts, accepted drafts): verify steps from every one of `positions` positions behind
-/// the first block; after each step every byte is that of the accepted tokens alone.
+/// For each (drafts, accepted drafts): verify steps from each of `positions` positions after the first block. After
+/// each step every byte is that of the accepted tokens alone.
 fn check_rollbacks<B: Backend>(
     device: &Device<B>,
     pairs: impl IntoIterator<Item = [u32; 2]>,
@@ -81,8 +80,8 @@ fn check_rollbacks<B: Backend>(
     let mut run = start(device, DRAFTS + 1);
     let mut name = 0;
     for [drafts, accepted] in pairs {
-        // A request goes on by `stride` tokens a step; as many requests, each a token ahead of the
-        // one before, are at every position between them.
+        // A request advances by `stride` tokens per step. So `stride` requests, each one token ahead of the one before,
+        // together start steps at every position.
         let stride = accepted + 1;
         let names: Vec<_> = (name + 1..=name + stride).collect();
         name += stride;
@@ -106,15 +105,15 @@ pub fn some_rollbacks_leave_no_trace<B: Backend>(device: &Device<B>) {
     check_rollbacks(device, [[0, 0], [8, 0], [8, 8], [5, 2]], 12);
 }
 
-/// Every position in a block, every number of drafts up to eight, every number of them accepted.
+/// Every position in a block, up to eight drafts, and every number of accepted drafts.
 pub fn every_rollback_leaves_no_trace<B: Backend>(device: &Device<B>) {
     let pairs =
         (0..=DRAFTS).flat_map(|drafts| (0..=drafts).map(move |accepted| [drafts, accepted]));
     check_rollbacks(device, pairs, 128);
 }
 
-/// Requests of random lengths in steps of random requests and sizes, through slots and blocks that
-/// others have used: each holds what it holds alone.
+/// Requests of random lengths in steps with random requests and sizes, in slots and blocks that others have used. Each
+/// holds the bytes that it holds alone.
 fn check_interleavings<B: Backend>(device: &Device<B>, count: u32, seed: u64) {
     const REQUESTS: u32 = 3;
     let mut random = StdRng::seed_from_u64(seed);
@@ -152,7 +151,7 @@ pub fn some_interleavings_do_not_mix<B: Backend>(device: &Device<B>) {
     check_interleavings(device, 30, 61);
 }
 
-/// Ten thousand interleavings: minutes.
+/// Ten thousand interleavings; takes minutes.
 pub fn ten_thousand_interleavings_do_not_mix<B: Backend>(device: &Device<B>) {
     check_interleavings(device, 10_000, 62);
 }

@@ -21,15 +21,15 @@ const FORMATS: [Formats; 3] = [
     (MainFormat::Ue8m0, IndexFormat::Fp8),
 ];
 
-/// A request on its way through its story.
+/// A request and its progress in its story.
 struct Progress {
     id: RequestId,
     story: usize,
     done: usize,
 }
 
-/// Four stories through two slots in mixed steps of any sizes, padded: each request's blocks and
-/// windows hold what its tokens give in one chunk, alone, on a fresh cache.
+/// Four stories run through two slots, in mixed steps of random sizes with padding. The blocks and windows of each
+/// request equal those of its tokens in one chunk, alone, in a new cache.
 pub fn every_layer_holds_what_the_history_says<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(1);
     for formats in FORMATS {
@@ -66,8 +66,8 @@ pub fn every_layer_holds_what_the_history_says<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The gathers of every compressed layer give each query the entries that it sees, those that close
-/// in the very step included, and padding nothing.
+/// The gathers of every compressed layer give each query the entries that it sees, including those that close in the
+/// same step. Padding gets nothing.
 pub fn gathers_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const PADDED: u32 = 16;
     for formats in &FORMATS[..2] {
@@ -109,7 +109,7 @@ fn decode(format: MainFormat, stored: &Stored) -> Vec<Vec<u16>> {
     stored.entries.iter().map(|entry| oracle(format).decode(entry)).collect()
 }
 
-/// Gathers for all queries of a step (story and position each, then padding) against the decoded
+/// Compares gathers for all queries of a step, given as (story, position) and followed by padding, with the decoded
 /// entries of each story.
 fn check_gathers<B: Backend>(
     layer: LayerId,
@@ -123,7 +123,7 @@ fn check_gathers<B: Backend>(
     let seen: Vec<usize> = queries.iter().map(|&(_, position)| visible(position, ratio)).collect();
     let rows = *seen.iter().max().unwrap();
 
-    // The newest entry, the oldest, one between, none.
+    // The newest entry, the oldest, one between, and none.
     let list = |&seen: &usize| {
         let seen = seen as i32;
         [seen - 1, -1, seen / 2 - 1, (seen - 1).min(0), -1, seen - 1]
@@ -168,22 +168,22 @@ fn check_gathers<B: Backend>(
 
 /// Tokens of the captured step.
 const BUCKET: u32 = 8;
-/// No request of it reaches so many tokens.
+/// Requests of the captured step have fewer tokens than this.
 const MOST: u32 = 268;
 
-/// Launches of one layer's operations one by one.
+/// The graph has separate launches for the operations of a layer.
 pub fn a_captured_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
     check_capture(device, 2);
 }
 
-/// One launch a layer.
+/// The graph has one launch per layer.
 pub fn a_captured_fused_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
     check_capture(device, 1);
 }
 
-/// One graph of every layer's update and gathers, captured for `tokens_per_request` tokens a request
-/// and replayed for batches of one to eight requests that cross the ends of entries, windows and
-/// blocks, against eager launches of the separate kernels without padding.
+/// One graph of the update and the gathers of every layer is captured for `tokens_per_request` tokens per request. It
+/// is replayed for batches of one to eight requests that cross the ends of entries, windows and blocks, and compared
+/// with eager launches of the separate kernels without padding.
 fn check_capture<B: Backend>(device: &Device<B>, tokens_per_request: u32) {
     const STARTS: [usize; BUCKET as usize] = [124, 125, 126, 127, 250, 253, 254, 255];
     let stories = STARTS.map(|start| Story::random(&tiny(), start + 10, start as u64));
@@ -238,8 +238,8 @@ fn check_capture<B: Backend>(device: &Device<B>, tokens_per_request: u32) {
     captured.manager.check_faults(&captured.stream).unwrap();
 }
 
-/// Verify steps of up to three drafts, of which any number of tokens is accepted, or none at all: entries, indexer keys and
-/// windows are those of never having drafted.
+/// Verify steps of up to three drafts, of which any number of tokens is accepted, or none. Entries, indexer keys and
+/// windows equal those of a request without drafts.
 pub fn rejected_drafts_leave_no_trace<B: Backend>(device: &Device<B>) {
     const MAX_DRAFT: usize = 3;
     let mut random = StdRng::seed_from_u64(21);

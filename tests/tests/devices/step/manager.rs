@@ -38,7 +38,7 @@ fn manager<B: Backend>(
     KvCacheManager::new(device.clone(), config).unwrap()
 }
 
-/// Runs a step of the layer and commits the first `accepted` tokens of each request.
+/// Runs a step of the layer, and commits the first `accepted` tokens of each request.
 fn run<B: Backend>(
     manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
@@ -54,7 +54,7 @@ fn run<B: Backend>(
     step.commit(&accepted).unwrap();
 }
 
-/// Feeds `values` to the request as one step of its own and accepts the first `accepted`.
+/// Feeds `values` to the request as a step of its own, and accepts the first `accepted` tokens.
 fn feed<B: Backend>(
     manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
@@ -88,8 +88,7 @@ pub fn any_chunking_gives_the_same_rows<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Verify steps of up to eight drafts with any number accepted leave the window of never having
-/// drafted.
+/// Verify steps of up to eight drafts, with any number accepted, leave the window of a request without drafts.
 pub fn rejected_drafts_leave_no_trace<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(2);
@@ -108,7 +107,7 @@ pub fn rejected_drafts_leave_no_trace<B: Backend>(device: &Device<B>) {
     assert!(history.len() > 140, "the ring went round");
 }
 
-/// Requests in one step, and slots that were used before: each ring holds its own request's rows.
+/// Several requests in one step, and reused slots: each ring holds the rows of its own request.
 pub fn interleaved_requests_do_not_mix<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(4);
@@ -150,8 +149,8 @@ pub fn memory_is_what_the_schema_says<B: Backend>(device: &Device<B>) {
     assert_eq!(allocated, planned);
 }
 
-/// Two kernels meet rows that the ring does not have, as a broken planner would write them: one check
-/// names both, the next one neither.
+/// Two kernels get rows that the ring does not have, as a wrong step planner would write them. The first check reports
+/// both kernels, the second neither.
 pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut small = manager(device, MainFormat::Ue8m0, 0);
@@ -183,8 +182,8 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     small.check_faults(&stream).unwrap();
 }
 
-/// What the last steps left in the buffer of StepMeta behind a step's own, or nobody ever wrote, is not read: one
-/// by one and for a bucket, pools end as over a buffer of zeros.
+/// The part of the StepMeta buffer after the sections of a step, left by earlier steps or never written, is not read.
+/// Eagerly and in a bucket, pools end with the same bytes as over a buffer of zeros.
 pub fn nothing_behind_a_steps_sections_is_read<B: Backend>(device: &Device<B>) {
     let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let stories = [1, 2].map(|seed| Story::random(&tiny(), 300, seed));

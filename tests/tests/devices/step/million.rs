@@ -23,19 +23,19 @@ use crate::step::tensors::Tensors;
 use crate::stories::{compressors, rotated};
 
 const LAYERS: [LayerKind; 2] = [Csa, Hca];
-/// Tokens of a step; every step has the same tensors.
+/// Tokens of a step. Every step has the same tensors.
 const STEP: u32 = 8192;
 /// Blocks of a request of 1,048,576 tokens.
 const BLOCKS: u32 = MAX_CONTEXT / BLOCK_TOKENS;
-/// Bytes of the CSA layer's data plane in a block.
+/// Bytes of a block in the data plane of the CSA layer.
 const BLOCK_BYTES: u64 = 32 * DATA_BYTES;
 
-/// Two requests of a million tokens, one over the offset of 2 GiB in the data plane of CSA entries and
-/// one over that of 4 GiB: their first and last blocks and those around the offset hold what their
-/// tokens give, and gathers of the last query read it.
+/// Two requests of a million tokens, one across the offset of 2 GiB in the data plane of CSA entries, and one across
+/// that of 4 GiB. Their first and last blocks, and those around the offset, hold the entries of their tokens, and
+/// gathers of the last query read these.
 ///
-/// The emulator takes seconds for a step: there kernels run in the steps of those blocks alone, none of
-/// which begins with a block that needs the step before.
+/// The emulator takes seconds for a step. There kernels run only in the steps of those blocks; none of these steps
+/// begins with a block that needs the step before.
 pub fn entries_lie_where_they_should<B: Backend>(device: &Device<B>) {
     if device.info().sm.is_some() {
         return check(device, &|_| ());
@@ -44,8 +44,8 @@ pub fn entries_lie_where_they_should<B: Backend>(device: &Device<B>) {
     check(&device, &|skip| device.backend().skip_launches(skip));
 }
 
-/// The test, on a device that takes a step without kernels after `skip_launches(true)`; one that must
-/// run all of them ignores it.
+/// The body of the test. After `skip_launches(true)` the device runs steps without kernels; on a device that must run
+/// all kernels `skip_launches` does nothing.
 fn check<B: Backend>(device: &Device<B>, skip_launches: &dyn Fn(bool)) {
     let stream = device.stream().unwrap();
     let requests = ((1_u64 << 32) / BLOCK_BYTES / u64::from(BLOCKS) + 1) as u32;
@@ -69,7 +69,7 @@ fn check<B: Backend>(device: &Device<B>, skip_launches: &dyn Fn(bool)) {
         let id = manager.admit().unwrap();
         let blocks = request * BLOCKS..(request + 1) * BLOCKS;
         let Some(boundary) = next.filter(|boundary| blocks.contains(boundary)) else {
-            // It only takes its blocks.
+            // The request only takes its blocks.
             feed(&mut manager, &stream, id, skip_launches, |_| None, |_| {});
             continue;
         };
@@ -91,8 +91,8 @@ fn check<B: Backend>(device: &Device<B>, skip_launches: &dyn Fn(bool)) {
     manager.check_faults(&stream).unwrap();
 }
 
-/// A million tokens in steps, whose kernels run if `tensors` has some for their first token; `last` sees
-/// the last step after its layers.
+/// Feeds a million tokens in steps. The kernels of a step run if `tensors` returns tensors for its first token. `last`
+/// is called in the last step, after its layers.
 fn feed<'t, B: Backend>(
     manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
@@ -125,7 +125,7 @@ fn run_layers<B: Backend>(layers: &mut Layers<'_, B>, tensors: &Tensors<B>) -> R
     Ok(())
 }
 
-/// What the step's last query gathers of the request's `logical`-th block, in each layer.
+/// Gathers the entries of the request's block `logical` for the step's last query, in each layer.
 fn gather_block<B: Backend>(
     layers: &mut Layers<'_, B>,
     tensors: &Tensors<B>,
@@ -147,7 +147,7 @@ fn gather_block<B: Backend>(
     gathered
 }
 
-/// The request's `logical`-th block holds the entries and keys of its tokens, and the last query
+/// Asserts that the request's block `logical` holds the entries and keys of its tokens, and that the last query
 /// gathered them.
 fn check_block<B: Backend>(
     manager: &KvCacheManager<B>,
@@ -188,7 +188,7 @@ fn check_block<B: Backend>(
     }
 }
 
-/// Rows of a plane are those of `want`.
+/// Asserts that rows of a plane equal `want`.
 fn read<B: Backend>(
     stream: &Stream<B>,
     plane: &View<B, u8>,
@@ -202,8 +202,8 @@ fn read<B: Backend>(
     assert_same(&got, want, what);
 }
 
-/// The entries of one block, made by the single operations from its own tokens and the window before
-/// them, and explained by the oracle.
+/// The entries of one block, computed by the single operations from its own tokens and the window before them, and
+/// checked against the oracle.
 fn alone<B: Backend>(
     device: &Device<B>,
     all: &History,

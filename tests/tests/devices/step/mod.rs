@@ -1,4 +1,4 @@
-//! Whole steps through the cache: layers of every kind, requests side by side, poison.
+//! Whole steps through the cache: layers of every kind, several requests, poison.
 
 pub mod capture;
 pub mod checkpoints;

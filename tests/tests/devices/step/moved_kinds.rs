@@ -1,4 +1,4 @@
-//! What kinds of requests move: of every format, with blocks that others have too; and what a cache refuses them.
+//! The kinds of requests that can move: in every format, with blocks shared with others; and the refusals of a cache.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -16,7 +16,7 @@ use crate::stories::{Formats, Story, config, tiny};
 
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
-/// A cache of these formats, and the memory through which its requests move.
+/// A cache with these formats, and the port through which its requests move.
 struct Site<B: Backend> {
     fed: Fed<B>,
     port: Port<B>,
@@ -48,7 +48,7 @@ impl<B: Backend> Site<B> {
     }
 }
 
-/// Rows and keys of every format move, and the request goes on with the bytes of one that never moved.
+/// Rows and keys of every format move, and the request continues with the bytes of one that never moved.
 pub fn requests_of_every_format_move<B: Backend>(device: &Device<B>) {
     let [story, wrong] = [101, 102].map(|seed| Story::random(&tiny(), 320, seed));
     let others = [(MainFormat::F32, IndexFormat::Fp8), (MainFormat::F32, IndexFormat::Nvfp4)];
@@ -69,8 +69,8 @@ pub fn requests_of_every_format_move<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A fork moves, and what it shares with others stays theirs: they go on, and so does it. Both of them arrive as requests that
-/// share nothing.
+/// A fork moves. The blocks that it shares stay with the other requests; these continue, and so does the fork. Both
+/// requests arrive as requests that share nothing.
 pub fn forks_move<B: Backend>(device: &Device<B>) {
     let stories = [103, 104, 105].map(|seed| Story::random(&tiny(), 420, seed));
     let [x, y, wrong] = stories.each_ref();
@@ -85,7 +85,7 @@ pub fn forks_move<B: Backend>(device: &Device<B>) {
     let (at, payload) = source.export(fork);
     let moved = target.import((at, &payload)).unwrap();
     source.fed.manager.release(fork).unwrap();
-    // The first goes on where it was, and leaves too.
+    // The first request continues where it was, and leaves too.
     feed(&mut source.fed, first, (x, wrong), 300, 2);
     source.fed.assert_holds(first, x, &stored[0], 300);
     let (at, payload) = source.export(first);
@@ -99,13 +99,14 @@ pub fn forks_move<B: Backend>(device: &Device<B>) {
     source.fed.manager.release(first).unwrap();
     let free = |site: &Site<B>| site.fed.manager.ledger().free_blocks();
     assert_eq!(free(&source), 15, "all came back");
-    // What they left is somebody else's, and has nothing of theirs.
+    // Their blocks belong to another request now, which has none of their bytes.
     let id = source.fed.manager.admit().unwrap();
     feed(&mut source.fed, id, (y, wrong), 140, 4);
     source.fed.assert_holds(id, y, &stored[1], 140);
 }
 
-/// A request that goes on from a prefix of others moves with the blocks that it shares with the tree, which stay there.
+/// A request that continues from a prefix of others moves with copies of the blocks that it shares with the tree, where
+/// they stay.
 pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     let stories = [106, 107].map(|seed| Story::random(&tiny(), 400, seed));
     let [x, y] = stories.each_ref();
@@ -120,7 +121,7 @@ pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     told::compute(&mut fed, admission.id, &second, 256, Cut::Chunks(64));
     let mut source = Site { fed, port };
     let (at, payload) = source.export(admission.id);
-    // The same, of a request that shares nothing.
+    // The same tokens in a request that shares nothing.
     let mut alone = Site::new(device, FORMATS, 0);
     let never = alone.fed.manager.admit().unwrap();
     let parts = [second.part(never, 0..310, None)];
@@ -131,7 +132,7 @@ pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     for part in source.port.layout().parts(at) {
         let bytes = from..from + part.bytes as usize;
         from = bytes.end;
-        // Draft layers begin anew behind a prefix.
+        // Draft layers begin anew after a shared prefix, so their windows differ.
         if part.kind == PartKind::Block || part.unit < trunk {
             assert_same(&payload[bytes.clone()], &want[bytes], &format!("{part:?}"));
         }
@@ -141,13 +142,13 @@ pub fn requests_with_shared_prefixes_move<B: Backend>(device: &Device<B>) {
     let before = source.export(id).1;
     source.fed.manager.release(admission.id).unwrap();
     assert_same(&source.export(id).1, &before, "the other request");
-    // The tree has the prefix still.
+    // The tree still has the prefix.
     let again = told::admit(&mut source.fed, &second, b"");
     assert_eq!(again.reused, 256);
     assert_same(&target.export(moved).1, &payload, "what came");
 }
 
-/// What a cache has no room or no layers for, and a stream of another device, change nothing.
+/// Imports for which a cache has no room or no layers, and streams of another device, are refused and change nothing.
 pub fn caches_refuse_what_they_cannot_hold<B: Backend>(device: &Device<B>, other: &Device<B>) {
     let story = Story::random(&tiny(), 20, 108);
     let mut site = Site::new(device, FORMATS, 1);

@@ -1,4 +1,5 @@
-//! Prefixes that move to another cache's tree: prompts that go on from them have the bytes of those that are alone.
+//! Prefixes that move to the tree of another cache: prompts that continue from them have the bytes that they have
+//! alone.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
@@ -12,18 +13,18 @@ use crate::fed::Fed;
 use crate::inputs::{assert_same, download};
 use crate::stories::{Story, tiny};
 
-/// Tokens of a prompt.
+/// Number of tokens in a prompt.
 const TOKENS: usize = 420;
 
-/// A cache and the memory through which its prefixes move.
+/// A cache and the port through which its prefixes move.
 struct Site<B: Backend> {
     fed: Fed<B>,
     port: Port<B>,
-    /// How many came, or were refused: every second one is in memory of the device.
+    /// Number of imports so far, refused ones included. Every second import is from device memory.
     imports: usize,
 }
 
-/// A prefix that has left.
+/// An exported prefix.
 struct Left {
     salt: Vec<u8>,
     at: Positions,
@@ -42,12 +43,12 @@ impl<B: Backend> Site<B> {
         Self { fed, port, imports: 0 }
     }
 
-    /// What is here of a prompt.
+    /// Exports the prefix of a prompt that is in this cache; `None` if there is none.
     fn export(&mut self, tokens: &[u32]) -> Option<Left> {
         self.export_of(tokens, b"")
     }
 
-    /// The same of a prompt with a salt.
+    /// As [`Self::export`], for a prompt with a salt.
     fn export_of(&mut self, tokens: &[u32], salt: &[u8]) -> Option<Left> {
         let Self { fed, port, .. } = self;
         let (stream, prompt) = (fed.stream.clone(), Prompt { salt, ..prompt(tokens) });
@@ -56,7 +57,7 @@ impl<B: Backend> Site<B> {
             let (at, tokens) = (export.positions(), export.prompt().tokens.to_vec());
             let mut payload = vec![0xA5; export.layout().prefix_bytes(at) as usize];
             export.all(&mut payload).unwrap();
-            // The same through memory of the device.
+            // The same bytes by an export to device memory.
             let memory = stream.device().allocate("a prefix", payload.len() as u64).unwrap();
             export.all_to(PartsMut::Device(memory.clone())).unwrap();
             assert!(download(&stream, &memory.view()) == payload);
@@ -79,8 +80,9 @@ impl<B: Backend> Site<B> {
     }
 }
 
-/// Wherever a prompt parts from the one whose prefix came, in caches that differ in drafts and in what their blocks are called,
-/// it goes on from the last checkpoint of that prefix and has every byte that it has alone; the source is as it was.
+/// For several positions at which a prompt differs from the one whose prefix arrived, in caches with other drafts and
+/// other block numbers: the prompt continues from the last checkpoint of the prefix, and has every byte that it has
+/// alone. The source is unchanged.
 pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
     let [a, b, wrong] = [401, 402, 403].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let first = Told::parting(&a, &a, TOKENS, TOKENS);
@@ -94,13 +96,13 @@ pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
         let what = format!("{drafts:?} drafts, interval {interval}, parting {parting}");
         let mut source = Site::new(device, settings(drafts[0], 6, interval));
         let mut target = Site::new(device, settings(drafts[1], 6, interval));
-        // The last two are of three blocks: two rounds, from memory of either kind.
+        // The last two prefixes have three blocks, which take two rounds, from host memory and from device memory.
         assert_eq!(format!("{:?}", target.port), "Port { blocks: 2, .. }");
         target.imports = case;
         let one = admit(&mut source.fed, &first, b"");
         told::compute(&mut source.fed, one.id, &first, 0, cuts[0]);
         let before = told::bytes(&source.fed, one.id, TOKENS);
-        // Another request's blocks.
+        // Blocks of another request, so that the prefix gets other block numbers.
         let other = Told::of(&[(7, &wrong, 140)]);
         let occupied = admit(&mut target.fed, &other, b"");
         told::compute(&mut target.fed, occupied.id, &other, 0, Cut::Chunks(140));
@@ -131,8 +133,8 @@ pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A tree that has some of what comes keeps that, takes the rest, and tells routers of it; when requests of both have
-/// gone, nothing is lost.
+/// A tree that already has a part of an arriving prefix keeps that part, takes the rest, and sends events for the rest.
+/// When the requests of both have ended, no block is lost.
 pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     let [a, b] = [411, 412].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let first = Told::parting(&a, &a, TOKENS, TOKENS);
@@ -150,7 +152,7 @@ pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     assert_eq!(target.fed.manager.drain_events(&mut events), Drained::Events);
     let came = target.import(&left).unwrap();
     assert_eq!(came, Some(PrefixImport { blocks: 2, checkpoint: true }), "its first block is here");
-    // Routers are told of what came, and of nothing else.
+    // Events name the blocks that arrived, and no others.
     assert_eq!(target.fed.manager.drain_events(&mut events), Drained::Events);
     let stored = events.iter().map(|event| match event {
         Event::Stored(run) => run.tokens.as_flattened().to_vec(),
@@ -174,7 +176,7 @@ pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     target.fed.manager.ledger().audit().unwrap();
 }
 
-/// A prefix that came is kept in host memory as one that was computed here: it outlives its eviction.
+/// A prefix that arrived is kept in host memory like one that was computed here, so it survives its eviction.
 pub fn what_came_goes_to_host_memory<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 415);
     let told = Told::parting(&story, &story, TOKENS, TOKENS);
@@ -191,7 +193,7 @@ pub fn what_came_goes_to_host_memory<B: Backend>(device: &Device<B>) {
     let blocks = u64::from(left.at.trunk / 128);
     assert_eq!((stats.stored_checkpoints, stats.stored_blocks), (1, blocks));
     fed.manager.audit_tier().unwrap();
-    // Two others take the device's two checkpoints.
+    // Two other prompts take the device's two checkpoints.
     let other = Story::random(&tiny(), 140, 416);
     let others = Told::of(&[(7, &other, 140)]);
     for salt in [b"a", b"b"] {
@@ -211,9 +213,9 @@ pub fn what_came_goes_to_host_memory<B: Backend>(device: &Device<B>) {
     fed.manager.ledger().audit().unwrap();
 }
 
-/// Prompts that part from each other, of three owners, in two caches that are too small for all of them: their
-/// prefixes go from one to the other and back, are evicted, and come again, and each prompt has every byte that it
-/// has alone.
+/// Prompts with common prefixes, under three salts, in two caches that are too small for all of them. Their prefixes
+/// move from one cache to the other and back, are evicted and arrive again. Each prompt has every byte that it has
+/// alone.
 pub fn prefixes_go_back_and_forth<B: Backend>(device: &Device<B>) {
     let stories = [431, 432, 433].map(|seed| Story::random(&tiny(), 300, seed));
     let mut random = StdRng::seed_from_u64(434);
@@ -260,7 +262,7 @@ pub fn prefixes_go_back_and_forth<B: Backend>(device: &Device<B>) {
     assert!(moved > 6 && reused > 6 && evicted > 8, "{moved} moved, {reused} reused, {evicted}");
 }
 
-/// What does not fit, or is no prefix, changes nothing in the cache that refuses it.
+/// Imports that do not fit, or are no prefix, change nothing in the cache that refuses them.
 pub fn what_cannot_come_changes_nothing<B: Backend>(device: &Device<B>) {
     let a = Story::random(&tiny(), TOKENS, 421);
     let first = Told::parting(&a, &a, TOKENS, TOKENS);
@@ -304,7 +306,7 @@ pub fn what_cannot_come_changes_nothing<B: Backend>(device: &Device<B>) {
     assert_eq!(fed.manager.ledger().free_blocks(), 2);
     assert_eq!(fed.manager.ledger().tree_counts().blocks, 0);
     fed.manager.ledger().audit().unwrap();
-    // A cache that shares nothing.
+    // A cache without prefix reuse.
     let mut alone = Site::new(device, settings(1, 0, 0));
     let error = alone.import(&left).unwrap_err();
     assert!(matches!(error, MoveError::NothingShared), "{error}");

@@ -1,4 +1,4 @@
-//! Requests that move to another cache go on there with the bytes of one that never moved.
+//! Requests that move to another cache continue there with the bytes of a request that never moved.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions};
@@ -16,7 +16,7 @@ use crate::stories::{Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
-/// A cache and the memory through which its requests move.
+/// A cache and the port through which its requests move.
 struct Site<B: Backend> {
     fed: Fed<B>,
     port: Port<B>,
@@ -31,7 +31,7 @@ impl<B: Backend> Site<B> {
         Self { fed, port }
     }
 
-    /// All of a request: its blocks by `chunks` calls, then its state.
+    /// Exports a whole request: its blocks by `chunks` calls, then its state.
     fn export(&mut self, id: RequestId, chunks: u32) -> (Positions, Vec<u8>) {
         let Self { fed, port } = self;
         let stream = fed.stream.clone();
@@ -49,7 +49,8 @@ impl<B: Backend> Site<B> {
         (at, payload)
     }
 
-    /// A request that came goes on: one token later it has the whole window of one that never moved.
+    /// Asserts that an arrived request can continue: one token later it has the whole window of a request that never
+    /// moved.
     fn goes_on(&mut self, device: &Device<B>, moved: RequestId, story: &Story, at: usize) {
         feed(&mut self.fed, moved, (story, story), at + 1, 1);
         self.fed.assert_holds(moved, story, &story.stored(device, FORMATS), at + 1);
@@ -61,8 +62,9 @@ impl<B: Backend> Site<B> {
     }
 }
 
-/// At every phase of a block, between caches that differ in drafts and blocks, what arrives is what left; every few tokens
-/// it decodes on there, with drafts, and has what was computed in one place, by the oracle and in every byte.
+/// At every position in a block, between caches with other drafts and other block numbers, the arrived bytes are the
+/// exported ones. Every few tokens the request continues there, with drafts; it then equals the oracle, and in every
+/// byte a request that never moved.
 pub fn a_request_moves_at_every_phase<B: Backend>(device: &Device<B>) {
     let stories = [91, 92].map(|seed| Story::random(&tiny(), 460, seed));
     let [x, wrong] = stories.each_ref();
@@ -72,7 +74,7 @@ pub fn a_request_moves_at_every_phase<B: Backend>(device: &Device<B>) {
         let mut source = Site::new(device, drafts[0], 15);
         let mut target = Site::new(device, drafts[1], 11);
         let id = source.fed.manager.admit().unwrap();
-        // Blocks of other requests, so that the same block has another number there.
+        // Blocks of other requests, so that the request gets other block numbers.
         let other = target.fed.manager.admit().unwrap();
         feed(&mut target.fed, other, (wrong, x), 140, seed);
         for tokens in first..first + 128 {
@@ -103,8 +105,8 @@ pub fn a_request_moves_at_every_phase<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Blocks go in rounds, here of two, the last of which may be one: each arrives in its place, from and to memory of the host and
-/// of the device.
+/// Blocks move in rounds, here of two blocks, and the last round may have one. Each block arrives at its place, from
+/// and to host memory and device memory.
 pub fn blocks_go_in_rounds<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 620, 99);
     let stored = story.stored(device, FORMATS);
@@ -117,7 +119,7 @@ pub fn blocks_go_in_rounds<B: Backend>(device: &Device<B>) {
         let layout = source.port.layout().clone();
         let blocks = layout.blocks(at.trunk);
         assert_eq!(blocks, tokens as u32 / 128 + 1);
-        // The same with a call for each block.
+        // The same with one call per block.
         assert_same(&source.export(id, blocks).1, &payload, &format!("blocks of {tokens} tokens"));
         let memory = device.allocate("a request", payload.len() as u64).unwrap();
         let stream = source.fed.stream.clone();
@@ -165,14 +167,14 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     let error = target.fed.manager.reserve(Positions { trunk: 400, draft: 400 }).unwrap_err();
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 4, free: 3 }));
     assert!(is_short, "{error}");
-    // A port, and room, of the other cache.
+    // A port, and reserved room, of the other cache.
     let room = target.fed.manager.reserve(at).unwrap();
     let manager = &mut target.fed.manager;
     let error = manager.load(&stream, &mut source.port, room, &payload).unwrap_err();
     assert!(matches!(error, MoveError::ForeignPort), "{error}");
     let room = target.fed.manager.reserve(at).unwrap();
     let room = source.fed.manager.give_back(room).unwrap_err();
-    // The cache that refuses returns it, empty or loaded, and it is as good as before.
+    // The cache that refuses the room returns it, empty or loaded, and it is as usable as before.
     let (manager, port) = (&mut source.fed.manager, &mut source.port);
     let MoveError::ForeignRoom(room) = manager.load(&stream, port, room, &payload).unwrap_err()
     else {
@@ -185,7 +187,7 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     target.goes_on(device, moved, &story, 270);
     target.fed.manager.release(moved).unwrap();
     assert_eq!(counts(&target), before);
-    // What is not there to be exported.
+    // Exports of blocks and bytes that do not exist.
     let (manager, port) = (&mut source.fed.manager, &mut source.port);
     let mut export = manager.export(&stream, port, id).unwrap();
     let error = export.blocks(2..4, &mut []).unwrap_err();
@@ -199,13 +201,13 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     manager.release(id).unwrap();
     let error = manager.export(&stream, port, id).unwrap_err();
     assert!(matches!(error, MoveError::Cache(KvError::UnknownRequest { .. })), "{error}");
-    // It fits all the same.
+    // The request still fits.
     let moved = target.import(at, &payload).unwrap();
     target.goes_on(device, moved, &story, 270);
 }
 
-/// What is reserved belongs to no request until it is entered: nothing that is done to requests meanwhile reaches it, and it
-/// reaches nobody else's slot, whether it is entered or given back.
+/// Reserved room belongs to no request until `enter`. Calls on requests in the meantime do not touch it. It never
+/// touches the slot of another request, whether it is entered or given back.
 pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
     let [story, other] = [94, 95].map(|seed| Story::random(&tiny(), 300, seed));
     let (mut source, mut target) = (Site::new(device, 1, 15), Site::new(device, 1, 15));
@@ -215,7 +217,7 @@ pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
     let (at, payload) = source.export(id, 1);
     for enter in [true, false] {
         let room = target.fed.manager.reserve(at).unwrap();
-        // Whoever looks for requests finds none to release.
+        // Releases every request that the ledger names: none of them has the room.
         for slot in (0..3).map(SlotId) {
             let named = target.fed.manager.ledger().request_in(slot);
             named.into_iter().for_each(|id| target.fed.manager.release(id).unwrap());
@@ -244,8 +246,8 @@ pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Tokens that were rejected leave nothing in what moves: neither a step that is dropped whole, nor draft layers that are ahead
-/// of the trunk.
+/// Rejected tokens leave nothing in the exported bytes: neither a step that is rejected as a whole, nor draft layers
+/// that are ahead of the trunk.
 pub fn rejected_tokens_do_not_move<B: Backend>(device: &Device<B>) {
     let [story, wrong] = [96, 97].map(|seed| Story::random(&tiny(), 300, seed));
     let (mut source, mut target) = (Site::new(device, 5, 15), Site::new(device, 3, 15));
@@ -270,7 +272,7 @@ pub fn rejected_tokens_do_not_move<B: Backend>(device: &Device<B>) {
     target.fed.assert_holds(moved, &story, &story.stored(device, FORMATS), 230);
 }
 
-/// What an import refuses at once evicts nothing for it, nor does room that is refused.
+/// Imports that are refused at once evict nothing, nor do refused reservations.
 pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 300, 98);
     let mut source = Site::new(device, 1, 15);
@@ -305,7 +307,7 @@ pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
     let given = (at, &payload[..]);
     let error = fed.manager.import(&stream, &mut source.port, given).unwrap_err();
     assert!(matches!(error, MoveError::ForeignPort), "{error}");
-    // One block more than is free or cached, and no slot.
+    // One block more than is free or evictable; later, no slot.
     let far = Positions { trunk: 5 * 128, draft: 5 * 128 };
     let error = target.fed.manager.reserve(far).unwrap_err();
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 5, free: 4 }));

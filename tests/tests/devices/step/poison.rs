@@ -1,4 +1,4 @@
-//! Poisoned caches: what nobody wrote is found in what attention reads, and named.
+//! Poisoned caches: rows that no kernel wrote are found when attention reads them, and are reported by name.
 
 use dsv4_kv::device::{Backend, Buffer, Device, bf16};
 use dsv4_kv::poison::{POISON, PoisonRead, PoisonedRow};
@@ -15,16 +15,16 @@ use crate::stories::{Formats, Story, config, tiny};
 
 const BOTH: [Formats; 2] =
     [(MainFormat::Ue8m0, IndexFormat::Mxfp4), (MainFormat::F32, IndexFormat::Nvfp4)];
-/// Entries of a list.
+/// Length of a list.
 const LIST: u32 = 3;
-/// Rows for all entries that a query sees.
+/// Rows of a tile for all entries of a query.
 const ALL: u32 = 40;
 
 fn poisoned<B: Backend>(device: &Device<B>, formats: Formats, requests: u32) -> Fed<B> {
     Fed::new(device, CacheConfig { poison: true, ..config(&tiny(), formats, requests) })
 }
 
-/// Gathers window, the list `selected` and all entries of every query of a layer.
+/// Gathers the window, the list `selected` and all entries of every query of a layer.
 fn gather<B: Backend>(
     layer: &Updated<'_, B>,
     tokens: u32,
@@ -44,8 +44,8 @@ fn rows_found(error: &KvError) -> (u32, Vec<PoisonRead>) {
     (*count, rows.clone())
 }
 
-/// Every token written: nothing is found. Then a token that no kernel writes: the window row, and the
-/// entry that it should have closed, are found in every layer that has them, and nothing else.
+/// With every token written nothing is found. Then the kernels of one token do not run: its window row, and the entry
+/// that it should have closed, are found in every layer that has them, and nothing else.
 pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
     for formats in BOTH {
         let story = Story::random(&tiny(), 132, 51);
@@ -59,7 +59,8 @@ pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
         fed.run(&part, Padding::None, &[1], &mut |_, layer| gather(layer, 1, &before));
         fed.manager.check_poison(&fed.stream).unwrap();
 
-        // Token 127 closes an entry in every compressed layer, and is lost; 128 sees the loss.
+        // Token 127 closes an entry in every compressed layer, and is not written. The query at 128 reads the missing
+        // rows.
         fed.lose(&[Part::new(id, &story, 127..128)]);
         let none = list([-1; LIST as usize]);
         let mut want = Vec::new();
@@ -70,7 +71,7 @@ pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
             want.push(read(PoisonedRow::Window(127)));
             match updated.schema().kind {
                 LayerKind::Swa => {}
-                // In the list, and among all.
+                // Found in the list, and among all entries.
                 LayerKind::Csa => want.extend([read(PoisonedRow::Entry(31)); 2]),
                 LayerKind::Hca => want.push(read(PoisonedRow::Entry(0))),
             }
@@ -83,7 +84,7 @@ pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// [`Updated::read_windows`] of a chunk finds a row that nobody wrote, whichever of the 127 rows before the chunk it is.
+/// [`Updated::read_windows`] of a chunk finds an unwritten row, whichever of the 127 rows before the chunk it is.
 pub fn a_chunk_reads_every_row_of_its_windows<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 300, 53);
     for lost in [0, 1, 63, 126] {
@@ -107,7 +108,7 @@ pub fn a_chunk_reads_every_row_of_its_windows<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// What a request held is poison when the next one gets it, and nothing else is.
+/// The slot and blocks of a released request become poison when the next request gets them, and nothing else does.
 pub fn what_is_freed_becomes_poison<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 133, 52);
     let mut fed = poisoned(device, BOTH[0], 2);
@@ -138,7 +139,7 @@ pub fn what_is_freed_becomes_poison<B: Backend>(device: &Device<B>) {
         }
     }
 
-    // No kernel ran for the new request: it reads its predecessor's window.
+    // No kernel ran for the new request, so it reads the window of its predecessor.
     let none = upload(&fed.stream, &[-1; LIST as usize]);
     let part = [Part::new(next, &story, 132..133)];
     fed.run(&part, Padding::None, &[1], &mut |layer, updated| match layer {
@@ -151,7 +152,7 @@ pub fn what_is_freed_becomes_poison<B: Backend>(device: &Device<B>) {
     assert!(rows.iter().all(|row| row.request == Some(next) && row.layer == LayerId(0)));
 }
 
-/// A cache that is not poisoned looks at nothing.
+/// A cache without poison checks nothing.
 pub fn without_poison_nothing_is_looked_at<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 5, 53);
     let mut fed = Fed::new(device, config(&tiny(), BOTH[0], 1));

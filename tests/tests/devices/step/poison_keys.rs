@@ -1,4 +1,4 @@
-//! Poisoned caches: what nobody wrote is found in what the indexer scores, and named.
+//! Poisoned caches: keys that no kernel wrote are found when the indexer scores them, and are reported by name.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::poison::{PoisonRead, PoisonedRow};
@@ -17,8 +17,8 @@ fn poisoned<B: Backend>(device: &Device<B>, format: IndexFormat) -> Fed<B> {
     Fed::new(device, CacheConfig { poison: true, max_draft: 7, ..config })
 }
 
-/// Runs a step in which every CSA layer scores its queries, but for those that see no more than `skip`;
-/// what is found.
+/// Runs a step in which every CSA layer scores its queries, except those that see at most `skip` entries. Returns the
+/// reported reads.
 fn found<B: Backend>(
     fed: &mut Fed<B>,
     part: Part<'_>,
@@ -36,9 +36,9 @@ fn found<B: Backend>(
     }
 }
 
-/// Every token written: nothing is found. Then two tokens that no kernel writes. What each should have
-/// closed is found for every query that scores it, and so are the keys that were pooled over the first,
-/// whose state was poison; nothing else is.
+/// With every token written nothing is found. Then the kernels of two tokens do not run. The key that the second should
+/// have closed is found for every query that scores it, and so are the two keys that were pooled from the poisoned
+/// state of the first; nothing else is.
 pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let story = Story::random(&tiny(), 136, 61);
@@ -56,7 +56,7 @@ pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
         let want = |first| -> Vec<_> {
             let queries =
                 LAYERS.iter().flat_map(|&layer| (first..136).map(move |query| (layer, query)));
-            // Entry 1 pools the window of entry 0 too, in which token 2 is.
+            // Entry 1 is also pooled from the window of entry 0, which has token 2.
             queries
                 .flat_map(|(layer, position)| {
                     [0, 1, 31].map(|entry| PoisonRead {
@@ -77,7 +77,7 @@ pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A request whose table names blocks that another held and gave back: all of its keys are found.
+/// A request whose table names blocks that another request had and gave back: all of its keys are found.
 pub fn scores_of_what_another_held_are_named<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let story = Story::random(&tiny(), 133, 62);

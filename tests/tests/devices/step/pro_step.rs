@@ -15,19 +15,19 @@ use crate::inputs::{assert_same, download};
 use crate::step::gathered::Gathered;
 use crate::step::tensors::Tensors;
 
-/// Requests, replays, and replays between two comparisons of all bytes.
+/// Number of requests, of replays, and of replays between two comparisons of all bytes.
 struct Size {
     bucket: u32,
     replays: u32,
     compare_every: u32,
 }
 
-/// Sets of inputs that steps use in turn; no divisor of a window or a block.
+/// Number of sets of inputs that steps use in turn; it does not divide a window or a block.
 const INPUTS: usize = 7;
-/// Most tokens of a request before the replays, fed in one step.
+/// Maximum tokens of a request before the replays, fed in one step.
 const PROMPT: u32 = 128;
 
-/// A cache, and what attention reads of it in a step.
+/// A cache, and the inputs that attention gathers from it in a step.
 struct Side<B: Backend> {
     manager: KvCacheManager<B>,
     out: Vec<Gathered<B>>,
@@ -45,7 +45,7 @@ impl<B: Backend> Side<B> {
         };
         let manager = KvCacheManager::new(stream.device().clone(), config).unwrap();
         let out = Gathered::of_layers(&manager, stream, size.bucket, most);
-        // What nobody writes is NaN.
+        // NaN marks every row that no kernel writes.
         for (layer, schema) in (0..).map(LayerId).zip(&manager.schema().layers) {
             for pool in &schema.pools {
                 stream.fill(&manager.writable_pool(layer, pool.kind).unwrap(), 0xFF).unwrap();
@@ -81,7 +81,7 @@ impl<B: Backend> Side<B> {
         }
     }
 
-    /// Fused updates and gathers of both layer groups, captured.
+    /// Captures fused updates and gathers of both layer groups.
     fn capture(
         &mut self,
         stream: &Stream<B>,
@@ -137,9 +137,9 @@ fn run_layers<B: Backend>(
     Ok(())
 }
 
-/// Replays of a captured decode step, fused and padded to its bucket, leave in every pool and every
-/// gathered tile the bytes of eager launches of the separate kernels without padding, while requests
-/// cross the ends of entries, windows and blocks.
+/// Replays of a captured decode step, fused and padded to its bucket, leave the same bytes in every pool and every
+/// gathered tile as eager launches of the separate kernels without padding, while requests cross the ends of entries,
+/// windows and blocks.
 pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
     // The emulator takes a tenth of a second for a step.
     let size = match device.info().sm {
@@ -180,7 +180,7 @@ pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
     sides.iter().for_each(|side| side.manager.check_faults(&stream).unwrap());
 }
 
-/// Admits a request for each row of the bucket to both sides and feeds it up to 128 tokens.
+/// Admits a request for each row of the bucket in both caches, and feeds it up to 128 tokens.
 fn prompts<B: Backend>(
     stream: &Stream<B>,
     sides: &mut [Side<B>; 2],

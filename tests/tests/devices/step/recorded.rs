@@ -1,4 +1,4 @@
-//! Launches that a capture records, other than the capture of a whole step, do not run in the step.
+//! Launches that are only recorded, by a capture other than that of a whole step, do not count as run in the step.
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, bf16};
 use dsv4_kv::layer_progress::LayerProgress;
@@ -18,8 +18,8 @@ fn is_forbidden(error: &KvError) -> bool {
     matches!(error, KvError::Device(DeviceError::ForbiddenInCapture { .. }))
 }
 
-/// Updates and appends are refused in a capture that is not the step's own: fused ones, and those of a long chunk. The step goes on as if
-/// they had not been asked for.
+/// Updates and appends, fused and of a long chunk, are refused in a capture that is not the step's own. The step
+/// continues as if they had not been called.
 pub fn rows_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 9, 44);
     let mut fed = Fed::new(device, config(&tiny(), FORMATS, 1));
@@ -55,8 +55,8 @@ pub fn rows_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) {
     fed.assert_holds(id, &story, &story.stored(device, FORMATS), 9);
 }
 
-/// Attention and gathers are refused too, before and after they have run: a graph of them could be replayed beside other steps, whose
-/// memory it would use. What runs reads the step's own rows, as if the others had not been asked for.
+/// Attention and gathers are refused too, before and after they have run: a graph of them could be replayed beside
+/// other steps, whose memory it would use. Calls that do run read the step's own rows.
 pub fn reads_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) {
     const TOKENS: usize = 8;
     let story = Story::random(&[Swa], TOKENS, 45);
@@ -105,8 +105,8 @@ pub fn reads_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) 
     assert!(results[0] == results[1], "what was refused changed what ran");
 }
 
-/// What a step records of its updated layers it queues as often as it likes, each time with the step's own rows; updates are refused in it.
-/// Once it is dropped the step goes on.
+/// A step can queue the reads that it recorded of its updated layers any number of times, each time with its own rows.
+/// Updates are refused in such a recording. After the recording is dropped the step continues.
 pub fn a_step_queues_its_recorded_reads<B: Backend>(device: &Device<B>) {
     const TOKENS: usize = 8;
     const LAYERS: [LayerId; 2] = [LayerId(0), LayerId(1)];
@@ -151,7 +151,7 @@ pub fn a_step_queues_its_recorded_reads<B: Backend>(device: &Device<B>) {
     fed.assert_holds(id, &story, &story.stored(device, FORMATS), TOKENS);
 }
 
-/// A replay that is refused, as into a stream that is being captured, leaves the step as it was.
+/// A refused replay, for example into a stream that is being captured, leaves the step as it was.
 pub fn a_replay_that_is_refused_changes_nothing<B: Backend>(device: &Device<B>) {
     let mut fed = Fed::new(device, config(&[Swa], FORMATS, 1));
     let id = fed.manager.admit().unwrap();

@@ -1,4 +1,4 @@
-//! What layers of a step refuse.
+//! Refusals of the layers of a step.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ use crate::stories::{Formats, STEP_TOKENS, Story, config, tiny};
 
 const FORMATS: Formats = (MainFormat::F32, IndexFormat::Mxfp4);
 
-/// What a layer cannot do is refused, with the value and the limit; no pool changes, and the step goes
-/// on as if nothing had been asked.
+/// Impossible calls on a layer are refused with the value and the limit. No pool changes, and the step continues as if
+/// they had not been made.
 pub fn bad_input_changes_no_pool<B: Backend>(device: &Device<B>) {
     const TOKENS: u32 = 8;
     let story = Story::random(&tiny(), 136, 41);
@@ -25,7 +25,7 @@ pub fn bad_input_changes_no_pool<B: Backend>(device: &Device<B>) {
     fed.step(&[Part::new(id, &story, 0..128)], Padding::None);
     let before = fed.pool_bytes();
 
-    // The tensors have room for the longest step, so launches that cover one need all of them.
+    // The tensors fit the longest step exactly, so launches of that size need every element.
     let (parts, bucket) = ([Part::new(id, &story, 128..136)], fed.bucket(STEP_TOKENS, STEP_TOKENS));
     fed.inputs.load(&fed.stream, &parts, STEP_TOKENS);
     let mut steps = begin(&mut fed.manager, &fed.stream, &parts, bucket).unwrap();
@@ -184,8 +184,8 @@ pub fn windows_of_a_long_chunk_are_gathered_before_its_append<B: Backend>(device
     assert!(matches!(error, KvError::WindowOverwritten { tokens: 2, limit: 1 }), "{error}");
 }
 
-/// What reads the cache may not write where the step's rows are: the append of a long chunk reads them, and gathers of windows
-/// in every step.
+/// Outputs of reads must not overlap the step's rows: the append of a long chunk still reads these rows, and gathers of
+/// windows read them in every step.
 pub fn results_do_not_replace_the_steps_rows<B: Backend>(device: &Device<B>) {
     for tokens in [8, 1] {
         results_are_elsewhere(device, tokens);
@@ -205,7 +205,7 @@ fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
     let mut kinds = 0;
     for id in steps[0].ids().map(|(id, _)| id).collect::<Vec<_>>() {
         let kv = fed.inputs.rows(id);
-        // The last of the step's rows, and what lies behind.
+        // The last of the step's rows, and the memory after it.
         let over = kv.slice(u64::from(tokens - 1) * 512, 9 * 512).unwrap();
         let (counts, lse) = (kv.slice(0, 16).unwrap().cast().unwrap(), kv.slice(0, 16).unwrap());
         let lse = lse.cast().unwrap();

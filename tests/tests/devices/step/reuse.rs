@@ -1,4 +1,4 @@
-//! Requests that go on from what others have computed: every byte is as if they were alone.
+//! Requests that continue from prefixes of others: every byte is as if they were alone.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, same, settin
 use crate::fed::{Fed, Padding, Part, assert_pools, begin};
 use crate::stories::{Story, tiny};
 
-/// Tokens of a prompt.
+/// Number of tokens in a prompt.
 const TOKENS: usize = 420;
 
-/// What `first` says up to `parting`, then what `second` says.
+/// The tokens of `first` up to `parting`, then those of `second`.
 fn says<'s>(first: &'s Story, second: &'s Story, parting: usize) -> Told<'s> {
     Told::parting(first, second, parting, TOKENS)
 }
 
-/// The bytes of all of a request.
+/// All bytes of a request in the trunk.
 fn bytes<B: Backend>(fed: &Fed<B>, id: RequestId) -> Vec<(String, Vec<u8>)> {
     told::bytes(fed, id, TOKENS)
 }
 
-/// The same request in a cache of its own.
+/// The bytes of the same request in a cache of its own.
 fn alone<B: Backend>(
     device: &Device<B>,
     told: &Told<'_>,
@@ -42,8 +42,9 @@ fn compute<B: Backend>(
     told::compute(fed, id, told, from, Cut::Chunks(chunk));
 }
 
-/// Wherever the second prompt parts from the first, and however both are cut: it goes on from the checkpoint at or below,
-/// has the bytes that it has alone, and changes no byte of the first.
+/// The second prompt differs from the first at several positions, and both are cut in several ways. The second
+/// continues from the checkpoint at or before that position, has the bytes that it has alone, and changes no byte of
+/// the first.
 pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
     let [a, b] = [301, 302].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let first = says(&a, &a, TOKENS);
@@ -68,7 +69,7 @@ pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
             0 => 384,
             every => matched / every as usize * every as usize,
         };
-        // The end of the prompt has one too.
+        // There is also a checkpoint at the last boundary of the prompt.
         let reused = if matched == 384 { 384 } else { checkpoint };
         let what = format!("parting {parting}, interval {interval}, {max_draft} drafts");
         assert_eq!((two.reused as usize, two.matched as usize), (reused, matched), "{what}");
@@ -85,8 +86,8 @@ pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// The next turn of a conversation goes on from the last boundary of the answer before, which steps of drafts passed, and
-/// has the bytes that it has alone: also when the request that answered was forked, suspended and discarded.
+/// The next turn of a conversation continues from the last boundary of the answer before, which steps with drafts
+/// passed. It has the bytes that it has alone, also if the request that answered was forked, suspended and discarded.
 pub fn the_next_turn_goes_on_from_the_answer<B: Backend>(device: &Device<B>) {
     let [a, b, wrong] = [361, 362, 363].map(|seed| Story::random(&tiny(), 620, seed));
     for max_draft in [0, 3] {
@@ -126,8 +127,8 @@ pub fn the_next_turn_goes_on_from_the_answer<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Where prompts part, the second one takes a checkpoint, and the third goes on from there, also when the first two have
-/// gone; under another salt nothing is shared.
+/// The second of two prompts saves a checkpoint where it differs from the first. The third continues from there, also
+/// after the first two have ended. Under another salt nothing is shared.
 pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
     let stories = [311, 312, 313].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let [a, b, c] = &stories;
@@ -155,8 +156,8 @@ pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
     assert_eq!((stats.no_checkpoint, stats.other_root), (256, 128));
 }
 
-/// The same prompt twice in the same steps: each computes it, the first one's blocks are kept, and the second one's go
-/// when it ends.
+/// The same prompt twice in the same steps: both compute it, the tree keeps the blocks of the first, and those of the
+/// second are freed when it ends.
 pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 321);
     let told = says(&story, &story, TOKENS);
@@ -191,7 +192,7 @@ pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
     assert_eq!((fed.manager.ledger().free_blocks(), counts.checkpoints), (12, 3));
 }
 
-/// Checkpoints that only the prefix tree has make room for others, if there are enough of them.
+/// Checkpoints that only the prefix tree has are evicted for a save, if there are enough of them.
 pub fn a_save_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 343);
     let told = says(&story, &story, TOKENS);
@@ -213,8 +214,8 @@ pub fn a_save_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     fed.manager.ledger().audit().unwrap();
 }
 
-/// A request goes on from its own checkpoint, after a long step that was rejected has overwritten its rows, and shares what it
-/// computes as before. From another request's checkpoint it does not: its blocks hold other tokens.
+/// A request continues from its own checkpoint after a long rejected step has overwritten its rows, and registers its
+/// blocks as before. The checkpoint of another request is refused: its blocks hold other tokens.
 pub fn a_request_goes_on_from_its_own_checkpoint<B: Backend>(device: &Device<B>) {
     let [a, b] = [341, 342].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let told = says(&a, &a, TOKENS);
@@ -255,14 +256,15 @@ pub fn a_request_goes_on_from_its_own_checkpoint<B: Backend>(device: &Device<B>)
     saved.into_iter().for_each(|saved| fed.manager.discard_checkpoint(saved).unwrap());
 }
 
-/// Prompts that together do not fit: what nobody refers to goes, what is in use stays, and what was evicted is computed
-/// again; a step that would need more is refused as a whole.
+/// Prompts that do not fit together: prefixes without references are evicted, those in use stay, and evicted ones are
+/// computed again. A step that would need more is refused as a whole.
 pub fn what_is_evicted_is_computed_again<B: Backend>(device: &Device<B>) {
     let stories = [331, 332, 333, 334, 335].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let mut fed = fed(device, settings(0, 3, 0));
     for turn in 0..7 {
         let story = &stories[turn % 5];
-        // Other stories have other tokens, or they would be taken for this one.
+        // All stories have the same token ids here, so each has its own salt; otherwise a prompt would reuse another
+        // story's blocks.
         let told = says(story, story, 0);
         let admission = admit(&mut fed, &told, &[turn as u8 % 5]);
         assert_eq!(admission.reused, 0, "three checkpoints are of the last three prompts");
@@ -273,14 +275,14 @@ pub fn what_is_evicted_is_computed_again<B: Backend>(device: &Device<B>) {
     }
     assert!(fed.manager.reuse_stats().evicted_blocks >= 6);
     let told = stories.each_ref().map(|story| says(story, story, 0));
-    // The last one is there still.
+    // The last prompt is still in the tree.
     let kept = admit(&mut fed, &told[1], &[1]);
     assert_eq!(kept.reused, 384);
-    // Two requests of four blocks, of which six are free: another prompt goes.
+    // Two requests need four blocks each, and six are free: another prompt is evicted.
     let others = [0, 1].map(|_| fed.manager.admit().unwrap());
     others.iter().for_each(|&id| fed.lose(&[told[0].part(id, 0..TOKENS, None)]));
     assert_eq!(fed.manager.ledger().tree_counts().blocks, 6);
-    // One is free, three could go, and four are needed: all or none.
+    // One block is free, three could be evicted, and four are needed: all or none.
     let step = [kept.id, others[0], others[1]].map(|id| {
         let start = fed.manager.ledger().committed(id).unwrap();
         StepRequest { id, start, tokens: 165 }

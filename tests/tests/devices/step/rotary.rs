@@ -14,12 +14,12 @@ use crate::inputs::download;
 use crate::stories::{Story, config, tiny};
 
 const TOKENS: usize = 300;
-/// A CSA layer of the preset `tiny`, and its entries of so many tokens.
+/// A CSA layer of the preset `tiny`, and its number of entries for `TOKENS` tokens.
 const LAYER: LayerId = LayerId(1);
 const ENTRIES: u32 = TOKENS as u32 / 4;
 const CHANNELS: usize = HEAD_DIM as usize;
 
-/// The entries that a cache of such a model gathers, `[entries, 512]`.
+/// The entries that a cache of a model with this `rope` gathers, `[entries, 512]`.
 fn entries<B: Backend>(device: &Device<B>, rope: CompressRope) -> Vec<bf16> {
     let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let story = Story::random(&tiny(), TOKENS, 5);
@@ -38,7 +38,7 @@ fn entries<B: Backend>(device: &Device<B>, rope: CompressRope) -> Vec<bf16> {
     download(&fed.stream, &tile)
 }
 
-/// An entry's pairs as they were before they were rotated.
+/// The rotary pairs of an entry, rotated back.
 fn turned_back(entry: &[bf16], position: usize, rope: &CompressRope) -> Vec<(f64, f64)> {
     let pairs = entry[NOPE_DIM as usize..].chunks_exact(2).zip(compress_frequencies(rope));
     let turn = |(pair, frequency): (&[bf16], f32)| {
@@ -49,7 +49,7 @@ fn turned_back(entry: &[bf16], position: usize, rope: &CompressRope) -> Vec<(f64
     pairs.map(turn).collect()
 }
 
-/// Turned back by its own frequencies, an entry is the same whatever the constants are; and they are used.
+/// Rotated back by the frequencies of its model, an entry does not depend on the constants; and the constants are used.
 pub fn entries_turn_by_the_models_frequencies<B: Backend>(device: &Device<B>) {
     let released = CompressRope::RELEASED;
     let found = entries(device, released);
@@ -67,7 +67,7 @@ pub fn entries_turn_by_the_models_frequencies<B: Backend>(device: &Device<B>) {
             assert_eq!(one[nope], two[nope], "entry {i}");
             let pairs = turned_back(one, 4 * i, &released).into_iter();
             for ((a, b), (c, d)) in pairs.zip(turned_back(two, 4 * i, &other)) {
-                // Both were rounded to BF16: by 2^-9 of what they are at most.
+                // Both were rounded to BF16: each by at most 2^-9 of its value.
                 let bound = a.hypot(b) * 2_f64.powi(-7);
                 assert!((a - c).hypot(b - d) <= bound, "entry {i}: {:?} {:?}", (a, b), (c, d));
             }

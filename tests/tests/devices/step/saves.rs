@@ -1,4 +1,4 @@
-//! Checkpoints that steps save as they go.
+//! Checkpoints that steps save while they run.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, RequestId, StepRequest};
@@ -22,7 +22,7 @@ fn fed<B: Backend>(device: &Device<B>, max_draft: u32, num_checkpoints: u32) -> 
     Fed::new(device, CacheConfig { max_draft, num_checkpoints, ..base })
 }
 
-/// What a request has at each boundary when chunks end there.
+/// The checkpoint of a request at each boundary, when a chunk ends there.
 fn images<B: Backend>(device: &Device<B>, story: &Story, max_draft: u32) -> Vec<Vec<u8>> {
     let mut fed = fed(device, max_draft, 1);
     let id = fed.manager.admit().unwrap();
@@ -42,7 +42,7 @@ fn want<B: Backend>(fed: &mut Fed<B>, id: RequestId) {
     }
 }
 
-/// What has been saved is what the boundaries have, in order.
+/// Asserts that the saved checkpoints are those of all boundaries, in order, with the bytes `images`.
 fn check<B: Backend>(fed: &mut Fed<B>, id: RequestId, images: &[Vec<u8>], what: &str) {
     let all = fed.manager.take_saved();
     let found: Vec<_> = all.iter().map(|(id, saved)| (*id, saved.boundary())).collect();
@@ -54,9 +54,9 @@ fn check<B: Backend>(fed: &mut Fed<B>, id: RequestId, images: &[Vec<u8>], what: 
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
-/// However a prompt is cut, eagerly, padded and by captured graphs: chunks save at each boundary what a request has there
-/// whose chunks end there, and steps of few tokens after their commit; another request in the steps changes nothing, and
-/// is not saved.
+/// A prompt is cut in several ways and runs eagerly, padded, and by captured graphs. Chunks save at each boundary the
+/// bytes of a request whose chunks end there; steps with few tokens save after their commit. Another request in the
+/// steps changes nothing, and is not saved.
 pub fn any_cut_saves_the_same<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(71);
     for max_draft in [0, 3] {
@@ -98,8 +98,8 @@ pub fn any_cut_saves_the_same<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A rejected step saves nothing, gives its checkpoints back, and the step after it saves; a request that is released is
-/// not saved; without a free checkpoint a step is as without any.
+/// A rejected step saves nothing and gives its checkpoints back, and the step after it saves. A released request is not
+/// saved. Without a free checkpoint a step runs as without saves.
 pub fn only_what_is_committed_is_saved<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 74);
     let images = images(device, &story, 3);
@@ -117,7 +117,7 @@ pub fn only_what_is_committed_is_saved<B: Backend>(device: &Device<B>) {
     }
     fed.step(&[Part::new(id, &story, 0..TOKENS)], Padding::None);
     assert_eq!(fed.manager.ledger().free_checkpoints(), 0);
-    // All are taken: the next request wants in vain.
+    // All checkpoints are taken, so the next request gets none.
     let other = fed.manager.admit().unwrap();
     want(&mut fed, other);
     fed.step(&[Part::new(other, &story, 0..TOKENS)], Padding::None);
@@ -133,7 +133,7 @@ pub fn only_what_is_committed_is_saved<B: Backend>(device: &Device<B>) {
     assert_eq!(fed.manager.take_saved(), [], "another's wish");
 }
 
-/// A chunk has no windows of draft layers to save: they are zero in a request that goes on from its checkpoint.
+/// A chunk saves no windows of draft layers: they are zero in a request that continues from its checkpoint.
 pub fn draft_windows_that_were_not_saved_are_zero<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 200, 75);
     let mut fed = fed(device, 1, 1);
@@ -153,8 +153,8 @@ pub fn draft_windows_that_were_not_saved_are_zero<B: Backend>(device: &Device<B>
     }
 }
 
-/// Draft layers that ran so far ahead of the trunk that they have overwritten rows of its window have none to save: a request that
-/// goes on from the checkpoint has zero there.
+/// Draft layers that ran far ahead of the trunk have overwritten rows of the window at the boundary, so it is not
+/// saved: the window is zero in a request that continues from the checkpoint.
 pub fn draft_windows_that_are_overwritten_are_not_saved<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 200, 76);
     let mut fed = fed(device, 1, 1);

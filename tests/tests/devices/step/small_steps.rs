@@ -1,5 +1,5 @@
-//! Long requests of a cache of small steps: its StepMeta, in whose memory copies between steps are described, has no room for all
-//! of their blocks at once.
+//! Long requests in a cache for small steps. Copies between steps use the memory of its StepMeta, which has no room for
+//! all blocks of such a request at once.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ use crate::fed::Fed;
 use crate::stories::{STEP_TOKENS, Story, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-/// Tokens that are there when a request comes, is forked, or is resumed: of 22 blocks.
+/// Tokens of a request when it arrives, is forked, or is resumed: 22 blocks.
 const PROMPT: usize = 2700;
-/// Tokens that it has in the end.
+/// Tokens of the request in the end.
 const TOKENS: usize = 2720;
 
 fn cache<B: Backend>(device: &Device<B>, max_step_tokens: u32, num_blocks: u32) -> Fed<B> {
@@ -25,8 +25,8 @@ fn cache<B: Backend>(device: &Device<B>, max_step_tokens: u32, num_blocks: u32) 
     told::fed(device, CacheConfig { max_requests, max_suspended, ..sizes })
 }
 
-/// The device finds all blocks of a request that came, of a fork, of one that was resumed and of one that goes on from a prefix:
-/// each goes on with the bytes of the oracle.
+/// All blocks are entered into the device's table for a request that arrived, a fork, a resumed request, and one that
+/// continues from a prefix. Each continues with the bytes of the oracle.
 pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 441);
     let (stored, told) = (story.stored(device, FORMATS), Told::of(&[(0, &story, TOKENS)]));
@@ -48,7 +48,7 @@ pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
 
     let mut fed = cache(device, 2, 70);
     let stream = fed.stream.clone();
-    // Each block takes two words, beside those of the copies.
+    // Each block takes two words, besides those of the copies.
     let room = fed.manager.writable_step_meta(LayerGroup::Trunk).unwrap().len();
     assert!(room < 2 * 21, "{room} words have no room for 21 blocks");
     let goes_on = |fed: &mut Fed<B>, id: RequestId, tokens: Range<usize>| {
@@ -65,7 +65,7 @@ pub fn long_tables_are_entered<B: Backend>(device: &Device<B>) {
     fed.assert_holds(came, &story, &stored, TOKENS);
     let suspended = fed.manager.suspend(&stream, fork).unwrap();
     fed.manager.release(came).unwrap();
-    // So that the rows of both slots name other blocks.
+    // Changes the rows of both slots, so that they name other blocks.
     let mut occupy = |fed: &mut Fed<B>| {
         let mut import = || fed.manager.import(&stream, &mut port, (at, &request)).unwrap();
         [import(), import()].into_iter().for_each(|id| fed.manager.release(id).unwrap());

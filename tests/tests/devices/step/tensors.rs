@@ -1,5 +1,5 @@
-//! Tensors of a step for any number of layers, from one set of random rows: layer `l` reads them from
-//! row `l` on, so that a layer that writes to another's pools writes other bytes.
+//! Tensors of a step for any number of layers, from one set of random rows. Layer `l` reads them from row `l` on, so
+//! that a write to the pools of another layer shows in the bytes.
 
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::step::CompressorInputs;
@@ -16,7 +16,7 @@ const STREAMS: [CompressorKind; 3] =
 
 /// Window keys, and the projections and weights of each compressor.
 pub struct Tensors<B: Backend> {
-    /// What the compressors are fed, one for each of them; `kv` and `gate` of all rows.
+    /// The inputs of the three compressors; `kv` and `gate` have all rows.
     pub histories: [History; 3],
     kv: Buffer<B, bf16>,
     projections: [[Buffer<B, f32>; 2]; 3],
@@ -39,7 +39,7 @@ impl<B: Backend> Tensors<B> {
         }
     }
 
-    /// Queues copies of `other`'s rows into these; the weights stay.
+    /// Queues copies of the rows of `other` into these tensors; the weights stay.
     pub fn copy_rows(&self, stream: &Stream<B>, other: &Self) {
         stream.copy(&other.kv, &self.kv).unwrap();
         let (from, to) = (other.projections.as_flattened(), self.projections.as_flattened());
@@ -52,7 +52,7 @@ impl<B: Backend> Tensors<B> {
         [self.kv.memory()].into_iter().chain(f32s.iter().map(Buffer::memory)).collect()
     }
 
-    /// Window keys that `layer` reads.
+    /// The window keys that `layer` reads.
     pub fn kv_of(&self, layer: LayerId) -> Buffer<B, bf16> {
         from_row(&self.kv, layer, 512)
     }

@@ -1,4 +1,4 @@
-//! Prefixes that the device has lost and host memory has not: every byte is as if the request were alone.
+//! Prefixes that the device has lost and host memory still has: every byte is as if the request were alone.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::{CacheConfig, KvError, Prompt, RequestId, TierEvent, TierMiss};
@@ -8,12 +8,12 @@ use crate::fed::Fed;
 use crate::rings::{assert_ring, assert_ring_is_zero};
 use crate::stories::{Story, tiny};
 
-/// Tokens of a prompt.
+/// Number of tokens in a prompt.
 const TOKENS: usize = 420;
-/// Host memory for more than these tests need.
+/// More host memory than these tests need.
 const PLENTY: u64 = 64 << 20;
 
-/// A prompt of one story, under a salt of its own.
+/// A prompt of one story. Tests admit each story under its own salt.
 fn told(story: &Story) -> Told<'_> {
     Told::of(&[(1, story, TOKENS)])
 }
@@ -23,14 +23,14 @@ fn compute<B: Backend>(fed: &mut Fed<B>, at: (RequestId, u32), told: &Told<'_>, 
     told::compute(fed, at.0, told, at.1 as usize, Cut::Chunks(chunk));
 }
 
-/// The request has the bytes that it has alone.
+/// Asserts that the request has the bytes that it has alone.
 fn assert_alone<B: Backend>(fed: &Fed<B>, id: RequestId, told: &Told<'_>, what: &str) {
     let max_draft = fed.manager.config().max_draft;
     let alone = Alone::of(fed.manager.device(), told, settings(max_draft, 0, 0));
     same(&told::bytes(fed, id, TOKENS), &alone.bytes, what);
 }
 
-/// Computes a prompt, lets host memory have it, and ends the request.
+/// Computes a prompt, waits until host memory has it, and ends the request.
 fn pass<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: u8) {
     let admission = admit(fed, told, &[salt]);
     compute(fed, (admission.id, admission.reused), told, TOKENS);
@@ -46,8 +46,8 @@ fn check<B: Backend>(fed: &Fed<B>) {
     fed.manager.check_poison(&fed.stream).unwrap();
 }
 
-/// Four prompts, of which the device keeps two: the others come back, with the bytes that they have alone, whether they
-/// are waited for or were asked for before; under another salt they do not.
+/// Of four prompts the device keeps two. The others come back with the bytes that they have alone, by `admit_waiting`
+/// or by an earlier `prefetch`; under another salt they do not.
 pub fn what_the_device_lost_comes_back<B: Backend>(device: &Device<B>) {
     let stories = [401, 402, 403, 404].map(|seed| Story::random(&tiny(), TOKENS, seed));
     for max_draft in [0, 2] {
@@ -105,19 +105,19 @@ pub fn what_the_device_lost_comes_back<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Of a prompt that parts from one that is on the device only what is not there is moved, and blocks that are there stay
-/// those that they are.
+/// A prompt shares a prefix with one that is on the device. Only the missing part is moved; blocks that are there are
+/// shared.
 pub fn what_the_device_has_is_not_moved<B: Backend>(device: &Device<B>) {
     let [a, b, c] = [411, 412, 413].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let whole = Told::parting(&a, &a, TOKENS, TOKENS);
     let parted = Told::parting(&a, &b, 256, TOKENS);
     let mut fed = fed(device, CacheConfig { host_bytes: PLENTY, ..settings(0, 4, 0) });
     pass(&mut fed, &whole, 0);
-    // A checkpoint at 256, where it parts, and one at 384.
+    // Saves a checkpoint at 256, where the prompts differ, and one at 384.
     pass(&mut fed, &parted, 0);
     let one = admit(&mut fed, &whole, &[0]);
     assert_eq!(one.reused, 384);
-    // Others take the checkpoints that the device has besides.
+    // Other prompts take the device's remaining checkpoints.
     for salt in [1, 2, 3] {
         pass(&mut fed, &told(&c), salt);
     }
@@ -141,8 +141,8 @@ pub fn what_the_device_has_is_not_moved<B: Backend>(device: &Device<B>) {
     check(&fed);
 }
 
-/// Host memory for two prompts: of four the last two are there; what has no room on the device is refused, and changes
-/// nothing.
+/// Host memory for two prompts: of four the last two are there. A prefix for which the device has no room is refused,
+/// and nothing changes.
 pub fn host_memory_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     let stories = [421, 422, 423, 424].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let mut fed = fed(device, CacheConfig { host_bytes: PLENTY, ..settings(0, 1, 0) });
@@ -160,7 +160,7 @@ pub fn host_memory_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     let tokens = told(&stories[0]).ids();
     let prompt = |salt| Prompt { tokens: &tokens, salt, adapter: b"" };
     assert!(fed.manager.prefetch(&fed.stream, &prompt(&[0])).unwrap().is_none(), "it was evicted");
-    // The one checkpoint that the device has is in use, so that nothing can come.
+    // The only checkpoint of the device is in use, so nothing can be brought back.
     let last = admit(&mut fed, &told(&stories[3]), &[3]);
     assert_eq!(last.reused, 384);
     let before = fed.manager.ledger().tree_counts();
@@ -175,12 +175,12 @@ pub fn host_memory_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     check(&fed);
 }
 
-/// Windows of draft layers come back with a checkpoint that has them. Those of one that a chunk saved, which has none, are zero, whatever
-/// lay in its memory before.
+/// Windows of draft layers come back with a checkpoint that has them. A checkpoint that a chunk saved has none: the
+/// windows are zero, whatever was in the checkpoint's memory before.
 pub fn draft_windows_come_back_if_they_were_saved<B: Backend>(device: &Device<B>) {
     let stories = [431, 432, 433].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let mut fed = fed(device, CacheConfig { host_bytes: PLENTY, ..settings(1, 1, 0) });
-    // All have their checkpoint in the same memory of the device, one after the other.
+    // All checkpoints use the same device memory, one after the other.
     for (salt, chunk) in [(0, 380), (1, TOKENS), (2, 380)] {
         let told = told(&stories[salt]);
         let id = admit(&mut fed, &told, &[salt as u8]).id;

@@ -1,4 +1,4 @@
-//! What requests say that share prefixes, how they compute it, and the bytes that they have then.
+//! Prompts of requests that share prefixes, the steps that compute them, and the bytes that they then have.
 
 use std::ops::Range;
 
@@ -15,17 +15,17 @@ use crate::inputs::{assert_same, download};
 use crate::stories::{Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-/// Token ids of a story begin at a multiple of this.
+/// The token ids of a story begin at a multiple of this.
 const IDS: u32 = 100_000;
 
-/// Tokens of stories, one behind the other, each at its own positions.
+/// The tokens of a request: pieces of stories, one after the other.
 pub struct Told<'s> {
-    /// The number of each story, the story, and the positions it is told at.
+    /// The number of each story, the story, and its positions.
     pieces: Vec<(u32, &'s Story, Range<usize>)>,
 }
 
 impl<'s> Told<'s> {
-    /// Stories by number, each up to a position, in order.
+    /// Pieces of stories: (number, story, end position), in order.
     pub fn of(stories: &[(u32, &'s Story, usize)]) -> Self {
         let starts = std::iter::once(0).chain(stories.iter().map(|&(_, _, end)| end));
         let pieces = starts.zip(stories).map(|(from, &(number, story, end))| {
@@ -35,17 +35,17 @@ impl<'s> Told<'s> {
         Self { pieces: pieces.filter(|(_, _, range)| !range.is_empty()).collect() }
     }
 
-    /// `tokens` tokens: what `first` does up to `parting`, then what `second` does.
+    /// `tokens` tokens: those of `first` up to `parting`, then those of `second`.
     pub fn parting(first: &'s Story, second: &'s Story, parting: usize, tokens: usize) -> Self {
         Self::of(&[(0, first, parting.min(tokens)), (1, second, tokens)])
     }
 
-    /// Its tokens.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.pieces.last().map_or(0, |(_, _, range)| range.end)
     }
 
-    /// Its token ids: those of other stories are others.
+    /// The token ids. Stories with different numbers have different ids.
     pub fn ids(&self) -> Vec<u32> {
         let piece = |&(number, _, ref range): &(u32, &Story, Range<usize>)| {
             range.clone().map(move |at| number * IDS + at as u32)
@@ -53,7 +53,7 @@ impl<'s> Told<'s> {
         self.pieces.iter().flat_map(piece).collect()
     }
 
-    /// Some of its tokens, then drafts that are none of its own.
+    /// The part of a request in a step: its tokens `tokens`, then drafts from another story.
     pub fn part(
         &self,
         id: RequestId,
@@ -69,21 +69,21 @@ impl<'s> Told<'s> {
     }
 }
 
-/// Tokens of another story, and how many.
+/// A story from which drafts come, and their number.
 type Drafts<'s> = (&'s Story, usize);
 
 /// How a prompt is cut into steps.
 #[derive(Clone, Copy)]
 pub enum Cut<'s> {
-    /// So many tokens a step.
+    /// This many tokens per step.
     Chunks(usize),
-    /// As many as can be taken back, of which some are drafts of this story that are rejected: none to all but one, in
-    /// turn.
+    /// `max_draft` + 1 tokens per step, of which none to `max_draft`, in turn, are drafts from this story, which are
+    /// rejected.
     Drafts(&'s Story),
 }
 
 impl<'s> Cut<'s> {
-    /// The accepted and rejected tokens of a step in its turn.
+    /// The number of accepted tokens, and the rejected drafts, of step number `turn`.
     fn tokens(self, max_draft: usize, turn: usize) -> (usize, Option<Drafts<'s>>) {
         match self {
             Self::Chunks(tokens) => (tokens, None),
@@ -95,39 +95,39 @@ impl<'s> Cut<'s> {
     }
 }
 
-/// A cache of the preset `tiny` that is poisoned where requests share.
+/// A cache of the preset `tiny`; it is poisoned if it shares prefixes (has checkpoints).
 pub fn fed<B: Backend>(device: &Device<B>, settings: CacheConfig) -> Fed<B> {
     let (poison, lease_bytes) = (settings.num_checkpoints > 0, u64::MAX);
     Fed::new(device, CacheConfig { poison, lease_bytes, ..settings })
 }
 
-/// A cache for three requests of up to 640 tokens.
+/// A configuration for three requests of up to 640 tokens.
 pub fn settings(max_draft: u32, num_checkpoints: u32, checkpoint_interval: u32) -> CacheConfig {
     let base = config(&tiny(), FORMATS, 3);
     CacheConfig { max_draft, num_checkpoints, checkpoint_interval, ..base }
 }
 
-/// Admits a request that says this.
+/// Admits a request with these tokens.
 pub fn admit<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: &[u8]) -> Admission {
     let tokens = told.ids();
     let prompt = Prompt { tokens: &tokens, salt, adapter: b"" };
     fed.manager.admit_with(&fed.stream, &prompt).unwrap()
 }
 
-/// Tokens of a prompt that the device has, without admitting it for long.
+/// Number of tokens of a prompt that the device can reuse. Admits a request and releases it.
 pub fn reusable<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: &[u8]) -> u32 {
     let admission = admit(fed, told, salt);
     fed.manager.release(admission.id).unwrap();
     admission.reused
 }
 
-/// Tokens at the end of a prompt that are computed one by one, so that every row of the rings is written by then, however
-/// the prompt was cut and whatever was rejected.
+/// Number of tokens at the end of a prompt that are computed one by one. They write every row of the rings, so that
+/// earlier chunks and rejected drafts leave no difference.
 pub fn tail(max_draft: u32) -> usize {
     8 + 2 * max_draft as usize
 }
 
-/// Runs the tokens of a request from `from` on, cut so, and tells what they are.
+/// Runs the tokens of a request from `from` on, in steps cut as `cut` says, and commits their ids.
 pub fn compute<'s, B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,
@@ -138,7 +138,7 @@ pub fn compute<'s, B: Backend>(
     compute_to(fed, id, told, from..told.tokens(), cut);
 }
 
-/// The same of some of its tokens.
+/// As [`compute`], for the tokens `tokens`.
 pub fn compute_to<'s, B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,
@@ -167,7 +167,7 @@ pub fn compute_to<'s, B: Backend>(
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
-/// What a request of so many tokens has in each layer of the trunk: its whole slot, and every entry and key.
+/// The bytes of a request with `tokens` tokens in each layer of the trunk: its whole slot, and every entry and key.
 pub fn bytes<B: Backend>(fed: &Fed<B>, id: RequestId, tokens: usize) -> Vec<(String, Vec<u8>)> {
     let table = fed.manager.block_table(id).unwrap();
     let trunk = fed.manager.config().group_layers(LayerGroup::Trunk);
@@ -194,7 +194,7 @@ pub fn bytes<B: Backend>(fed: &Fed<B>, id: RequestId, tokens: usize) -> Vec<(Str
     pools.map(of_pool).collect()
 }
 
-/// The device finds the blocks of a request where the ledger says.
+/// Asserts that the device's block table has the blocks of the ledger.
 pub fn assert_table<B: Backend>(fed: &Fed<B>, id: RequestId) {
     let blocks = fed.manager.block_table(id).unwrap();
     let table = download(&fed.stream, &fed.manager.device_block_table());
@@ -206,16 +206,16 @@ pub fn assert_table<B: Backend>(fed: &Fed<B>, id: RequestId) {
     );
 }
 
-/// What a request has that is alone in a cache where nothing is shared.
+/// The bytes of a request that is alone in a cache where nothing is shared.
 pub struct Alone {
-    /// What a checkpoint of it has of the trunk, at each multiple of 128 tokens.
+    /// The trunk's part of its checkpoint at each multiple of 128 tokens.
     pub images: Vec<Vec<u8>>,
-    /// All it has in the end: [`bytes`].
+    /// All its bytes in the end: [`bytes`].
     pub bytes: Vec<(String, Vec<u8>)>,
 }
 
 impl Alone {
-    /// Computes it.
+    /// Computes the request.
     pub fn of<B: Backend>(device: &Device<B>, told: &Told<'_>, settings: CacheConfig) -> Self {
         let (num_checkpoints, checkpoint_interval) = (1, 0);
         let mut fed = fed(device, CacheConfig { num_checkpoints, checkpoint_interval, ..settings });
@@ -231,7 +231,8 @@ impl Alone {
     }
 }
 
-/// What a checkpoint has of the trunk of a request that has so many tokens; `None` if none is free or can be evicted.
+/// The trunk's part of a checkpoint of a request that has `tokens` tokens; `None` if no checkpoint is free or
+/// evictable.
 pub fn image<B: Backend>(fed: &mut Fed<B>, id: RequestId, tokens: usize) -> Option<Vec<u8>> {
     let saved = match fed.manager.save_checkpoints(&fed.stream, &[(id, tokens as u32)]) {
         Err(KvError::OutOfCheckpoints { .. }) => return None,
@@ -242,7 +243,7 @@ pub fn image<B: Backend>(fed: &mut Fed<B>, id: RequestId, tokens: usize) -> Opti
     Some(image)
 }
 
-/// What a checkpoint has of the trunk.
+/// The trunk's part of a checkpoint.
 pub fn trunk<B: Backend>(fed: &Fed<B>, saved: &SavedCheckpoint) -> Vec<u8> {
     // The rows of the draft layer come last.
     const DRAFT_BYTES: usize = 128 * (576 + 8);
@@ -251,7 +252,7 @@ pub fn trunk<B: Backend>(fed: &Fed<B>, saved: &SavedCheckpoint) -> Vec<u8> {
     bytes
 }
 
-/// Both have the same bytes.
+/// Asserts that both have the same bytes.
 pub fn same(got: &[(String, Vec<u8>)], want: &[(String, Vec<u8>)], what: &str) {
     assert_eq!(got.len(), want.len());
     for ((name, got), (_, want)) in got.iter().zip(want) {

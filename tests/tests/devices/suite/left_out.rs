@@ -1,12 +1,12 @@
-//! What is left out on the emulator unless it is asked for, and what is run by hand on either device.
+//! Tests that are left out on the emulator, or on every device, unless they are requested.
 
 use dsv4_kv::device::Backend;
 
 use super::Case;
 use crate::{attention, indexer, router, step, window};
 
-/// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
-/// device: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::step::cuts`.
+/// Every way to cut a prompt, by size of chunk and quarter of the lengths. Left out on both devices; run them by `cargo
+/// test -p dsv4-kv-tests --test devices -- --ignored cpu::step::cuts`.
 pub fn by_hand<B: Backend>() -> Vec<Case<B>> {
     macro_rules! chunks_of {
         ($($chunk:literal)*) => {
@@ -22,7 +22,8 @@ pub fn by_hand<B: Backend>() -> Vec<Case<B>> {
 }
 
 suite! {
-    /// Minutes on either device, or on a GPU; run by hand, with `-- --ignored cpu::step::histories`.
+    /// Tests that take minutes on both devices, or on a GPU alone. Left out on both devices; run them by hand, for
+    /// example with `-- --ignored cpu::step::histories`.
     long:
     step::exact {
         boundaries_to_1024_without_drafts,
@@ -50,7 +51,7 @@ suite! {
 }
 
 suite! {
-    /// Seconds on a GPU, and much longer on the emulator, where it is run by hand.
+    /// Tests that take seconds on a GPU, where they run, and much longer on the emulator, where they are left out.
     large:
     attention::needles {
         every_key_of_a_list_can_dominate,

@@ -21,7 +21,7 @@ use crate::inputs::{
     upload_bf16,
 };
 
-/// The ring planes of one layer, full of canaries.
+/// The ring planes of one layer, filled with canaries.
 pub struct Rings<B: Backend> {
     device: Device<B>,
     data: Buffer<B, u8>,
@@ -73,14 +73,14 @@ impl<B: Backend> Rings<B> {
         )
     }
 
-    /// Appends `values` to the given rows, from the first on.
+    /// Appends the first rows of `values` to the ring rows `rows`.
     pub fn append_rows(&self, stream: &Stream<B>, values: &[Vec<u16>], rows: &[i32]) {
         let kv = upload_bf16(stream, &values.concat());
         let row = upload(stream, rows);
         self.append(stream, &kv, &row, rows.len() as u32).unwrap();
     }
 
-    /// Both planes, row by row.
+    /// Both planes, by row.
     pub fn contents(&self, stream: &Stream<B>) -> Vec<EncodedRow> {
         let data = download(stream, &self.data);
         let scale = download(stream, &self.scale);
@@ -104,7 +104,7 @@ impl<B: Backend> Rings<B> {
     }
 }
 
-/// A step on the device, and the gather of its queries.
+/// The arrays of a step on the device, and the gather of its queries.
 struct Step<B: Backend> {
     sections: [Buffer<B, i32>; 3],
     rows: Vec<i32>,
@@ -204,8 +204,8 @@ pub fn append_equals_the_oracle_on_random_and_special_rows<B: Backend>(device: &
     });
 }
 
-/// Every BF16 value up to 448 under a scale of exactly one, so that each rounds by itself: all
-/// codes, all ties, both signs, subnormals.
+/// Every BF16 value up to 448 with a scale of exactly one, so that the rounding of each is tested by itself: all codes,
+/// all ties, both signs, subnormals.
 pub fn append_rounds_every_bf16_value_as_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let all = (0..=u16::MAX).filter(|&bits| bf16::from_bits(bits).to_f32().abs() <= 448.0);
@@ -239,8 +239,8 @@ pub fn append_rounds_every_bf16_value_as_the_oracle<B: Backend>(device: &Device<
     });
 }
 
-/// Chunks of several requests, one longer than the ring, padding between and behind: exactly the
-/// rows that the token history names are written, every other byte is as it was.
+/// Chunks of several requests, one longer than the ring, with padding between and after them. Exactly the rows that the
+/// token history names are written; every other byte is unchanged.
 pub fn append_leaves_padding_and_other_rows_alone<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
@@ -283,7 +283,7 @@ pub fn append_counts_rows_out_of_range<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// Ring bytes written by hand: all 256 codes, under every scale that encoding can produce.
+/// Ring bytes written by hand: all 256 codes, with every scale that the encoder can produce.
 pub fn gather_decodes_every_code_under_every_scale<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
@@ -311,7 +311,7 @@ pub fn gather_decodes_every_code_under_every_scale<B: Backend>(device: &Device<B
         };
         stream.upload(&plane(|row| &row.data), &rings.data, 0).unwrap();
         stream.upload(&plane(|row| &row.scale), &rings.scale, 0).unwrap();
-        // The query's own row comes from the step, the other 127 from the ring.
+        // The query's own row comes from the step, the other 127 rows from the ring.
         let chunk = Chunk { slot: SlotId(0), start: 127, end: 128 };
         let step = Step::new(&stream, 128, 0, &[chunk]);
         let kv = upload_bf16(&stream, &[0; 512]);
@@ -328,7 +328,7 @@ pub fn gather_decodes_every_code_under_every_scale<B: Backend>(device: &Device<B
     });
 }
 
-/// Decode of requests at positions that straddle the window, before and after the step's append.
+/// Decode steps of requests at positions around the end of the first window, before and after the step's append.
 pub fn gather_equals_the_oracle_in_decode<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
@@ -368,19 +368,19 @@ pub fn gather_equals_the_oracle_in_decode<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// A chunk longer than the window behind a prefix, gathered in two parts before the append.
-/// A chunk whose windows lie before it, across its start, and in it: the first and last queries, and those
-/// around the first full window and the first that is all of the chunk.
+/// A chunk longer than the window, after a prefix of 77 tokens, gathered in four parts before the append. The parts
+/// have the first and last queries, and those around the first full window and the first window that lies inside the
+/// chunk.
 pub fn gather_equals_the_oracle_in_prefill<B: Backend>(device: &Device<B>) {
     check_prefill(device, &[(0, 8), (46, 10), (122, 12), (215, 8)]);
 }
 
-/// The same for every query; the emulator takes 20 s of CPU time.
+/// As [`gather_equals_the_oracle_in_prefill`] for every query; the emulator takes 20 s of CPU time.
 pub fn gather_equals_the_oracle_for_every_query<B: Backend>(device: &Device<B>) {
     check_prefill(device, &[(0, 100), (100, 123)]);
 }
 
-/// Gathers for so many queries of a chunk of 223, each part from a first one on.
+/// Gathers for queries of a chunk of 223 tokens, in parts of (first query, number of queries).
 fn check_prefill<B: Backend>(device: &Device<B>, parts: &[(u32, u32)]) {
     let stream = device.stream().unwrap();
     each_format(|format| {
@@ -436,7 +436,7 @@ pub fn gather_counts_slots_out_of_range<B: Backend>(device: &Device<B>) {
     });
 }
 
-/// The same inputs on both devices: rings, tiles and lengths are equal byte for byte.
+/// The same inputs on both devices give rings and tiles that are equal byte for byte.
 pub fn both_devices_give_equal_bytes(cuda: &CudaDevice, emulated: &EmuDevice) {
     each_format(|format| {
         for seed in 0..4 {
@@ -447,7 +447,7 @@ pub fn both_devices_give_equal_bytes(cuda: &CudaDevice, emulated: &EmuDevice) {
     });
 }
 
-/// What a prefill and a gather of random and special rows leave behind.
+/// The contents of the rings, and the tiles, after a prefill and a gather of random and special rows.
 fn bytes<B: Backend>(
     device: &Device<B>,
     format: MainFormat,

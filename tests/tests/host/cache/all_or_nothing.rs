@@ -1,5 +1,5 @@
-//! A step that cannot have all its blocks gets none, and leaves the whole cache as it was, byte for
-//! byte, wherever the blocks run out.
+//! A step that cannot have all its blocks gets none, and leaves the whole cache as it was, byte for byte, wherever the
+//! blocks run out.
 
 use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -9,11 +9,11 @@ use dsv4_kv::{
 };
 use dsv4_kv_tests::inputs::download;
 
-/// Requests of the step.
+/// Number of requests in the step.
 const REQUESTS: u32 = 64;
 
-/// Blocks of the step's requests before it and what it adds: prompts, chunks that end in, at and
-/// behind a block, drafts, single tokens on both sides of a boundary.
+/// The tokens of a request before the step, and its tokens in the step: prompts, chunks that end inside a block, at its
+/// end and after it, drafts, and single tokens on both sides of a boundary.
 fn part(request: u32) -> (u32, u32) {
     match request % 8 {
         0 => (0, 300),
@@ -27,7 +27,7 @@ fn part(request: u32) -> (u32, u32) {
     }
 }
 
-/// A cache of `REQUESTS` requests, ready for the step, and one that holds all but `free` blocks.
+/// A cache of `REQUESTS` requests, ready for the step, and one more request that holds all but `free` blocks.
 fn cache(free: u32, blocks: u32) -> (KvCacheManager<Emulator>, Vec<StepRequest>) {
     let device = EmuDevice::new(EmuOptions::default());
     let config = CacheConfig {
@@ -51,7 +51,7 @@ fn cache(free: u32, blocks: u32) -> (KvCacheManager<Emulator>, Vec<StepRequest>)
     (cache, step)
 }
 
-/// Gives a request its first tokens; no kernel runs.
+/// Gives a request its first tokens. No kernel runs.
 fn grow(cache: &mut KvCacheManager<Emulator>, id: RequestId, tokens: u32) {
     if tokens > 0 {
         let stream = cache.device().stream().unwrap();
@@ -62,7 +62,7 @@ fn grow(cache: &mut KvCacheManager<Emulator>, id: RequestId, tokens: u32) {
     }
 }
 
-/// The cache as bytes: its ledger, and StepMeta and the block table on the device.
+/// The state of the cache: its ledger as bytes, and StepMeta and the block table on the device.
 fn state(cache: &mut KvCacheManager<Emulator>) -> (Vec<u8>, Vec<i32>, Vec<i32>) {
     let stream = cache.device().stream().unwrap();
     let step_meta = cache.writable_step_meta(LayerGroup::Trunk).unwrap();
@@ -70,7 +70,7 @@ fn state(cache: &mut KvCacheManager<Emulator>) -> (Vec<u8>, Vec<i32>, Vec<i32>) 
     (serde_json::to_vec(&*cache.ledger()).unwrap(), download(&stream, &step_meta), table)
 }
 
-/// Begins a step and leaves it open, as its effect is what is looked at: the next one rejects it.
+/// Begins a step and leaves it open, so that the test can examine its effect. The next step rejects it.
 fn begin(cache: &mut KvCacheManager<Emulator>, step: &[StepRequest]) -> Result<StepPlan, KvError> {
     let stream = cache.device().stream().unwrap();
     let step = cache.begin_step(&stream, Launches::Eager, step)?;
@@ -103,8 +103,8 @@ fn a_step_gets_all_its_blocks_or_none() {
     assert_eq!((plan.new_blocks, cache.ledger().free_blocks()), (needed, 0));
 }
 
-/// Each allocation of a new cache fails in turn: a typed error that names what did not fit, and all
-/// memory that was taken comes back.
+/// Each allocation of a new cache fails in turn. The error names the allocation that did not fit, and all memory that
+/// was taken is free again.
 #[test]
 fn a_cache_is_made_whole_or_not_at_all() {
     let config = CacheConfig {
@@ -129,7 +129,7 @@ fn a_cache_is_made_whole_or_not_at_all() {
             Err(other) => panic!("{other}"),
         };
         assert_eq!(device.free_memory().unwrap(), memory, "with {memory} bytes");
-        // As much more as that allocation needs: the next one fails.
+        // Enough memory for the allocation that failed; the next one fails then.
         memory += lacking;
     }
     let labels =

@@ -1,4 +1,4 @@
-//! Which launches the attention of a layer takes: counted on a device that does nothing.
+//! The number of launches that the attention of a layer takes, counted on a device that does nothing.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::{AttentionTensors, Csa, Hca, QueryForm, Swa, UpdatedLayer};
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, StepRequest};
 
-/// A cache of one layer with a window alone, and drafts of up to two tokens.
+/// A cache of one layer with a window alone, for drafts of up to two tokens.
 fn cache() -> (KvCacheManager<Null>, Stream<Null>, RequestId) {
     let tiny = ModelConfig::preset("tiny").unwrap();
     let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
@@ -18,7 +18,8 @@ fn cache() -> (KvCacheManager<Null>, Stream<Null>, RequestId) {
     (cache, stream, id)
 }
 
-/// Launches of attention of `queries`, with so many heads in tensors for `tokens` queries of 4 heads.
+/// Calls attention for `queries` with `heads` heads, with tensors for `tokens` queries of 4 heads. Returns the number
+/// of launches, and the result.
 fn launches(
     layer: &UpdatedLayer<'_, Null, Swa>,
     queries: Range<u32>,
@@ -35,8 +36,8 @@ fn launches(
     (device.backend().calls().launches - before, result)
 }
 
-/// A chunk's own rows are quantised once, by the first call that queues anything; refused calls and those without queries
-/// queue nothing.
+/// The own rows of a chunk are quantised once, by the first call that queues anything. Refused calls and calls without
+/// queries queue nothing.
 #[test]
 fn own_rows_are_quantised_once_and_for_no_refused_call() {
     for (tokens, first) in [(4_u32, 2), (3, 1)] {

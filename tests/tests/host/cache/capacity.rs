@@ -1,4 +1,4 @@
-//! The capacity planner against admission itself: it says what fits, and exactly that is admitted.
+//! The capacity planner compared with admission: exactly the requests that it says fit are admitted.
 
 use kv_layout::attention::KeySplit;
 use std::cell::Cell;
@@ -17,16 +17,16 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 
-/// Random configurations and mixes that each property is tried with.
+/// Number of random configurations and mixes for each property.
 const CASES: u32 = 10_000;
 
-/// Longest request tried, in tokens; configured contexts end on both sides of it.
+/// Longest request tried, in tokens. Configured contexts are shorter, longer or equal.
 const LONGEST: u32 = 1500;
 
 fn model() -> impl Strategy<Value = ModelConfig> {
     let kinds = select(vec![LayerKind::Swa, LayerKind::Csa, LayerKind::Hca]);
     prop::collection::vec(kinds, 1..6).prop_map(|layers| {
-        // The last layer may be a draft layer, which has a sliding window alone.
+        // The last layer may be a draft layer, which has a window alone.
         let mtp_layers = u32::from(layers.len() > 1 && layers.last() == Some(&LayerKind::Swa));
         ModelConfig { layers, mtp_layers, ..ModelConfig::preset("tiny").unwrap() }
     })
@@ -36,7 +36,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     let formats =
         (select(MainFormat::ALL.as_slice()), select(IndexFormat::ALL.as_slice()), 0..8u32);
     let steps = (1..2 * LONGEST, 30..600u32);
-    // None is what a cache has without reuse.
+    // Without checkpoints and suspended requests: a cache without reuse.
     let state = (select(vec![0, 0, 1, 5]), select(vec![0, 0, 1, 3]));
     (model(), formats, 1..10u32, 1..25u32, steps, state).prop_map(
         |(model, formats, max_requests, num_blocks, steps, state)| CacheConfig {
@@ -61,7 +61,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     )
 }
 
-/// A ledger that requests are admitted to.
+/// A ledger to which requests are admitted.
 struct Cache {
     ledger: Ledger,
     array: Vec<i32>,
@@ -75,7 +75,7 @@ impl Cache {
         Self { ledger, array, chunk: config.max_step_tokens }
     }
 
-    /// Whether there was a slot, and for whom.
+    /// Admits a request; `None` if there is no free slot.
     fn admit(&mut self) -> Option<RequestId> {
         match self.ledger.admit() {
             Ok(id) => Some(id),
@@ -84,7 +84,7 @@ impl Cache {
         }
     }
 
-    /// Whether the request could take its next chunk on the way to `tokens` tokens.
+    /// Runs the request's next chunk on the way to `tokens` tokens. Returns whether it was accepted.
     fn advance(&mut self, id: RequestId, tokens: u32) -> bool {
         let start = self.ledger.committed(id).unwrap();
         let tokens = self.chunk.min(tokens - start);
@@ -103,7 +103,7 @@ impl Cache {
         true
     }
 
-    /// Whether the request reached `tokens` tokens.
+    /// Runs the request up to `tokens` tokens. Returns whether it reached them.
     fn grow(&mut self, id: RequestId, tokens: u32) -> bool {
         while self.ledger.committed(id).unwrap() < tokens {
             if !self.advance(id, tokens) {
@@ -114,7 +114,7 @@ impl Cache {
     }
 }
 
-/// Whether all requests of the mix are admitted and reach their length, all growing in turns.
+/// Whether all requests of the mix are admitted and reach their lengths, all growing in turns.
 fn admits(config: &CacheConfig, mix: &[(u32, u32)]) -> bool {
     let mut cache = Cache::new(config);
     let mut growing = Vec::new();
@@ -133,7 +133,7 @@ fn admits(config: &CacheConfig, mix: &[(u32, u32)]) -> bool {
     true
 }
 
-/// Requests of `tokens` tokens that are admitted, one after the other, before the first refusal.
+/// Number of requests of `tokens` tokens that are admitted, one after the other, before the first refusal.
 fn admitted(config: &CacheConfig, tokens: u32) -> u32 {
     let mut cache = Cache::new(config);
     let mut requests = 0;
@@ -253,7 +253,7 @@ proptest! {
     }
 }
 
-/// Bytes per token of context, rounded, as others count them for the released models.
+/// Rounded bytes per token of context, as published for the released models.
 #[test]
 fn bytes_per_token_are_those_published() {
     for (main_format, index_format, flash, pro) in [
@@ -280,7 +280,7 @@ fn plenty_of_memory_is_limited_by_ids_alone() {
     assert_eq!(plan(1 << 20).num_blocks, CacheConfig::MAX_BLOCKS);
 }
 
-/// Slot and block of a model without entries: the whole memory is slots.
+/// In a model without entries blocks take no memory: all of it goes to slots.
 #[test]
 fn a_model_without_entries_needs_no_memory_for_blocks() {
     let layers = vec![LayerKind::Swa; 3];
@@ -346,7 +346,8 @@ fn a_cache_takes_the_planned_bytes() {
     }
 }
 
-/// A host tier that holds nothing, or has nothing to hold, is refused with what it needs at least.
+/// A host tier that is too small for one prefix, or has nothing to hold, is refused with the size that it needs at
+/// least.
 #[test]
 fn a_host_tier_that_is_too_small_is_named() {
     let smallest = CacheConfig::new(ModelConfig::preset("tiny").unwrap());

@@ -1,4 +1,4 @@
-//! Conversations: what the next turn reuses of the answer before, with and without checkpoints of answers.
+//! Conversations: the part of the last answer that the next turn reuses, with and without checkpoints of answers.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::reuse::ReuseStats;
@@ -20,8 +20,8 @@ pub(super) fn config(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) 
     }
 }
 
-/// A ledger whose requests run as in a cache: a prompt in one chunk, then a token a step, each of which a checkpoint is
-/// saved behind if it is due.
+/// A ledger whose requests run as in a cache: a prompt in one step, then an answer in steps of two tokens, which save
+/// the checkpoints that are due.
 pub(super) struct Run {
     pub ledger: Ledger,
     array: Vec<i32>,
@@ -33,12 +33,13 @@ impl Run {
         Self { array: vec![0; ledger.largest_layout().elements()], ledger }
     }
 
-    /// Runs tokens of a request; in a chunk of more than a token, so that the step saves what it passes.
+    /// Runs tokens of a request in a step, and commits their ids. With more than one token the step saves the
+    /// checkpoints that it passes.
     pub fn step(&mut self, id: RequestId, tokens: &[u32]) {
         self.step_told(id, tokens.len() as u32, tokens);
     }
 
-    /// The same with the tokens that are told when it is committed.
+    /// Runs `count` tokens of a request in a step, and commits the ids `tokens`.
     pub fn step_told(&mut self, id: RequestId, count: u32, tokens: &[u32]) {
         let start = self.ledger.committed(id).unwrap();
         let step = [StepRequest { id, start, tokens: count }];
@@ -47,12 +48,12 @@ impl Run {
         self.ledger.commit_step(TRUNK, &accepted).unwrap();
     }
 
-    /// A turn: everything that was said, and so many tokens of an answer; what it reused.
+    /// Runs a turn: the prompt `said`, then the answer. Returns the number of reused tokens.
     pub fn turn(&mut self, said: &mut Vec<u32>, answer: &[u32]) -> u32 {
         let prompt = Prompt { tokens: said, salt: b"", adapter: b"" };
         let admission = self.ledger.admit_with(&prompt).unwrap();
         self.step(admission.id, &said[admission.reused as usize..]);
-        // A ledger alone has no copies behind steps of a token: chunks of two pass each boundary.
+        // A ledger alone has no copies after steps of one token; chunks of two tokens pass each boundary inside a step.
         answer.chunks(2).for_each(|tokens| self.step(admission.id, tokens));
         said.extend_from_slice(answer);
         self.ledger.release(admission.id).unwrap();
@@ -64,7 +65,8 @@ impl Run {
     }
 }
 
-/// The next turn goes on from the last boundary of the answer; without checkpoints of answers from the prompt's.
+/// The next turn continues from the last boundary of the answer; without checkpoints of answers, from that of the
+/// prompt.
 #[test]
 fn a_turn_goes_on_from_the_answer_before() {
     for keep_outputs in [true, false] {
@@ -77,15 +79,15 @@ fn a_turn_goes_on_from_the_answer_before() {
         };
         assert_eq!(run.turn(&mut said, &say(260)), 0);
         said.extend(say(20));
-        // 560 tokens were there: 512 of them, or the prompt's 256.
+        // 560 tokens were computed: 512 of them are reused, or 256 of the prompt.
         assert_eq!(run.turn(&mut said, &say(100)), if keep_outputs { 512 } else { 256 });
         said.extend(say(300));
-        // 680, which closed a block; the prompt's 580 did not.
+        // 680 tokens were computed, and the answer closed a block; the prompt's 580 did not.
         assert_eq!(run.turn(&mut said, &[]), if keep_outputs { 640 } else { 512 });
     }
 }
 
-/// The checkpoint of an answer that goes on makes room for a prompt's; no request is refused for it.
+/// The checkpoint of a running answer is given up for that of a prompt; no request is refused because of it.
 #[test]
 fn an_answer_that_goes_on_makes_room() {
     let mut run = Run::new(&config(true, 64, 2));
@@ -99,7 +101,7 @@ fn an_answer_that_goes_on_makes_room() {
     let answer: Vec<u32> = (500..700).collect();
     answer.chunks(2).for_each(|tokens| run.step(one, tokens));
     assert_eq!((run.ledger.free_checkpoints(), run.ledger.output_checkpoints()), (0, 1));
-    // The prompt's is the first request's, which runs; the answer's is given up.
+    // The first request runs and uses the checkpoint of its prompt; that of its answer is given up.
     let two = admit(&mut run, &prompts[1]);
     run.step(two, &prompts[1]);
     assert_eq!((run.ledger.free_checkpoints(), run.ledger.output_checkpoints()), (0, 0));
@@ -108,7 +110,7 @@ fn an_answer_that_goes_on_makes_room() {
     assert_eq!(prompts.map(|prompt| admit_with(&mut run, &prompt).reused), [128; 2]);
 }
 
-/// A load of conversations with long answers; what of their prompts is reused.
+/// Simulates conversations with long answers. Returns the reuse statistics.
 fn load(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) -> ReuseStats {
     let mut random = SmallRng::seed_from_u64(5);
     let mut run = Run::new(&config(keep_outputs, num_blocks, num_checkpoints));
@@ -129,7 +131,7 @@ fn load(keep_outputs: bool, num_blocks: u32, num_checkpoints: u32) -> ReuseStats
     run.ledger.reuse_stats()
 }
 
-/// Checkpoints of answers let more be reused, where there is room and where much is evicted.
+/// Checkpoints of answers increase reuse, both where all fits and where much is evicted.
 #[test]
 fn answers_are_reused() {
     for (blocks, checkpoints, gain) in [(2000, 400, 0.1), (500, 60, 0.0)] {

@@ -1,5 +1,5 @@
-//! Every device call of a copy of a request's state fails in turn, instead of being done and after it was done: nothing has
-//! changed, and the next attempt goes well.
+//! Every device call of a copy of a request's state fails in turn, before it does its work and after. Nothing has
+//! changed then, and the next attempt succeeds.
 
 use dsv4_kv::device::{EmuOptions, Emulator};
 use dsv4_kv::transfer::{MoveError, PrefixImport};
@@ -17,7 +17,7 @@ type Cache = Fed<Failing<Emulator>>;
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 const TOKENS: usize = 131;
 
-/// The ledger, without how often a slot changed hands.
+/// The ledger as JSON, without the number of times that each slot changed hands.
 fn ledger(fed: &Cache) -> serde_json::Value {
     fn remove(value: &mut serde_json::Value) {
         match value {
@@ -34,8 +34,8 @@ fn ledger(fed: &Cache) -> serde_json::Value {
     ledger
 }
 
-/// Runs `work` with each of its device calls failing in turn, until none is left to fail; what it then gave, and how many
-/// failed.
+/// Runs `work` with each of its device calls failing in turn, until none is left. Returns the result of the attempt
+/// that succeeded, and the number of failures.
 fn fail_each<T>(
     fed: &mut Cache,
     how: Failure,
@@ -108,7 +108,7 @@ fn a_failed_copy_changes_nothing() {
     }
 }
 
-/// What is due to be saved stays so when the copy fails, and when the request gives its slot up in between.
+/// A checkpoint that is due stays due when its copy fails, and while the request is suspended.
 #[test]
 fn what_is_due_is_saved_after_a_failure() {
     for how in [Failure::Instead, Failure::After] {
@@ -117,7 +117,7 @@ fn what_is_due_is_saved_after_a_failure() {
         let id = fed.manager.admit().unwrap();
         fed.step(&[StepPart::new(id, &story, 0..127)], Padding::None);
         fed.manager.want_checkpoint(id, 128).unwrap();
-        // A step of few tokens does not save.
+        // A step of few tokens saves no checkpoint itself.
         fed.step(&[StepPart::new(id, &story, 127..129)], Padding::None);
         let (_, failures) = fail_each(&mut fed, how, |fed| {
             let result = fed.manager.save_wanted(&stream);
@@ -146,9 +146,9 @@ fn what_is_due_is_saved_after_a_failure() {
     }
 }
 
-/// A restore that fails in its copy, or in clearing the windows of the draft layers behind it, leaves a slot of which
-/// nobody knows what it holds: steps of both groups refuse its request until it is released or restored. One that fails
-/// before has changed nothing.
+/// If the copy of a restore fails, or after it the clearing of the draft layers' windows, the contents of the slot are
+/// unknown: steps of both groups refuse its request until it is released or restored. A restore that fails before its
+/// copy has changed nothing.
 #[test]
 fn a_restore_that_fails_half_way_marks_its_request() {
     for how in [Failure::Instead, Failure::After] {
@@ -176,7 +176,7 @@ fn a_restore_that_fails_half_way_marks_its_request() {
             lost.push(ledger(&fed) != before);
             let refused = lost.last() == Some(&true);
             assert_eq!(refusals(&mut fed, other), [refused; 2], "{how:?}, call {call}");
-            // Nor does it move.
+            // Nor can it be exported.
             let moves = fed.manager.positions(other);
             let is_lost = matches!(moves, Err(MoveError::Cache(KvError::Overwritten { .. })));
             assert_eq!(is_lost, refused, "{how:?}, call {call}");
@@ -207,7 +207,7 @@ fn refusals(fed: &mut Cache, id: RequestId) -> [bool; 2] {
     })
 }
 
-/// A request leaves this cache and comes to it again, under another id: the device fails in the copies of either.
+/// A request leaves this cache and returns under another id, while the device fails in the copies of both moves.
 #[test]
 fn a_failed_move_changes_nothing() {
     let cache_error = |error| match error {
@@ -237,7 +237,7 @@ fn a_failed_move_changes_nothing() {
     }
 }
 
-/// A prefix leaves a cache and comes to another: the device fails in the copies of either.
+/// A prefix leaves one cache and enters another, while the device fails in the copies of both.
 #[test]
 fn a_failed_prefix_changes_nothing() {
     let cache_error = |error| match error {

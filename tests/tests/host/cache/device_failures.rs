@@ -1,7 +1,7 @@
-//! Every device call of a step, of a capture and of a replay fails in turn, instead of being done and
-//! after it was done; plain admission and release make none. Before the first kernel of a layer nothing has
-//! changed; after it other requests hold their bytes, requests of at most `max_draft` + 1 tokens run
-//! again, and one with more can only be released.
+//! Every device call of a step, of a capture and of a replay fails in turn, before it does its work and after. Plain
+//! admission and release make no device calls. If a call fails before the first kernel of a layer, nothing has changed.
+//! After it, other requests hold their bytes, requests with at most `max_draft` + 1 tokens run again, and a request
+//! with more can only be released.
 
 use dsv4_kv::device::{EmuOptions, Emulator};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -16,9 +16,9 @@ use kv_layout::main_row::MainFormat;
 
 type Device = Failing<Emulator>;
 
-/// A layer of every kind, and a draft layer.
+/// One layer of each kind, and a draft layer.
 const LAYERS: [LayerKind; 4] = [Swa, Csa, Hca, Swa];
-/// Tokens of the request that others must not disturb.
+/// Tokens of the other request, which must not be disturbed.
 const OTHER: usize = 133;
 const MAX_DRAFT: u32 = 2;
 
@@ -27,15 +27,15 @@ struct Cache {
     stories: [Story; 2],
     stored: [Vec<Stored>; 2],
     other: RequestId,
-    /// Tokens that the failing request has before the step that fails.
+    /// Tokens of the failing request before the step that fails.
     start: usize,
 }
 
-/// What a failed step left.
+/// When a step failed.
 enum Left {
-    /// It failed before a kernel of a layer was queued.
+    /// Before a kernel of a layer was queued.
     Begin,
-    /// It failed later.
+    /// Later.
     Layers,
 }
 
@@ -54,14 +54,14 @@ impl Cache {
         Self { fed, stories, stored, other, start }
     }
 
-    /// A request with its first tokens.
+    /// Admits a request and runs its first tokens.
     fn request(&mut self) -> RequestId {
         let id = self.fed.manager.admit().unwrap();
         self.fed.step(&[Part::new(id, &self.stories[1], 0..self.start)], Padding::None);
         id
     }
 
-    /// The ledger, without what only says that kernels may have written rows.
+    /// The ledger as JSON, without the field that only says which rows kernels may have written.
     fn ledger(&self) -> serde_json::Value {
         let mut ledger = serde_json::to_value(&*self.fed.manager.ledger()).unwrap();
         remove(&mut ledger, "written_to");
@@ -81,7 +81,7 @@ impl Cache {
         (0..3).map(row).collect()
     }
 
-    /// Runs a step of `tokens` tokens of a request in which call `call` fails, if it makes so many.
+    /// Runs a step of `tokens` tokens of a request in which call `call` fails; `None` if the step makes fewer calls.
     fn fail(&mut self, id: RequestId, tokens: usize, call: u64, how: Failure) -> Option<Left> {
         let parts = [Part::new(id, &self.stories[1], self.start..self.start + tokens)];
         let Fed { manager, stream, inputs } = &mut self.fed;
@@ -96,7 +96,7 @@ impl Cache {
             for step in &mut steps {
                 inputs.run(step, &mut |_, _| Ok(()))?;
             }
-            // Nothing is final: the next attempt starts where this one did.
+            // Accepts no token, so that the next attempt starts at the same position.
             let none = Accepted::count(id, 0);
             steps.into_iter().try_for_each(|step| step.commit(&[none]))
         };
@@ -108,7 +108,7 @@ impl Cache {
                 assert!(failed.is_some(), "it fails as it was told to");
                 Some(left)
             }
-            // All of the step was queued; a long one is not taken back.
+            // The whole step was queued. A long step cannot accept 0 tokens.
             Ok(()) | Err(KvError::NotRollbackable { .. }) => {
                 assert!(failed.is_none(), "the failure of {failed:?} was swallowed");
                 None
@@ -169,9 +169,9 @@ fn check(start: usize, tokens: usize) {
             cache.holds(id, 1, start);
         }
         assert!(failures[0] > 4 && failures[1] > 3, "{how:?}: {failures:?}");
-        // What the last failures left does not show in what the request holds in the end.
+        // The rows that failed steps left do not show in the final contents of the request.
         if long {
-            // The attempt that did not fail was rejected.
+            // The last attempt, which did not fail, was rejected.
             cache.fed.manager.release(id).unwrap();
             id = cache.request();
         }
@@ -203,7 +203,7 @@ fn a_long_step_that_fails_harms_its_request_alone() {
     check(126, 100);
 }
 
-/// Admission and release ask nothing of the device, so that nothing can fail.
+/// Admission and release make no device call, so nothing can fail.
 #[test]
 fn admission_and_release_make_no_device_call() {
     let mut cache = Cache::new(127);
@@ -214,8 +214,7 @@ fn admission_and_release_make_no_device_call() {
     assert_eq!(device.backend().calls(), 0);
 }
 
-/// However often slots change hands between two steps of a poisoned cache, the next step poisons each
-/// once.
+/// However often slots change hands between two steps of a poisoned cache, the next step poisons each slot once.
 #[test]
 fn a_slot_that_changes_hands_is_poisoned_once() {
     let calls_after = |releases: usize| {
@@ -237,7 +236,7 @@ fn a_slot_that_changes_hands_is_poisoned_once() {
     assert_eq!(one, many);
 }
 
-/// A capture that fails leaves the cache as it was, and a replay that fails a step that runs again.
+/// A capture that fails leaves the cache as it was. A replay that fails leaves a step that can run again.
 #[test]
 fn a_capture_or_a_replay_that_fails_can_be_repeated() {
     for how in [Failure::Instead, Failure::After] {
@@ -285,8 +284,8 @@ fn a_capture_or_a_replay_that_fails_can_be_repeated() {
     }
 }
 
-/// A replayed step that is dropped has written rows, as one whose layers were updated one by one: with more tokens than
-/// are taken back, its request does not go on. One that was only begun has written nothing.
+/// A replayed step that is dropped has written rows, like a step whose layers were updated one by one. With more tokens
+/// than can be taken back, its request is refused. A step that was only begun has written nothing.
 #[test]
 fn a_replayed_step_that_is_dropped_has_written_its_rows() {
     const START: usize = 130;

@@ -1,5 +1,5 @@
-//! Slots, blocks, checkpoints and host memory run out, wherever one of them is taken: the refusal is typed, and nothing has
-//! changed.
+//! Slots, blocks, checkpoints and host memory run out, in each call that takes them: the refusal is typed, and nothing
+//! has changed.
 
 use dsv4_kv::device::Null;
 use dsv4_kv::{CacheConfig, KvError, Launches, RequestId, RootKey, StepRequest, TierMiss};
@@ -8,7 +8,7 @@ use dsv4_kv_tests::fed::Fed;
 use super::host_memory::{fill, other, pass, story, with_room_for};
 use super::tier::{counts, prompt, run, tokens};
 
-/// A cache of ten blocks that has had prompts a, b and c, of which the device keeps as many as checkpoints.
+/// A cache of ten blocks that has computed prompts a, b and c. The device keeps as many of them as it has checkpoints.
 fn cache(num_checkpoints: u32) -> Fed<Null> {
     let config = |base| CacheConfig { num_checkpoints, max_requests: 5, ..base };
     let mut fed = with_room_for(4, config);
@@ -18,7 +18,7 @@ fn cache(num_checkpoints: u32) -> Fed<Null> {
     fed
 }
 
-/// Takes blocks until so many can be had.
+/// Takes blocks until only `blocks` are free or evictable.
 fn leave(fed: &mut Fed<Null>, blocks: u32) -> Vec<RequestId> {
     let mut held = Vec::new();
     loop {
@@ -42,13 +42,13 @@ fn admit(fed: &mut Fed<Null>, salt: &[u8]) -> RequestId {
     admission.id
 }
 
-/// A prompt that comes back needs two blocks and a checkpoint.
+/// To bring a prompt back takes two blocks and a checkpoint.
 #[test]
 fn an_arrival_takes_all_or_nothing() {
     let tokens = tokens();
     for (blocks, checkpoints) in [(0, 1), (1, 1), (2, 0), (2, 1)] {
         let mut fed = cache(2);
-        // Requests that hold what the device has: b, or b and c.
+        // Requests that use the prompts on the device: b, or b and c.
         let salts = [b"b", b"c"].into_iter().take(2 - checkpoints);
         let users: Vec<_> = salts.map(|salt| admit(&mut fed, salt)).collect();
         let held = leave(&mut fed, blocks);
@@ -71,7 +71,7 @@ fn an_arrival_takes_all_or_nothing() {
             assert!(!fed.manager.is_moving());
             let misses = fed.manager.tier_stats().misses[TierMiss::NoRoomOnDevice.index()];
             assert_eq!(misses - stats.misses[TierMiss::NoRoomOnDevice.index()], 1);
-            // With room it comes.
+            // With room it is brought back.
             held.iter().for_each(|&id| fed.manager.release(id).unwrap());
             users.iter().for_each(|&id| fed.manager.release(id).unwrap());
         }
@@ -82,7 +82,7 @@ fn an_arrival_takes_all_or_nothing() {
     }
 }
 
-/// A copy of a request needs a slot, and a block unless the request ends at one.
+/// A fork needs a slot, and a block unless the request ends at a block boundary.
 #[test]
 fn a_fork_takes_all_or_nothing() {
     for (tokens, blocks) in [(300, 0), (300, 1), (256, 0)] {
@@ -107,7 +107,8 @@ fn a_fork_takes_all_or_nothing() {
     }
 }
 
-/// An admission needs a slot, and no block: what it shares is there. Its step needs blocks, and its checkpoint fails nothing.
+/// An admission needs a slot and no block, since its shared blocks exist. Its step needs blocks. A checkpoint that
+/// finds no room fails nothing.
 #[test]
 fn an_admission_takes_a_slot_and_nothing_else() {
     let tokens = tokens();
@@ -131,14 +132,15 @@ fn an_admission_takes_a_slot_and_nothing_else() {
     assert!(matches!(result, Err(KvError::OutOfBlocks { needed: 1, free: 0 })), "{result:?}");
     assert_eq!(counts(&fed), before);
     fed.manager.release(*held.last().unwrap()).unwrap();
-    // The only checkpoint is held: another prompt is computed, and not saved.
+    // The only checkpoint is in use: another prompt is computed and not saved.
     let other = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"d")).unwrap();
     run(&mut fed, other.id, &story(), 0);
     assert_eq!(fed.manager.ledger().tree_counts().checkpoints, 1);
     fed.manager.ledger().audit().unwrap();
 }
 
-/// What leaves needs units of host memory; without them it stays where it is, and nothing else goes for it.
+/// A checkpoint that is copied to host memory needs units there. Without them it stays where it is, and nothing else is
+/// evicted for it.
 #[test]
 fn a_departure_takes_all_or_nothing() {
     let tokens = tokens();
@@ -147,7 +149,7 @@ fn a_departure_takes_all_or_nothing() {
         let mut fed = with_room_for(1, |base| CacheConfig { num_checkpoints: 2, ..base });
         let units = fed.manager.host_units().1;
         assert_eq!(units, 14, "two blocks, and twelve of a checkpoint");
-        // Room of a block and a checkpoint is thirteen units, of two blocks fourteen.
+        // A block and a checkpoint take thirteen units, two blocks and a checkpoint fourteen.
         let taken = (free < 2).then(|| fed.manager.reserve_host(&root, &other(2 - free)).unwrap());
         let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"a")).unwrap();
         run(&mut fed, admission.id, &story(), 0);

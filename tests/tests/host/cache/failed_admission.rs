@@ -1,4 +1,4 @@
-//! An admission that shares, on a device that fails: the request is admitted wholly or not at all.
+//! Admissions that share blocks, on a device that fails: the request is admitted completely or not at all.
 
 use dsv4_kv::device::{EmuOptions, Emulator};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Ledger, Prompt, RequestId};
@@ -10,7 +10,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-/// A layer of every kind.
+/// One layer of each kind.
 const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 const TOKENS: usize = 300;
 
@@ -20,8 +20,8 @@ fn counts(ledger: &Ledger) -> [u32; 5] {
     [free[0], free[1], free[2], counts.blocks, counts.evictable_blocks]
 }
 
-/// Each call of an admission fails in turn: nothing is held then, and the request that is admitted at last has the bytes
-/// of its tokens.
+/// Each device call of an admission fails in turn. Nothing is held then, and the request that is finally admitted has
+/// the bytes of its tokens.
 #[test]
 fn an_admission_that_fails_leaves_nothing() {
     let device = Failing::emulated(EmuOptions::default());

@@ -1,4 +1,4 @@
-//! Host memory that is lent, wanted and evicted: who keeps what there, and what the tier says of it.
+//! Host memory that is lent, wanted and evicted: which prefixes stay there, and what the tier reports.
 
 use dsv4_kv::device::{Device, EmuOptions, Emulator, Null, NullDevice};
 use dsv4_kv::{
@@ -10,14 +10,14 @@ use dsv4_kv_tests::stories::{STEP_TOKENS, Story};
 
 use super::tier::{LAYERS, TOKENS, counts, lost, prompt, run, settings, tokens};
 
-/// Blocks of the prompts' prefixes.
+/// Blocks in the prefix of each prompt.
 const BLOCKS: usize = 2;
 
 pub(super) fn story() -> Story {
     Story::random(&LAYERS, TOKENS, 441)
 }
 
-/// A cache with as much host memory as so many prompts take.
+/// A cache with as much host memory as `prompts` prompts take.
 pub(super) fn with_room_for(
     prompts: u64,
     change: impl FnOnce(CacheConfig) -> CacheConfig,
@@ -31,12 +31,12 @@ pub(super) fn with_room_for(
     Fed::new(&device, CacheConfig { host_bytes: units * block, ..config })
 }
 
-/// The same with so many checkpoints on the device.
+/// The same with `num_checkpoints` checkpoints on the device.
 fn with_checkpoints(prompts: u64, num_checkpoints: u32) -> Fed<Null> {
     with_room_for(prompts, |base| CacheConfig { num_checkpoints, ..base })
 }
 
-/// Runs a prompt, lets host memory have it, and ends it; tokens that were reused.
+/// Runs a prompt, waits until host memory has it, and ends it. Returns the number of reused tokens.
 pub(super) fn pass(fed: &mut Fed<Null>, salt: &[u8]) -> u32 {
     let tokens = tokens();
     let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, salt)).unwrap();
@@ -47,7 +47,7 @@ pub(super) fn pass(fed: &mut Fed<Null>, salt: &[u8]) -> u32 {
     admission.reused
 }
 
-/// A request of so many tokens that nobody knows.
+/// A request of `tokens` tokens whose ids are not committed.
 pub(super) fn fill(fed: &mut Fed<Null>, tokens: u32) -> RequestId {
     let id = fed.manager.admit().unwrap();
     for start in (0..tokens).step_by(STEP_TOKENS as usize) {
@@ -60,19 +60,19 @@ pub(super) fn fill(fed: &mut Fed<Null>, tokens: u32) -> RequestId {
     id
 }
 
-/// Takes all blocks of the device for a moment: it loses every prompt.
+/// Takes all blocks of the device for a moment, so that it loses every prompt.
 fn evict(fed: &mut Fed<Null>) {
     let ids = [0, 1].map(|_| fill(fed, 640));
     assert_eq!(fed.manager.ledger().free_blocks(), 0);
     ids.iter().for_each(|&id| fed.manager.release(id).unwrap());
 }
 
-/// Tokens of other prompts: so many blocks.
+/// The tokens of another prompt with `blocks` blocks.
 pub(super) fn other(blocks: usize) -> Vec<[u32; 128]> {
     vec![[7; 128]; blocks]
 }
 
-/// More than host memory can give away is refused, and nothing is evicted for it.
+/// A reservation of more than host memory can free is refused, and nothing is evicted for it.
 #[test]
 fn room_is_all_or_nothing() {
     let mut fed = with_checkpoints(3, 1);
@@ -94,7 +94,7 @@ fn room_is_all_or_nothing() {
     fed.manager.audit_tier().unwrap();
 }
 
-/// What a tier below reads is not evicted: that would free nothing.
+/// An image that a lower tier reads is not evicted, since that would free nothing.
 #[test]
 fn what_is_read_is_not_evicted() {
     let mut fed = with_checkpoints(2, 1);
@@ -109,7 +109,7 @@ fn what_is_read_is_not_evicted() {
     assert!(fed.manager.reserve_host(&root, &other(blocks)).is_none(), "one prompt is read");
     assert_eq!(fed.manager.host_units().0, 0, "nothing was evicted for it");
     fed.manager.audit_tier().unwrap();
-    // The other one makes room.
+    // The other prompt is evicted to make room.
     let room = fed.manager.reserve_host(&root, &other(BLOCKS)).expect("b is not read");
     fed.manager.audit_tier().unwrap();
     drop(image);
@@ -119,8 +119,8 @@ fn what_is_read_is_not_evicted() {
     fed.manager.audit_tier().unwrap();
 }
 
-/// Of the checkpoints that a tier below does not look at, the oldest are no longer offered when there are more than a thousand, and
-/// are counted.
+/// Host memory offers its checkpoints to a lower tier. If the tier takes none, the oldest offers beyond 1,024 are
+/// dropped and counted.
 #[test]
 fn offers_that_nobody_looks_at_are_counted() {
     const OFFERS: u16 = 1024;
@@ -148,7 +148,7 @@ fn offers_that_nobody_looks_at_are_counted() {
     assert!(fed.manager.next_host_image().is_none(), "the first one is not");
 }
 
-/// Room that a tier below drops is free again, with what was above it.
+/// Room that a lower tier drops is free again, and so are the references to the blocks above it.
 #[test]
 fn dropped_room_is_free_again() {
     let mut fed = with_checkpoints(2, 1);
@@ -174,7 +174,7 @@ fn dropped_room_is_free_again() {
     assert!(fed.manager.give_host_back(room).is_ok());
 }
 
-/// Host memory keeps what the device goes on from, though the device has it too.
+/// Host memory keeps a prompt from which requests continue on the device, although the device has it too.
 #[test]
 fn what_the_device_uses_stays_in_host_memory() {
     let mut fed = with_checkpoints(2, 2);
@@ -186,7 +186,7 @@ fn what_the_device_uses_stays_in_host_memory() {
     evict(&mut fed);
     let there = |salt| fed.manager.host_prompt(&prompt(&tokens, salt)).unwrap().reusable;
     assert_eq!([there(&b"a"[..]), there(b"b"), there(b"c")], [256, 0, 256]);
-    // Nobody asks for it any more: it goes.
+    // No request asks for the prompt again, so it is evicted.
     let mut fed = with_checkpoints(2, 2);
     for salt in [b"a", b"b", b"c"] {
         pass(&mut fed, salt);
@@ -196,7 +196,7 @@ fn what_the_device_uses_stays_in_host_memory() {
     assert_eq!([there(&b"a"[..]), there(b"b"), there(b"c")], [0, 256, 256]);
 }
 
-/// A stream of another device is refused before anything is evicted, taken, or begun.
+/// A stream of another device is refused before anything is evicted, taken or begun.
 #[test]
 fn a_stream_of_another_device_changes_nothing() {
     let mut fed = with_checkpoints(2, 1);
@@ -204,7 +204,7 @@ fn a_stream_of_another_device_changes_nothing() {
     let tokens = tokens();
     pass(&mut fed, b"a");
     pass(&mut fed, b"b");
-    // A request whose last block is to be copied, for which something must be evicted.
+    // A request whose last block would be copied; that takes an eviction.
     let id = fed.manager.admit().unwrap();
     run(&mut fed, id, &story(), 0);
     let free = fed.manager.ledger().free_blocks();
@@ -231,7 +231,7 @@ fn a_stream_of_another_device_changes_nothing() {
     assert_eq!(fed.manager.ledger().committed(id).unwrap(), TOKENS as u32);
 }
 
-/// A prompt that is asked for twice is brought once; what its own tokens brought meanwhile is not counted.
+/// A prompt that is requested several times is brought back once. Blocks that the tree got meanwhile are not counted.
 #[test]
 fn a_prompt_is_wanted_once() {
     let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
@@ -241,7 +241,7 @@ fn a_prompt_is_wanted_once() {
     let ask = prompt(&tokens, b"a");
     let ids =
         [0; 3].map(|_| fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is there"));
-    // Another request computes it while it is on its way.
+    // Another request computes the prompt during its transfer.
     let admission = fed.manager.admit_with(&fed.stream, &ask).unwrap();
     assert_eq!(admission.reused, 0);
     run(&mut fed, admission.id, &a, 0);
@@ -253,7 +253,7 @@ fn a_prompt_is_wanted_once() {
     fed.manager.release(admission.id).unwrap();
     assert_eq!(fed.manager.ledger().tree_counts().blocks, 2);
 
-    // What is cancelled is not wanted from then on, if nobody else wants it.
+    // A cancelled prefetch is not wanted any more, unless another call wants the same prompt.
     let mut fed = lost(&device, [&a, &b]);
     let mut other = lost(&device, [&a, &b]);
     let id = fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is there");
@@ -268,7 +268,7 @@ fn a_prompt_is_wanted_once() {
     assert!(!fed.manager.cancel_prefetch(same));
 }
 
-/// Who waits for a prompt goes on from it before all else that is wanted, and does not wait for what leaves.
+/// A request that waits for a prompt gets it before all other prefetches, and does not wait for copies to host memory.
 #[test]
 fn waiting_is_for_one_prompt_alone() {
     let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
@@ -287,7 +287,7 @@ fn waiting_is_for_one_prompt_alone() {
     }
     let leaving = compute(&mut fed, b"e");
     fed.manager.advance_tier(&fed.stream).unwrap();
-    // The device has d and e, of which e leaves.
+    // The device has d and e, and e is being copied to host memory.
     let [a, b] = [b"a", b"b"].map(|salt| prompt(&tokens, salt));
     let ids =
         [a, b].map(|ask| fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is lost"));
@@ -298,7 +298,7 @@ fn waiting_is_for_one_prompt_alone() {
     assert_eq!(after.restored_checkpoints - before.restored_checkpoints, 1, "a came once, b waits");
     assert_eq!(after.stored_checkpoints, before.stored_checkpoints, "e is still on its way");
     assert_eq!(ids.map(|id| fed.manager.is_prefetching(id)), [false, true]);
-    // For b there is no room before e is there: then it is waited for.
+    // There is no room for b until e is in host memory: then the call waits for e.
     fed.manager.release(leaving).unwrap();
     fed.manager.release(admission.id).unwrap();
     let pinned = fed.manager.admit_with(&fed.stream, &a).unwrap();
@@ -308,7 +308,7 @@ fn waiting_is_for_one_prompt_alone() {
     assert_eq!(after.stored_checkpoints - before.stored_checkpoints, 1, "e made room");
 }
 
-/// A cache without a free slot says so before it waits, moves or evicts anything.
+/// A cache without a free slot refuses before it waits, moves or evicts anything.
 #[test]
 fn a_full_cache_moves_nothing() {
     let mut fed = with_checkpoints(2, 1);
@@ -326,7 +326,7 @@ fn a_full_cache_moves_nothing() {
     assert!(!fed.manager.is_moving());
 }
 
-/// A position that a request is to be saved at twice is saved once.
+/// A checkpoint that is requested twice for one position is saved once.
 #[test]
 fn a_wanted_position_is_saved_once() {
     let mut fed = with_checkpoints(2, 4);
@@ -338,7 +338,7 @@ fn a_wanted_position_is_saved_once() {
     assert_eq!(fed.manager.take_saved().len(), 1);
 }
 
-/// Room takes images of its own sizes, all of them, and of its own cache.
+/// Reserved room accepts images of exactly its sizes, all of them, and only in its own cache.
 #[test]
 fn room_is_filled_exactly() {
     let mut fed = with_checkpoints(2, 1);
@@ -376,7 +376,7 @@ fn room_is_filled_exactly() {
     fed.manager.audit_tier().unwrap();
 }
 
-/// Blocks that came to host memory from below while they were copied there are not counted as stored.
+/// Blocks that entered host memory from a lower tier while they were copied there are not counted as stored.
 #[test]
 fn what_host_memory_has_by_then_is_not_stored() {
     let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
@@ -401,7 +401,7 @@ fn what_host_memory_has_by_then_is_not_stored() {
     fed.manager.audit_tier().unwrap();
 }
 
-/// As many prompts as may wait do, and no more.
+/// The queue of prompts has a limit.
 #[test]
 fn the_queue_of_prompts_is_bounded() {
     let device = Device::from_backend(Lazy::new(Null::new(1 << 34)));
@@ -414,7 +414,7 @@ fn the_queue_of_prompts_is_bounded() {
         fed.manager.settle_tier(&fed.stream).unwrap();
         fed.manager.release(admission.id).unwrap();
     }
-    // One is on its way, and 64 wait.
+    // One is being moved, and 64 wait.
     for salt in 0..65 {
         assert!(fed.manager.prefetch(&fed.stream, &prompt(&tokens, &[salt])).unwrap().is_some());
     }
@@ -422,12 +422,12 @@ fn the_queue_of_prompts_is_bounded() {
     assert!(matches!(refused, Err(KvError::TooManyPrefetches { most: 64 })), "{refused:?}");
     let again = fed.manager.prefetch(&fed.stream, &prompt(&tokens, &[64])).unwrap();
     assert!(again.is_some(), "it waits already");
-    // Who waits is served all the same.
+    // A request that waits is served all the same.
     let admission = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, &[66])).unwrap();
     assert_eq!(admission.reused, 256);
 }
 
-/// A cache that is given up has nothing under way.
+/// A cache ends its transfers before it is taken apart.
 #[test]
 fn a_cache_is_given_up_when_nothing_moves() {
     let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());

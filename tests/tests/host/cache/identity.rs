@@ -1,4 +1,4 @@
-//! Streams, tensors, graphs and requests belong to one device and one cache; two caches share a device.
+//! Streams, tensors, graphs and requests belong to one device and one cache, also where two caches share a device.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -21,7 +21,7 @@ fn device() -> EmuDevice {
     EmuDevice::new(EmuOptions::default())
 }
 
-/// A cache of a layer of the trunk, and a draft layer.
+/// A cache with one layer of the trunk and one draft layer.
 fn cache<B: Backend>(device: &Device<B>) -> KvCacheManager<B> {
     let base = config(&[Swa, Swa], FORMATS, 2);
     let model = ModelConfig { mtp_layers: 1, ..base.model.clone() };
@@ -37,7 +37,7 @@ fn foreign(result: Result<(), KvError>, name: &str) {
     );
 }
 
-/// A stream, a tensor and memory of another device are refused, and the cache goes on.
+/// A stream, a tensor and memory of another device are refused, and the cache stays usable.
 #[test]
 fn what_is_of_another_device_is_refused() {
     let (own, other) = (device(), device());
@@ -60,8 +60,8 @@ fn what_is_of_another_device_is_refused() {
     open.commit(&[Accepted::count(id, 1)]).unwrap();
 }
 
-/// A step in another stream than the last one of its layer group waits for it on the device: both use the memory of their
-/// group's steps.
+/// A step in another stream than the last step of its layer group waits for that step on the device, since both use the
+/// step memory of the group.
 #[test]
 fn a_step_in_another_stream_waits_for_the_last() {
     for (group, layer) in LayerGroup::ALL.into_iter().zip([LayerId(0), LayerId(1)]) {
@@ -70,7 +70,7 @@ fn a_step_in_another_stream_waits_for_the_last() {
         let mut cache = cache(&device);
         let id = cache.admit().unwrap();
         let history = rows(2, 1);
-        // They live until the end: what is freed is waited for.
+        // The tensors live until the end, because a free would wait for the work.
         let kv = history.iter().map(|row| upload_bf16(&aside, row)).collect::<Vec<_>>();
         for ((start, stream), kv) in (0..).zip([&one, &other]).zip(&kv) {
             let part = [StepRequest { id, start, tokens: 1 }];
@@ -84,7 +84,7 @@ fn a_step_in_another_stream_waits_for_the_last() {
     }
 }
 
-/// Requests of one cache are unknown to another one, whatever their slots and generations.
+/// Requests of one cache are unknown to another, whatever their slots and generations.
 #[test]
 fn a_request_is_of_its_cache() {
     let device = device();
@@ -100,8 +100,8 @@ fn a_request_is_of_its_cache() {
     one.release(own).unwrap();
 }
 
-/// A checkpoint of one cache is refused by another, which would have given its number to two holders, or read what lies
-/// at that number: nothing changes, and it comes back.
+/// A checkpoint of one cache is refused by another, which would otherwise give its number to two holders, or read other
+/// rows under that number. Nothing changes, and the checkpoint is returned.
 #[test]
 fn a_checkpoint_is_of_its_cache() {
     let device = device();
@@ -124,8 +124,8 @@ fn a_checkpoint_is_of_its_cache() {
     assert_eq!(one.0.manager.ledger().free_checkpoints(), 1);
 }
 
-/// Two caches of one device, driven by two threads and by steps of several streams: each holds what its
-/// own requests say.
+/// Two caches on one device, driven by two threads and by steps in several streams: each holds the bytes of its own
+/// requests.
 #[test]
 fn two_caches_share_a_device() {
     let device = device();
@@ -139,7 +139,7 @@ fn two_caches_share_a_device() {
                 let mut fed = Fed::new(&device, config(&layers, FORMATS, 1));
                 let id = fed.manager.admit().unwrap();
                 for range in [0..120, 120..127, 127..128, 128..129, 129..140] {
-                    // Each step in a stream of its own: the cache orders them.
+                    // Each step has a stream of its own; the cache orders the steps.
                     fed.stream = device.stream().unwrap();
                     fed.step(&[Part::new(id, &story, range)], Padding::None);
                 }

@@ -24,7 +24,7 @@ fn ledger() -> (Ledger, Vec<i32>) {
     (ledger, array)
 }
 
-/// Everything observable of a ledger.
+/// The observable state of a ledger.
 #[derive(Debug, PartialEq)]
 struct State {
     free_blocks: u32,
@@ -52,13 +52,13 @@ fn begin(
     ledger.begin_step(LayerGroup::Trunk, step, array)
 }
 
-/// Commits a step of the trunk: the first so many tokens of each request.
+/// Commits a step of the trunk: (request, number of accepted tokens).
 fn commit(ledger: &mut Ledger, accepted: &[(RequestId, u32)]) -> Result<(), KvError> {
     let accepted: Vec<_> = accepted.iter().map(|&(id, n)| Accepted::count(id, n)).collect();
     ledger.commit_step(LayerGroup::Trunk, &accepted)
 }
 
-/// The step is refused, and neither the ledger nor the array changed.
+/// Asserts that the step is refused, and that neither the ledger nor the array changed. Returns the error.
 fn refused(
     ledger: &mut Ledger,
     array: &mut [i32],
@@ -118,7 +118,7 @@ fn rejected_tokens_keep_their_blocks_for_the_next_step() {
     assert_eq!(begin(&mut ledger, &mut array, &step(131, 1)).unwrap().new_blocks, 0);
 }
 
-/// A rejected step leaves the ledger as it was, to the order of the free list.
+/// A rejected step leaves the ledger as it was, down to the order of the free list.
 #[test]
 fn a_rejected_step_never_was() {
     let (mut ledger, mut array) = ledger();
@@ -134,12 +134,12 @@ fn a_rejected_step_never_was() {
         ledger.reject_step(LayerGroup::Trunk, Written::Nothing);
         assert_eq!(record(&ledger), before);
     }
-    // Rows of at most `max_draft` + 1 tokens of a request may have been written.
+    // A rejected step may have written rows of at most `max_draft` + 1 tokens per request; the request can run again.
     begin(&mut ledger, &mut array, &[step(b, 130, 3), step(a, 200, 3)]).unwrap();
     ledger.reject_step(LayerGroup::Trunk, Written::Rows);
     assert_eq!(state(&ledger, &[a, b]).free_blocks, 10 - 2 - 1);
     begin(&mut ledger, &mut array, &[step(b, 130, 2), step(a, 200, 3)]).unwrap();
-    // Of more, the request can only be released.
+    // With more tokens the request can only be released.
     ledger.reject_step(LayerGroup::Trunk, Written::Rows);
     begin(&mut ledger, &mut array, &[step(b, 130, 1), step(a, 200, 4)]).unwrap();
     ledger.reject_step(LayerGroup::Trunk, Written::Rows);
@@ -179,8 +179,9 @@ fn a_stale_handle_reaches_nobody() {
     assert_eq!(ledger.live_requests(), 1);
 }
 
-/// A block table is read by the id of its request, which has a generation: that of one that ended is refused, though
-/// another has the slot and the very blocks. So is that of one that was suspended, which has both again when it is resumed.
+/// A block table is read by the id of its request, which has a generation. The id of an ended request is refused,
+/// although another has its slot and its very blocks. So is the id of a suspended request, which has both again after
+/// it is resumed.
 #[test]
 fn a_stale_block_table_is_refused() {
     let mut ledger = Ledger::new(&CacheConfig { max_suspended: 1, ..config() }).unwrap();
@@ -210,7 +211,7 @@ fn a_stale_block_table_is_refused() {
     assert!(ledger.block_table(resumed).unwrap().eq(after), "it has its blocks again");
 }
 
-/// An id of another ledger is refused, though slot and generation are those of a live request.
+/// An id of another ledger is refused, although slot and generation equal those of a live request.
 #[test]
 fn an_id_of_another_ledger_is_refused() {
     let ((mut ledger, mut array), (mut other, _)) = (self::ledger(), self::ledger());
@@ -252,7 +253,7 @@ fn a_step_that_cannot_be_is_refused_whole() {
     assert!(error.to_string().contains("12 new blocks are needed, and 10 are free"), "{error}");
 }
 
-/// A commit that is refused leaves the step open, and changes nothing.
+/// A refused commit leaves the step open and changes nothing.
 #[test]
 fn commit_takes_what_was_written_and_no_more() {
     let (mut ledger, mut array) = ledger();
@@ -318,7 +319,7 @@ fn draft_layers_run_ahead_and_back() {
     assert_eq!(to(&mut ledger, 204), advice(204));
     assert_eq!(to(&mut ledger, 199), advice(199));
     ledger.rewind_draft(id, 201).unwrap();
-    // What was written counts, not what was final: 203 tokens were.
+    // The limit depends on the tokens that were written, 203, not on those that are final.
     assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::CannotRewind { .. })));
     ledger.rewind_draft(id, 200).unwrap();
     draft(&mut ledger, 200, 2);
@@ -326,8 +327,8 @@ fn draft_layers_run_ahead_and_back() {
     assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::CannotRewind { .. })));
 }
 
-/// A request that goes on from a checkpoint has the window rows for that position: its draft layers do not go back behind
-/// it, where they would read rows that the slot's last request left.
+/// A request that continues from a checkpoint has the window rows for that position. Its draft layers cannot go back
+/// before it, where they would read rows of the slot's last request.
 #[test]
 fn draft_layers_stay_behind_no_checkpoint() {
     let config = CacheConfig { num_checkpoints: 4, ..config() };
@@ -350,7 +351,7 @@ fn draft_layers_stay_behind_no_checkpoint() {
         );
     }
     ledger.rewind_draft(second.id, 256).unwrap();
-    // Behind what it has computed itself it goes back as ever.
+    // Inside the tokens that it has computed itself it goes back as usual.
     let step = [StepRequest { id: second.id, start: 256, tokens: 6 }];
     ledger.begin_step(LayerGroup::Draft, &step, &mut array).unwrap();
     ledger.commit_step(LayerGroup::Draft, &[Accepted::count(second.id, 6)]).unwrap();
@@ -359,8 +360,9 @@ fn draft_layers_stay_behind_no_checkpoint() {
     ledger.rewind_draft(second.id, 259).unwrap();
 }
 
-/// A chunk of one request makes a step save another one too, which has few tokens there, of which not all are accepted: if
-/// its position is not reached nothing is saved, the checkpoint is free again, and a later step saves it.
+/// A chunk of one request makes a step save checkpoints, also that of another request with few tokens in it, not all of
+/// which are accepted. If these do not reach the position, nothing is saved, the checkpoint is free again, and a later
+/// step saves it.
 #[test]
 fn what_was_not_accepted_is_not_saved() {
     for accepted in 0..=3 {
@@ -392,8 +394,8 @@ fn what_was_not_accepted_is_not_saved() {
     }
 }
 
-/// A request that takes part in an open step of either group is neither released, forked, suspended, moved nor taken back: each
-/// refusal names the group, and changes nothing.
+/// A request in an open step of either group cannot be released, forked, suspended, exported or rewound: each refusal
+/// names the group, and changes nothing.
 #[test]
 fn a_request_in_a_step_stays_as_it_is() {
     type Call = (&'static str, fn(&mut Ledger, RequestId) -> Option<KvError>);
@@ -417,7 +419,7 @@ fn a_request_in_a_step_stays_as_it_is() {
         ledger.begin_step(open, &step, &mut array).unwrap();
         let before = serde_json::to_value(&ledger).unwrap();
         for (name, call) in calls {
-            // The draft layers alone are taken back: a step of the trunk is none of theirs.
+            // Rewinding concerns the draft layers alone, so an open step of the trunk does not forbid it.
             let is_refused = name != "rewind_draft" || open == LayerGroup::Draft;
             let refused = call(&mut ledger, id);
             let is_right = match refused {
@@ -461,7 +463,7 @@ fn memory_decides_the_blocks() {
     assert!(matches!(&error, KvError::MemoryTooSmall(error) if error.slots == 64), "{error}");
 }
 
-/// Bytes per block over all layers, window excluded.
+/// Bytes per block over all layers, without windows.
 #[test]
 fn bytes_per_block_are_those_of_the_released_models() {
     for (model, per_block) in

@@ -1,4 +1,4 @@
-//! The cache's ledger, and what it promises when memory runs out or threads share a device.
+//! The cache: its ledger, and its guarantees when memory runs out, devices fail, or threads share a device.
 
 mod all_or_nothing;
 mod attention;

@@ -1,5 +1,5 @@
-//! Requests that leave a cache and come to one, in its ledger: from which positions they go on, and to which they do not
-//! go back.
+//! Requests that leave a cache and arrive in one, in its ledger: the positions from which they continue, and those to
+//! which they cannot go back.
 
 use dsv4_kv::device::NullDevice;
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -7,7 +7,7 @@ use dsv4_kv::transfer::Positions;
 use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, Ledger};
 use dsv4_kv::{RequestId, StepRequest};
 
-/// A request takes back four tokens.
+/// A configuration in which a request can take back four tokens.
 fn config() -> CacheConfig {
     CacheConfig {
         max_requests: 3,
@@ -27,8 +27,8 @@ fn step(ledger: &mut Ledger, group: LayerGroup, id: RequestId, (start, tokens): 
     ledger.commit_step(group, &[Accepted::count(id, tokens)]).unwrap();
 }
 
-/// A request that came has the rows that its position needs, and not those of an earlier one; a request that was computed
-/// here has these too.
+/// An arrived request has the rows that its position needs, but not those of earlier positions. A request that was
+/// computed here has these too.
 #[test]
 fn a_request_that_came_does_not_go_back() {
     let mut ledger = Ledger::new(&config()).unwrap();
@@ -47,12 +47,12 @@ fn a_request_that_came_does_not_go_back() {
         );
     }
     ledger.rewind_draft(came, 131).unwrap();
-    // As far as it has come here it goes back.
+    // It can go back over tokens that it has computed here.
     step(&mut ledger, LayerGroup::Draft, came, (131, 2));
     ledger.rewind_draft(came, 131).unwrap();
 }
 
-/// Nor is it saved at an earlier position, where its slot does not have the rows.
+/// An arrived request is not saved at an earlier position, for which its slot does not have the rows.
 #[test]
 fn a_request_that_came_is_not_saved_behind_its_position() {
     let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config()).unwrap();
@@ -78,8 +78,8 @@ fn a_request_that_came_is_not_saved_behind_its_position() {
     assert!(saved.iter().all(|saved| saved.boundary() == 128));
 }
 
-/// Draft layers that ran far ahead of the trunk have overwritten rows that its position needs: the request does not leave
-/// until the trunk is near enough.
+/// Draft layers that ran far ahead of the trunk have overwritten rows that the trunk's position needs. The request
+/// cannot leave until the trunk is near enough.
 #[test]
 fn a_request_whose_drafts_are_far_ahead_does_not_leave() {
     let mut ledger = Ledger::new(&config()).unwrap();

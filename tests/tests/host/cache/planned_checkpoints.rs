@@ -1,4 +1,5 @@
-//! Which requests have checkpoints taken: not those that tell nothing of their tokens, and forks inside a prompt too.
+//! The requests for which checkpoints are planned: not those that commit no token ids, but also forks made inside a
+//! prompt.
 
 use dsv4_kv::{Admission, Prompt};
 
@@ -8,7 +9,7 @@ fn admit(run: &mut Run, tokens: &[u32]) -> Admission {
     run.ledger.admit_with(&Prompt { tokens, salt: b"", adapter: b"" }).unwrap()
 }
 
-/// A request that tells nothing of its tokens evicts no checkpoint of another: the prefix tree would not take its own.
+/// A request that commits no token ids evicts no checkpoint of another, since the prefix tree would not take its own.
 #[test]
 fn who_tells_nothing_evicts_nothing() {
     let mut run = Run::new(&config(true, 200, 1));
@@ -20,7 +21,7 @@ fn who_tells_nothing_evicts_nothing() {
     assert_eq!(run.turn(&mut told, &[]), 256);
 }
 
-/// A request that was forked inside its prompt has checkpoints where it goes on by itself.
+/// A request that was forked inside its prompt gets checkpoints for the tokens that it computes itself.
 #[test]
 fn a_fork_inside_a_prompt_is_saved() {
     let mut run = Run::new(&config(true, 200, 4));

@@ -1,4 +1,5 @@
-//! Another thread begins a capture of a stream while work is queued into it that has to run: what is only recorded counts as run nowhere.
+//! Another thread begins a capture of a stream while a call queues work into it. Work that is only recorded must not
+//! count as run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -20,8 +21,8 @@ type Device = Failing<Emulator>;
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 const LAYER: LayerId = LayerId(0);
 
-/// The answer of `call`, within which another thread begins a capture of `stream`, at question `question` of those that `call` asks the
-/// backend for the stream's identity, and ends it behind the call; and whether the call asked so often.
+/// Runs `call`. Inside its call number `question` of `Backend::stream_id`, counted from 0, another thread begins a
+/// capture of `stream`, which ends after `call`. Returns the result, and whether there were that many such calls.
 fn beside_a_capture<R>(
     stream: &Stream<Device>,
     retained: &[Memory<Device>],
@@ -31,7 +32,7 @@ fn beside_a_capture<R>(
     beside_a_capture_of(stream, retained, (question, u64::MAX), call)
 }
 
-/// The same with a capture that ends `more` questions later, or behind the call.
+/// As [`beside_a_capture`], with a capture that ends `more` such calls later, or after `call`.
 fn beside_a_capture_of<R>(
     stream: &Stream<Device>,
     retained: &[Memory<Device>],
@@ -51,7 +52,7 @@ fn beside_a_capture_of<R>(
         thread::spawn(move || {
             let record = || {
                 tell.send(()).expect("the other thread waits for it");
-                // Until it is told, or the other end is dropped.
+                // Waits for the message that ends the capture, or until its sender is dropped.
                 let _ = ends.recv();
                 Ok::<_, DeviceError>(())
             };
@@ -61,14 +62,14 @@ fn beside_a_capture_of<R>(
         told.recv().expect("nothing else is captured");
         captured.device().backend().meet(more, move || {
             drop(end);
-            // An error, if the call asked for something that a capture forbids.
+            // This is an error if the call asked for something that a capture forbids.
             let _ = has_ended.recv().expect("it ends");
         });
     });
     let answer = call();
     let has_met = has_begun.load(Ordering::Relaxed);
     if has_met {
-        // Where the call did not ask so often, the capture ends now.
+        // If the call did not reach the end of the capture, the capture ends now.
         backend.end_meeting();
     } else {
         let _ = backend.has_met();
@@ -81,9 +82,9 @@ fn assert_forbidden(error: &KvError) {
     assert!(forbidden, "{error}");
 }
 
-/// A capture that begins in an update, before whichever launch, makes the update fail. If none of its launches was queued before, it can be
-/// asked for again, and so can that of a layer with a window alone; else the layer has failed, and the step with it. Once the capture has
-/// ended other requests are updated as ever.
+/// A capture that begins in an update, before one of its launches, makes the update fail. If no launch was queued
+/// before, or the layer has a window alone, the update can be repeated; else the layer has failed, and so has the step.
+/// After the capture has ended, updates of other requests run as usual.
 #[test]
 fn a_capture_that_begins_in_an_update_ends_it() {
     for (kind, tokens, entry_launches) in
@@ -132,13 +133,14 @@ fn a_capture_that_begins_in_an_update_ends_it() {
     }
 }
 
-/// An HCA chunk has two launches that write state rows. A capture that retains nothing refuses what is launched in it: where that is the
-/// second, the layer has failed, and the step's rows are not as before; where it is the first, the update can be repeated.
+/// The update of an HCA chunk has two launches that write state rows. A capture that retains no memory refuses the
+/// launches in it. If the second launch is refused, the layer has failed, and the state rows have changed; if the first
+/// is, the update can be repeated.
 #[test]
 fn a_refused_second_launch_fails_the_layer() {
     const BEFORE: usize = 10;
     const TOKENS: usize = BEFORE + 8;
-    /// Behind the end of the window, whose entry has all its rows.
+    /// After the end of the window, so that the entry has been computed from all its rows.
     const END: usize = 130;
     let device = Failing::emulated(EmuOptions::default());
     let story = Story::random(&[Hca], END, 49);
@@ -178,7 +180,7 @@ fn a_refused_second_launch_fails_the_layer() {
     assert!(failed >= 2, "{failed} updates failed");
 }
 
-/// A capture that begins in an append makes it fail; it is repeated until one runs.
+/// A capture that begins in an append makes it fail. The append is repeated until one succeeds.
 #[test]
 fn a_capture_that_begins_in_an_append_ends_it() {
     const TOKENS: usize = 8;
@@ -207,7 +209,7 @@ fn a_capture_that_begins_in_an_append_ends_it() {
     fed.assert_holds(id, &story, &story.stored(&device, FORMATS), TOKENS);
 }
 
-/// A cache with a request of `TOKENS` tokens, half of which close a window.
+/// A cache with a request of `TOKENS` tokens: two CSA windows, and half of the next.
 fn with_request(
     device: &dsv4_kv::device::Device<Device>,
     story: &Story,
@@ -218,13 +220,13 @@ fn with_request(
     (fed, id)
 }
 
-/// Tokens of a request.
+/// Tokens of the request.
 const TOKENS: usize = 10;
-/// How many questions later captures end: within a call, or behind it.
+/// Number of calls of `stream_id` after which a capture ends: inside the tested call, or after it.
 const LENGTHS: [u64; 4] = [0, 1, 3, u64::MAX];
 
-/// What is queued before a step's layers, and what is copied between steps: whenever the capture begins, the call fails, and nothing has
-/// changed.
+/// Work before the layers of a step, and copies between steps: wherever the capture begins, the call fails, and nothing
+/// has changed.
 #[test]
 fn a_capture_that_begins_in_a_begin_or_a_fork_ends_it() {
     let device = Failing::emulated(EmuOptions::default());
@@ -248,7 +250,7 @@ fn a_capture_that_begins_in_a_begin_or_a_fork_ends_it() {
     fed.assert_holds(fork, &story, &stored, TOKENS);
 
     refused = 0;
-    // A chunk, whose windows that close are listed before its layers.
+    // A chunk that closes windows, so that work lists are computed before its layers.
     let parts = [Part::new(fork, &story, TOKENS..TOKENS + 8)];
     loop {
         let begin = || begin(&mut fed.manager, &stream, &parts, Padding::None).map(drop);
@@ -267,8 +269,8 @@ fn a_capture_that_begins_in_a_begin_or_a_fork_ends_it() {
     fed.assert_holds(id, &story, &stored, TOKENS);
 }
 
-/// A request that leaves or comes, by memory of the host or of the device: whenever the capture begins, either the call fails and nothing
-/// has changed, or the bytes are right.
+/// Exports and imports through host memory and device memory: wherever the capture begins, either the call fails and
+/// nothing has changed, or the bytes are right.
 #[test]
 fn a_capture_that_begins_in_a_move_ends_it() {
     let device = Failing::emulated(EmuOptions::default());
@@ -324,7 +326,8 @@ fn a_capture_that_begins_in_a_move_ends_it() {
         for question in 0.. {
             let length = LENGTHS[question as usize % LENGTHS.len()];
             let at_question = (question / LENGTHS.len() as u64, length);
-            // What an import that did not run leaves is another request's.
+            // Fills the slot and blocks with bytes of another request, which an import that did not run would leave
+            // there.
             let before = fed.manager.admit().unwrap();
             fed.step(&[Part::new(before, &other, 0..TOKENS)], Padding::None);
             fed.manager.release(before).unwrap();

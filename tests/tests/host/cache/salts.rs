@@ -1,4 +1,4 @@
-//! The same tokens under another salt or adapter: nothing is shared, whatever else was computed under either.
+//! The same tokens under another salt or adapter share nothing, whatever else was computed under either.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 
 const TRUNK: LayerGroup = LayerGroup::Trunk;
 
-/// Salts and adapters, some of which are equal when they are written one behind the other.
+/// Pairs of salt and adapter, some of which are equal when they are concatenated.
 fn keys() -> Vec<(Vec<u8>, Vec<u8>)> {
     let parts: [&[u8]; 6] = [b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0\0\0\0\x01a"];
     let pairs =
@@ -19,7 +19,7 @@ fn keys() -> Vec<(Vec<u8>, Vec<u8>)> {
     pairs.collect()
 }
 
-/// Prompts of 129 to 500 tokens, of which many begin alike.
+/// Prompts of 129 to 500 tokens, many of which have a common prefix.
 fn prompts(random: &mut SmallRng, count: usize) -> Vec<Vec<u32>> {
     let mut prompts: Vec<Vec<u32>> = Vec::new();
     for number in 0..count as u32 {
@@ -33,7 +33,7 @@ fn prompts(random: &mut SmallRng, count: usize) -> Vec<Vec<u32>> {
     prompts
 }
 
-/// A ledger, and whose each block is: of which key, and with which tokens up to its end.
+/// A ledger, and the contents of each block: its key, and all tokens up to its end.
 struct Run {
     ledger: Ledger,
     array: Vec<i32>,
@@ -44,7 +44,7 @@ struct Run {
 }
 
 impl Run {
-    /// Admits a prompt under a key, checks each block that it shares, computes it and ends.
+    /// Admits a prompt under a key, checks each block that it shares, computes it, and ends it.
     fn ask(&mut self, key: usize, prompt: usize) {
         let (salt, adapter) = &self.keys[key];
         let tokens = &self.prompts[prompt];
@@ -70,7 +70,7 @@ impl Run {
     }
 }
 
-/// So many pairs: a prompt is computed under one key, then asked for under another.
+/// For `count` pairs: a prompt is computed under one key, then requested under another.
 fn pairs(count: usize) {
     let mut random = SmallRng::seed_from_u64(17);
     let config = CacheConfig {

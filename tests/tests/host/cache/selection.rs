@@ -1,4 +1,4 @@
-//! Which launches a selection takes, in a cache for long contexts: counted on a device that does nothing.
+//! The number of launches that a selection takes, in a cache for long contexts, counted on a device that does nothing.
 
 use dsv4_kv::device::{DeviceError, Null, NullDevice, Stream};
 use dsv4_kv::error::LimitedBy;
@@ -11,11 +11,11 @@ use dsv4_kv::{
     Layers, RequestId, StepRequest, WorkspaceLimits,
 };
 
-/// Tokens of the longest request.
+/// Maximum tokens of a request.
 const CONTEXT: u32 = 131_072;
-/// Tokens of a step: as many queries as are taken in one launch, where rows are short.
+/// Tokens of a step: a number of queries for which short rows take one launch for scores and lists.
 const TOKENS: u32 = 96;
-/// `index_query`, and the launch of scores and lists, or one of each.
+/// Launches of a selection: `index_query`, and one launch for scores and lists, or one for each.
 const ONE: u64 = 2;
 const TWO: u64 = 3;
 
@@ -53,7 +53,7 @@ impl Cache {
         Self { cache, stream, id, start }
     }
 
-    /// Launches of a selection in the request's next step.
+    /// Number of launches of a selection in the request's next step.
     fn launches(&mut self, launches: Launches<'_>) -> Result<u64, KvError> {
         let parts = [StepRequest { id: self.id, start: self.start, tokens: TOKENS }];
         select(&mut *self.cache.begin_step(&self.stream, launches, &parts)?)
@@ -70,13 +70,13 @@ fn workspace_for(device: &NullDevice, context: u32) -> IndexerWorkspace<Null> {
     IndexerWorkspace::new(device, &model, limits).unwrap()
 }
 
-/// Updates the layer and selects for all queries, in a workspace of its own; the launches of the selection.
+/// Updates the layer and selects for all queries, in a workspace of its own. Returns the launches of the selection.
 fn select(layers: &mut Layers<'_, Null>) -> Result<u64, KvError> {
     let workspace = workspace(layers.stream().device());
     select_in(layers, &workspace)
 }
 
-/// The same in a workspace.
+/// As [`select`], in the given workspace.
 fn select_in(
     layers: &mut Layers<'_, Null>,
     workspace: &IndexerWorkspace<Null>,
@@ -92,7 +92,7 @@ fn select_in(
     let layer = layers.csa(LayerId(0))?.update(&inputs)?;
     let before = device.backend().calls().launches;
     let projected = ProjectedQueries { queries, weights };
-    // Lists may not replace the step's rows, which are still to be appended.
+    // Lists may not overwrite the step's rows, which the append still needs.
     let over = &kv.cast()?;
     let lists = EntryLists { queries: 0..TOKENS, k: 16, entries: over };
     let refused = layer.select_projected(&projected, workspace, &lists).unwrap_err();
@@ -101,7 +101,7 @@ fn select_in(
         panic!("{refused}")
     };
     assert_eq!(device.backend().calls().launches, before);
-    // Nor what is still to be read for other lists.
+    // Nor the queries, which other lists still need.
     let over = &floats.cast()?;
     let lists = EntryLists { entries: over, ..lists };
     let refused = layer.select_projected(&projected, workspace, &lists).unwrap_err();
@@ -119,7 +119,7 @@ fn bucket(context: u32) -> Bucket {
     Bucket { tokens: TOKENS, tokens_per_request: TOKENS, requests: 1, context }
 }
 
-/// One by one the longest request of the step decides, under a bucket the longest that it is for.
+/// In an eager step the longest request decides, under a bucket its maximum context.
 #[test]
 fn a_short_step_takes_one_launch_for_scores_and_lists() {
     let longest_short = 4 * 2048 - TOKENS;
@@ -133,8 +133,8 @@ fn a_short_step_takes_one_launch_for_scores_and_lists() {
     }
 }
 
-/// A workspace for requests of some length has room for the scores of every shorter one, with as many queries as it holds. Rows of
-/// more than 65,536 scores have fewer group maxima than some that are shorter.
+/// A workspace for requests of some length also has room for all shorter ones, with the same number of queries. That is
+/// not obvious: rows of more than 65,536 scores have fewer group maxima than some shorter rows.
 #[test]
 fn a_workspace_has_room_for_every_shorter_context() {
     for longest in [300_032, 524_288, 1 << 20] {
@@ -154,7 +154,8 @@ fn a_workspace_has_room_for_every_shorter_context() {
     }
 }
 
-/// Steps of two caches may run at the same time, and would overwrite each other's scores.
+/// A workspace belongs to one cache: steps of two caches may run at the same time, and would overwrite each other's
+/// scores.
 #[test]
 fn a_workspace_is_of_one_cache() {
     let (mut one, mut other) = (Cache::new(0), Cache::new(0));
@@ -172,7 +173,7 @@ fn a_workspace_is_of_one_cache() {
     assert_eq!(select(&mut one).unwrap(), ONE);
 }
 
-/// What a graph for short contexts has captured would cut the list of a longer request, which it does not get.
+/// A graph for short contexts would cut the list of a longer request, so such a step is refused.
 #[test]
 fn a_graph_for_short_contexts_refuses_long_ones() {
     let Cache { mut cache, stream, id, start } = Cache::new(600);

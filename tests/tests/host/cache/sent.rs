@@ -1,5 +1,5 @@
-//! What a step sends to the device: as much as it has tokens and new blocks, whatever the cache is configured
-//! for.
+//! The bytes that a step sends to the device depend only on its tokens and new blocks, not on the configured limits of
+//! the cache.
 
 use dsv4_kv::device::{Null, NullDevice};
 use dsv4_kv::kv_layout::config::ModelConfig;
@@ -9,12 +9,12 @@ use dsv4_kv::{
     StepRequest,
 };
 
-/// Most tokens of a step.
+/// Maximum tokens of a step.
 const STEP_TOKENS: u32 = 8192;
-/// Request slots.
+/// Number of request slots.
 const REQUESTS: u32 = 64;
 
-/// A cache for long steps, of a model with draft layers.
+/// A cache for long steps, of a model with draft layers, and its requests.
 fn cache() -> (KvCacheManager<Null>, Vec<RequestId>) {
     let config = CacheConfig {
         max_requests: REQUESTS,
@@ -29,8 +29,7 @@ fn cache() -> (KvCacheManager<Null>, Vec<RequestId>) {
     (cache, ids)
 }
 
-/// Runs a step of `tokens` tokens of each request that has `start`, and gives its plan and the bytes that it
-/// sent.
+/// Runs a step of `tokens` tokens of each request, from `start` on. Returns its plan, and the bytes that it sent.
 fn sent(
     cache: &mut KvCacheManager<Null>,
     group: LayerGroup,
@@ -52,7 +51,7 @@ fn sent(
     (plan, sent)
 }
 
-/// Bytes of `tokens` tokens and `blocks` new blocks: five words and two, in fours.
+/// Bytes of `tokens` tokens and `blocks` new blocks: five words per token and two per block, in groups of four.
 fn bytes(tokens: u32, blocks: u32) -> u64 {
     4 * u64::from(5 * tokens.next_multiple_of(4) + 2 * blocks.next_multiple_of(4))
 }
@@ -93,13 +92,13 @@ fn a_step_sends_what_the_tokens_of_its_bucket_need() {
     assert_eq!(taken, 36, "each request takes its first block");
 }
 
-/// What is sent fits what the cache has room for, in every step.
+/// StepMeta has room for the largest step that the cache allows.
 #[test]
 fn the_largest_layout_has_room_for_every_step() {
     let (mut cache, ids) = cache();
     let largest = cache.ledger().largest_layout();
     assert_eq!(largest, StepLayout::largest(STEP_TOKENS, REQUESTS));
-    // Two blocks for 129 tokens of a request is as many as it can need.
+    // Two blocks are the most that a request can need for 129 tokens.
     let ids = &ids[..STEP_TOKENS as usize / 129];
     sent(&mut cache, LayerGroup::Trunk, Launches::Eager, ids, (0, 3));
     let (plan, sent) = sent(&mut cache, LayerGroup::Trunk, Launches::Eager, ids, (3, 129));

@@ -1,4 +1,5 @@
-//! Shared prefixes in the ledger: random requests, and after each operation who holds what, and what is in it.
+//! Shared prefixes in the ledger: random requests, with a check after each operation of who holds each block, and of
+//! its contents.
 
 use std::collections::HashMap;
 
@@ -31,12 +32,12 @@ fn config(num_blocks: u32, num_checkpoints: u32, checkpoint_interval: u32) -> Ca
 struct Request {
     id: RequestId,
     salt: u8,
-    /// Its prompt, and what it answers.
+    /// Its prompt, and its answer so far.
     tokens: Vec<u32>,
     done: usize,
 }
 
-/// What a block holds: the salt and all tokens down to its end.
+/// The contents of a block: the salt and all tokens up to its end.
 type Content = (u8, Vec<u32>);
 
 struct Run {
@@ -64,7 +65,7 @@ impl Run {
         }
     }
 
-    /// An earlier prompt, cut and continued.
+    /// An earlier prompt, perhaps cut and continued with other tokens.
     fn prompt(&mut self) -> Vec<u32> {
         let random = &mut self.random;
         let mut prompt = self.prompts.choose(random).unwrap().clone();
@@ -121,7 +122,7 @@ impl Run {
         let mut parts = Vec::new();
         for request in &mut self.requests {
             let tokens = self.random.random_range(1..=most);
-            // Behind its prompt a request answers.
+            // After its prompt a request answers with random tokens.
             while request.tokens.len() < request.done + tokens {
                 request.tokens.push(self.random.random_range(0..3));
             }
@@ -164,7 +165,7 @@ impl Run {
         for (part, accepted) in parts.iter().zip(accepted) {
             let request = self.requests.iter_mut().find(|request| request.id == part.id).unwrap();
             request.done += accepted as usize;
-            // Kernels wrote the blocks that the step closed.
+            // Records the contents of the blocks that the step closed.
             let table: Vec<_> = self.ledger.block_table(part.id).unwrap().collect();
             let closed = part.start as usize / 128..request.done / 128;
             for (at, block) in closed.clone().zip(&table[closed]) {
@@ -197,7 +198,7 @@ impl Run {
             }
             tables.push(table);
         }
-        // Own blocks are in one table only; the others are the tree's, or free.
+        // Each block is in a table, in the tree, or free; the request's own blocks are in one table only.
         let held: std::collections::HashSet<_> = tables.iter().flatten().collect();
         let (held, free) = (held.len() as u32, self.ledger.free_blocks());
         let total = self.ledger.total_blocks();
@@ -234,7 +235,7 @@ fn who_holds_what_is_right_after_every_operation() {
     assert!(evicted > 300, "{evicted} blocks were evicted");
 }
 
-/// Tokens that are not told end what a request shares; what it told before stays.
+/// Blocks after tokens without ids are not shared; those before stay shared.
 #[test]
 fn what_was_not_told_is_not_shared() {
     let mut ledger = Ledger::new(&config(40, 8, 128)).unwrap();

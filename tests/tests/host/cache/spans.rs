@@ -1,4 +1,4 @@
-//! What a `tracing` subscriber sees of a cache is what the table of the docs says, no more and no less.
+//! The spans and events that a `tracing` subscriber sees of a cache are exactly those of the table in the docs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::tier::{LAYERS, TOKENS, lost, prompt, run, tokens};
 
-/// `name | kind | fields` of all that is seen, and the spans that were open when a span or an event came.
+/// Rows `name | kind | fields` of all spans and events, and the spans that were open when one came.
 #[derive(Clone, Default)]
 struct Seen {
     rows: Arc<Mutex<BTreeSet<String>>>,
@@ -52,7 +52,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Seen {
     }
 }
 
-/// Spans and events of the docs' table, as [`Seen::rows`].
+/// The spans and events in the table of the docs, in the form of [`Seen::rows`].
 fn documented() -> BTreeSet<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/metrics.md");
     let page = fs::read_to_string(path).expect("it is committed");
@@ -64,8 +64,8 @@ fn documented() -> BTreeSet<String> {
     page.lines().filter_map(row).collect()
 }
 
-/// Admissions, steps of both kinds, a step that is dropped, one that is refused, and a prefix that comes back from host
-/// memory.
+/// Runs admissions, steps of both kinds, a step that is dropped, one that is refused, and a prefix that returns from
+/// host memory.
 fn story() -> Result<(), KvError> {
     let device = EmuDevice::new(EmuOptions::default());
     let [story, other] = [471, 472].map(|seed| Story::random(&LAYERS, TOKENS + 1, seed));
@@ -89,8 +89,8 @@ fn story() -> Result<(), KvError> {
 #[test]
 fn the_table_of_the_docs_has_all_spans_and_no_others() {
     let seen = Seen::default();
-    // Where there is one subscriber, `tracing` asks the default one of the thread that enters a span first, which may be another test's
-    // and have none, and keeps the answer for all. Where there are two, it asks both.
+    // With one subscriber, `tracing` asks only the default subscriber of the thread that enters a span first, and keeps
+    // the answer for all threads. That thread may be another test's, which has none. With two subscribers it asks both.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::registry().with(seen.clone());
     tracing::subscriber::with_default(subscriber, story).expect("no step is refused");

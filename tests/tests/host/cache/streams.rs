@@ -1,5 +1,5 @@
-//! Copies between steps that are queued in other streams than the steps, on a device that does nothing before it must: they
-//! wait for the last step of each layer group and for each other, and the next steps wait for them.
+//! Copies between steps that are queued in other streams than the steps, on a device that defers its work. They wait
+//! for the last step of each layer group and for each other, and the next steps wait for them.
 
 use std::ops::Range;
 
@@ -15,15 +15,15 @@ use kv_layout::main_row::MainFormat;
 type Late = Lazy<Emulator>;
 
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-/// Tokens of a request before it is copied, and behind the next step.
+/// Tokens of a request before it is copied, and after the next step.
 const TOKENS: usize = 131;
 const NEXT: usize = 136;
 
-/// A cache of a model with a draft layer, whose copies have two streams of their own.
+/// A cache of a model with a draft layer, and two streams for copies.
 struct Cache {
-    /// Its stream has the steps of the trunk.
+    /// The cache. Steps of the trunk are queued in its stream.
     fed: Fed<Late>,
-    /// Has the steps of the draft layer.
+    /// The stream of the draft layer's steps.
     draft: Stream<Late>,
     copies: [Stream<Late>; 2],
     story: Story,
@@ -37,7 +37,7 @@ impl Cache {
         assert_eq!(base.model.mtp_layers, 1, "it has a draft layer");
         let settings = CacheConfig { num_checkpoints: 1, max_suspended: 1, max_draft: 3, ..base };
         let fed = Fed::new(&device, settings);
-        // The slots and blocks are poison before any other stream looks at them.
+        // The slots and blocks must be poisoned before another stream reads them.
         fed.stream.synchronize().unwrap();
         let [draft, first, second] = [(); 3].map(|()| device.stream().unwrap());
         let story = Story::random(&tiny(), NEXT, 71);
@@ -45,7 +45,8 @@ impl Cache {
         Self { fed, draft, copies: [first, second], story, stored }
     }
 
-    /// Runs a step of each group in the group's stream. Its tensors are those of the last step, which must have read them.
+    /// Runs a step of each group in the group's stream. It overwrites the tensors of the last step, which must have
+    /// been read.
     fn step(&mut self, id: RequestId, tokens: Range<usize>) {
         self.draft.synchronize().unwrap();
         let part = Part::new(id, &self.story, tokens);
@@ -60,14 +61,14 @@ impl Cache {
         }
     }
 
-    /// A request of so many tokens, whose steps nobody has waited for.
+    /// A request of `tokens` tokens, for whose steps the host has not waited.
     fn request(&mut self, tokens: usize) -> RequestId {
         let id = self.fed.manager.admit().unwrap();
         self.step(id, 0..tokens);
         id
     }
 
-    /// Overwrites what the slot of a request holds.
+    /// Overwrites the slot of a request.
     fn damage(&self, id: RequestId) {
         let (manager, stream) = (&self.fed.manager, &self.fed.stream);
         for (layer, schema) in self.fed.layer_ids().zip(&manager.schema().layers) {
@@ -86,8 +87,9 @@ impl Cache {
     }
 }
 
-/// Runs `copy` on a new cache, which copies requests in two streams, and lets what it returns go on to [`NEXT`] tokens.
-/// Once the host waits for the copies, which then run as early as they may, and once it does not, so that they run late.
+/// Runs `copy` on a new cache, which copies requests in two streams, and continues the requests that it returns to
+/// [`NEXT`] tokens. Runs it twice: once the host waits for the copies, which then run as early as possible; once it
+/// does not, and they run late.
 fn check(mut copy: impl FnMut(&mut Cache) -> Vec<RequestId>) {
     for early in [true, false] {
         let mut cache = Cache::new();
@@ -104,7 +106,7 @@ fn check(mut copy: impl FnMut(&mut Cache) -> Vec<RequestId>) {
     }
 }
 
-/// A fork, and a fork of that one in another stream.
+/// A fork, and a fork of the fork in another stream.
 #[test]
 fn a_fork_follows_the_steps() {
     check(|cache| {
@@ -115,7 +117,7 @@ fn a_fork_follows_the_steps() {
     });
 }
 
-/// A request that is suspended in one stream and resumed in another, in another slot.
+/// A request that is suspended in one stream, and resumed in another, in another slot.
 #[test]
 fn a_suspension_follows_the_steps() {
     check(|cache| {
@@ -128,7 +130,8 @@ fn a_suspension_follows_the_steps() {
     });
 }
 
-/// A request that is saved in one stream; in another one with the same tokens, whose slot is damaged, goes on from there.
+/// A request is saved in one stream. Another with the same tokens, whose slot was overwritten, is restored from it in
+/// another stream.
 #[test]
 fn a_checkpoint_follows_the_steps() {
     check(|cache| {
@@ -144,7 +147,7 @@ fn a_checkpoint_follows_the_steps() {
     });
 }
 
-/// A request that leaves in one stream, and comes in another to the slot and the blocks of one that has just ended.
+/// A request leaves in one stream. It arrives in another, in the slot and the blocks of a request that has just ended.
 #[test]
 fn a_move_follows_the_steps() {
     check(|cache| {

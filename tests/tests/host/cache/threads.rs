@@ -1,5 +1,5 @@
-//! Threads that share a device: what may meet, meets here, without kernels, so that ThreadSanitizer and
-//! Miri can watch; neither follows the emulator's fibers.
+//! Threads that share a device: calls that may run at the same time do so here, without kernels, so that
+//! ThreadSanitizer and Miri can check them; neither supports the emulator's fibers.
 
 use std::sync::{Barrier, mpsc};
 use std::thread;
@@ -17,7 +17,7 @@ const ROUNDS: u64 = if cfg!(miri) { 3 } else { 200 };
 const WORDS: usize = 64;
 const MEMORY: u64 = 1 << 20;
 
-/// What a thread may be told while another captures, or holds most of the memory.
+/// The value, or `None` for an error that a thread may get while another captures or holds most of the memory.
 fn allowed<T>(answer: Result<T, DeviceError>) -> Option<T> {
     match answer {
         Ok(value) => Some(value),
@@ -27,8 +27,8 @@ fn allowed<T>(answer: Result<T, DeviceError>) -> Option<T> {
     }
 }
 
-/// Each thread allocates, copies and captures, and all write one buffer: a copy of that holds what one
-/// of them wrote and no mixture, a thread's own memory what it wrote, and in the end all memory is free.
+/// Each thread allocates, copies and captures, and all write to one buffer. A copy of that buffer holds the bytes of
+/// one thread and no mixture, a thread's own memory holds its own bytes, and in the end all memory is free.
 #[test]
 fn threads_share_a_device() {
     let device = EmuDevice::new(EmuOptions { memory: MEMORY, seed: 1 });
@@ -46,7 +46,7 @@ fn threads_share_a_device() {
             if allowed(stream.download(&own, 0, &mut told)).is_some() {
                 assert!(told.iter().all(|&word| word == told[0]), "a mixture: {told:08x?}");
             }
-            // Any four threads' worth of these do not fit.
+            // These allocations do not all fit at the same time.
             drop(allowed(device.allocate::<u8>("large", MEMORY / 3)));
             let record = || stream.fill(&own, byte);
             let graph: Option<Graph<_>> = allowed(stream.capture(vec![own.memory()], record));
@@ -70,7 +70,7 @@ fn threads_share_a_device() {
     assert_eq!(device.free_memory().unwrap(), MEMORY, "memory was lost");
 }
 
-/// Threads that replay one graph take turns: a driver takes one of them at a time, and so does this backend.
+/// Threads that replay one graph take turns: a driver accepts one replay at a time, and so does this backend.
 #[test]
 fn threads_take_turns_with_a_graph() {
     let device = Failing::emulated(EmuOptions { memory: MEMORY, seed: 1 });
@@ -107,7 +107,8 @@ fn threads_look_for_a_gpu_at_once() {
     assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
 }
 
-/// Whoever looks at the ledger keeps nobody from looking, himself neither, in any function that takes a shared cache.
+/// A held read lock of the ledger does not block other readers, nor the same thread, in any function that takes
+/// `&self`.
 #[test]
 fn who_looks_at_the_ledger_stops_nobody_from_looking() {
     let model = ModelConfig::preset("tiny").unwrap();

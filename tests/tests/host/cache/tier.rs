@@ -1,4 +1,5 @@
-//! The host tier on devices that are late, or fail: what is being moved is held, and an error leaves everything as it was.
+//! The host tier on devices that defer their work, or fail: memory in a transfer stays held, and an error leaves
+//! everything as it was.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 pub(super) const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-/// A layer of every kind.
+/// One layer of each kind.
 pub(super) const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 pub(super) const TOKENS: usize = 300;
 
@@ -38,7 +39,7 @@ pub(super) fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
     Prompt { tokens, salt, adapter: b"" }
 }
 
-/// Runs the tokens of a request from `from` on, and tells what they are.
+/// Runs the tokens of a request from `from` on, and commits their ids.
 pub(super) fn run<B: Backend>(fed: &mut Fed<B>, id: RequestId, story: &Story, from: usize) {
     let tokens = tokens();
     let parts = [Part::new(id, story, from..TOKENS)];
@@ -51,7 +52,7 @@ pub(super) fn run<B: Backend>(fed: &mut Fed<B>, id: RequestId, story: &Story, fr
     steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
 }
 
-/// What is held, and where: of the device's ledger, and of host memory.
+/// Counts of the blocks, checkpoints, requests and host units that are held or free.
 pub(super) fn counts<B: Backend>(fed: &Fed<B>) -> Vec<u32> {
     fed.manager.ledger().audit().unwrap();
     let ledger = fed.manager.ledger();
@@ -61,7 +62,7 @@ pub(super) fn counts<B: Backend>(fed: &Fed<B>) -> Vec<u32> {
     blocks.into_iter().chain(others).collect()
 }
 
-/// A cache whose host memory has a prompt that the device has lost to another one.
+/// A cache whose host memory has two prompts, the first of which the device has lost to the second.
 pub(super) fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<B> {
     let mut fed = Fed::new(device, settings());
     let tokens = tokens();
@@ -75,8 +76,8 @@ pub(super) fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<
     fed
 }
 
-/// Every call of a transfer fails in turn, in both directions: what is held is as before, and the next attempt brings
-/// every byte.
+/// Every device call of a transfer fails in turn, in both directions. Afterwards everything is held as before, and the
+/// next attempt moves every byte.
 #[test]
 fn a_transfer_that_fails_changes_nothing() {
     for how in [Failure::Instead, Failure::After] {
@@ -85,7 +86,7 @@ fn a_transfer_that_fails_changes_nothing() {
         let stored = story.stored(&device, FORMATS);
         let mut fed = lost(&device, [&story, &other]);
         let tokens = tokens();
-        // Room is made on the device by the first attempt, and stays free.
+        // The first attempt makes room on the device, which stays free.
         device.backend().fail(0, how);
         fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a")).unwrap_err();
         device.backend().fail_nothing();
@@ -114,7 +115,7 @@ fn a_transfer_that_fails_changes_nothing() {
         let misses = fed.manager.tier_stats().misses;
         assert_eq!(misses[TierMiss::Device.index()], failures + 1, "each once");
         assert_eq!(misses[TierMiss::Cancelled.index()], 0, "nobody cancelled anything");
-        // Entering fails too, and is done by the next call.
+        // The call that enters a finished load in the tree may fail too; the next call repeats it.
         for call in 0..2 {
             device.backend().fail(call, how);
             let result = fed.manager.settle_tier(&fed.stream);
@@ -129,7 +130,7 @@ fn a_transfer_that_fails_changes_nothing() {
         fed.manager.release(admission.id).unwrap();
         fed.manager.check_faults(&fed.stream).unwrap();
 
-        // To the host.
+        // From the device to host memory.
         let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"c")).unwrap();
         run(&mut fed, admission.id, &story, 0);
         let before = counts(&fed);
@@ -156,15 +157,15 @@ fn a_transfer_that_fails_changes_nothing() {
     }
 }
 
-/// On a device that does nothing before it must: what is on its way is nobody else's, whoever ends or wants what
-/// meanwhile, and what was cancelled is free once it is done.
+/// On a device that defers its work: memory in a transfer cannot be taken by others, whatever requests end or are
+/// admitted in the meantime, and the room of a cancelled transfer is free when the transfer is done.
 #[test]
 fn what_is_on_its_way_is_held() {
     let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
     let [story, other] = [433, 434].map(|seed| Story::random(&LAYERS, TOKENS, seed));
     let mut fed = lost(&device, [&story, &other]);
     let tokens = tokens();
-    // The request that was waiting for it goes away; what comes is not touched by that.
+    // The request that waited for the prompt ends, which does not affect the transfer.
     let waiting = fed.manager.admit().unwrap();
     let id =
         fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a")).unwrap().expect("it is there");
@@ -173,7 +174,7 @@ fn what_is_on_its_way_is_held() {
     fed.manager.release(waiting).unwrap();
     assert_eq!(fed.manager.ledger().free_blocks(), 8, "room for two blocks is taken");
     assert_eq!(fed.manager.ledger().evictable_blocks(), 0);
-    // Nothing can take it.
+    // Other requests cannot take the room.
     let others = [0, 1].map(|_| fed.manager.admit().unwrap());
     for id in others {
         fed.lose(&[Part::new(id, &other, 0..512)]);
@@ -197,14 +198,14 @@ fn what_is_on_its_way_is_held() {
     assert_eq!(fed.manager.ledger().free_checkpoints(), 1);
     assert_eq!(fed.manager.tier_stats().misses[TierMiss::Cancelled.index()], 1);
 
-    // To the host: the request ends, and what is read stays until it was read.
+    // From the device to host memory: the request ends, and the blocks stay until they were read.
     let stored = story.stored(&device, FORMATS);
     let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"c")).unwrap();
     run(&mut fed, admission.id, &story, 0);
     fed.manager.advance_tier(&fed.stream).unwrap();
     fed.manager.release(admission.id).unwrap();
     assert_eq!(fed.manager.ledger().tree_counts().evictable_blocks, 0, "it is still read");
-    // What others write now must not reach host memory.
+    // Writes of other requests must not reach host memory.
     let next = fed.manager.admit().unwrap();
     fed.lose(&[Part::new(next, &other, 0..TOKENS)]);
     fed.manager.settle_tier(&fed.stream).unwrap();
@@ -213,7 +214,7 @@ fn what_is_on_its_way_is_held() {
     let next = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"d")).unwrap();
     run(&mut fed, next.id, &other, 0);
     fed.manager.release(next.id).unwrap();
-    // The first prompt left right behind its steps, of which nobody waited for the last.
+    // The first prompt was copied right after its steps, for the last of which the host had not waited.
     for salt in [b"a", b"c"] {
         let back = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, salt)).unwrap();
         assert_eq!(back.reused, 256);
@@ -224,7 +225,8 @@ fn what_is_on_its_way_is_held() {
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
-/// A request that waits goes on from what another prompt has brought, and a third prompt, which would evict that, comes later.
+/// A request that waits for a prompt uses the transfer of another prompt with the same prefix. A third prompt, which
+/// would evict it, is brought back later.
 #[test]
 fn what_another_prompt_brought_is_there_for_a_request_that_waits() {
     let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
@@ -232,7 +234,7 @@ fn what_another_prompt_brought_is_there_for_a_request_that_waits() {
     let mut fed = lost(&device, [&story, &other]);
     let (tokens, mut longer) = (tokens(), tokens());
     longer.push(7);
-    // The first is on its way, to the only checkpoint that the device has, and the second waits for its turn.
+    // The first is in transfer, to the only checkpoint of the device, and the second waits for its turn.
     let wanted = [b"a", b"b"]
         .map(|salt| fed.manager.prefetch(&fed.stream, &prompt(&tokens, salt)).unwrap().unwrap());
     assert!(wanted.iter().all(|&id| fed.manager.is_prefetching(id)));
@@ -246,9 +248,9 @@ fn what_another_prompt_brought_is_there_for_a_request_that_waits() {
     fed.manager.release(admission.id).unwrap();
 }
 
-/// Random requests, transfers, cancellations and evictions, beside a plain record of which prefixes were ever computed:
-/// nothing is reused that was not, whatever host memory has is had back if there is room, and no block, checkpoint or
-/// unit is lost.
+/// Random requests, transfers, cancellations and evictions, compared with a plain record of all computed prefixes. Only
+/// computed prefixes are reused; every prefix in host memory can be brought back if there is room; and no block,
+/// checkpoint or unit is lost.
 #[test]
 fn random_operations_lose_nothing() {
     let (mut restored, mut waited) = (0, 0);
@@ -261,7 +263,7 @@ fn random_operations_lose_nothing() {
         let mut fed = Fed::new(&device, CacheConfig { poison: false, ..config });
         let story = Story::random(&LAYERS, TOKENS, 435);
         let mut random = StdRng::seed_from_u64(seed);
-        // By salt and prompt: whether each boundary was computed.
+        // The computed prefixes, by salt and tokens up to a boundary.
         let mut computed: BTreeMap<(u8, Vec<u32>), ()> = BTreeMap::new();
         let (mut live, mut wanted) = (Vec::<RequestId>::new(), Vec::new());
         for _ in 0..400 {

@@ -1,18 +1,18 @@
-//! Token ids that a commit names: those of the prompt that the request was admitted with.
+//! The token ids of a commit must be those of the prompt with which the request was admitted.
 
 use dsv4_kv::error::TokenMismatch;
 use dsv4_kv::{Accepted, KvError, LayerGroup, Prompt, StepRequest};
 
 use super::conversations::{Run, config};
 
-/// A commit with other tokens than the prompt's is refused wherever they begin, and changes nothing. Others would go on from
-/// rows of tokens that are not theirs.
+/// A commit with other token ids than the prompt's is refused, wherever they differ, and changes nothing. Otherwise
+/// requests with these tokens would continue from rows of other tokens.
 #[test]
 fn other_tokens_than_the_prompts_are_refused() {
     let mut run = Run::new(&config(true, 200, 4));
     let mut first: Vec<u32> = (0..300).collect();
     run.turn(&mut first, &[]);
-    // Of the first 256 tokens the cache has the rows.
+    // The cache has the rows of the first 256 tokens.
     let prompt: Vec<u32> = (0..700).collect();
     let shared = Prompt { tokens: &prompt, salt: b"", adapter: b"" };
     let admission = run.ledger.admit_with(&shared).unwrap();
@@ -32,7 +32,7 @@ fn other_tokens_than_the_prompts_are_refused() {
         );
     }
     run.step(id, &prompt[256..512]);
-    // Half of what follows is the prompt, half the answer.
+    // The first part continues the prompt, the rest is the answer.
     let mut rest = prompt[512..].to_vec();
     rest.extend(5000..5100);
     rest[187] = 1;
@@ -42,7 +42,7 @@ fn other_tokens_than_the_prompts_are_refused() {
     ));
     rest[187] = 699;
     run.step(id, &rest);
-    // A fork answers what it likes, and a request without a prompt runs what it likes.
+    // A fork may answer with any tokens, and a request without a prompt may run any.
     let fork = run.ledger.fork(id).unwrap();
     run.step(fork, &[1, 2, 3]);
     let plain = run.ledger.admit().unwrap();
@@ -51,7 +51,7 @@ fn other_tokens_than_the_prompts_are_refused() {
 }
 
 impl Run {
-    /// Why a commit is refused that names these tokens; the step is open behind it, as it was, and is rejected.
+    /// The error of a commit with these tokens. The step stays open and unchanged, and is then rejected.
     fn refused(&mut self, id: dsv4_kv::RequestId, tokens: &[u32]) -> KvError {
         let start = self.ledger.committed(id).unwrap();
         let (group, count) = (LayerGroup::Trunk, tokens.len() as u32);

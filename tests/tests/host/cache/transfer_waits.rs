@@ -1,5 +1,5 @@
-//! Requests and prefixes that leave for memory of the device or come from memory, on a device that does nothing before it
-//! must: an export or import is done when it returns, and an import too of which a device call failed.
+//! Requests and prefixes that are exported to device memory or imported, on a device that defers its work. An export or
+//! import is done when the call returns; after an import that failed nothing is left running.
 
 use dsv4_kv::device::{Buffer, Device, EmuOptions, Emulator, Stream};
 use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions};
@@ -15,15 +15,15 @@ use super::tier::{FORMATS, LAYERS, TOKENS, prompt, run, settings, tokens};
 type Late = Failing<Lazy<Emulator>>;
 
 const HOWS: [Failure; 2] = [Failure::Instead, Failure::After];
-/// Tokens of a request that gets what an import that failed had.
+/// Tokens of a request that gets the slot and blocks of a failed import.
 const OTHER: usize = 20;
 
-/// A cache of two slots with one request, which shares its prompt.
+/// A cache of two slots with one request, whose prompt is in the prefix tree.
 struct Cache {
     fed: Fed<Late>,
     port: Port<Late>,
     id: RequestId,
-    /// Waits for nobody.
+    /// A stream that waits for no other.
     aside: Stream<Late>,
 }
 
@@ -43,7 +43,7 @@ impl Cache {
         self.fed.manager.device().clone()
     }
 
-    /// Its request, in host memory.
+    /// Exports its request to host memory.
     fn request(&mut self) -> (Positions, Vec<u8>) {
         let Self { fed: Fed { manager, stream, .. }, port, id, .. } = self;
         let at = manager.positions(*id).unwrap();
@@ -52,7 +52,7 @@ impl Cache {
         (at, payload)
     }
 
-    /// The prefix that its request shares, in host memory.
+    /// Exports the prefix of its request to host memory.
     fn prefix(&mut self) -> (Positions, Vec<u8>) {
         let Self { fed: Fed { manager, stream, .. }, port, .. } = self;
         let tokens = tokens();
@@ -63,18 +63,18 @@ impl Cache {
         (export.positions(), payload)
     }
 
-    /// Memory of the device for as many bytes.
+    /// Device memory of this length.
     fn memory(&self, bytes: &[u8]) -> Buffer<Late, u8> {
         self.device().allocate("parts", bytes.len() as u64).unwrap()
     }
 
-    /// Whoever reads the memory now, and waits for nobody, finds these bytes.
+    /// Asserts that a stream that waits for no other reads these bytes from the memory now.
     fn assert_there(&self, memory: &Buffer<Late, u8>, bytes: &[u8], what: &str) {
         assert!(download(&self.aside, memory) == bytes, "{what} is not there yet");
     }
 }
 
-/// An export to memory of the device returns when the bytes are there.
+/// An export to device memory returns after the bytes have arrived.
 #[test]
 fn an_export_to_the_device_is_done() {
     let mut cache = Cache::new();
@@ -93,11 +93,11 @@ fn an_export_to_the_device_is_done() {
     cache.assert_there(&to_state, of_state, "the state");
 }
 
-/// The same of a prefix.
+/// The same for a prefix.
 #[test]
 fn an_export_of_a_prefix_to_the_device_is_done() {
     let mut cache = Cache::new();
-    // Nothing has gone through the port before: what no row has is zero.
+    // The port has not been used before, so that bytes of the payload without a row are zero.
     let (_, payload) = cache.prefix();
     let to = cache.memory(&payload);
     let (Cache { fed: Fed { manager, stream, .. }, port, .. }, tokens) = (&mut cache, tokens());
@@ -106,8 +106,8 @@ fn an_export_of_a_prefix_to_the_device_is_done() {
     cache.assert_there(&to, &payload, "the prefix");
 }
 
-/// A request that came is there when the call returns: whoever reads it waits for nobody, and the memory that it came from
-/// is its owner's again, whatever is written there next.
+/// An imported request is complete when the call returns: readers need not wait, and the owner of the source memory may
+/// overwrite it.
 #[test]
 fn an_import_is_done() {
     for on_device in [false, true] {
@@ -121,7 +121,7 @@ fn an_import_is_done() {
         aside.fill(&from, CANARY).unwrap();
         aside.synchronize().unwrap();
         let came = fed.manager.enter(loaded).unwrap();
-        // By a stream that waits for nobody.
+        // Reads by a stream that waits for no other.
         let stream = std::mem::replace(&mut fed.stream, aside.clone());
         let found = fed.pool_bytes();
         stream.synchronize().unwrap();
@@ -131,7 +131,7 @@ fn an_import_is_done() {
     }
 }
 
-/// The same of a prefix.
+/// The same for a prefix.
 #[test]
 fn an_import_of_a_prefix_is_done() {
     let mut source = Cache::new();
@@ -141,7 +141,7 @@ fn an_import_of_a_prefix_is_done() {
     let tokens = tokens();
     let ask = prompt(&tokens[..at.trunk as usize], b"comes");
     let Cache { fed, port, id, aside, .. } = &mut cache;
-    // The only checkpoint is free then.
+    // This frees the only checkpoint.
     fed.manager.release(*id).unwrap();
     let parts = (at, Parts::Device(from.clone()));
     let came = fed.manager.import_prefix_from(&fed.stream, port, &ask, parts).unwrap();
@@ -154,8 +154,8 @@ fn an_import_of_a_prefix_is_done() {
     assert!(found == payload, "what came is what was sent");
 }
 
-/// Runs `import` in a stream of its own with each of its device calls failing in turn, until none is left to fail. After
-/// each failure nothing is on its way, and a request that gets the room of the import has its own bytes.
+/// Runs `import` in a stream of its own with each of its device calls failing in turn, until none is left. After each
+/// failure nothing is left running, and a request that gets the room of the import has its own bytes.
 fn fail_each(
     cache: &mut Cache,
     how: Failure,
@@ -191,7 +191,8 @@ fn fail_each(
     assert!(failures.contains(&"launch") && failures.contains(&"synchronize"), "{failures:?}");
 }
 
-/// What was queued of a request before the device failed does not write the slot and the blocks that others get.
+/// Work of an import that was queued before the device failed does not write to the slot and the blocks that others
+/// get.
 #[test]
 fn an_import_that_fails_is_over() {
     for (how, on_device) in HOWS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
@@ -210,14 +211,14 @@ fn an_import_that_fails_is_over() {
     }
 }
 
-/// The same of a prefix.
+/// The same for a prefix.
 #[test]
 fn an_import_of_a_prefix_that_fails_is_over() {
     for (how, on_device) in HOWS.into_iter().flat_map(|how| [(how, false), (how, true)]) {
         let mut cache = Cache::new();
         let (at, payload) = cache.prefix();
         let (from, tokens) = (upload(&cache.aside, &payload), tokens());
-        // The only checkpoint is free then.
+        // This frees the only checkpoint.
         cache.fed.manager.release(cache.id).unwrap();
         fail_each(&mut cache, how, |fed, stream, port| {
             let ask = prompt(&tokens[..at.trunk as usize], b"comes");

@@ -1,4 +1,4 @@
-//! Files that are not what they should be: refused with a reason, and never a panic.
+//! Damaged and malformed files are refused with a reason, and never cause a panic.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use dsv4_kv_tests::checkpoint::{
     Made, Tensors, config, directory, refusal, serialized, sharded, tensors,
 };
 
-/// A file with each type and with merged experts.
+/// A file with a tensor of each type and with merged experts.
 fn small() -> Tensors {
     tensors([
         ("model.embed_tokens.weight", Made::bf16(&[2, 2], &[1.0, 2.0, 3.0, 4.0])),
@@ -26,7 +26,7 @@ fn small() -> Tensors {
     ])
 }
 
-/// Opens, and reads whatever is there as whatever it may be.
+/// Opens a checkpoint, and reads each tensor in every way that exists.
 fn read_all(directory: &TempDir) -> Result<(), CheckpointError> {
     let checkpoint = Checkpoint::open(directory.path())?;
     for name in checkpoint.names() {
@@ -64,7 +64,7 @@ fn a_file_cut_anywhere_is_refused() {
     assert!(matches!(error, CheckpointError::Length { .. }), "{error}");
 }
 
-/// 2,000 files with bytes of the header changed, and numbers of it replaced by extreme ones: opened and
+/// 2,000 files with changed bytes in the header, and with numbers in it replaced by extreme ones: each is opened and
 /// read, or refused.
 #[test]
 fn damaged_headers_never_panic() {
@@ -87,7 +87,7 @@ fn damaged_headers_never_panic() {
         fs::write(&path, &bytes).unwrap();
         opened += u32::from(read_all(&directory).is_ok());
     }
-    // Changed names and metadata leave a file that can be read.
+    // Changed names and metadata leave a readable file.
     assert!((20..1980).contains(&opened), "{opened}");
 }
 
@@ -122,7 +122,7 @@ fn extreme_numbers_in_headers() {
             matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Length { .. });
         assert!(right, "{name}: {error}");
     }
-    // Experts without number, of nothing: they are not split.
+    // A huge number of empty experts: they are not split.
     let name = "layers.0.ffn.experts.down_proj";
     file(json!({
         name: tensor("BF16", json!([1_u64 << 40, 0, 0]), json!([0, 0])),

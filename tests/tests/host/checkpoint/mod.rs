@@ -1,4 +1,4 @@
-//! `Checkpoint`: weights in every spelling and type, and files that are not what they should be.
+//! `Checkpoint`: weights in every spelling and type, and malformed files.
 
 mod damaged;
 mod quantised;

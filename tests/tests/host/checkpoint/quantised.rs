@@ -1,4 +1,4 @@
-//! Weights in every type: exact values, checked against the formats' own arithmetic in `f64`.
+//! Weights in every type: exact values, compared with the formats' own arithmetic in `f64`.
 
 use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Nvfp4Parts};
 use half::bf16;
@@ -33,7 +33,7 @@ fn power(byte: u8) -> f64 {
     2_f64.powi(i32::from(byte) - 127)
 }
 
-/// `[256]` columns of all codes in one row, with the scale `byte`.
+/// `[256]` columns with all codes in one row, with the scale `byte`.
 fn all_codes(byte: u8) -> Checkpoint {
     one_file(
         &config(),
@@ -44,7 +44,7 @@ fn all_codes(byte: u8) -> Checkpoint {
     )
 }
 
-/// Every E4M3 code by every UE8M0 scale: BF16 has the product's bits, or names the value that leaves its
+/// Every E4M3 code with every UE8M0 scale: the product is exact in BF16, or the error names the value that leaves its
 /// range.
 #[test]
 fn e4m3_by_ue8m0_is_exact_in_bf16_or_refused() {
@@ -91,7 +91,7 @@ fn assert_refused(error: &CheckpointError, at: usize, wanted: f64, type_name: &s
 
 #[test]
 fn each_block_has_its_scale() {
-    // Three rows of blocks by two columns of blocks, the last of both cut.
+    // Three rows of blocks by two columns of blocks; the last of both are partial.
     let (rows, columns) = (300, 200);
     let codes: Vec<u8> = (0..rows * columns).map(|at| (at * 7 % 126) as u8).collect();
     let scales = vec![120, 121, 122, 123, 124, 125];
@@ -158,7 +158,7 @@ fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
                 let want = e2m1(code) * e4m3(scales[at / 64 * 4 + at % 64 / 16]) * f64::from(whole);
                 assert_eq!(value, want as f32, "{at}");
             }
-            // A power of two leaves the products exact; another factor does not.
+            // A scale that is a power of two keeps the products exact; another factor does not.
             match (whole == 0.25, checkpoint.bf16(NAME, &[2, 64])) {
                 (true, Ok(exact)) => {
                     assert!(exact.iter().map(|value| value.to_f32()).eq(found));

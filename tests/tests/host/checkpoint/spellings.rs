@@ -1,4 +1,4 @@
-//! The same weights as released and as transformers spells them, in one file and in shards.
+//! The same weights with released names and with those of transformers, in one file and in shards.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use dsv4_kv_tests::checkpoint::{
     Made, Tensors, config, directory, one_file, refusal, serialized, sharded, tensors,
 };
 
-/// Names of a layer as released, as transformers writes them, and as its modules call them.
+/// Names of a layer's tensors: as released, as transformers writes them, and as its modules call them.
 const SPELLINGS: [[&str; 3]; 34] = [
     ["embed.weight", "model.embed_tokens.weight", "model.embed_tokens.weight"],
     ["head.weight", "head.weight", "lm_head.weight"],
@@ -132,7 +132,7 @@ const SPELLINGS: [[&str; 3]; 34] = [
     ],
 ];
 
-/// A tensor of two elements that only the spelling's place among the others decides.
+/// A tensor of two elements, of which the first is the place of the spelling among the others.
 fn at(place: usize) -> Made {
     Made::f32(&[2], &[place as f32, -0.5])
 }
@@ -201,7 +201,7 @@ fn shards_are_read_as_one() {
     {
         assert_eq!(checkpoint.f32(name, &[2]).unwrap()[0], place as f32);
     }
-    // A file that the index does not name is not read.
+    // A file that is not in the index is not read.
     let name = directory.path().join("three.safetensors");
     std::fs::write(name, serialized(&tensors([("other", at(0))]))).unwrap();
     assert!(!Checkpoint::open(directory.path()).unwrap().contains("other"));
@@ -264,7 +264,7 @@ fn progress_goes_from_nothing_to_all() {
     assert_eq!(*seen.lock().unwrap(), [(8, 32), (24, 32), (32, 32), (32, 32)]);
 }
 
-/// `DSV4_E2E_DIR` names a checkpoint that transformers wrote, with the same as released in `released/`.
+/// `DSV4_E2E_DIR` names a checkpoint that transformers wrote, with the same weights as released in `released/`.
 #[test]
 #[ignore = "compares DSV4_E2E_DIR with DSV4_E2E_DIR/released"]
 fn both_spellings_of_a_real_file_are_equal() {

@@ -1,5 +1,5 @@
-//! Each field of whole `config.json` files changed alone: the configuration is another one, or the field is
-//! refused by name, or it is in the list of those that may be ignored, with the reason.
+//! Each field of whole `config.json` files is changed alone. Then the configuration differs, or the field is refused by
+//! name, or it is in the list of fields that may be ignored, with the reason.
 
 use dsv4_kv_checkpoint::{Config, Routing};
 use kv_layout::config::CompressRope;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{file, with};
 
-/// Fields that change nothing here, and why.
+/// Fields that have no effect here, and why.
 const IGNORED: [(&str, &str); 19] = [
     ("architectures", "names a class of transformers; `model_type` says the same and is checked"),
     ("attention_dropout", "training"),
@@ -40,7 +40,7 @@ fn read(json: &Value) -> Result<Config, String> {
     Config::from_json(&json.to_string()).map_err(|error| error.to_string())
 }
 
-/// Another value of the same type that is as near to valid as can be.
+/// Other values of the same type that are as close to valid as possible.
 fn others(field: &str, value: &Value) -> Vec<Value> {
     match value {
         Value::Bool(flag) => vec![json!(!flag)],
@@ -71,7 +71,7 @@ fn others(field: &str, value: &Value) -> Vec<Value> {
     }
 }
 
-/// Calls `check` with the path of each field, and the file with another value there.
+/// Calls `check` with the path of each field, and the file with another value of this field.
 fn each_change(
     json: &Value,
     path: &str,
@@ -111,7 +111,7 @@ fn each_field_changed_alone_changes_the_configuration_or_is_refused_by_name() {
                     assert!(path != "num_nextn_predict_layers" || written, "{name}: {path}");
                 }
                 Ok(_) => assert!(!ignored, "{name}: {path} does make a difference"),
-                // A schedule of another length is named by the list.
+                // A schedule of another length is reported under the name of the list.
                 Err(error) => {
                     let named = error.contains(field)
                         || field.starts_with("num_") && error.contains("entries");

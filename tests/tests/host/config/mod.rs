@@ -18,7 +18,7 @@ fn file(name: &str) -> Value {
     serde_json::from_str(json).expect("JSON")
 }
 
-/// The object with one field replaced, or taken away (`Value::Null`).
+/// The object with one field replaced, or removed (`Value::Null`).
 fn with(object: &Value, field: &str, value: Value) -> Value {
     let mut changed = object.clone();
     let fields = changed.as_object_mut().expect("an object");

@@ -1,4 +1,4 @@
-//! `ModelConfig`: the presets' layer counts, and `config.json` with each thing that can be wrong.
+//! `ModelConfig`: the layer counts of the presets, and `config.json` with each possible mistake.
 
 use dsv4_kv::{CacheConfig, KvError};
 use kv_layout::config::{ConfigError, ModelConfig};
@@ -47,12 +47,12 @@ fn every_preset_exists_and_nothing_else_does() {
     assert_eq!(ModelConfig::preset("v3"), None);
 }
 
-/// Flash's configuration with one field replaced, or taken away (`Value::Null`).
+/// Flash's configuration with one field replaced, or removed (`Value::Null`).
 fn read_with(field: &str, value: Value) -> Result<ModelConfig, ConfigError> {
     ModelConfig::from_json(&with(&file("flash"), field, value).to_string())
 }
 
-/// The configuration that transformers wrote, with one field replaced or taken away.
+/// The configuration that transformers wrote, with one field replaced or removed.
 fn written_with(field: &str, value: Value) -> Result<ModelConfig, ConfigError> {
     ModelConfig::from_json(&with(&file("transformers"), field, value).to_string())
 }
@@ -181,7 +181,7 @@ fn a_schedule_of_the_wrong_length() {
         matches!(error, ConfigError::BadLength { found: 44, layers: 43, mtp_layers: 0, .. }),
         "{error}"
     );
-    // Only a drafter has more ratios than `num_nextn_predict_layers` says.
+    // Only a drafter may have more ratios than `num_nextn_predict_layers` allows.
     let drafter = file("flash-0731");
     for (field, value) in
         [("dspark_block_size", Value::Null), ("num_nextn_predict_layers", json!(2))]
@@ -215,7 +215,7 @@ fn dimensions_the_kernels_are_not_built_for() {
     }
 }
 
-/// Constants that a stored configuration of a cache may have, though no file of a model may.
+/// Constants that the stored configuration of a cache could have, although no file of a model can.
 #[test]
 fn a_cache_refuses_rotary_constants_out_of_range() {
     type Change = fn(&mut ModelConfig);
@@ -243,7 +243,7 @@ fn a_cache_refuses_rotary_constants_out_of_range() {
     }
 }
 
-/// More draft layers than are taken are refused as such, however many ratios there are.
+/// Too many draft layers are refused as such, however many ratios there are.
 #[test]
 fn more_draft_layers_than_there_can_be() {
     for found in [43 + 64, 43 + 65] {
@@ -290,7 +290,7 @@ fn layer_kinds_keep_their_names_in_files() {
     assert_eq!(names, ["\"swa\"", "\"csa\"", "\"hca\""]);
 }
 
-/// The epsilon is compiled into the kernels. Rotary constants are used.
+/// The epsilon is compiled into the kernels; rotary constants are taken from the file.
 #[test]
 fn other_constants() {
     let error = read_with("rms_norm_eps", json!(1e-5)).unwrap_err();

@@ -25,7 +25,7 @@ fn flash_and_pro_are_read_as_their_presets() {
     assert_eq!(RouterConfig::preset("other"), None);
 }
 
-/// What a `config.json` may say and no kernel does is refused when it is read, not at a launch.
+/// A `config.json` that no kernel supports is refused when it is read, not at a launch.
 #[test]
 fn every_configuration_that_is_read_is_valid() {
     for name in ["flash", "flash-0731", "pro", "transformers"] {

@@ -1,5 +1,5 @@
-//! Byte offsets of rows and keys against numbers worked out by hand, past 2^32 too; and the planes
-//! the oracle writes are as wide as `kv_layout` says.
+//! Byte offsets of rows and keys compared with numbers worked out by hand, also beyond 2^32; and the widths of the
+//! planes that the oracle writes, compared with `kv_layout`.
 
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::row::RowFormat;

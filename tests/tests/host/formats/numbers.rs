@@ -7,7 +7,7 @@ use dsv4_kv_tests::golden;
 use kv_layout::format::{E2m1, E4m3, Ue8m0, bf16_from_f32, bf16_to_f32};
 use proptest::prelude::*;
 
-/// Equal numbers, the sign of zero included; any NaN equals any NaN.
+/// Asserts equal numbers, the sign of zero included; any NaN equals any NaN.
 #[track_caller]
 fn assert_same(found: f32, expected: f64, what: impl std::fmt::Debug) {
     let expected = expected as f32;
@@ -63,8 +63,8 @@ fn e2m1_encodes_as_the_golden_table() -> Result<()> {
     Ok(())
 }
 
-/// The other rounding in use (ties towards zero) differs at three magnitudes. A comparison that
-/// could not tell them apart would prove nothing.
+/// The other rounding in use (ties towards zero) differs at three magnitudes. A comparison that could not tell them
+/// apart would prove nothing.
 #[test]
 fn e2m1_is_not_the_threshold_variant() -> Result<()> {
     let inputs = golden::load::<f32>("e2m1_enc_in")?;
@@ -166,7 +166,7 @@ fn nibbles_lie_even_element_first() {
     }
 }
 
-/// Any f32, with the magnitudes that these formats resolve as likely as all others together.
+/// Any f32. Half of them have magnitudes that these formats resolve.
 fn any_f32() -> impl Strategy<Value = f32> {
     let resolved = (any::<bool>(), 110u32..140, 0u32..1 << 23).prop_map(|(sign, exponent, low)| {
         f32::from_bits(u32::from(sign) << 31 | exponent << 23 | low)
@@ -188,15 +188,14 @@ proptest! {
     }
 }
 
-/// The magnitudes at which a rounding to nearest goes from one code to the next, in order: a value
-/// beyond `halfway[i]` is nearer to code i + 1, at it the even code wins. From the values of the codes
-/// alone.
+/// The magnitudes at which rounding to nearest changes from one code to the next, in order. A value beyond `halfway[i]`
+/// is nearer to code i + 1; at `halfway[i]` the even code wins. Computed from the values of the codes alone.
 fn halfway(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let values: Vec<f64> = values.collect();
     values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect()
 }
 
-/// Every f32 there is, in the order of its magnitude, through one encoder.
+/// Checks one encoder with every f32 in the order of magnitude.
 fn check_every_f32(halfway: &[f64], encode: impl Fn(f32) -> u8, sign: u8, nan: u8) {
     let mut code = 0;
     for bits in 0..=0x7F80_0000_u32 {
@@ -221,7 +220,7 @@ fn check_every_f32(halfway: &[f64], encode: impl Fn(f32) -> u8, sign: u8, nan: u
 #[test]
 #[ignore = "half a minute: cargo test -p dsv4-kv-tests --test host -- --ignored every_f32"]
 fn every_f32_rounds_to_the_nearest_code() {
-    // Saturation: the last code reaches to infinity.
+    // Saturation: the last code is used up to infinity.
     let e4m3 = halfway((0..=0x7E).map(number::e4m3_value));
     check_every_f32(&e4m3, |x| E4m3::from_f32(x).0, 0x80, 0x7F);
     let e2m1 = halfway((0..=7).map(number::e2m1_value));

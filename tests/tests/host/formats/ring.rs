@@ -1,5 +1,5 @@
-//! The sliding window: `kv_layout`'s ring against the oracle, chunks and rejected drafts included.
-//! (`golden/semantics.rs` holds the oracle against the golden semantics.)
+//! The sliding window: `kv_layout`'s ring compared with the oracle, chunks and rejected drafts included.
+//! (`golden/semantics.rs` compares the oracle with the golden semantics.)
 
 use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, WINDOW, gather, window};
@@ -38,9 +38,9 @@ fn ring_rows_of_a_slot_are_its_own() {
     }
 }
 
-/// Runs verify steps of `step_tokens` on a ring of `rows`, keeping `accepted` of each, and says
-/// whether every query found its window. Rows of rejected drafts carry the step that wrote them, so
-/// one that is taken for an accepted row is noticed.
+/// Runs verify steps of `step_tokens` tokens on a ring of `rows` rows, and keeps `accepted` tokens of each. Returns
+/// whether every query found its window. Rows of rejected drafts carry the number of their step, so that one that is
+/// taken for an accepted row is noticed.
 fn windows_survive(rows: usize, step_tokens: usize, accepted: &[usize]) -> bool {
     let mut ring = vec![None; rows];
     let mut truth: Vec<(usize, usize)> = Vec::new();
@@ -85,8 +85,8 @@ proptest! {
 
 #[test]
 fn a_gathered_tile_is_the_window_oldest_first() {
-    // Position p holds p + 1 in channel 0 and 460: exact in E4M3 only through the scale, so the
-    // tile is compared with each row's own round trip.
+    // Each position has values of its own in channels 0 and 460. Channel 460 is stored exactly. Channel 0 is quantised,
+    // so each row of the tile is compared with the round trip of its own row.
     let history: Vec<Vec<u16>> = (0..130u16)
         .map(|position| {
             let mut row = vec![0; CHANNELS];

@@ -1,5 +1,5 @@
-//! The oracle's compressor against transformers and numpy: pooled windows, entries and indexer keys
-//! from the stored projections, and what it must not agree with.
+//! The oracle's compressor compared with transformers and numpy: pooled windows, entries and indexer keys from the
+//! stored projections; and variants with which it must not agree.
 
 use anyhow::Result;
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
@@ -11,7 +11,7 @@ use dsv4_kv_tests::hca;
 use dsv4_kv_tests::history::History;
 use kv_layout::geometry::CompressorKind;
 
-/// Of the largest magnitude in the array; the golden values are f32 sums of 8 terms.
+/// As a part of the largest magnitude in the array. The golden values are f32 sums of 8 terms.
 const TOLERANCE: f64 = 2e-6;
 /// The same for sums of 128 terms.
 const HCA_TOLERANCE: f64 = 5e-6;
@@ -75,7 +75,7 @@ fn difference(found: &[f64], expected: &[f32]) -> f64 {
         / most(&mut expected.iter().map(|&x| f64::from(x.abs())))
 }
 
-/// Compares what `entry` gives for 0, 1, .. with the rows of the golden array.
+/// Compares `entry(0)`, `entry(1)`, .. with the rows of the golden array.
 #[track_caller]
 fn assert_entries(array: &str, tolerance: f64, entry: impl Fn(usize) -> Vec<f64>) -> Result<()> {
     let expected = golden::load::<f32>(array)?;
@@ -101,8 +101,8 @@ fn hca_entries() -> Result<()> {
     assert_entries("hca_entry_fp32", HCA_TOLERANCE, |i| hca.entry(i))
 }
 
-/// The order in which the kernels fold a window, in f32, is as exact as sums of 128 terms in any order: against the
-/// golden windows, and against f64 for gates that rise, fall, and jump.
+/// The order in which the kernels fold a window in f32 is as exact as sums of 128 terms in any order. It is compared
+/// with the golden windows, and with f64 for gates that rise, fall, and jump.
 #[test]
 fn hca_windows_folded_token_by_token() -> Result<()> {
     let golden = golden::load::<f32>("hca_pooled")?;
@@ -127,7 +127,7 @@ fn hca_windows_folded_token_by_token() -> Result<()> {
     let far = {
         let mut history = random.clone();
         history.gate.iter_mut().for_each(|gate| *gate *= 40.0);
-        // The sum of gate and bias would be off by more than the fold.
+        // Without a bias, since the rounding of gate plus bias would exceed the error of the fold.
         history.ape.fill(0.0);
         history
     };
@@ -153,7 +153,7 @@ fn index_keys() -> Result<()> {
     assert_entries("idx_key_hadamard", TOLERANCE, |i| hadamard(&index.entry(i)))
 }
 
-/// Indexer queries go through the same rotation, at their own positions, and the same transform.
+/// Indexer queries get the same rotation, at their own positions, and the same transform.
 #[test]
 fn index_queries() -> Result<()> {
     let queries = golden::load::<f32>("idx_q")?;
@@ -169,7 +169,7 @@ fn index_queries() -> Result<()> {
     })
 }
 
-/// An entry of 10^-3 throughout has a mean square equal to the norm's epsilon.
+/// An entry with all values 10^-3 has a mean square equal to the epsilon of the norm.
 #[test]
 fn the_norm_adds_its_epsilon() -> Result<()> {
     let inputs = Inputs::csa()?;
@@ -180,8 +180,8 @@ fn the_norm_adds_its_epsilon() -> Result<()> {
     Ok(())
 }
 
-/// Whether each BF16 value could be the rounding of the golden f32: at most half a step away, which
-/// is a part of 2^-8 of it.
+/// Whether each BF16 value could be the rounding of the golden f32: at most half a step away, which is at most 2^-8 of
+/// its value.
 fn rounded_once(found: &[u16], expected: &[f32]) -> bool {
     assert_eq!(found.len(), expected.len());
     let most = expected.iter().fold(0f64, |most, x| most.max(x.abs().into()));
@@ -191,7 +191,7 @@ fn rounded_once(found: &[u16], expected: &[f32]) -> bool {
     })
 }
 
-/// The released model's script also rounds after pooling and after the norm: that must not pass.
+/// The released model's script also rounds after pooling and after the norm; such values must not pass.
 #[test]
 fn entries_and_keys_are_rounded_once() -> Result<()> {
     for (inputs, array, rounded_thrice, is_key) in [
@@ -217,8 +217,8 @@ fn bf16_of_an_f64_is_not_rounded_twice() {
     assert_eq!((bf16_nearest_f64(x), bf16_nearest(x as f32)), (0x3F81, 0x3F80));
 }
 
-/// A cache that makes the own halves of a closed window the previous halves of the next is wrong in
-/// every entry but the first, and the comparison sees it.
+/// A cache that uses the own halves of a closed window as the previous halves of the next one is wrong in every entry
+/// but the first, and the comparison shows it.
 #[test]
 fn the_rotation_of_halves_does_not_pass() -> Result<()> {
     let inputs = Inputs::csa()?;
@@ -236,7 +236,7 @@ fn the_rotation_of_halves_does_not_pass() -> Result<()> {
     Ok(())
 }
 
-/// An entry rotated at the last token of its window, or with the other table, is not the entry.
+/// An entry rotated at the last token of its window, or with the other table, is wrong.
 #[test]
 fn another_rotation_does_not_pass() -> Result<()> {
     let inputs = Inputs::csa()?;
@@ -260,8 +260,8 @@ fn the_state_after_27_tokens() -> Result<()> {
     Ok(())
 }
 
-/// Whether the first entry to close after `end` tokens comes out without the projections before
-/// `kept`: NaN lies in their place.
+/// Whether the first entry to close after `end` tokens is right without the projections before `kept`, which are
+/// replaced by NaN.
 fn survives(inputs: &Inputs, end: usize, kept: usize) -> bool {
     let mut kv = inputs.kv.data.clone();
     kv[..kept * inputs.shape.columns()].fill(f32::NAN);

@@ -1,4 +1,4 @@
-//! The golden vectors themselves: all there, readable, and a wrong one is named.
+//! The golden files: all are there and readable, and errors name the file.
 
 use dsv4_kv_tests::golden;
 

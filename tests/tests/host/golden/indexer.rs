@@ -1,5 +1,5 @@
-//! The oracle's indexer against transformers: scores, the entries picked, and what must not agree.
-//! Queries and keys of these vectors are f32: nothing is quantised here.
+//! The oracle's indexer compared with transformers: scores, the selected entries, and variants with which it must not
+//! agree. Queries and keys of these vectors are f32; nothing is quantised here.
 
 use anyhow::Result;
 use dsv4_kv_oracle::compressor::visible;
@@ -7,7 +7,7 @@ use dsv4_kv_oracle::indexer::{score, top_k, weight_scale};
 use dsv4_kv_tests::golden;
 
 const CHANNELS: usize = 128;
-/// Of the sum of magnitudes: the golden scores are sums in f32.
+/// As a part of the sum of magnitudes. The golden scores are sums in f32.
 const TOLERANCE: f64 = 2e-6;
 
 /// Queries `[heads, 128]`, weights `[heads]` without the constants, and keys `[entries, 128]`.
@@ -32,7 +32,7 @@ impl Case {
         self.keys.iter().map(|key| score(&self.queries, &weights, key)).collect()
     }
 
-    /// The scores in f32, each within the tolerance of `golden`.
+    /// The scores in f32. Asserts that each is within the tolerance of `golden`.
     fn check(&self, golden: &[f32]) -> Vec<f32> {
         let scores = self.scores();
         assert_eq!(scores.len(), golden.len());
@@ -74,7 +74,7 @@ fn scores_and_lists_equal_transformers() -> Result<()> {
     short("idx_q_hadamard", "idx_key_hadamard")
 }
 
-/// The entries that transformers' compressor leaves to each query are those that are picked by its scores.
+/// The entries that the mask of transformers' compressor leaves to each query are those with the best scores.
 #[test]
 fn masks_are_those_of_the_lists() -> Result<()> {
     let masks = golden::load::<u8>("csa_topk_mask")?;

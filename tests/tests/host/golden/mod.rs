@@ -1,4 +1,4 @@
-//! The oracle against golden vectors.
+//! The oracle compared with golden vectors.
 
 mod compressor;
 mod files;

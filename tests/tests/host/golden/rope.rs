@@ -1,5 +1,5 @@
-//! Rotary embedding against transformers: frequencies bit for bit, the oracle's cosines and sines to
-//! one unit in the last place. (`compressor.rs` holds rotated vectors.)
+//! Rotary embedding compared with transformers: frequencies bit for bit, the oracle's cosines and sines to one unit in
+//! the last place. (`compressor.rs` has rotated vectors.)
 
 use anyhow::Result;
 use dsv4_kv::kv_layout::config::CompressRope;
@@ -23,7 +23,7 @@ fn frequencies_are_equal() -> Result<()> {
     Ok(())
 }
 
-/// Those that the kernels turn by.
+/// The frequencies that the kernels use.
 #[test]
 fn frequencies_on_the_device_are_equal() -> Result<()> {
     let expected = golden::load::<f32>("rope_inv_freq_compress")?;
@@ -31,8 +31,8 @@ fn frequencies_on_the_device_are_equal() -> Result<()> {
     Ok(())
 }
 
-/// Ours are f64 functions rounded once, theirs f32 functions: the largest difference allowed is a
-/// neighbouring f32, and seen in 53 of 1,280 values.
+/// The oracle's are f64 functions rounded once, the golden ones f32 functions. The largest allowed difference is a
+/// neighbouring f32; it occurs in 53 of 1,280 values.
 #[test]
 fn cosines_and_sines_are_within_one_ulp() -> Result<()> {
     let positions = golden::load::<i64>("rope_positions")?.data;
@@ -56,8 +56,8 @@ fn cosines_and_sines_are_within_one_ulp() -> Result<()> {
     Ok(())
 }
 
-/// Why the rounding of frequencies and angles is part of the model: without it, some pair turns
-/// elsewhere at the end of the longest context.
+/// This is why the rounding of frequencies and angles is part of the model: without it, some pair has another angle at
+/// the end of the longest context.
 #[test]
 fn exact_arithmetic_would_be_another_rotation() {
     const LAST: usize = (1 << 20) - 1;
@@ -75,7 +75,7 @@ fn exact_arithmetic_would_be_another_rotation() {
     assert!(by_product > 0.01, "{by_product}");
 }
 
-/// Pair 0 has frequency 1 in both tables; it lies at the start of the last 64 channels.
+/// Pair 0 has frequency 1 in both tables. It lies at the start of the last 64 channels.
 #[test]
 fn a_pair_turns_from_even_to_odd() {
     let mut x = vec![0.0; 128];

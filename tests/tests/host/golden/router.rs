@@ -1,5 +1,5 @@
-//! The oracle's router against the golden vectors: activations and weights of transformers, ids by
-//! stable order, edge rows included.
+//! The oracle's router compared with the golden vectors: activations and weights of transformers, and ids in stable
+//! order, edge rows included.
 
 use anyhow::Result;
 use dsv4_kv_oracle::router::{activation, select, weights};
@@ -61,7 +61,7 @@ fn weights_of_hashed_experts_are_equal() -> Result<()> {
     Ok(())
 }
 
-/// Numbers small enough to check by hand.
+/// Numbers that can be checked by hand.
 #[test]
 fn bias_selects_and_does_not_weigh() {
     let (logits, mut bias) = (vec![0.0; 256], vec![0.0; 256]);

@@ -1,6 +1,6 @@
-//! The oracle's cache rows against rows that numpy and ml_dtypes made: byte for byte.
+//! The oracle's cache rows compared with rows made by numpy and ml_dtypes, byte for byte.
 //!
-//! Kernels are tested against the oracle; this is what makes the oracle trustworthy.
+//! Kernels are tested against the oracle, so the oracle itself must be tested.
 
 use anyhow::Result;
 use dsv4_kv_oracle::index::KeyFormat;
@@ -58,8 +58,8 @@ fn f32_rows() -> Result<()> {
     Ok(())
 }
 
-/// The quotient 168 is a tie and goes down to 160; the product with the reciprocal, 168.00002, would
-/// go up to 176. The golden rows hold no such number.
+/// The quotient 168 is a tie and rounds down to 160; the product with the reciprocal, 168.00002, would round up to 176.
+/// The golden rows have no such number.
 #[test]
 fn f32_codes_are_quotients() {
     let mut row = vec![0; 512];
@@ -86,8 +86,8 @@ fn fp4_keys() -> Result<()> {
     Ok(())
 }
 
-/// Another serving system's MXFP4 must not pass for ours: ties go towards zero, and scales have a larger floor. Above that
-/// they are the same.
+/// The MXFP4 of another serving system must not pass: there ties go towards zero, and scales have a larger floor. Above
+/// that the two are equal.
 #[test]
 fn fp4_keys_are_not_the_threshold_variant() -> Result<()> {
     let keys = golden::load::<u16>("fp4_in_bf16")?;
@@ -119,7 +119,7 @@ fn fp8_keys() -> Result<()> {
     Ok(())
 }
 
-/// One NaN and one infinity: the NaN stays one and does not touch the scale, the infinity saturates.
+/// One NaN and one infinity: the NaN stays a NaN and does not affect the scale, the infinity saturates.
 #[test]
 fn nan_and_infinity_in_a_row() {
     const NAN: u16 = 0xFFC1;
@@ -139,7 +139,7 @@ fn nan_and_infinity_in_a_row() {
 
     row[70] = MINUS_INFINITY;
     let encoded = RowFormat::Ue8m0.encode(&row);
-    // f32::MAX / 448 lies between 2^119 and 2^120; a finite neighbour is far below the least code.
+    // f32::MAX / 448 lies between 2^119 and 2^120; a finite neighbour is far below the smallest code.
     assert_eq!(encoded.scale, [119, 247, 119, 119, 119, 119, 119, 0]);
     assert_eq!(encoded.data[70..72], [0xFE, 0x00]);
     let encoded = RowFormat::F32.encode(&row);

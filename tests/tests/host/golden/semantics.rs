@@ -1,5 +1,5 @@
-//! Which position means what: the oracle against `golden/index_semantics.json`. Entries visible to a
-//! query, window and ring slot of a query, entries that a step closes, state that must be kept.
+//! The meaning of positions: the oracle compared with `golden/index_semantics.json`. Entries visible to a query, window
+//! and ring row of a query, entries that a step closes, state that must be kept.
 
 use std::collections::BTreeMap;
 
@@ -109,7 +109,7 @@ fn closed_entries_and_state() -> Result<()> {
     Ok(())
 }
 
-/// Whatever the steps, each entry closes in exactly one, and from then on is visible.
+/// Whatever the steps are, each entry closes in exactly one of them, and is visible from then on.
 #[test]
 fn every_entry_closes_once() {
     for shape in [Shape::CSA, Shape::HCA] {

@@ -1,26 +1,26 @@
-//! What is measured: queries, their keys, and the graph that they are in.
+//! The measured cases: queries, their keys, and the graph of which they are a part.
 
 use dsv4_kv::kv_layout::attention::{AttendedKeys, KeySplit};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
 
-/// Entries that a query sees for each that its list names.
+/// Ratio of the entries that a query sees to the entries in its list.
 const SEEN_PER_LISTED: u32 = 8;
-/// Tokens of a request before a chunk, or a decode step, at least: its windows are full.
+/// Fewest tokens of a request before a chunk or a decode step, so that its windows are full.
 const FULL_WINDOWS: u32 = 4 * WINDOW;
 
 /// The queries of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queries {
-    /// So many of a step whose rows the ring holds already: a token, and drafts.
+    /// This many queries of a step whose rows are in the ring already: a token, and drafts.
     Decode(u32),
-    /// So many of a chunk, whose own rows lie in the step's memory.
+    /// This many queries of a chunk, whose own rows lie in the step's memory.
     Chunk(u32),
 }
 
 impl Queries {
-    /// How many.
+    /// The number of queries.
     pub fn count(self) -> u32 {
         match self {
             Self::Decode(count) | Self::Chunk(count) => count,
@@ -31,28 +31,28 @@ impl Queries {
 /// One case.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Heads of a query.
+    /// Number of heads of a query.
     pub heads: u32,
     /// The kind of layer.
     pub kind: LayerKind,
     /// How the rows are stored.
     pub format: MainFormat,
-    /// Entries that a query attends to.
+    /// Number of entries that a query attends to.
     pub entries: u32,
-    /// Requests.
+    /// Number of requests.
     pub requests: u32,
-    /// Of each request.
+    /// Queries of each request.
     pub queries: Queries,
-    /// Whether they are normed and rotated before.
+    /// Whether the queries are normed and rotated already.
     pub form: QueryForm,
-    /// Among how many blocks keys are split.
+    /// Number of blocks of the kernel among which keys are split.
     pub split: KeySplit,
-    /// Requests that the graph is for: more than there are, and the rest is padding.
+    /// Requests that the graph is made for. If there are fewer, the rest is padding.
     pub most_requests: u32,
-    /// Tokens of a request that the graph is for, if more than it has.
+    /// Context that the graph is made for, in tokens, if longer than that of the requests.
     pub most_context: u32,
     /// Microseconds of the best peer: FlashMLA as vLLM 0.33 and SGLang ship it for sm_90, with its combine kernel, on
-    /// an H200 on 2026-11-21; of a chunk over rows in BF16, made before.
+    /// an H200 on 2026-11-21. For a chunk, over rows that were converted to BF16 before.
     pub peer: Option<f64>,
 }
 
@@ -126,7 +126,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// Requests that decode a token each, in a graph for these alone. No peer was measured.
+    /// Requests that decode a token each, in a graph of exactly that size. No peer was measured.
     pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32) -> Self {
         let (queries, form, peer) = (Queries::Decode(1), QueryForm::Rotated, None);
         let (most_requests, most_context, split) = (requests, 0, KeySplit::TwoBlocks);
@@ -145,32 +145,32 @@ impl Case {
         }
     }
 
-    /// The same, which takes the best peer so many microseconds.
+    /// The same case with the time of the best peer.
     pub fn peer(self, microseconds: f64) -> Self {
         Self { peer: Some(microseconds), ..self }
     }
 
-    /// The same with one block for each query.
+    /// The same case with one block of the kernel for each query.
     pub fn in_one_block(self) -> Self {
         Self { split: KeySplit::OneBlock, ..self }
     }
 
-    /// The same over rows with F32 scales.
+    /// The same case over rows with F32 scales.
     pub fn with_f32_scales(self) -> Self {
         Self { format: MainFormat::F32, ..self }
     }
 
-    /// The same with queries as they come from their projection.
+    /// The same case with queries that are not normed and rotated yet.
     pub fn raw(self) -> Self {
         Self { form: QueryForm::Raw, ..self }
     }
 
-    /// The same in a graph for more requests, or longer ones.
+    /// The same case in a graph for more requests, or for longer ones.
     pub fn in_graph(self, most_requests: u32, most_context: u32) -> Self {
         Self { most_requests, most_context, ..self }
     }
 
-    /// In words.
+    /// A description of the case.
     pub fn name(&self) -> String {
         let Self { heads, entries, requests, kind, .. } = self;
         let queries = match self.queries {
@@ -193,17 +193,17 @@ impl Case {
         )
     }
 
-    /// Queries that there are.
+    /// Number of queries that are not padding.
     pub fn live(&self) -> u32 {
         self.requests * self.queries.count()
     }
 
-    /// Queries that the launch covers.
+    /// Number of queries that the launch covers, padding included.
     pub fn tokens(&self) -> u32 {
         self.most_requests * self.queries.count()
     }
 
-    /// Bytes that a launch must move: a request's keys once, queries and results once.
+    /// Bytes that a launch must move: each key of a request once, queries and results once.
     pub fn bytes(&self) -> u64 {
         let window = u64::from(WINDOW + self.queries.count() - 1);
         let keys = window + (u64::from(self.entries) * self.lists()).min(self.seen().into());
@@ -211,13 +211,13 @@ impl Case {
         u64::from(self.requests) * keys * self.format.row_bytes() + vectors
     }
 
-    /// Operations of its products: queries by keys, and weights by keys.
+    /// Floating-point operations of its products: queries by keys, and weights by keys.
     pub fn operations(&self) -> f64 {
         let keys = f64::from(WINDOW + self.entries);
         4.0 * f64::from(self.live() * self.heads) * keys * f64::from(HEAD_DIM)
     }
 
-    /// Clusters that leave parts of queries' keys in memory; 0 where queries have one part.
+    /// Number of clusters that write partial results to memory; 0 if queries are not cut into parts.
     pub fn clusters(&self) -> u32 {
         if self.entries == 0 || self.is_listed() {
             return 0;
@@ -227,12 +227,12 @@ impl Case {
         if parts > 1 { self.tokens() * parts * self.heads.div_ceil(64) } else { 0 }
     }
 
-    /// Lists of a request, each of entries of its own.
+    /// Number of lists per request, each with its own entries.
     fn lists(&self) -> u64 {
         if self.is_listed() { self.queries.count().into() } else { 1 }
     }
 
-    /// Whether entries are those of a list.
+    /// Whether a query attends to the entries of a list.
     pub fn is_listed(&self) -> bool {
         self.kind == LayerKind::Csa
     }
@@ -242,12 +242,12 @@ impl Case {
         if self.is_listed() { self.entries * SEEN_PER_LISTED } else { self.entries }
     }
 
-    /// Entries that every query of a request sees.
+    /// Number of entries that every query of a request sees.
     pub fn seen_by_all(&self) -> u32 {
         self.seen() - self.queries.count().div_ceil(self.kind.ratio().unwrap_or(1))
     }
 
-    /// Tokens of a request, those of the step included.
+    /// Tokens of a request, including those of the step.
     pub fn context(&self) -> u32 {
         let of_entries = self.seen() * self.kind.ratio().unwrap_or(0);
         of_entries.max(self.queries.count() + FULL_WINDOWS).next_multiple_of(BLOCK_TOKENS)
@@ -258,12 +258,12 @@ impl Case {
         self.context() / BLOCK_TOKENS
     }
 
-    /// Blocks of a row of the block table: those of the longest request that the graph is for.
+    /// Blocks in a row of the block table: those of the longest request that the graph is made for.
     pub fn max_blocks(&self) -> u32 {
         self.blocks().max(self.most_context / BLOCK_TOKENS)
     }
 
-    /// Entries of a query that the graph is for.
+    /// Most entries of a query that the graph is made for.
     pub fn entry_rows(&self) -> u32 {
         let longest = self.most_context / self.kind.ratio().unwrap_or(1);
         if self.is_listed() { self.entries } else { self.entries.max(longest) }
@@ -276,14 +276,14 @@ mod tests {
 
     #[test]
     fn floors_are_those_of_the_products() {
-        // 2,048 queries of 64 heads by 640 keys, twice: 172 GFLOP, 217 us at 790 TFLOP/s.
+        // 2,048 queries of 64 heads by 640 keys, two products: 172 GFLOP, 217 us at 790 TFLOP/s.
         let cases = cases();
         let of = |name: &str| cases.iter().find(|case| case.name() == name).unwrap();
         let flash = of("CSA, 64 heads, 128 + 512 keys, 1 requests x a chunk of 2048 tokens");
         assert_eq!((flash.operations() / 790e12 * 1e6).round(), 217.0);
-        // Its entries overlap: of 4,096 that it sees each is read.
+        // The lists of its queries overlap: each of the 4,096 entries is read.
         assert_eq!(flash.bytes(), (2175 + 4096) * 584 + 2 * 2048 * 64 * 1024);
-        // The first query of the chunk sees 512 entries less than the last.
+        // The first query of the chunk sees 512 entries fewer than the last.
         assert_eq!((flash.seen(), flash.seen_by_all(), flash.context()), (4096, 3584, 16_384));
         let f32 =
             of("CSA, 64 heads, 128 + 512 keys, 1 requests x a chunk of 2048 tokens, F32 scales");

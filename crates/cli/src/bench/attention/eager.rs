@@ -1,5 +1,5 @@
-//! Launches that are no nodes of a graph: in a row, so that code and data are in the caches, and behind other work, so that
-//! neither is.
+//! Launches outside a graph: many in a row, so that code and data are in the caches, and single ones after other work,
+//! so that neither is.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Device};
@@ -11,21 +11,21 @@ use super::super::timing::{ColdTimer, SMALL, median};
 use super::case::Case;
 use super::layers::Layers;
 
-/// Launches in a row, and runs of them.
+/// Launches in a row, and number of such runs.
 const IN_A_ROW: u32 = if SMALL { 2 } else { 50 };
 const RUNS: u32 = if SMALL { 1 } else { 5 };
-/// Launches behind others of which the mean is taken, and how often.
+/// Launches after other work whose mean is taken, and number of such means.
 const BEHIND: u32 = if SMALL { 1 } else { 5 };
 const MEANS: u32 = if SMALL { 1 } else { 7 };
-/// Blocks of the launch before: one on each multiprocessor.
+/// Blocks of the preceding launch: one per multiprocessor.
 const BLOCKS_BEFORE: u32 = if SMALL { 1 } else { MULTIPROCESSORS };
 
 /// Microseconds of a launch.
 pub struct Times {
-    /// Of many in a row, over the same memory: the best run.
+    /// Time of one of many launches in a row over the same memory: the best run.
     pub in_a_row: f64,
-    /// Of one behind a fill that is larger than the L2 cache, and behind a launch of another kernel with a block on each
-    /// multiprocessor: the median of means.
+    /// Time of a launch after a fill that is larger than the L2 cache and after a launch of another kernel with one
+    /// block per multiprocessor: the median of the means.
     pub behind_others: f64,
 }
 
@@ -54,7 +54,7 @@ pub fn times<B: Backend>(device: &Device<B>, case: &Case, layers: &Layers<B>) ->
     })
 }
 
-/// What runs before: windows of rows in the other format, so that the kernel is another.
+/// The preceding launch: windows of rows in the other format, so that it is another kernel.
 fn other(case: &Case) -> Case {
     let windows = Case::new(64, LayerKind::Swa, 0, BLOCKS_BEFORE);
     match case.format {

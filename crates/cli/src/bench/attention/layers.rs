@@ -1,5 +1,5 @@
-//! As many layers as a graph has nodes: rings, entries, lists, queries and results of each are no other node's. A list
-//! names one entry in eight, at random.
+//! One layer per node of a graph. Layers share no rings, entries, lists, queries or results. A list names one entry in
+//! eight, at random.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
@@ -19,10 +19,10 @@ use super::case::{Case, Queries};
 
 /// Rows of a ring: a window, and four drafts.
 const RING: u32 = WINDOW + 4;
-/// Rows of a random pattern; the planes repeat them.
+/// Number of random rows, which the planes repeat.
 const PATTERN_ROWS: u64 = 64 << 10;
 
-/// As many layers as the graph has nodes.
+/// One layer per node of the graph.
 pub struct Layers<B: Backend> {
     device: Device<B>,
     stream: Stream<B>,
@@ -34,27 +34,27 @@ pub struct Layers<B: Backend> {
     table: Buffer<B, i32>,
     lists: Buffer<B, i32>,
     ring: [Buffer<B, u8>; 2],
-    /// Rows of a chunk.
+    /// The own rows of a chunk.
     own: Option<[Buffer<B, u8>; 2]>,
     entries: [Buffer<B, u8>; 2],
     query: Buffer<B, bf16>,
     out: Buffer<B, bf16>,
     sinks: Buffer<B, f32>,
     frequencies: Buffer<B, f32>,
-    /// Of a case whose queries have several parts.
+    /// Partial results, in a case whose queries are cut into parts.
     parts: Option<AttentionParts<B>>,
     exchange: AttentionExchange<B>,
     faults: Buffer<B, u32>,
 }
 
 impl<B: Backend> Layers<B> {
-    /// Random rows and queries of as many layers as a graph has nodes.
+    /// Random rows and queries, with one layer per node of a graph.
     pub fn new(device: &Device<B>, case: Case) -> Result<Self> {
         let nodes = nodes_for(case.bytes());
         Self::of(device, case, nodes)
     }
 
-    /// The same of one layer.
+    /// As `Self::new`, with one layer.
     pub fn one(device: &Device<B>, case: Case) -> Result<Self> {
         Self::of(device, case, 1)
     }
@@ -62,7 +62,7 @@ impl<B: Backend> Layers<B> {
     fn of(device: &Device<B>, case: Case, nodes: u64) -> Result<Self> {
         let stream = device.stream()?;
         let (tokens, queries) = (u64::from(case.tokens()), case.queries.count());
-        // As in StepMeta padding has position 0, no slot, and index 0.
+        // As in StepMeta: padding has position 0, no slot, and index 0.
         let step = |label, of: &dyn Fn(u32) -> u32, padding: i32| {
             let live = (0..case.live()).map(|query| of(query) as i32);
             let padding = (case.live()..case.tokens()).map(|_| padding);
@@ -110,7 +110,7 @@ impl<B: Backend> Layers<B> {
         Ok(result)
     }
 
-    /// The stream that they were made in.
+    /// The stream in which the layers were filled.
     pub fn stream(&self) -> &Stream<B> {
         &self.stream
     }
@@ -133,7 +133,7 @@ impl<B: Backend> Layers<B> {
         retained
     }
 
-    /// Queues a launch of layer `node`.
+    /// Queues the launch of layer `node`.
     pub fn launch(&self, stream: &Stream<B>, node: u64) -> Result<(), DeviceError> {
         let Self { case, nodes, position, slot, index, .. } = self;
         let planes = |of: &[Buffer<B, u8>; 2]| of.each_ref().map(|of| part(of, node, *nodes));
@@ -182,12 +182,12 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// Entries of a block; of a layer that has none, one that nobody reads.
+/// Entries per block; 1 in a layer without entries, where it is never read.
 fn entries_per_block(case: &Case) -> u32 {
     case.kind.entries_per_block().max(1)
 }
 
-/// `count` lists of different entries in random order.
+/// `count` lists of different entries, in random order.
 fn lists(case: &Case, count: u64) -> Vec<i32> {
     if !case.is_listed() {
         return vec![-1];
@@ -198,7 +198,7 @@ fn lists(case: &Case, count: u64) -> Vec<i32> {
     (0..count).flat_map(list).map(|entry| entry as i32).collect()
 }
 
-/// A row of blocks in random order for each request, as long as the graph asks.
+/// A row of blocks in random order for each request, as long as the graph requires.
 fn table(case: &Case) -> Vec<i32> {
     let mut blocks: Vec<i32> = (0..(case.requests * case.blocks()) as i32).collect();
     blocks.shuffle(&mut SmallRng::seed_from_u64(4));
@@ -211,7 +211,7 @@ fn random_bf16(count: usize) -> Vec<bf16> {
     (0..count).map(|_| bf16::from_f32(random.random_range(-4.0..4.0))).collect()
 }
 
-/// Planes of `rows` random rows, such as rows of a model are: no NaN, scales about 1.
+/// Planes of `rows` random rows that are like a model's: no NaN, and scales of about 1.
 fn planes<B: Backend>(
     stream: &Stream<B>,
     format: MainFormat,

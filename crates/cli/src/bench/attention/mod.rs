@@ -1,12 +1,12 @@
-//! Attention over the rows of the cache where they lie: decode steps, chunks of prompts, and graphs that are for more
-//! than there is.
+//! Attention in place, over the rows of the cache: decode steps, chunks of prompts, and graphs that are made for more
+//! or longer requests than there are.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `case.rs` | what is measured |
-//! | `eager.rs` | launches that are no nodes of a graph |
-//! | `layers.rs` | as many layers as a graph has nodes |
-//! | `row.rs` | the result, and as a table |
+//! | `case.rs` | the measured cases |
+//! | `eager.rs` | launches outside a graph |
+//! | `layers.rs` | one layer per node of a graph |
+//! | `row.rs` | the result and its table |
 
 mod case;
 mod eager;
@@ -23,7 +23,7 @@ pub use case::{Case, cases};
 use layers::Layers;
 pub use row::{Row, table};
 
-/// One case.
+/// Measures one case.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Row> {
     let (operations, peer_microseconds) = (case.operations(), case.peer);
     let layers = Layers::new(device, case.clone())?;

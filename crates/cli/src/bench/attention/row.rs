@@ -1,4 +1,4 @@
-//! A measured case, and as a table.
+//! The result of a case, and its table.
 
 use comfy_table::Table;
 use schemars::JsonSchema;

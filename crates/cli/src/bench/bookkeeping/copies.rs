@@ -1,4 +1,4 @@
-//! Requests that are forked, suspended and resumed: what the host does for it.
+//! The host's work to fork, suspend and resume requests.
 
 use anyhow::Result;
 use dsv4_kv::device::{Null, NullDevice, Stream};
@@ -9,10 +9,10 @@ use super::row::Row;
 use super::samples::{Clock, Samples, WARM_UP};
 use super::setup::{CONTEXT, MEMORY, STEPS, config};
 
-/// Tokens of the request: where a block ends, in a block, and many.
+/// Tokens of the request: at the end of a block, in the middle of a block, and many.
 const TOKENS: [u32; 3] = [CONTEXT, CONTEXT + 64, 131_008];
 
-/// All rows.
+/// Measures all rows.
 ///
 /// # Errors
 /// If a copy is refused.
@@ -46,7 +46,7 @@ fn measure_copies(tokens: u32) -> Result<[Row; 3]> {
     ])
 }
 
-/// A request with its prompt.
+/// Admits a request and prefills its prompt.
 fn filled(
     cache: &mut KvCacheManager<Null>,
     stream: &Stream<Null>,

@@ -1,4 +1,4 @@
-//! What the layers of a step take, on a device that does nothing.
+//! The inputs of the layers of a step, on a device that does nothing.
 
 use anyhow::Result;
 use dsv4_kv::device::{Buffer, Memory, Null, NullDevice, bf16};
@@ -12,16 +12,16 @@ use dsv4_kv::step::{
 };
 use dsv4_kv::{CacheConfig, KvError, LayerId, Layers};
 
-/// Queries of the indexer's workspace and of gathers.
+/// Number of queries in the indexer's workspace and in gathers.
 const QUERIES: u32 = 256;
-/// Entries that a query's list names.
+/// Length of a query's list.
 const SELECTED: u32 = 512;
-/// Rows of the tile of an HCA layer's query.
+/// Rows per query of the tile of an HCA layer.
 const ALL_ROWS: u32 = 128;
-/// Heads of a query that attends.
+/// Query heads in attention.
 const HEADS: u32 = 64;
 
-/// Tensors that every layer shares: there is no memory behind them.
+/// Tensors that all layers share. They have no memory.
 pub(super) struct Inputs {
     rows: Buffer<Null, bf16>,
     floats: Buffer<Null, f32>,
@@ -36,7 +36,7 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// For steps of a cache of `config`.
+    /// Tensors for steps of a cache of `config`.
     pub fn new(device: &NullDevice, config: &CacheConfig) -> Result<Self> {
         let (model, tokens) = (&config.model, u64::from(config.max_step_tokens));
         let of_heads = |columns: u32| u64::from(model.index_heads) * u64::from(columns);
@@ -61,7 +61,7 @@ impl Inputs {
         })
     }
 
-    /// All of their memory, for a graph to retain.
+    /// All memory of the tensors, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<Null>> {
         let Self { rows, floats, activations, lists, tile, lengths, heads, attended, .. } = self;
         let own = [rows.memory(), floats.memory(), activations.memory(), heads.memory()];
@@ -80,7 +80,7 @@ impl Inputs {
         CompressorInputs { kv: floats, gate: floats, ape: floats, norm: floats }
     }
 
-    /// Queues the update of a layer with a window alone.
+    /// Queues the update of a layer that has only a window.
     pub fn update_swa<'s>(
         &self,
         layer: Layer<'s, Null, Swa>,
@@ -105,7 +105,7 @@ impl Inputs {
         layer.update(&HcaInputs { kv: &self.rows, main: self.compressor() })
     }
 
-    /// Queues the gather of the window of the first `queries` queries.
+    /// Queues the gather of the windows of the first `queries` queries.
     pub fn gather_window<K>(
         &self,
         layer: &UpdatedLayer<'_, Null, K>,
@@ -114,7 +114,7 @@ impl Inputs {
         layer.gather_window(0..queries, &self.tile, &self.lengths)
     }
 
-    /// Queues everything from activations to lists.
+    /// Queues the whole indexer, from activations to lists.
     pub fn select(&self, layer: &UpdatedLayer<'_, Null, Csa>, queries: u32) -> Result<(), KvError> {
         let activations = Activations { latent: &self.activations, hidden: &self.activations };
         layer.select(&self.indexer, &activations, &self.workspace, &self.lists(queries))
@@ -125,7 +125,7 @@ impl Inputs {
         EntryLists { queries: 0..queries, k: SELECTED, entries: &self.lists }
     }
 
-    /// Queues the gather of the entries that lists name.
+    /// Queues the gather of the entries in the lists.
     pub fn gather_entries(
         &self,
         layer: &UpdatedLayer<'_, Null, Csa>,
@@ -143,14 +143,14 @@ impl Inputs {
         layer.gather_all(0..queries, ALL_ROWS, &self.tile, &self.lengths)
     }
 
-    /// What attention in place takes besides.
+    /// The other tensors of attention in place.
     pub fn heads(&self) -> AttentionTensors<'_, Null> {
         let Self { heads: query, floats: sinks, attended: out, .. } = self;
         let form = QueryForm::Rotated;
         AttentionTensors { heads: HEADS, query, form, sinks, out, lse: None }
     }
 
-    /// Queues attention in place over the window and the entries that lists name.
+    /// Queues attention in place over the window and the listed entries.
     pub fn attend_listed(
         &self,
         layer: &UpdatedLayer<'_, Null, Csa>,

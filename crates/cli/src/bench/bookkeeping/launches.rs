@@ -1,5 +1,5 @@
-//! Launches of an eager decode step: what they cost the host before a driver is called. Everything is in it from
-//! the layer's handle on: checks of extents and overlap, locks, arguments.
+//! The host's cost of the launches of an eager decode step, without the driver: everything from the layer's handle on,
+//! such as checks of extents and overlap, locks, and arguments.
 
 use anyhow::Result;
 use dsv4_kv::device::{Null, NullDevice};
@@ -15,7 +15,7 @@ use super::steps::{CacheBench, Case};
 /// Requests of the step.
 const REQUESTS: u32 = 32;
 
-/// What is queued of every layer of a kind, by itself.
+/// Queues one kind of launch in a layer.
 type Queue = fn(&Inputs, &mut Step<'_, Null>, LayerId) -> Result<(), KvError>;
 
 /// The kinds of launches, in an order in which a step can queue them.
@@ -52,7 +52,7 @@ const KINDS: [(&str, LayerKind, Queue); 10] = [
     }),
 ];
 
-/// All rows: microseconds of one launch, on average over the layers of a step.
+/// Measures all rows: microseconds of one launch, averaged over the layers of a step.
 ///
 /// # Errors
 /// If a step is refused.
@@ -89,7 +89,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
         .collect())
 }
 
-/// Launches so far.
+/// Number of launches so far.
 fn launches(device: &NullDevice) -> u64 {
     device.backend().calls().launches
 }

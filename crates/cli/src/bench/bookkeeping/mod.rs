@@ -1,5 +1,5 @@
-//! `bench bookkeeping`: what a step costs the host. A device that does nothing stands for the GPU, so that every time
-//! is that of this library's own work, on one core of any machine.
+//! `bench bookkeeping`: the host's cost of a step. A device that does nothing replaces the GPU, so that all times are
+//! those of this library's own work, on one core of any machine.
 
 mod copies;
 mod inputs;
@@ -52,7 +52,7 @@ pub(super) fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The processor's name, as Linux tells it.
+/// The processor's name, as Linux reports it.
 fn processor() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = info.lines().find_map(|line| line.strip_prefix("model name"));

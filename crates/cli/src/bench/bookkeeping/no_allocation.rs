@@ -1,5 +1,5 @@
-//! No step allocates on the host, whatever it does: counted on a device that does nothing, so that every
-//! allocation would be this library's.
+//! No step allocates on the host. Allocations are counted on a device that does nothing, so that every one would be
+//! this library's.
 
 use allocation_counter::measure;
 use dsv4_kv::device::Null;
@@ -12,11 +12,10 @@ use super::steps::{CacheBench, Case, filled_ledger};
 
 /// Requests of a step.
 const REQUESTS: u32 = 8;
-/// Steps that are counted: every request crosses the ends of windows and of a block.
+/// Number of counted steps. In these steps every request crosses ends of windows and of a block.
 const STEPS: usize = 140;
 
-/// Allocations of this thread while `steps` steps run, after one that warms up; the same step again and again,
-/// which `step` says.
+/// Number of allocations of this thread while `step` runs `STEPS` times, after one run for warm-up.
 fn allocations(mut step: impl FnMut() -> Result<(), KvError>) -> u64 {
     step().expect("the first step is accepted");
     let all = || (0..STEPS).try_for_each(|_| step()).expect("every step is accepted");
@@ -27,7 +26,7 @@ fn decode(tokens: u32, accepted: u32) -> Case {
     Case { requests: REQUESTS, tokens, accepted }
 }
 
-/// What an eager step does in every layer: its update, all reads that its kind has, its append.
+/// Runs everything that an eager step does in each layer: its update, all reads of its kind, its append.
 pub(super) fn run(inputs: &Inputs, layers: &mut Layers<'_, Null>) -> Result<(), KvError> {
     let queries = layers.tokens().min(REQUESTS);
     for (layer, kind) in layers.ids() {
@@ -63,7 +62,8 @@ fn the_counter_counts() {
     assert_eq!(measure(|| drop(std::hint::black_box(Box::new(1)))).count_total, 1);
 }
 
-/// One token a request, drafts of which some are rejected, and chunks; blocks are taken on the way.
+/// One token per request; drafts of which some are rejected; and chunks. The requests take new blocks during these
+/// steps.
 #[test]
 fn an_eager_step_allocates_nothing() {
     for case in [decode(1, 1), decode(5, 3), decode(40, 40)] {
@@ -82,7 +82,8 @@ fn an_eager_step_allocates_nothing() {
     }
 }
 
-/// Steps that are dropped: one that took blocks before its first launch, drafts after their last.
+/// Dropped steps: one that took blocks and is dropped before its first launch, and one with drafts, dropped after its
+/// last launch.
 #[test]
 fn a_rejected_step_allocates_nothing() {
     let CacheBench { mut cache, stream, inputs } = CacheBench::new(REQUESTS).unwrap();
@@ -99,7 +100,7 @@ fn a_rejected_step_allocates_nothing() {
     assert_eq!(count, 0);
 }
 
-/// Steps of both layer groups that are open together.
+/// Open steps of both layer groups at the same time.
 #[test]
 fn steps_of_two_groups_allocate_nothing() {
     let CacheBench { mut cache, stream, inputs } = CacheBench::new(REQUESTS).unwrap();
@@ -126,7 +127,7 @@ fn steps_of_two_groups_allocate_nothing() {
     assert_eq!(count, 0);
 }
 
-/// A step under a bucket, replayed from a graph.
+/// A step in a bucket, replayed from a graph.
 #[test]
 fn a_replayed_step_allocates_nothing() {
     for case in [decode(1, 1), decode(5, 3)] {
@@ -151,7 +152,7 @@ fn a_replayed_step_allocates_nothing() {
     }
 }
 
-/// The ledger alone, refusals included.
+/// The ledger alone, including refused calls.
 #[test]
 fn a_step_in_the_ledger_allocates_nothing() {
     let mut ledger = Ledger::new(&config(REQUESTS).unwrap()).unwrap();

@@ -19,7 +19,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Of samples that hold `parts` of it each.
+    /// A row of `samples`, each of which contains `parts` units.
     pub fn new(
         what: impl Into<String>,
         size: impl Into<String>,

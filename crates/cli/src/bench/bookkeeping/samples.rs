@@ -1,13 +1,13 @@
-//! Times of something that was done again and again.
+//! Times of repeated work.
 
 use std::time::Instant;
 
-/// Times that are not kept, at first.
+/// The first times, which are not kept.
 pub const WARM_UP: usize = 500;
-/// How often the clock is asked for nothing, to know what asking costs.
+/// Number of measurements of nothing, to determine the cost of reading the clock.
 const EMPTY: usize = 2 * WARM_UP;
 
-/// Times, in microseconds, of which the first [`WARM_UP`] are not kept.
+/// Times in microseconds. The first [`WARM_UP`] are not kept.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     done: usize,
@@ -15,7 +15,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Does `work` and keeps its time, less that of asking the clock.
+    /// Runs `work` and keeps its time, less the cost of reading the clock.
     pub fn time<R>(&mut self, clock: Clock, work: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = work();
@@ -24,7 +24,7 @@ impl Samples {
         result
     }
 
-    /// Keeps the sum of the last times of each of `parts`.
+    /// Keeps the sum of the last times of all `parts`.
     pub fn sum_of_last(&mut self, parts: &[&Self]) {
         self.keep(parts.iter().filter_map(|part| part.times.last()).sum());
     }
@@ -36,7 +36,7 @@ impl Samples {
         }
     }
 
-    /// The time that `part` of all took at most.
+    /// The quantile `part` of the times, from 0 to 1.
     pub fn quantile(&self, part: f64) -> f64 {
         let mut sorted = self.times.clone();
         sorted.sort_by(f64::total_cmp);
@@ -45,12 +45,12 @@ impl Samples {
     }
 }
 
-/// What asking the clock twice takes, in microseconds.
+/// The cost of reading the clock twice, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(f64);
 
 impl Clock {
-    /// The median of many.
+    /// Measures it: the median of many.
     pub fn new() -> Self {
         let mut empty = Samples::default();
         (0..EMPTY).for_each(|_| empty.time(Self(0.0), || ()));

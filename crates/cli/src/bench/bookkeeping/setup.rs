@@ -1,18 +1,18 @@
-//! The cache that is measured, and how often.
+//! The measured cache, and the number of measurements.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{CacheConfig, KvError};
 
-/// Bytes of the device that does nothing.
+/// Memory of the device that does nothing, in bytes.
 pub const MEMORY: u64 = 1 << 50;
-/// Tokens of a request before the steps that are measured.
+/// Tokens of a request before the measured steps.
 pub const CONTEXT: u32 = 8192;
-/// Steps that are timed of each case.
+/// Timed steps per case.
 pub const STEPS: usize = 2000;
-/// Drafts of a request, where it has any.
+/// Drafts per request, in cases with drafts.
 pub const DRAFTS: u32 = 4;
 
-/// The cache that is measured: DeepSeek-V4-Flash with draft layers, for `requests` requests.
+/// The measured cache: DeepSeek-V4-Flash with draft layers, for `requests` requests.
 pub fn config(requests: u32) -> Result<CacheConfig, KvError> {
     let model = ModelConfig::preset("flash").expect("a preset");
     Ok(CacheConfig {

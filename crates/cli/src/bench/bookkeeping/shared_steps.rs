@@ -1,6 +1,6 @@
-//! Where requests share prefixes no step allocates on the host either: not when the prefix tree grows, when a checkpoint is
-//! saved, or when something is evicted. A prefix that moves to host memory does, when its transfer begins and ends. Counted on
-//! a device that does nothing. A log of events adds nothing.
+//! A step does not allocate on the host where requests share prefixes either: not when the prefix tree grows, when a
+//! checkpoint is saved, or when a prefix is evicted. Only a transfer to host memory allocates, at its begin and end.
+//! Allocations are counted on a device that does nothing. The event log adds none.
 
 use allocation_counter::measure;
 use dsv4_kv::device::{Null, NullDevice, Stream};
@@ -13,18 +13,18 @@ use super::no_allocation::run;
 use super::setup::{MEMORY, config};
 
 const REQUESTS: u32 = 4;
-/// Tokens of each prompt, and of a chunk of it.
+/// Tokens of each prompt, and of each of its chunks.
 const PROMPT: u32 = 1000;
 const CHUNK: u32 = 200;
-/// Tokens of each answer, one a step: two blocks are closed.
+/// Tokens of each answer, one per step: two blocks close.
 const ANSWER: u32 = 300;
-/// Too few for two generations of requests, whatever they share.
+/// Too few blocks and checkpoints for two generations of requests, whatever they share.
 const BLOCKS: u32 = 60;
 const CHECKPOINTS: u32 = 10;
 const HOST: u64 = 64 << 20;
 const GENERATIONS: u32 = 4;
 
-/// Allocations of each part of a step.
+/// Allocations in each part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     /// `begin_step` and all launches.
@@ -36,7 +36,7 @@ struct Counts {
     tier: u64,
 }
 
-/// Requests with one prompt, each under a salt of its own.
+/// Requests with the same prompt, each with its own salt.
 struct Shared {
     cache: KvCacheManager<Null>,
     stream: Stream<Null>,
@@ -58,7 +58,7 @@ impl Shared {
         Self { cache, stream, inputs, parts: Vec::new(), tokens }
     }
 
-    /// Admits requests whose prompts nobody has yet.
+    /// Admits requests whose prompts are not in the prefix tree.
     fn admit(&mut self, generation: u32) {
         let tokens = &self.tokens[..PROMPT as usize];
         for request in 0..REQUESTS {
@@ -69,12 +69,12 @@ impl Shared {
         }
     }
 
-    /// Ends them all.
+    /// Ends all requests.
     fn release(&mut self) {
         self.parts.drain(..).for_each(|part| self.cache.release(part.id).unwrap());
     }
 
-    /// The next step of all requests; where it starts, and what it allocates.
+    /// Runs the next step of all requests. Returns the position at which it starts, and its allocations.
     fn step(&mut self) -> (u32, Counts) {
         let Self { cache, stream, inputs, parts, tokens } = self;
         let at = parts[0].start;
@@ -101,8 +101,8 @@ impl Shared {
     }
 }
 
-/// Every chunk passes boundaries at which checkpoints are saved, decode steps close blocks and are saved, and from the second
-/// generation on blocks and checkpoints of earlier ones are evicted for all of it.
+/// Every chunk passes boundaries at which checkpoints are saved. Decode steps close blocks and are saved. From the
+/// second generation on, all of this evicts blocks and checkpoints of earlier generations.
 #[test]
 fn steps_allocate_nothing_where_requests_share() {
     let mut shared = Shared::new(0);

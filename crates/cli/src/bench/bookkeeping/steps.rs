@@ -1,4 +1,5 @@
-//! Steps without their launches: the bookkeeping alone, and all that a cache does to begin, replay and commit a step.
+//! Steps without their launches: the bookkeeping alone, and everything that a cache does to begin, replay and commit a
+//! step.
 
 use anyhow::Result;
 use dsv4_kv::device::{Null, NullDevice, Stream};
@@ -11,7 +12,7 @@ use super::row::Row;
 use super::samples::{Clock, Samples, WARM_UP};
 use super::setup::{CONTEXT, DRAFTS, MEMORY, STEPS, config};
 
-/// Tokens by which a request grows before another takes its place.
+/// Tokens by which a request grows before another one replaces it.
 const GROWTH: u32 = 1024;
 
 /// A kind of step.
@@ -19,9 +20,9 @@ const GROWTH: u32 = 1024;
 pub(super) struct Case {
     /// Requests of the step.
     pub requests: u32,
-    /// Tokens of each.
+    /// Tokens per request.
     pub tokens: u32,
-    /// How many of them are accepted.
+    /// Tokens per request that are accepted.
     pub accepted: u32,
 }
 
@@ -33,24 +34,24 @@ impl Case {
         [&decode(1, 1)[..], &decode(DRAFTS + 1, 3), &[prefill]].concat()
     }
 
-    /// In words.
+    /// A description of the case.
     pub fn name(self) -> String {
         format!("{} x {} tokens", self.requests, self.tokens)
     }
 }
 
-/// The requests of a step, in memory that is used again in every step.
+/// The requests of a step, in memory that is reused in every step.
 #[derive(Clone)]
 pub(super) struct Batch {
     case: Case,
-    /// What they do.
+    /// The requests of the step.
     pub parts: Vec<StepRequest>,
-    /// What becomes of it.
+    /// The commit of the step.
     pub accepted: Vec<Accepted<'static>>,
 }
 
 impl Batch {
-    /// Requests `ids`, each somewhere else in its windows.
+    /// A batch of the requests `ids`, each at another position in its windows.
     pub fn new(case: Case, ids: Vec<RequestId>) -> Self {
         let start = |at: u32| CONTEXT + 37 * at % 128;
         let part = |(id, at)| StepRequest { id, start: start(at), tokens: case.tokens };
@@ -68,19 +69,19 @@ impl Batch {
         })
     }
 
-    /// Whether its requests have grown as far as they may.
+    /// Whether its requests have grown to the limit.
     pub fn is_grown(&self) -> bool {
         let limit = CONTEXT + GROWTH.max(4 * self.case.tokens);
         self.parts.first().is_some_and(|part| part.start >= limit)
     }
 
-    /// The next step of each request.
+    /// Moves each request to its next step.
     pub fn advance(&mut self) {
         self.parts.iter_mut().for_each(|part| part.start += self.case.accepted);
     }
 }
 
-/// All rows.
+/// Measures all rows.
 ///
 /// # Errors
 /// If a step is refused.
@@ -117,7 +118,7 @@ fn measure_ledger(case: Case) -> Result<[Row; 3]> {
     ])
 }
 
-/// Requests with their prompts.
+/// Admits requests and prefills their prompts.
 pub(super) fn filled_ledger(
     ledger: &mut Ledger,
     array: &mut [i32],
@@ -132,7 +133,7 @@ pub(super) fn filled_ledger(
     Ok(batch)
 }
 
-/// What a cache does besides: events, the copy of StepMeta, the launch for new blocks, the replay of a graph.
+/// The whole cache, which adds events, the copy of StepMeta, the launch for new blocks, and the replay of a graph.
 fn measure_cache(case: Case) -> Result<[Row; 3]> {
     let bench = CacheBench::new(case.requests)?;
     let CacheBench { mut cache, stream, inputs } = bench;
@@ -169,7 +170,7 @@ pub(super) struct CacheBench {
 }
 
 impl CacheBench {
-    /// An empty one for `requests` requests.
+    /// An empty cache for `requests` requests.
     pub fn new(requests: u32) -> Result<Self> {
         let device = NullDevice::null(MEMORY);
         let config = config(requests)?;
@@ -177,7 +178,7 @@ impl CacheBench {
         Ok(Self { cache: KvCacheManager::new(device, config)?, stream, inputs })
     }
 
-    /// Requests with their prompts.
+    /// Admits requests and prefills their prompts.
     pub fn filled(
         cache: &mut KvCacheManager<Null>,
         stream: &Stream<Null>,

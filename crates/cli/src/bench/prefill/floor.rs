@@ -1,4 +1,4 @@
-//! What no kernel can be faster than: a copy of its bytes, or its products at the rate of the tensor cores.
+//! Lower bounds of the time of a kernel: a copy of its bytes, or its products at the rate of the tensor cores.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ use dsv4_kv::kv_layout::main_row::MainFormat;
 
 use super::super::timing::time_copy;
 
-/// Dense BF16 products of an H200, in operations a second, as measured at best.
+/// Dense BF16 products of an H200, in operations per second: the best measured rate.
 const BF16: f64 = 790e12;
-/// Dense 8-bit products of an H200, in operations a second, as specified.
+/// Dense 8-bit products of an H200, in operations per second, as specified.
 const EIGHT_BITS: f64 = 1979e12;
 /// Bytes of a row in BF16.
 const ROW: u64 = 2 * HEAD_DIM as u64;
 
-/// Microseconds of so many operations in BF16 at the rate of the tensor cores.
+/// Microseconds of BF16 operations at the rate of the tensor cores.
 pub fn bf16_microseconds(operations: f64) -> f64 {
     operations / BF16 * 1e6
 }
@@ -28,25 +28,25 @@ pub fn bf16_microseconds(operations: f64) -> f64 {
 /// A chunk of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk {
-    /// Its tokens.
+    /// Tokens of the chunk.
     pub tokens: u32,
     /// Tokens of the request before it.
     pub past: u32,
 }
 
-/// What bounds a kernel.
+/// The bound of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum Floor {
     /// Bytes: every input read once, every output written once.
     Copy(u64),
-    /// Operations, at BF16's rate.
+    /// Operations, at the BF16 rate.
     Bf16(f64),
-    /// Operations, at the rate of products of 8 bits.
+    /// Operations, at the rate of 8-bit products.
     EightBits(f64),
 }
 
 impl Floor {
-    /// Microseconds; of a copy as it is measured, as one of `nodes` nodes.
+    /// The bound in microseconds. A copy is measured, as one of `nodes` nodes of a graph.
     pub fn microseconds<B: Backend>(self, stream: &Stream<B>, nodes: u64) -> Result<f64> {
         match self {
             Self::Copy(bytes) => time_copy(stream, (bytes, nodes)),
@@ -93,7 +93,7 @@ impl Chunk {
         Floor::Copy(self.projections_of(CompressorKind::Hca) + written)
     }
 
-    /// The projections of the indexer's queries and of their heads' weights.
+    /// The projections of the indexer's queries and of their head weights.
     pub fn projections(self, model: &ModelConfig) -> Floor {
         let heads = f64::from(model.index_heads);
         let query = heads * f64::from(INDEX_DIM) * f64::from(model.q_lora_rank);
@@ -108,7 +108,7 @@ impl Chunk {
         Floor::Copy(self.tokens() * (read + written))
     }
 
-    /// Every query against every key that it sees.
+    /// Every query with every key that it sees.
     pub fn scores(self, model: &ModelConfig) -> Floor {
         let seen = |token: u64| (u64::from(self.past) + token + 1) / u64::from(CSA_RATIO);
         let pairs: u64 = (0..self.tokens()).map(seen).sum();

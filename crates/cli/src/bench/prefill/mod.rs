@@ -1,9 +1,9 @@
-//! Prefill: what a layer of each kind takes for a chunk of one request, kernel by kernel, and what that is per token
-//! for the whole model.
+//! Prefill: the time of a layer of each kind for a chunk of one request, kernel by kernel, and the time per token for
+//! the whole model.
 //!
-//! A cache has some layers of each kind and several requests. An update overwrites what it reads, so that each request
-//! is measured once; everything else is measured in the last request's step, again and again. `queries` are `select`
-//! less `select_projected`, with `index_query` added; scores and lists are `select_projected` less `index_query`.
+//! A cache has some layers of each kind, and several requests. An update overwrites its inputs, so it is measured once
+//! per request. Everything else is measured repeatedly in the step of the last request. `queries` is `select` less
+//! `select_projected`, plus `index_query`; the scores and lists are `select_projected` less `index_query`.
 
 mod floor;
 mod row;
@@ -21,16 +21,16 @@ use floor::Floor;
 pub use floor::{Chunk, bf16_microseconds};
 pub use row::{Row, summary, table};
 
-/// Layers of each kind that the cache has: the launches of a graph.
+/// Layers of each kind in the cache, which is also the number of launches in a graph.
 const LAYERS: usize = 4;
-/// Requests, of which each runs one chunk.
+/// Number of requests, each of which runs one chunk.
 const REQUESTS: usize = 2 * LONG_RUNS;
 /// Drafts that the cache has room for.
 const DRAFTS: u32 = 4;
-/// Most bytes of the indexer's workspace: a chunk that needs more is taken in parts.
+/// Most bytes of the indexer's workspace. A chunk that needs more is processed in parts.
 const WORKSPACE_BYTES: u64 = 1 << 30;
 
-/// What is read in the layers of an updated chunk, in this order.
+/// The reads of layers whose chunk is updated, with the number of layers of each.
 const READS: [(Read, Part, usize); 4] = [
     (Read::Windows, Part::Windows, 2 * LAYERS),
     (Read::Select, Part::Select, LAYERS),
@@ -38,7 +38,7 @@ const READS: [(Read, Part, usize); 4] = [
     (Read::Query, Part::Quantise, LAYERS),
 ];
 
-/// What has a graph of its own besides updates.
+/// The measurements with their own graph, besides updates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Read {
     Windows,
@@ -47,7 +47,7 @@ enum Read {
     Query,
 }
 
-/// Microseconds of a layer.
+/// Microseconds per layer.
 struct Times {
     update_csa: f64,
     update_hca: f64,
@@ -66,7 +66,7 @@ pub struct Case {
     pub weight: Weight,
 }
 
-/// Each chunk of each model.
+/// All chunks of all models.
 pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     let chunks = load
         .past
@@ -78,7 +78,7 @@ pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     load.model.iter().flat_map(of).collect()
 }
 
-/// Every kernel of a chunk.
+/// Measures every kernel of a chunk.
 pub(super) fn measure_chunk<B: Backend>(
     device: &Device<B>,
     &Case { model: ref name, chunk, weight }: &Case,
@@ -101,13 +101,13 @@ pub(super) fn measure_chunk<B: Backend>(
         ("queries", LayerKind::Csa, queries, chunk.projections(&model)),
         (INDEX_QUERY, LayerKind::Csa, query, chunk.index_query(&model)),
         ("scores + lists", LayerKind::Csa, projected - query, chunk.scores(&model)),
-        // In every layer; the kind does not matter.
+        // These run in every layer; the kind is not used.
         ("window gather", LayerKind::Swa, of(Read::Windows), chunk.windows()),
         ("append", LayerKind::Swa, times.append, chunk.append(DRAFTS)),
     ]);
     let row = |(kernel, kind, microseconds, floor): (&'static str, _, _, Floor)| {
         let layers = match kind {
-            // `select` has it in the launch of the product.
+            // In `select`, this is part of the launch of the product.
             _ if kernel == INDEX_QUERY => 0,
             LayerKind::Swa => model.layers.len() as u32,
             kind => model.count(kind),
@@ -128,7 +128,7 @@ pub(super) fn measure_chunk<B: Backend>(
     kernels.into_iter().map(row).collect()
 }
 
-/// The times of a layer of each kind.
+/// Measures a layer of each kind.
 fn measure_layers<B: Backend>(
     device: &Device<B>,
     model: &ModelConfig,
@@ -173,7 +173,8 @@ fn measure_layers<B: Backend>(
         if number + 1 == ids.len() {
             reads = Some(time_reads(&timer, (stream, &memory), &mut step, tensors)?);
         }
-        // Not as a graph, which would have the updates too: the launches are queued behind a fill that takes longer.
+        // Not as a graph, which would also contain the updates: the launches are queued after a fill that takes longer
+        // than queueing.
         let append = || queue(tensors, &mut step, &[Part::Append(LayerKind::Csa)]);
         appends.push(timer.time(stream, append)?);
     }
@@ -183,7 +184,7 @@ fn measure_layers<B: Backend>(
     Ok(Times { update_csa, update_hca, append, reads: reads.context("a chunk")? })
 }
 
-/// What is read in the layers of an updated chunk, again and again: microseconds of a layer.
+/// Repeats each read of the layers whose chunk is updated. Returns microseconds per layer.
 fn time_reads<B: Backend>(
     timer: &ColdTimer<B>,
     (stream, memory): (&Stream<B>, &[Memory<B>]),
@@ -200,7 +201,7 @@ fn time_reads<B: Backend>(
     Ok(reads)
 }
 
-/// A part of all layers that have it, for steps of `bucket`.
+/// Captures a part of all layers that have it, for steps of `bucket`.
 fn capture<B: Backend>(
     filled: &mut Filled<B>,
     bucket: &Bucket,

@@ -1,4 +1,4 @@
-//! The measurements of a chunk, and as tables.
+//! The measurements of a chunk, and their tables.
 
 use std::borrow::Cow;
 
@@ -58,7 +58,7 @@ pub fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// Nanoseconds of each kernel for a token, over all layers: a row for each chunk.
+/// Nanoseconds per token of each kernel, over all layers: one row per chunk.
 pub fn summary(rows: &[Row]) -> Table {
     let mut kernels: Vec<&str> = Vec::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! A cache and its load, and where in their windows its requests are.
+//! A cache and its load, and the position of its requests in their windows.
 
 use anyhow::Result;
 use dsv4_kv::CacheConfig;
@@ -12,7 +12,7 @@ use crate::error::InputError;
 use crate::model;
 use crate::options::SplitChoice;
 
-/// Drafts that the cache has room for; the steps have none.
+/// Drafts that the cache has room for. The steps have none.
 const DRAFTS: u32 = 4;
 
 /// Where in their windows all requests are.
@@ -34,7 +34,7 @@ impl Phase {
         }
     }
 
-    /// Tokens of a request before its step, so that it has `context` tokens behind the later phase's.
+    /// Tokens of a request before its step, chosen so that it has `context` tokens after the step of the later phase.
     pub fn start(self, context: u32) -> u32 {
         match self {
             Self::MidWindow => context - HCA_RATIO / 2 + 1,
@@ -64,7 +64,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Heads of a query, if attention in place is measured.
+    /// Number of query heads, if attention in place is measured.
     pub fn query_heads(&self) -> Result<Option<u32>, InputError> {
         self.attention.then(|| model::heads(&self.model)).transpose()
     }

@@ -1,17 +1,18 @@
-//! Whole decode steps: the cache's part of a step of all layers as one captured graph, and where its time goes.
+//! Whole decode steps: the cache's part of a step, for all layers, as one captured graph; and the time of each of its
+//! parts.
 //!
-//! A graph has the updates with their appends, the indexer from activations to lists, and the gathers of every
-//! layer, through the library's own calls; another one, on request, attention in place of the gathers, over queries
-//! that are the same in all layers. Beside it there is a graph for each kind of launch alone, of all layers. Two
-//! kinds are not alone in any graph: the indexer's queries are `select` less `select_projected`, with `index_query`
-//! added; scores and lists are `select_projected` less `index_query`.
+//! The graph contains the updates with their appends, the indexer from activations to lists, and the gathers of every
+//! layer, made by the library's own calls. On request, a second graph has attention in place instead of the gathers,
+//! with the same queries in all layers. A further graph for each kind of launch contains the launches of that kind in
+//! all layers. Two kinds have no graph of their own: the indexer's queries are `select` less `select_projected`, plus
+//! `index_query`; scores and lists are `select_projected` less `index_query`.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | what is measured |
+//! | `mod.rs` | the measurements |
 //! | `case.rs` | a cache and its load |
 //! | `routers.rs` | the routers of its layers |
-//! | `row.rs` | a step's measurements, and as a table |
+//! | `row.rs` | the result of a step, and its table |
 
 mod case;
 mod routers;
@@ -33,10 +34,10 @@ pub use row::{Host, Hosts, Kind, Measured, Row, Timed, table};
 
 /// Memory of the device that does nothing: more than any cache needs.
 const NULL_BYTES: u64 = 1 << 42;
-/// Longest context that the caches are for, if no longer one is measured.
+/// Longest context of the caches, unless a longer one is measured.
 const MAX_CONTEXT: u32 = 131_072;
 
-/// Each load of each model.
+/// All loads of all models.
 pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     let loads = load
         .context
@@ -55,7 +56,7 @@ pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
     load.model.iter().flat_map(of).collect()
 }
 
-/// Both phases of a case, or that it does not fit.
+/// Measures both phases of a case, or reports that it does not fit into the memory.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
     match measure_phases(device, case) {
         Err(error) if is_out_of_memory(&error) => {
@@ -80,7 +81,7 @@ fn measure_phases<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row
     Ok(rows)
 }
 
-/// Whether the device had not the memory.
+/// Whether the device ran out of memory.
 fn is_out_of_memory(error: &Error) -> bool {
     let of_device = |error: &DeviceError| matches!(error, DeviceError::OutOfMemory { .. });
     match error.downcast_ref::<KvError>() {
@@ -89,12 +90,12 @@ fn is_out_of_memory(error: &Error) -> bool {
     }
 }
 
-/// Graphs that the cache captures: of whole layers.
+/// Graphs of whole layers, which the cache captures.
 struct Graphs<B: Backend> {
     step: CapturedStep<B>,
     routed: CapturedStep<B>,
     updates: CapturedStep<B>,
-    /// With attention in place of the gathers, if it is measured.
+    /// The step with attention in place of the gathers, if it is measured.
     attended: Option<CapturedStep<B>>,
     kinds: Vec<(&'static str, CapturedStep<B>)>,
 }
@@ -105,9 +106,9 @@ const UPDATES: [(&str, [Part; 2]); 3] = [
     ("csa update", [Part::Update(LayerKind::Csa), Part::Append(LayerKind::Csa)]),
     ("hca update", [Part::Update(LayerKind::Hca), Part::Append(LayerKind::Hca)]),
 ];
-/// What a step reads behind its updates.
+/// The reads of a step after its updates.
 const GATHERS: [Part; 4] = [Part::Windows, Part::Select, Part::Entries, Part::All];
-/// What is read in layers that are updated.
+/// The reads of layers that are updated.
 const READS: [(&str, Part); 6] = [
     ("windows", Part::Windows),
     ("csa gather", Part::Entries),
@@ -117,7 +118,7 @@ const READS: [(&str, Part); 6] = [
     ("index query", Part::Quantise),
 ];
 
-/// Attention in place, of the layers of each kind.
+/// Attention in place, for the layers of each kind.
 const ATTENDS: [(&str, Part); 3] = [
     ("swa attend", Part::Attend(LayerKind::Swa)),
     ("csa attend", Part::Attend(LayerKind::Csa)),
@@ -137,12 +138,12 @@ fn updates() -> Vec<Part> {
     UPDATES.iter().flat_map(|(_, parts)| parts).copied().collect()
 }
 
-/// Everything but the routers.
+/// All parts of a step except the routers.
 pub(super) fn step() -> Vec<Part> {
     updates().into_iter().chain(GATHERS).collect()
 }
 
-/// The same with attention in place of the gathers.
+/// As `step`, with attention in place of the gathers.
 fn attended_step() -> Vec<Part> {
     let attends = ATTENDS.map(|(_, part)| part);
     updates().into_iter().chain([Part::Select]).chain(attends).collect()
@@ -166,7 +167,7 @@ impl<B: Backend> Setup<B> {
         Ok(Self { context: case.context, attention: case.attention, filled, routers })
     }
 
-    /// Everything of a step at which each request has `start` tokens.
+    /// Measures everything of a step in which each request has `start` tokens.
     fn measure(&mut self, phase: Phase, start: u32, host: Hosts) -> Result<Measured> {
         let requests = self.requests(start);
         let bucket = self.bucket();
@@ -205,7 +206,7 @@ impl<B: Backend> Setup<B> {
         Ok(Measured { phase, step: whole, routed, updates, attended, kinds, host })
     }
 
-    /// A token of each request, which has `start` tokens.
+    /// One token for each request, which has `start` tokens.
     fn requests(&self, start: u32) -> Vec<StepRequest> {
         let ids = self.filled.ids.iter();
         ids.map(|&id| StepRequest { id, start, tokens: 1 }).collect()
@@ -216,7 +217,7 @@ impl<B: Backend> Setup<B> {
         Bucket { tokens: requests, tokens_per_request: 1, requests, context }
     }
 
-    /// All that launches of a step touch.
+    /// All memory that launches of a step touch.
     fn memory(&self) -> Vec<Memory<B>> {
         self.filled.memory().into_iter().chain(self.routers.memory()).collect()
     }
@@ -261,7 +262,7 @@ impl<B: Backend> Setup<B> {
         })
     }
 
-    /// The host's time for the step, launch by launch, without waiting for the device.
+    /// The host's time for the eager step, without waiting for the device.
     fn time_host(&mut self, start: u32) -> Result<Host> {
         let requests = self.requests(start);
         let Filled { stream, cache, tensors, .. } = &mut self.filled;

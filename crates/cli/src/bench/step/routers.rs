@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use super::super::inputs::upload;
 use super::super::trunk::Tensors;
 
-/// The routers of a model's layers, all learned.
+/// The routers of a model's layers, all of the learned kind.
 pub struct Routers<B: Backend> {
     routers: Vec<Router<B>>,
     token: Buffer<B, i32>,
@@ -20,7 +20,7 @@ pub struct Routers<B: Backend> {
 }
 
 impl<B: Backend> Routers<B> {
-    /// One for each of `layers` layers of the model called `name`, with random gates.
+    /// One router for each of `layers` layers of the model called `name`, with random gates.
     pub fn new(stream: &Stream<B>, name: &str, layers: usize, tokens: u32) -> Result<Self> {
         let config = RouterConfig::preset(name).context("a preset")?;
         let mut random = SmallRng::seed_from_u64(5);
@@ -41,7 +41,7 @@ impl<B: Backend> Routers<B> {
         })
     }
 
-    /// Queues a layer's, of the step's tokens.
+    /// Queues the router of a layer for the step's tokens.
     pub fn queue(
         &mut self,
         stream: &Stream<B>,
@@ -54,12 +54,12 @@ impl<B: Backend> Routers<B> {
         Ok(routers[layer.0 as usize].route(stream, hidden, &batch)?)
     }
 
-    /// Reports what kernels refused.
+    /// Reports inputs that kernels refused.
     pub fn check(&mut self, stream: &Stream<B>) -> Result<()> {
         Ok(self.routers.iter_mut().try_for_each(|router| router.check_faults(stream))?)
     }
 
-    /// All of them, for a graph to retain.
+    /// All memory of the routers, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
         let routers = self.routers.iter().flat_map(Router::memory);
         let answers = [self.token.memory(), self.ids.memory(), self.weights.memory()];

@@ -1,4 +1,4 @@
-//! The measurements of a step, and as a table.
+//! The measurements of a step, and their table.
 
 use std::borrow::Cow;
 
@@ -76,7 +76,7 @@ pub struct Host {
     pub microseconds: f64,
 }
 
-/// The kinds, of which two are differences: see the documentation of the module above.
+/// The times of the kinds. Two of them are differences: see the documentation of the parent module.
 pub fn alone(measured: &[Kind]) -> Vec<Kind> {
     const SELECT: &str = "select";
     const PROJECTED: &str = "select projected";
@@ -113,9 +113,9 @@ const KINDS: [&str; 9] = [
     "router",
 ];
 
-/// Those of a step with attention in place, behind the others.
+/// The kinds of a step with attention in place, which follow the others.
 const ATTENDS: [&str; 3] = ["swa attend", "csa attend", "hca attend"];
-/// What such a step has not.
+/// The kinds that such a step lacks.
 const GATHERS: [&str; 3] = ["windows", "csa gather", "hca gather"];
 
 /// The rows as a table.

@@ -1,4 +1,4 @@
-//! A cache whose requests have long contexts: prefilled in chunks, with random projections.
+//! A cache whose requests have long contexts. They are prefilled in chunks, with random projections.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use dsv4_kv::{
 use super::super::projections::LayerProjections;
 use super::tensors::{Size, Tensors};
 
-/// Most tokens of a request in a prefill step: several requests take turns, and so do their blocks.
+/// Most tokens per request in a prefill step. Several requests take turns, so that their blocks are interleaved.
 const CHUNK: u32 = 2048;
 /// Most tokens of a prefill step.
 pub const PREFILL_TOKENS: u32 = 8192;
@@ -27,18 +27,18 @@ pub fn trunk_of(name: &str) -> Result<ModelConfig> {
     Ok(ModelConfig { layers, mtp_layers: 0, ..preset })
 }
 
-/// A cache, its requests, and what its layers read.
+/// A cache, its requests, and the inputs of its layers.
 pub struct Filled<B: Backend> {
     pub stream: Stream<B>,
     pub cache: KvCacheManager<B>,
     pub tensors: Tensors<B>,
     pub ids: Vec<RequestId>,
-    /// Chunks that were prefilled.
+    /// Number of chunks that were prefilled.
     chunks: u64,
 }
 
 impl<B: Backend> Filled<B> {
-    /// The cache of this configuration, as many requests admitted as it takes, without tokens.
+    /// Creates the cache, and admits as many requests as it takes, without tokens.
     pub fn new(device: &Device<B>, config: CacheConfig, size: Size) -> Result<Self> {
         let mut cache = KvCacheManager::new(device.clone(), config)?;
         let stream = device.stream()?;
@@ -48,12 +48,12 @@ impl<B: Backend> Filled<B> {
         Ok(Self { stream, cache, tensors, ids, chunks: 0 })
     }
 
-    /// All that launches of a step touch.
+    /// All memory that launches of a step touch.
     pub fn memory(&self) -> Vec<Memory<B>> {
         self.tensors.memory().into_iter().chain(self.cache.memory()).collect()
     }
 
-    /// Captures what `queue` queues of each layer, for steps of `bucket`; `others` is memory of others that it touches.
+    /// Captures what `queue` queues for each layer, for steps of `bucket`. `others` is other memory that it touches.
     pub fn capture(
         &mut self,
         bucket: &Bucket,
@@ -100,7 +100,7 @@ impl<B: Backend> Filled<B> {
         Ok(self.cache.check_faults(&self.stream)?)
     }
 
-    /// Prefills a request from token `start` of its prompt on, and tells the cache what its tokens are.
+    /// Prefills a request from token `start` of its prompt, and passes the token ids to the cache.
     pub fn tell(&mut self, id: RequestId, start: u32, prompt: &[u32]) -> Result<()> {
         let most = self.cache.config().max_step_tokens;
         let mut from = start;
@@ -112,7 +112,7 @@ impl<B: Backend> Filled<B> {
         Ok(self.cache.check_faults(&self.stream)?)
     }
 
-    /// A step of requests; the only one of them tells its tokens, or nobody does.
+    /// Runs a prefill step. If `told` is not empty, there is one request, and these are its token ids.
     fn prefill(&mut self, requests: &[StepRequest], told: &[u32]) -> Result<()> {
         let Self { stream, cache, tensors, chunks, .. } = self;
         let mut step = cache.begin_step(stream, Launches::Eager, requests)?;

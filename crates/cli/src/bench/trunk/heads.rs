@@ -1,4 +1,4 @@
-//! The heads of a step's queries. All layers use the same, one after another, as a model's do.
+//! The heads of a step's queries. All layers use the same tensors, one after the other, as in a model.
 
 use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
@@ -8,7 +8,7 @@ use dsv4_kv::step::{AttentionTensors, QueryForm};
 use super::super::projections::random_bf16;
 use anyhow::Result;
 
-/// What attention in place reads and writes.
+/// The tensors that attention in place reads and writes.
 pub struct Heads<B: Backend> {
     heads: u32,
     query: Buffer<B, bf16>,
@@ -29,7 +29,7 @@ impl<B: Backend> Heads<B> {
         })
     }
 
-    /// Hands them to `attend`, as the cache takes them.
+    /// Passes them to `attend`, in the form that the cache takes.
     pub fn with(
         &self,
         attend: impl FnOnce(&AttentionTensors<'_, B>) -> Result<(), KvError>,
@@ -39,7 +39,7 @@ impl<B: Backend> Heads<B> {
         Ok(attend(&AttentionTensors { heads: *heads, query, form, sinks, out, lse: None })?)
     }
 
-    /// All of it, for a graph to retain.
+    /// All memory of the heads, for a graph to retain.
     pub fn memory(&self) -> [Memory<B>; 3] {
         [self.query.memory(), self.sinks.memory(), self.out.memory()]
     }

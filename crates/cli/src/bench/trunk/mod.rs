@@ -1,10 +1,10 @@
-//! The layers of a model, beside a cache whose requests have long contexts.
+//! The layers of a model, and a cache whose requests have long contexts.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `filled.rs` | the cache, and how its requests come to their tokens |
-//! | `tensors.rs` | what its layers read besides, and write |
-//! | `heads.rs` | heads of queries, where attention is in place |
+//! | `filled.rs` | the cache, and the prefill of its requests |
+//! | `tensors.rs` | the other inputs of the layers, and their outputs |
+//! | `heads.rs` | heads of queries, for attention in place |
 //! | `parts.rs` | the parts of a step, queued alone or together |
 
 mod filled;

@@ -1,4 +1,4 @@
-//! The parts of a step, queued alone or together.
+//! The parts of a step, which are queued alone or together.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::Backend;
@@ -14,9 +14,9 @@ use super::tensors::Tensors;
 /// A part of a step, over all layers that have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The update of the layers of a kind: in a decode step it appends too.
+    /// The update of the layers of a kind. In a decode step it includes the append.
     Update(LayerKind),
-    /// The append, where the update has not done that.
+    /// The append, if the update does not include it.
     Append(LayerKind),
     /// The gather of the windows.
     Windows,
@@ -24,9 +24,9 @@ pub enum Part {
     Select,
     /// The indexer, from projections to lists.
     SelectProjected,
-    /// The indexer's queries, from projections to what scores take.
+    /// The indexer's queries, from projections to the form that the scores read.
     Quantise,
-    /// The gather of the lists' entries.
+    /// The gather of the listed entries.
     Entries,
     /// The gather of all entries of HCA layers.
     All,
@@ -34,7 +34,7 @@ pub enum Part {
     Attend(LayerKind),
 }
 
-/// Whether any of `parts` is of a layer of this kind.
+/// Whether any of `parts` applies to layers of this kind.
 fn concern(parts: &[Part], kind: LayerKind) -> bool {
     parts.iter().any(|part| match part {
         Part::Update(of) | Part::Append(of) | Part::Attend(of) => *of == kind,
@@ -46,7 +46,8 @@ fn concern(parts: &[Part], kind: LayerKind) -> bool {
     })
 }
 
-/// Queues those of `parts` that a layer has. Without its update the step must have updated it before.
+/// Queues those of `parts` that a layer has. If the update is not among them, the step must have updated the layer
+/// before.
 pub fn queue_layer<B: Backend>(
     tensors: &Tensors<B>,
     layers: &mut Layers<'_, B>,
@@ -131,7 +132,7 @@ fn queue_hca<B: Backend>(
     finish(tensors, updated, parts)
 }
 
-/// Queues the attention in place of a layer of a kind.
+/// Queues attention in place in a layer of a kind.
 fn attend<B: Backend>(
     tensors: &Tensors<B>,
     parts: &[Part],
@@ -144,7 +145,7 @@ fn attend<B: Backend>(
     Ok(())
 }
 
-/// Queues the gather of a layer's window, and its append.
+/// Queues the gather of a layer's windows, and its append.
 fn finish<B: Backend, K>(
     tensors: &Tensors<B>,
     updated: UpdatedLayer<'_, B, K>,
@@ -160,7 +161,7 @@ fn finish<B: Backend, K>(
     Ok(())
 }
 
-/// Queues the queries of a CSA layer, from projections to what scores take.
+/// Queues the queries of a CSA layer, from projections to the form that the scores read.
 fn quantise<B: Backend>(tensors: &Tensors<B>, layers: &Layers<'_, B>) -> Result<()> {
     let [position, slot, index] =
         [Section::Position, Section::Slot, Section::Index].map(|which| layers.section(which));

@@ -1,4 +1,4 @@
-//! The tensors of a model's layers: what a step reads besides the cache, and what it writes.
+//! The tensors of a model's layers: the inputs of a step besides the cache, and its outputs.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
@@ -17,77 +17,77 @@ use super::super::load::Weight;
 use super::super::projections::{LayerProjections, Projections, random_bf16};
 use super::heads::Heads;
 
-/// Random numbers that are repeated.
+/// Number of random values, which are repeated.
 const PATTERN: u64 = (1 << 20) + 4;
-/// Prefill chunks whose projections differ.
+/// Number of prefill chunks with different projections.
 const CHUNKS: u64 = 4;
 
 /// The size of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Its tokens.
+    /// Tokens of the step.
     pub tokens: u32,
-    /// Entries of an HCA layer that each sees.
+    /// Entries of an HCA layer that each token sees.
     pub all: u32,
-    /// Entries of a token that are gathered at most.
+    /// Most entries that are gathered per token.
     pub entry_rows: u32,
     /// Most bytes of the indexer's workspace.
     pub workspace_bytes: u64,
-    /// How the indexer's query weight is stored.
+    /// Storage format of the indexer's query weight.
     pub weight: Weight,
-    /// Heads of a query, where queries attend in place.
+    /// Number of query heads, if attention in place is measured.
     pub query_heads: Option<u32>,
 }
 
-/// The tensors of a cache's layers, in steps of a size.
+/// The tensors of a cache's layers, for steps of one size.
 pub struct Tensors<B: Backend> {
     /// Tokens of the step.
     pub tokens: u32,
-    /// Entries of a list.
+    /// Length of a list.
     pub k: u32,
     /// Entries of an HCA layer that a query sees.
     pub all: u32,
     /// Heads of the indexer.
     pub heads: u32,
-    /// How its keys are stored.
+    /// Storage format of the indexer's keys.
     pub format: IndexFormat,
     layers: Vec<LayerTensors<B>>,
     projections: Projections<B>,
     pub workspace: IndexerWorkspace<B>,
-    /// `[tokens, heads * 128]`, `[tokens, heads]`: what `select_projected` takes.
+    /// `[tokens, heads * 128]` and `[tokens, heads]`: the inputs of `select_projected`.
     projected: [Buffer<B, f32>; 2],
-    /// What `index_query` makes of them.
+    /// The queries that `index_query` computes from `projected`.
     pub query: Buffer<B, u8>,
-    /// Likewise.
+    /// The weights that `index_query` computes from `projected`.
     pub query_weight: Buffer<B, f32>,
-    /// `[32]`.
+    /// `[32]`: rotary frequencies.
     pub frequencies: Buffer<B, f32>,
-    /// `[tokens, k]`.
+    /// `[tokens, k]`: lists of entries.
     pub lists: Buffer<B, i32>,
-    /// `[tokens, 128, 512]`.
+    /// `[tokens, 128, 512]`: gathered windows.
     pub window: Buffer<B, bf16>,
-    /// `[tokens, entry rows, 512]`.
+    /// `[tokens, entry rows, 512]`: gathered entries.
     pub entries: Buffer<B, bf16>,
-    /// `[tokens]`.
+    /// `[tokens]`: number of rows in each gathered window.
     pub window_lengths: Buffer<B, i32>,
-    /// `[tokens]`.
+    /// `[tokens]`: number of gathered entries of each token.
     pub entry_lengths: Buffer<B, i32>,
     attention: Option<Heads<B>>,
 }
 
-/// What a layer reads in the step.
+/// The inputs of a layer in the step.
 pub struct LayerTensors<B: Backend> {
-    /// For its update.
+    /// Inputs of its update.
     pub projections: LayerProjections<B>,
-    /// `[tokens, latent columns]` and `[tokens, hidden]`: what an indexer and a router project.
+    /// `[tokens, latent columns]` and `[tokens, hidden]`: the inputs of the projections of an indexer and a router.
     pub activations: [Buffer<B, bf16>; 2],
-    /// Of a CSA layer.
+    /// The indexer, in a CSA layer.
     pub indexer: Option<CsaIndexer<B>>,
 }
 
 impl<B: Backend> Tensors<B> {
-    /// Random tensors for the layers of a cache, for steps of this size, and for prefill chunks of as many tokens
-    /// as the cache takes.
+    /// Random tensors for the layers of a cache, for steps of this size, and for prefill chunks of as many tokens as
+    /// the cache takes.
     pub fn new(stream: &Stream<B>, config: &CacheConfig, size: Size) -> Result<Self> {
         let Size { tokens, all, entry_rows, workspace_bytes, weight, query_heads } = size;
         let (device, model) = (stream.device(), &config.model);
@@ -143,12 +143,12 @@ impl<B: Backend> Tensors<B> {
         })
     }
 
-    /// What a layer reads.
+    /// The inputs of a layer.
     pub fn layer(&self, layer: LayerId) -> &LayerTensors<B> {
         &self.layers[layer.0 as usize]
     }
 
-    /// Projections of a prefill chunk: `number` counts layers and chunks.
+    /// Projections of a prefill chunk. `number` counts layers and chunks.
     pub fn chunk(&self, number: u64, tokens: u32) -> LayerProjections<B> {
         self.projections.layer(number % CHUNKS, tokens.into())
     }
@@ -158,18 +158,18 @@ impl<B: Backend> Tensors<B> {
         EntryLists { queries: 0..self.tokens, k: self.k, entries: &self.lists }
     }
 
-    /// What `select_projected` takes.
+    /// The inputs of `select_projected`.
     pub fn projected(&self) -> ProjectedQueries<'_, B> {
         let [queries, weights] = &self.projected;
         ProjectedQueries { queries, weights }
     }
 
-    /// What attention in place reads and writes.
+    /// The tensors of attention in place.
     pub fn attention(&self) -> Result<&Heads<B>> {
         self.attention.as_ref().context("heads for attention in place")
     }
 
-    /// All of it, for a graph to retain.
+    /// All memory of the tensors, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
         let of_layer = |layer: &LayerTensors<B>| {
             let indexer = layer.indexer.iter().flat_map(CsaIndexer::memory);
@@ -187,14 +187,14 @@ impl<B: Backend> Tensors<B> {
 }
 
 impl<B: Backend> LayerTensors<B> {
-    /// As `select` takes them.
+    /// The activations in the form that `select` takes.
     pub fn activations(&self) -> Activations<'_, B> {
         let [latent, hidden] = &self.activations;
         Activations { latent, hidden }
     }
 }
 
-/// The indexer of every CSA layer, with weights of its own.
+/// The indexer of every CSA layer, each with its own weights.
 fn indexers<B: Backend>(
     stream: &Stream<B>,
     config: &CacheConfig,

@@ -20,13 +20,13 @@ use super::message::{ToDecode, ToPrefill, Way, receive, send};
 use super::takes::BytesIn;
 use crate::interrupt::Interrupt;
 
-/// Runs a decode process: the messages come from standard input, and go to standard output.
+/// Runs a decode process. Messages arrive on standard input, and are sent to standard output.
 pub fn run(place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<()> {
     let mut from = BufReader::new(std::io::stdin());
     let Some(ToDecode::Begin(way)) = receive(&mut from)? else {
         anyhow::bail!("--peer is for processes that `--peers` starts");
     };
-    // It shares nothing: what comes has its own blocks.
+    // It shares no prefixes: requests that arrive have their own blocks.
     let config = CacheConfig { num_checkpoints: 0, host_bytes: 0, ..setup.config.clone() };
     let decoded = match place {
         Place::Ledger => {
@@ -76,12 +76,12 @@ fn over<B: Backend, T: Transport>(
     Decode::new(cache, takes, setup).run(&inbox, interrupt)
 }
 
-/// What comes over the pipe: messages, and answers to claims.
+/// Reads the pipe in a thread, and separates messages from answers to claims.
 fn listen(mut from: BufReader<Stdin>) -> (mpsc::Receiver<ToDecode>, mpsc::Receiver<bool>) {
     let (messages, inbox) = mpsc::channel();
     let (answered, answers) = mpsc::channel();
     std::thread::spawn(move || {
-        // At the end, or at something else than messages, both ends notice that nothing comes any more.
+        // At the end of the input, or after an invalid message, both channels close.
         while let Ok(Some(message)) = receive(&mut from) {
             let kept = match message {
                 ToDecode::Claimed(held) => answered.send(held).is_ok(),

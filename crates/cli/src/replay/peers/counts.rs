@@ -1,4 +1,4 @@
-//! Requests that leave and come in bookkeeping: their positions do, and no bytes.
+//! Requests that move in bookkeeping: only their positions move, no bytes.
 
 use std::collections::HashMap;
 
@@ -12,20 +12,20 @@ use super::leave::{Mover, Prompted};
 use super::link::Link;
 use super::message::{ToDecode, now_ms};
 
-/// A request that is so far in all layers.
+/// The positions of a request that has `tokens` tokens in all layers.
 fn positions(layout: &PartLayout, tokens: u32) -> Positions {
     Positions { trunk: tokens, draft: if layout.has_draft_layers() { tokens } else { 0 } }
 }
 
-/// Requests leave.
+/// The source of requests in bookkeeping.
 pub struct CountsOut {
     layout: PartLayout,
-    /// Place in the load, and tokens of the prompt.
+    /// Index in the load, and tokens of the prompt.
     leaving: HashMap<RequestId, (usize, u32)>,
 }
 
 impl CountsOut {
-    /// They leave a cache that is configured so.
+    /// Requests leave a cache of this configuration.
     pub fn new(config: &CacheConfig) -> Self {
         Self { layout: PartLayout::new(config), leaving: HashMap::new() }
     }
@@ -57,16 +57,16 @@ impl Mover<Bookkeeping> for CountsOut {
     }
 }
 
-/// Requests come.
+/// The target of requests in bookkeeping.
 pub struct CountsIn {
     layout: PartLayout,
     new: Vec<usize>,
-    /// Tokens, bytes, and when it was.
+    /// Tokens, bytes, and time of the requests that arrived.
     came: HashMap<usize, (u32, u64, f64)>,
 }
 
 impl CountsIn {
-    /// They come to a cache that is configured so.
+    /// Requests arrive in a cache of this configuration.
     pub fn new(config: &CacheConfig) -> Self {
         Self { layout: PartLayout::new(config), new: Vec::new(), came: HashMap::new() }
     }

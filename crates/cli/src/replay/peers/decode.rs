@@ -1,4 +1,4 @@
-//! The loop of a decode process: requests come with their prompts computed, and go on to their end.
+//! The loop of a decode process: requests arrive with their prompts computed, and run to their end.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -15,42 +15,42 @@ use super::super::setup::Setup;
 use super::message::{ToDecode, now_ms};
 use crate::interrupt::Interrupt;
 
-/// A request that came.
+/// A request that arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Came {
-    /// When its prompt was computed, by the clock of the machine.
+    /// Time at which its prompt was computed, by the machine's clock.
     pub at_ms: f64,
-    /// When it could go on here.
+    /// Time at which it was entered here.
     pub entered_ms: f64,
     /// Its bytes.
     pub bytes: u64,
-    /// Whether they came to memory of the device.
+    /// Whether the bytes arrived in device memory.
     pub on_device: bool,
 }
 
-/// How requests come to a cache.
+/// The way in which requests arrive in a cache.
 pub trait Takes<E> {
-    /// What the other process says of one.
+    /// Handles a message of the prefill process.
     fn hear(&mut self, message: ToDecode) -> Result<()>;
 
-    /// Those of which all is here since the last call.
+    /// Requests that have arrived completely since the last call.
     fn poll(&mut self) -> Result<Vec<usize>>;
 
-    /// Whether none is on its way, or waits.
+    /// Whether no request is arriving or waiting.
     fn is_idle(&self) -> bool;
 
-    /// Lets one go on in `cache`.
+    /// Enters an arrived request into `cache`.
     fn admit(&mut self, cache: &mut E, index: usize) -> Result<(RequestId, Came)>;
 
-    /// Bytes that came while prompts were computed.
+    /// Bytes that arrived while prompts were still being computed.
     fn early_bytes(&self) -> u64;
 }
 
-/// A request that goes on here.
+/// A request that runs here.
 struct Going {
     id: RequestId,
     came: Came,
-    /// Whether it has had a step here.
+    /// Whether it has run a step here.
     stepped: bool,
 }
 
@@ -63,14 +63,14 @@ pub struct Decode<'s, E, T> {
     going: HashMap<usize, Going>,
     latency: Latency,
     decoded: Decoded,
-    /// No more requests come.
+    /// Whether the last request was announced.
     is_last: bool,
-    /// The replay was interrupted.
+    /// Whether the replay was interrupted.
     is_stopped: bool,
 }
 
 impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
-    /// Requests that `takes` takes go on in `cache`.
+    /// A decode process that runs the requests of `takes` in `cache`.
     pub fn new(cache: E, takes: T, setup: &'s Setup) -> Self {
         let scheduler = Scheduler::new(setup.limits());
         let (latency, decoded) = (Latency::default(), Decoded::default());
@@ -78,7 +78,7 @@ impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
         Self { cache, takes, setup, scheduler, going, latency, decoded, is_last, is_stopped }
     }
 
-    /// Runs until no more requests come and all have ended; what was done.
+    /// Runs until all requests have arrived and ended. Returns its work.
     pub fn run(
         mut self,
         inbox: &mpsc::Receiver<ToDecode>,
@@ -118,7 +118,7 @@ impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
         Ok(())
     }
 
-    /// Queues what has come, and admits what fits.
+    /// Queues the requests that have arrived, and admits those that fit.
     fn admit(&mut self) -> Result<()> {
         for index in self.takes.poll()? {
             let arrival = self.setup.load.get(index).context("a place of the load")?.arrival;

@@ -1,4 +1,4 @@
-//! The cache that prompts are computed in, from which they leave.
+//! The cache in which prompts are computed, and from which requests leave.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -16,31 +16,31 @@ use super::sum;
 use crate::interrupt::Interrupt;
 use crate::texts::Texts;
 
-/// A prompt that leaves once it is computed.
+/// A prompt whose request leaves when it is computed.
 pub struct Prompted<'p> {
-    /// Its place in the load.
+    /// Its index in the load.
     pub index: usize,
-    /// Its name in the cache.
+    /// Its handle in the cache.
     pub id: RequestId,
     /// Its tokens.
     pub tokens: &'p [u32],
-    /// How many of them it reuses.
+    /// Number of tokens that it reuses.
     pub reused: u32,
 }
 
-/// How prompts leave a cache.
+/// The way in which requests leave a cache.
 pub trait Mover<E> {
-    /// A prompt was admitted.
+    /// Handles the admission of a prompt.
     fn admitted(&mut self, cache: &mut E, to: &Link, prompted: &Prompted<'_>) -> Result<()>;
 
-    /// A step of it has run.
+    /// Handles a step in which the request took part.
     fn stepped(&mut self, cache: &mut E, to: &Link, id: RequestId) -> Result<()>;
 
-    /// It gives its slot up: whether all of it has left.
+    /// Handles the end of the request in this cache. Returns whether all of it has left.
     fn ended(&mut self, cache: &mut E, to: &Link, id: RequestId) -> Result<bool>;
 }
 
-/// The process that a request goes to.
+/// The process to which a request moves.
 fn link(links: &[Link], index: usize) -> &Link {
     &links[index % links.len()]
 }
@@ -52,14 +52,14 @@ pub struct Leaving<E, M> {
     links: Vec<Link>,
     load: Vec<Request>,
     texts: Texts,
-    /// By name: the place in the load of what leaves.
+    /// Requests that will leave: handle, and index in the load.
     running: HashMap<RequestId, usize>,
     sent: u64,
     interrupt: Interrupt,
 }
 
 impl<E: Execute, M: Mover<E>> Leaving<E, M> {
-    /// Prompts of the load that `setup` describes leave `inner`.
+    /// Requests of the load of `setup` leave `inner`.
     pub fn new(inner: E, mover: M, links: Vec<Link>, setup: &Setup, interrupt: &Interrupt) -> Self {
         let (load, texts, interrupt) = (setup.load.clone(), setup.texts, interrupt.clone());
         let running = HashMap::new();
@@ -129,7 +129,7 @@ impl<E: Execute, M: Mover<E>> Execute for Leaving<E, M> {
         for link in &mut links {
             all.push(link.wait()?);
         }
-        // What it holds was readable until here.
+        // The decode processes could read the mover's memory until here.
         drop(mover);
         sum::add(&mut work, sent, all);
         Ok(work)

@@ -1,4 +1,4 @@
-//! A decode process, seen from the one that computes prompts.
+//! A decode process, as seen from the prefill process.
 
 use std::io::{BufReader, BufWriter};
 use std::os::unix::process::CommandExt as _;
@@ -12,7 +12,7 @@ use dsv4_kv_transfer::Source;
 use super::super::moves::Decoded;
 use super::message::{ToDecode, ToPrefill, Way, receive, send};
 
-/// What goes to the process: from the loop, and from the thread that answers its claims.
+/// Messages to the process. The loop sends some, and the thread that answers claims sends others.
 type Input = Arc<Mutex<BufWriter<ChildStdin>>>;
 
 /// A decode process.
@@ -20,13 +20,13 @@ pub struct Link {
     number: u32,
     child: Child,
     to: Input,
-    /// Gives what the process did.
+    /// Returns the work of the process.
     reader: Option<JoinHandle<Result<Decoded>>>,
 }
 
 impl Link {
-    /// Starts this program again, with the same options and as much memory as this one has, as decode process `number`.
-    /// `claims` answers whether it may go on with a request.
+    /// Starts this program again as decode process `number`, with the same options and as much memory as this process.
+    /// `claims` answers whether the process may enter a request.
     pub fn start(
         (number, memory): (u32, u64),
         way: &Way,
@@ -38,9 +38,9 @@ impl Link {
             .args(["--peer", &number.to_string(), "--peer-memory", &memory.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // UCX, below NIXL, would write its warnings to standard output, which has messages.
+            // UCX, which NIXL uses, would write warnings to standard output, which carries the messages.
             .env("UCX_LOG_FILE", std::env::var_os("UCX_LOG_FILE").unwrap_or("stderr".into()))
-            // An interrupt from the terminal is for the first process, which tells the others to stop.
+            // A terminal's interrupt should reach only the first process, which then tells the others to stop.
             .process_group(0)
             .spawn()
             .context("a decode process")?;
@@ -54,19 +54,19 @@ impl Link {
         Ok(link)
     }
 
-    /// Tells it something.
+    /// Sends a message.
     pub fn send(&self, message: &ToDecode) -> Result<()> {
         let sent = send(&mut *lock(&self.to), message);
         sent.map_err(|error| anyhow!("decode process {}: {error:#}", self.number))
     }
 
-    /// Whether it runs.
+    /// Fails if the process has ended.
     pub fn check(&self) -> Result<()> {
         let has_ended = self.reader.as_ref().is_none_or(JoinHandle::is_finished);
         if has_ended { Err(anyhow!("decode process {} has ended", self.number)) } else { Ok(()) }
     }
 
-    /// Waits for its end; what it did.
+    /// Waits for its end. Returns its work.
     pub fn wait(&mut self) -> Result<Decoded> {
         let reader = self.reader.take().context("it is waited for once")?;
         let decoded = reader.join().map_err(|_| anyhow!("its reader has panicked"))?;
@@ -82,7 +82,7 @@ fn lock(to: &Input) -> MutexGuard<'_, BufWriter<ChildStdin>> {
     to.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers claims until the process is done.
+/// Reads its messages and answers its claims, until it is done.
 fn read(from: ChildStdout, to: &Input, claims: &dyn Fn(Source) -> bool) -> Result<Decoded> {
     let mut from = BufReader::new(from);
     while let Some(message) = receive(&mut from)? {
@@ -99,7 +99,7 @@ fn read(from: ChildStdout, to: &Input, claims: &dyn Fn(Source) -> bool) -> Resul
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // One that has ended cannot be killed, which is as good.
+        // Fails only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! What the processes say to each other: MessagePack, one message behind the other, over pipes.
+//! The messages between the processes: MessagePack, one message after the other, over pipes.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::moves::Decoded;
 
-/// How payloads go from one process to the other.
+/// The transport of payloads between processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
     /// By NIXL.
@@ -18,12 +18,12 @@ pub enum Way {
     Nixl,
     /// Through files in this directory.
     Files(PathBuf),
-    /// They do not: nothing but positions goes over.
+    /// None: only positions are sent.
     Counts,
 }
 
 impl Way {
-    /// NIXL where it is, else files in `directory`.
+    /// NIXL if it is installed, else files in `directory`.
     pub fn choose(directory: &Path) -> Self {
         #[cfg(feature = "nixl")]
         if std::env::var_os("DSV4_NIXL").is_some() {
@@ -32,7 +32,7 @@ impl Way {
         Self::Files(directory.to_owned())
     }
 
-    /// What it is called in results.
+    /// Its name in results.
     pub fn name(&self) -> &'static str {
         match self {
             #[cfg(feature = "nixl")]
@@ -44,58 +44,58 @@ impl Way {
     }
 }
 
-/// What a decode process is told.
+/// A message to a decode process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToDecode {
-    /// First of all.
+    /// The first message: the transport.
     Begin(Way),
-    /// A prompt is about to be computed.
+    /// A prompt will be computed.
     Open {
-        /// Its place in the load.
+        /// Its index in the load.
         index: usize,
-        /// Tokens that it reuses.
+        /// Number of tokens that it reuses.
         reused: u32,
-        /// Of the opening.
+        /// Manifest of the opening.
         manifest: Vec<u8>,
-        /// Of the opening.
+        /// Payload descriptor of the opening.
         payload: Vec<u8>,
     },
-    /// So much of it is there.
+    /// A part of the request can be read.
     Ready {
-        /// Its place in the load.
+        /// Its index in the load.
         index: usize,
-        /// Of the source.
+        /// Epoch of the source.
         epoch: u64,
-        /// Of the source.
+        /// Lease of the source.
         lease: u64,
-        /// Bytes.
+        /// Number of bytes that can be read.
         bytes: u64,
     },
-    /// All of it is there.
+    /// All of the request can be read.
     Offer {
-        /// Its place in the load.
+        /// Its index in the load.
         index: usize,
-        /// Of the offer.
+        /// Manifest of the offer.
         manifest: Vec<u8>,
-        /// Of the offer.
+        /// Payload descriptor of the offer.
         payload: Vec<u8>,
-        /// When it was, by the clock of the machine.
+        /// Time of the offer, by the machine's clock.
         at_ms: f64,
     },
-    /// In bookkeeping: all of it would be there.
+    /// In bookkeeping: the whole request would have moved.
     Counted {
-        /// Its place in the load.
+        /// Its index in the load.
         index: usize,
         /// Tokens of its prompt.
         tokens: u32,
         /// Bytes that would move.
         bytes: u64,
-        /// When it was.
+        /// Time of the message, by the machine's clock.
         at_ms: f64,
     },
-    /// It does not come: its prompt will be computed anew.
+    /// The request will not be offered; its prompt will be computed again.
     Forget {
-        /// Its place in the load.
+        /// Its index in the load.
         index: usize,
     },
     /// The answer to a claim.
@@ -106,17 +106,17 @@ pub enum ToDecode {
     Stop,
 }
 
-/// What a decode process says.
+/// A message to the prefill process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToPrefill {
-    /// Whether it may go on with what it has read.
+    /// Asks whether the decode process may enter the request that it has read.
     Claim {
-        /// Of the source.
+        /// Epoch of the source.
         epoch: u64,
-        /// Of the source.
+        /// Lease of the source.
         lease: u64,
     },
-    /// All has ended.
+    /// All requests have ended.
     Done(Box<Decoded>),
 }
 
@@ -126,7 +126,7 @@ pub fn send(to: &mut impl Write, message: &impl Serialize) -> Result<()> {
     to.flush().context("the other process does not listen")
 }
 
-/// The next message; `None` at the end.
+/// Reads the next message; `None` at the end.
 pub fn receive<M: DeserializeOwned>(from: &mut impl Read) -> Result<Option<M>> {
     match rmp_serde::from_read(from) {
         Ok(message) => Ok(Some(message)),

@@ -1,14 +1,14 @@
-//! `--peers N`: prompts are computed in this process, answers in N - 1 others, to which requests move.
+//! `--peers N`: this process computes the prompts, N - 1 others compute the answers. Requests move to them.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `message.rs` | what the processes say to each other |
-//! | `link.rs` | a decode process, seen from here |
-//! | `leave.rs` | the cache that prompts are computed in, from which they leave |
-//! | `sends.rs`, `takes.rs` | bytes of requests that leave and come |
-//! | `counts.rs` | the same in bookkeeping, without bytes |
+//! | `message.rs` | the messages between the processes |
+//! | `link.rs` | a decode process, as seen from this process |
+//! | `leave.rs` | the cache in which prompts are computed, and from which requests leave |
+//! | `sends.rs`, `takes.rs` | bytes of requests that leave and that arrive |
+//! | `counts.rs` | the same for bookkeeping, without bytes |
 //! | `answers.rs`, `decode.rs` | a decode process, and its loop |
-//! | `sum.rs` | what became of it, with `moves.rs` of the replay |
+//! | `sum.rs` | the results of all processes, together with `moves.rs` of the replay |
 
 mod answers;
 mod counts;
@@ -41,9 +41,9 @@ use link::Link;
 use message::Way;
 use sends::BytesOut;
 
-/// The replay with its prompts here and its answers in `peers - 1` other processes.
+/// Replays with the prompts in this process and the answers in `peers - 1` others.
 pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
-    // Removed when the replay has ended.
+    // Removed at the end of the replay.
     let directory = tempfile::Builder::new().prefix("dsv4-kv-").tempdir_in(memory_directory())?;
     let way = match place {
         Place::Ledger => Way::Counts,
@@ -64,7 +64,7 @@ pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) ->
     }
 }
 
-/// Where files lie in memory, if there is such a place.
+/// A directory whose files are in memory, if there is one.
 fn memory_directory() -> std::path::PathBuf {
     let shared = std::path::PathBuf::from("/dev/shm");
     if shared.is_dir() { shared } else { std::env::temp_dir() }
@@ -113,7 +113,7 @@ fn links(
     (1..peers).map(|number| Link::start((number, setup.memory), way, claims.clone())).collect()
 }
 
-/// Runs the prompts, until all answers are there too.
+/// Computes the prompts, and waits for all answers.
 fn through<E: Execute, M: Mover<E>>(
     cache: Leaving<E, M>,
     way: &Way,
@@ -131,7 +131,7 @@ fn through<E: Execute, M: Mover<E>>(
     Ok(replayed)
 }
 
-/// The load without answers; a request that does not fit whole stays as it is, and is rejected.
+/// The load without answers. A request whose full length does not fit keeps its answer, and is rejected.
 fn prompts(setup: &Setup) -> Vec<Request> {
     let limits = setup.limits();
     let prompt = |request: &Request| {

@@ -1,4 +1,4 @@
-//! Bytes of requests that leave.
+//! Sends requests with their bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,37 +17,37 @@ use super::leave::{Mover, Prompted};
 use super::link::Link;
 use super::message::{ToDecode, now_ms};
 
-/// Requests that wait to be taken, at most: they hold memory, which has no other limit here.
+/// Most requests that wait to be read. They hold memory, which has no other limit here.
 const WAITING: usize = 64;
 
-/// The sender, which answers claims in other threads.
+/// The sender. Other threads answer claims through it.
 pub type Shared<T> = Arc<Mutex<Sender<T>>>;
 
-/// The sender, whoever had it last.
+/// Locks the sender, also after a panic of another thread.
 pub fn lock<T: Transport>(sender: &Shared<T>) -> MutexGuard<'_, Sender<T>> {
     sender.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the processes of a replay have in common.
+/// The settings that all processes of a replay must have in common.
 pub fn fingerprint(config: &CacheConfig, seed: u64) -> Fingerprint {
     Fingerprint::new(config, &seed.to_le_bytes(), b"", b"")
 }
 
-/// Where the bytes of requests lie that move from or to a cache on `device`: in host memory if it has no room for more.
+/// The memory for payloads from or to a cache on `device`. If the device has no room, host memory is used.
 pub fn storage<B: Backend>(device: &Device<B>, setup: &Setup) -> Result<Storage> {
     let on_device = setup.payloads.map(|ordinal| Storage::device(device, ordinal));
     Ok(on_device.transpose()?.unwrap_or_default().or_host())
 }
 
-/// A request that is computed and leaves meanwhile.
+/// A request that leaves while its prompt is computed.
 struct Leaving {
     index: usize,
     draft: Draft,
-    /// Bytes that the other process knows of.
+    /// Number of bytes that the other process was told of.
     told: u64,
 }
 
-/// Requests leave with their bytes.
+/// The source of requests with their bytes.
 pub struct BytesOut<B: Backend, T: Transport> {
     port: Port<B>,
     sender: Shared<T>,
@@ -56,7 +56,7 @@ pub struct BytesOut<B: Backend, T: Transport> {
 }
 
 impl<B: Backend, T: Transport> BytesOut<B, T> {
-    /// They leave `cache` over `transport`.
+    /// Requests leave `cache` over `transport`.
     pub fn new(cache: &Full<B>, transport: T, setup: &Setup) -> Result<Self> {
         let storage = storage(cache.cache().device(), setup)?;
         Ok(Self {
@@ -67,7 +67,7 @@ impl<B: Backend, T: Transport> BytesOut<B, T> {
         })
     }
 
-    /// Who answers claims.
+    /// The sender, which answers claims.
     pub fn sender(&self) -> Shared<T> {
         Arc::clone(&self.sender)
     }
@@ -98,7 +98,7 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
         let (cache, stream) = cache.parts();
         let mut export = cache.export(stream, &mut self.port, id)?;
         let ready = lock(&self.sender).take(&mut leaving.draft, &mut export)?;
-        // With the last of it comes the offer.
+        // The last part is announced by the offer.
         if ready.bytes > leaving.told && !leaving.draft.is_whole() {
             leaving.told = ready.bytes;
             let Source { epoch, lease } = ready.source;

@@ -1,11 +1,11 @@
-//! What all processes of a replay did, together.
+//! Sums up the work of all processes of a replay.
 
 use super::super::execute::KernelWork;
 use super::super::latency::Moment;
 use super::super::moves::{Decoded, Moved};
 use super::super::quantiles::Quantiles;
 
-/// Adds what decode processes did to what this one did: `sent` requests left.
+/// Adds the work of the decode processes to that of this process, from which `sent` requests left.
 pub fn add(work: &mut KernelWork, sent: u64, all: Vec<Decoded>) {
     let mut moved = Moved { sent, ..Moved::default() };
     let (mut move_ms, mut next_token_ms) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Bytes of requests that come.
+//! Receives requests with their bytes.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Stdout;
@@ -22,27 +22,27 @@ use super::decode::{Came, Takes};
 use super::message::{ToDecode, ToPrefill, now_ms, send};
 use super::sends::{fingerprint, storage};
 
-/// A step of the emulator takes long, and so does a prompt.
+/// Deadlines are long, because a step of the emulator and a prompt take long.
 const DEADLINES: Deadlines = Deadlines {
     read: Duration::from_secs(60),
     fence: Duration::from_secs(120),
     quiet: Duration::from_secs(24 * 3600),
 };
 
-/// How long the other process may take to say whether a request may go on here.
+/// Time in which the other process must answer a claim.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A request that comes.
+/// A request that is arriving.
 #[derive(Default)]
 struct Coming {
     transfer: Option<TransferId>,
     reused: u32,
-    /// When it was offered, once it was.
+    /// Time of its offer, once it was offered.
     at_ms: Option<f64>,
     verified: Option<Verified>,
 }
 
-/// Requests come with their bytes.
+/// The target of requests with their bytes.
 pub struct BytesIn<B: Backend, T: Transport> {
     port: Port<B>,
     receiver: Receiver<T>,
@@ -50,14 +50,14 @@ pub struct BytesIn<B: Backend, T: Transport> {
     layout: PartLayout,
     max_context: u32,
     coming: HashMap<usize, Coming>,
-    /// Offers for which there was no memory when they were opened.
+    /// Offers that found no memory when they were opened.
     late: VecDeque<(usize, Offer)>,
     start: Instant,
     answers: mpsc::Receiver<bool>,
 }
 
 impl<B: Backend, T: Transport> BytesIn<B, T> {
-    /// They come to `cache` over `transport`; `answers` to claims come from the other process.
+    /// Requests arrive in `cache` over `transport`. `answers` are the other process's answers to claims.
     pub fn new(
         cache: &Full<B>,
         transport: T,
@@ -94,7 +94,7 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
         let expected = Expected { fingerprint, layout, tokens: None, max_context };
         match begin(&mut self.receiver, self.start.elapsed(), &expected) {
             Ok(id) => Ok(Some(id)),
-            // What fits once others were admitted.
+            // It fits after other requests were admitted.
             Err(TransferError::NoMemory { needed, budget, .. }) if needed <= budget => Ok(None),
             Err(error @ TransferError::NoMemory { .. }) => {
                 Err(anyhow!("{error}: raise --arrival-memory"))
@@ -103,8 +103,9 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
         }
     }
 
-    /// Takes memory from prompts that are computed still, if no request that has any is whole: those that are whole give theirs
-    /// to others by themselves, but a prompt may wait until those that wait here have gone on.
+    /// Takes the memory of prompts that are still being computed, unless a request with memory has been offered. Such
+    /// requests free their memory by themselves. But a prompt in computation may depend on the requests that wait here,
+    /// and would then hold its memory forever.
     fn make_room(&mut self) -> Result<()> {
         let has_room = |coming: &Coming| coming.transfer.is_some() && coming.at_ms.is_some();
         if !self.coming.values().any(has_room) {
@@ -129,8 +130,8 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
                 let open = |receiver: &mut Receiver<T>, now, expected: &Expected<'_>| {
                     receiver.open(now, &opening, expected)
                 };
-                // What was opened before comes first: where it is whole already, the other process may compute nothing until it
-                // has gone on.
+                // Requests that were opened earlier come first. If one of them is whole already, the other process may
+                // compute nothing until it has been entered here.
                 let none_waits = self.coming.values().all(|coming| coming.transfer.is_some());
                 let transfer = if none_waits { self.read(open)? } else { None };
                 let coming = Coming { transfer, reused, ..Coming::default() };
@@ -208,7 +209,7 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
                     Claimed::Admitted(id) => break id,
                     Claimed::Waits(claim) => claim,
                 };
-                // Nothing here is in a hurry: the next step would be measured with what is admitted.
+                // Polling need not be fast: no step runs before the request is admitted.
                 std::thread::sleep(Duration::from_micros(50));
             };
             entered_ms = now_ms();
@@ -225,7 +226,7 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
     }
 }
 
-/// The other process.
+/// The connection to the other process.
 struct Channel<'c> {
     to: Stdout,
     answers: &'c mpsc::Receiver<bool>,
@@ -246,7 +247,7 @@ impl Control for Channel<'_> {
         }
     }
 
-    /// What fails here ends the replay, and the other process with it.
+    /// Any failure here ends the replay, and with it the other process.
     fn give_up(&mut self, _source: Source) {}
 }
 
@@ -308,7 +309,7 @@ mod tests {
             Positions { trunk: TOKENS, draft }
         }
 
-        /// A prompt is opened; whether there is memory for it.
+        /// Opens a prompt. Returns whether there is memory for it.
         fn open(&mut self, index: usize) -> bool {
             let tokens: Vec<_> = (0..TOKENS).collect();
             let id = self.source.admit(index, Some(&tokens)).unwrap().0;
@@ -324,7 +325,7 @@ mod tests {
             self.takes.coming[&index].transfer.is_some()
         }
 
-        /// It is computed, and offered.
+        /// Computes the prompt, and offers it.
         fn offer(&mut self, index: usize) {
             let (id, mut draft) = self.drafts.remove(&index).unwrap();
             let tokens: Vec<_> = (0..TOKENS).collect();
@@ -338,7 +339,7 @@ mod tests {
             self.source.release(id).unwrap();
         }
 
-        /// Polls until something has come, and takes it.
+        /// Polls until requests have arrived, and takes them.
         fn come(&mut self) -> Vec<usize> {
             let polls = (0..10).map(|_| self.takes.poll().unwrap());
             let came = polls.into_iter().find(|came| !came.is_empty()).unwrap_or_default();
@@ -350,7 +351,7 @@ mod tests {
         }
     }
 
-    /// No prompt has memory before one that was opened before it.
+    /// A prompt gets memory only after those that were opened before it.
     #[test]
     fn memory_is_taken_in_order() {
         let mut moves = Moves::new();
@@ -360,7 +361,7 @@ mod tests {
         moves.offer(1);
         assert!(!moves.open(3));
         assert_eq!(moves.come(), [1]);
-        // Of those without memory, whichever is offered first comes first.
+        // Among requests without memory, the first that is offered arrives first.
         moves.offer(3);
         assert_eq!(moves.come(), [3]);
         moves.offer(2);
@@ -368,7 +369,8 @@ mod tests {
         assert!(moves.takes.is_idle() && moves.open(4));
     }
 
-    /// A prompt that has all memory gives it to those that are whole: it may be computed no further until they have gone on.
+    /// A prompt that has all memory gives it up for requests that are whole, since its computation may need them to be
+    /// entered first.
     #[test]
     fn prompts_give_their_memory_to_offers() {
         let mut moves = Moves::new();

@@ -1,4 +1,4 @@
-//! Products of matrices that lie in panels.
+//! Products of matrices in panels (`crate::warpgroup::Panels`).
 
 use core::arch::asm;
 
@@ -11,7 +11,7 @@ use crate::warpgroup::layout::{Fragments, FragmentsN256, Panels, Rows};
 const PANEL: u64 = 8192 / 16;
 
 /// The descriptor of 16 rows of four panels as a transposed B, with 128-byte swizzling (PTX ISA 9.7.15.5.1.2): its
-/// columns go on in the next panel, its inner index after 8 rows, which are 1,024 bytes.
+/// columns continue in the next panel, its inner index after 8 rows, which are 1,024 bytes.
 #[inline(always)]
 fn transposed<const N: usize>(panels: Panels<N>) -> u64 {
     const LAYOUT: u64 = PANEL << 16 | (1024 / 16) << 32 | 1 << 62;

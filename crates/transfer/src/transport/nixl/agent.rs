@@ -1,4 +1,4 @@
-//! An agent of NIXL with one backend, and lists of memory.
+//! A NIXL agent with one backend, and its lists of memory.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
@@ -7,32 +7,33 @@ use std::sync::Arc;
 use super::api::{AgentConfig, Api, Handle, READ, VRAM, check};
 use crate::transport::TransportError;
 
-/// What UCX is told: connections are made while reads go on, and not within the call that begins the first one, where an address
-/// that does not answer would hold up the caller for as long as the system tries. A variable `UCX_TCP_CONN_NB` of the
-/// environment counts more.
+/// A setting for UCX: it connects asynchronously. By default it connects inside the call that begins the first read
+/// from a source, and an address that does not answer blocks that call until the system's own timeout. The environment
+/// variable `UCX_TCP_CONN_NB` overrides this setting.
 const UCX: &CStr = c"UCX";
 const UCX_SETTINGS: (&CStr, &CStr) = (c"engine_config", c"TCP_CONN_NB=y");
 
-/// Microseconds that an agent's thread sleeps at most; it wakes when something comes. With NIXL's own value, 0, it keeps a core
-/// busy for as long as the agent lives.
+/// Most microseconds that an agent's progress thread sleeps; it wakes when something arrives. With NIXL's default, 0,
+/// the thread keeps a core busy as long as the agent lives.
 const THREAD_SLEEP: u64 = 1000;
 
 /// An agent.
 pub(super) struct Agent {
     api: Arc<Api>,
     handle: Handle,
-    /// Names the backend to calls.
+    /// The optional arguments of calls, which name the backend.
     options: Handle,
-    /// What was loaded last, and the peer's name: reads of the pieces of a payload need it once.
+    /// The metadata that was loaded last, and the name of its peer: the pieces of a payload share them.
     loaded: Option<(Vec<u8>, CString)>,
 }
 
 // SAFETY: objects of the library belong to no thread; it may be used by one thread at a time, as `&mut` says.
 unsafe impl Send for Agent {}
 
-/// Memory as NIXL knows it. The number stands where the number of a device does. No two registrations have the same: a peer
-/// keeps what it was told of memory that is gone, and would take that for what is at the same address now. For host memory
-/// it means nothing else; for memory of a GPU its low half is the GPU's number, since plugins may read it as an `int`.
+/// Memory as NIXL knows it. `number` takes the place of NIXL's device id. It is unique for each registration: a peer
+/// keeps the descriptions of memory that is gone, and would take new memory at the same address for the old one. For
+/// host memory the number has no other meaning. For GPU memory its low half is the ordinal of the GPU, since plugins
+/// may read it as an `int`.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     /// [`DRAM`](super::api::DRAM) or [`VRAM`](super::api::VRAM).
@@ -57,7 +58,7 @@ impl Drop for Memory<'_> {
 }
 
 impl Agent {
-    /// An agent of this name, with a backend of the plugin.
+    /// An agent with this name, and a backend of the plugin.
     pub fn new(api: &Arc<Api>, name: &CStr, plugin: &CStr) -> Result<Self, TransportError> {
         let config = AgentConfig::with_thread(THREAD_SLEEP);
         let mut handle = null_mut();
@@ -141,7 +142,7 @@ impl Agent {
         })
     }
 
-    /// What peers load to reach all memory that is registered now.
+    /// The metadata that peers load to reach all memory that is registered now.
     pub fn metadata(&mut self) -> Result<Vec<u8>, TransportError> {
         let (mut data, mut len) = (null_mut(), 0);
         // SAFETY: the agent lives; bytes and length are written if the call succeeds, and freed once.
@@ -154,10 +155,10 @@ impl Agent {
         }
     }
 
-    /// Begins to read as many bytes of a peer's memory as `to` has: a request.
+    /// Begins to read the place of a peer's memory into `to`. Returns the request and the status of `post_xfer_req`.
     ///
     /// # Safety
-    /// `to` are so many bytes of registered memory that live, and that nobody touches, until the request has ended or the
+    /// `to` is registered memory that stays alive, and that nothing else accesses, until the request has ended or the
     /// agent is dropped.
     pub unsafe fn read(
         &mut self,
@@ -178,7 +179,7 @@ impl Agent {
         Ok((request, posted))
     }
 
-    /// Learns how a peer is reached; its name.
+    /// Loads the metadata of a peer, and returns the peer's name.
     fn load(&mut self, metadata: &[u8]) -> Result<CString, TransportError> {
         if let Some((_, name)) = self.loaded.as_ref().filter(|(bytes, _)| bytes == metadata) {
             return Ok(name.clone());
@@ -198,13 +199,13 @@ impl Agent {
         Ok(owned)
     }
 
-    /// The status of a request that was not ended.
+    /// The status of a request that was not released.
     pub fn status(&mut self, request: Handle) -> c_int {
         // SAFETY: agent and request live.
         unsafe { (self.api.get_xfer_status)(self.handle, request) }
     }
 
-    /// Ends a request that is done.
+    /// Releases a request that is done.
     pub fn end(&mut self, request: Handle) {
         // SAFETY: as of `status`; nobody uses it any more. A request that is done has nothing to cancel.
         unsafe {
@@ -216,8 +217,8 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // SAFETY: nobody uses agent or options any more. Requests that are under way end with the agent; their handles are
-        // never freed, since that would cancel them first.
+        // SAFETY: nobody uses agent or options any more. Requests that are under way end with the agent; their handles
+        // are never freed, since that would cancel them first.
         unsafe {
             (self.api.destroy_agent)(self.handle);
             if !self.options.is_null() {

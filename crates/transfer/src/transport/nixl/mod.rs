@@ -1,8 +1,10 @@
-//! NIXL: reads of memory of other processes and machines, of hosts and of GPUs, by UCX or another of its plugins. Its C
-//! library is found when a transport is opened, so that a program with this feature runs where there is none.
+//! A transport over NIXL: reads memory of other processes and machines, on hosts and GPUs, by UCX or another of its
+//! plugins. NIXL's C library is loaded when a transport is opened, so that a program with this feature also runs
+//! without the library.
 //!
-//! NIXL says success when the source's memory was reused before the read, and writes after a request was dropped or memory
-//! was deregistered. So no request is dropped here before it is done, and [`Transport::fence`] destroys the agent.
+//! NIXL may report success although the source has reused its memory before the read, and may write after a request was
+//! dropped or memory was deregistered. So this module never releases a request before it is done, and
+//! [`Transport::fence`] destroys the agent.
 
 mod agent;
 mod api;
@@ -24,13 +26,13 @@ use super::{
     Transport, TransportError,
 };
 
-/// How NIXL is opened.
+/// Options for opening NIXL.
 #[derive(Clone, Debug)]
 pub struct NixlOptions {
-    /// `libnixl_capi.so`, in its wheel or elsewhere. By default what the variable `DSV4_NIXL` names, or whatever the system's
-    /// loader finds under that name.
+    /// The path of `libnixl_capi.so`. The default is the path in the environment variable `DSV4_NIXL`, or else the
+    /// plain file name, which the system's loader looks up.
     pub library: PathBuf,
-    /// The plugin that moves bytes.
+    /// The name of the plugin that moves bytes. The default is `UCX`.
     pub plugin: String,
 }
 
@@ -45,16 +47,16 @@ impl Default for NixlOptions {
 /// A read that was posted.
 struct Read {
     request: Handle,
-    /// What post returned, if that was an error.
+    /// The status that `post_xfer_req` returned, if it was an error.
     failed: Option<c_int>,
 }
 
 // SAFETY: as of `Agent`, with which it is used.
 unsafe impl Send for Read {}
 
-/// A transport by NIXL.
+/// A transport over NIXL.
 pub struct Nixl {
-    // The fields are dropped in this order: the agent, which may write regions, first.
+    // Fields are dropped in this order. The agent is first, since it may write the regions.
     agent: Option<Agent>,
     reads: HashMap<u64, Read>,
     regions: HashMap<u64, Held>,
@@ -62,10 +64,11 @@ pub struct Nixl {
     plugin: CString,
 }
 
-/// Where a peer's memory is, before its agent's metadata: kind, address, length, number.
+/// Bytes at the start of a descriptor, before the agent's metadata: kind, address, length and number of the memory, u64
+/// each.
 const PLACE: usize = 32;
 
-/// Where memory is that was registered under a number.
+/// The place of memory that was registered with this id.
 fn place(region: &Region, id: u64) -> Result<Place, TransportError> {
     let (address, len) = (region.address() as usize, region.len());
     let (kind, number) = match region.kind() {
@@ -77,11 +80,11 @@ fn place(region: &Region, id: u64) -> Result<Place, TransportError> {
 }
 
 impl Nixl {
-    /// Loads the library and makes an agent.
+    /// Loads the library and creates an agent.
     ///
     /// # Errors
-    /// [`TransportError::NoLibrary`], [`TransportError::NoSymbol`]; [`TransportError::Status`] for a plugin that is not
-    /// there.
+    /// [`TransportError::NoLibrary`], [`TransportError::NoSymbol`]; [`TransportError::Status`] for a plugin that NIXL
+    /// does not find; [`TransportError::Failed`] for a plugin name with a zero byte.
     pub fn open(options: &NixlOptions) -> Result<Self, TransportError> {
         let api = Arc::new(Api::load(&options.library)?);
         let plugin = CString::new(options.plugin.as_str());
@@ -92,7 +95,7 @@ impl Nixl {
         Ok(Self { agent, reads: HashMap::new(), regions: HashMap::new(), api, plugin })
     }
 
-    /// An agent of a name that no other has.
+    /// An agent with a unique name.
     fn agent(api: &Arc<Api>, plugin: &CString) -> Result<Agent, TransportError> {
         let (process, random) = (std::process::id(), RandomState::new().hash_one(0));
         let name = CString::new(format!("dsv4-kv-{process}-{random:x}")).expect("no zeros");
@@ -104,7 +107,7 @@ impl Nixl {
         self.agent.as_mut().ok_or_else(gone)
     }
 
-    /// Where memory is that no read writes.
+    /// The place of memory, after checking that no read may write it. Makes the context of its device current.
     fn place(&self, id: u64) -> Result<Place, TransportError> {
         self.check_no_read(id)?;
         let held = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
@@ -112,7 +115,7 @@ impl Nixl {
         place(held.region(), id)
     }
 
-    /// Refuses memory that a read may write, whoever says that it has ended.
+    /// Refuses memory that a read may write, even if the caller holds a token that says otherwise.
     fn check_no_read(&self, id: u64) -> Result<(), TransportError> {
         let is_read = self.reads.contains_key(&id) && !made(Mistake::NoQuarantine);
         if is_read { Err(TransportError::Read { id }) } else { Ok(()) }
@@ -146,7 +149,8 @@ impl Nixl {
         if found < needed {
             return Err(TransportError::TooShort { needed, found });
         }
-        // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was destroyed.
+        // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was
+        // destroyed.
         let (request, status) = unsafe {
             let len = bytes.len();
             let to = Place { address: to.address + bytes.start, len, ..to };
@@ -196,7 +200,7 @@ impl Transport for Nixl {
         Ok(Descriptor(bytes))
     }
 
-    /// Peers see all bytes as they are.
+    /// Only checks the range: peers always see the current bytes.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         let Place { len, .. } = self.place(memory.id())?;
         let is_its = bytes.start <= bytes.end && bytes.end <= len;
@@ -224,7 +228,8 @@ impl Transport for Nixl {
         let Some((&Read { request, failed }, held)) = known else {
             return Polled::Failed(read, TransportError::Unknown { id });
         };
-        // A read to a device goes on within the call. If the device fails, so will the read.
+        // A read to a device advances inside the status call, which needs the device's context. An error of `enter`
+        // shows up in the status of the read.
         let _ = held.region().enter();
         let agent = match self.live() {
             Ok(agent) => agent,
@@ -246,11 +251,11 @@ impl Transport for Nixl {
     }
 
     fn fence(&mut self) -> Result<(), TransportError> {
-        // What the agent has mapped of a device is closed in the context that is current.
+        // Destroying the agent unmaps device memory in the current context.
         for held in self.regions.values() {
             let _ = held.region().enter();
         }
-        // Destroyed before the memory that it may write is freed.
+        // The agent is destroyed before the memory that it may write is freed.
         self.agent = None;
         self.reads.clear();
         self.regions.clear();

@@ -1,9 +1,9 @@
 //! NVFP4 keys as BF16, which represents the product of a code and its scale exactly.
 //!
-//! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load. The order of the inner index
-//! of a product is free, so it is the order in which codes are cheapest to unpack: step `s` of eight takes
-//! from each lane the pairs `(c, c + 4)` and `(c + 1, c + 5)` with `c = 8 (s / 2) + 2 (s % 2)`. The
-//! query is stored in the same order (`kv_layout::index_row::query_byte`).
+//! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load. A product allows any order of its
+//! inner index, so this is the order in which codes are cheapest to unpack: step `s` of eight takes from each lane the
+//! pairs `(c, c + 4)` and `(c + 1, c + 5)` with `c = 8 (s / 2) + 2 (s % 2)`. The query is stored in the same order
+//! (`kv_layout::index_row::query_byte`).
 
 use kv_layout::index_row::IndexFormat;
 use simt::warpgroup::bf16_m64n64k128;
@@ -13,10 +13,10 @@ use super::{Block, Half, Keys};
 use crate::convert::{E2M1_BITS_LOG2, bf16x8_from_e2m1, f32x4_from_e4m3};
 use crate::indexer::score::weights::{Weights, twice_positive};
 
-/// log2 of what a scale is multiplied by, so that a code's bits times it are the key, but for
-/// [`SMALLER_LOG2`]: a large scale must not overflow.
+/// log2 of the factor of a scale. A code's bits times the scale times this factor are the key, divided by
+/// 2^[`SMALLER_LOG2`]: otherwise a large scale would overflow.
 const E2M1_UNIT: u32 = E2M1_BITS_LOG2 - SMALLER_LOG2;
-/// The factor by which keys are too small; [`Keys::UNIT`] corrects it.
+/// The factor by which unpacked keys are too small; [`Keys::UNIT`] corrects it.
 const SMALLER: f32 = (1_u64 << SMALLER_LOG2) as f32;
 const SMALLER_LOG2: u32 = 32;
 
@@ -48,7 +48,7 @@ impl Nvfp4Keys {
     /// Channels `8 WORD .. 8 WORD + 8` as BF16 pairs: (0, 4), (1, 5), (2, 6), (3, 7).
     #[inline(always)]
     fn pairs<const WORD: usize>(self) -> [u32; 4] {
-        /// 2^94: the product with an E4M3 is exact.
+        /// 2^94, the factor of a scale: its product with an E4M3 is exact.
         const UNIT: f32 = f32::from_bits((E2M1_UNIT + 127) << 23);
         let scale = f32x4_from_e4m3(self.scales)[WORD / 2] * UNIT;
         let high = scale.to_bits() & 0xFFFF_0000;

@@ -80,7 +80,7 @@ fn add(a: Fragments, b: Fragments) -> Fragments {
     [eight(0), eight(1), eight(2), eight(3), eight(4), eight(5), eight(6), eight(7)]
 }
 
-/// All elements, computed here ([`thread::hold_f32`]).
+/// The same elements, whose computation the compiler cannot move past this place ([`thread::hold_f32`]).
 #[inline(always)]
 fn hold(fragments: Fragments) -> Fragments {
     fragments.map(|four| four.map(thread::hold_f32))

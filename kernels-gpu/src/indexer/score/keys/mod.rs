@@ -27,7 +27,7 @@ pub type ScoreMemory = Shared<u32, 11_088>;
 pub struct Block {
     /// The memory that holds it.
     pub memory: ScoreMemory,
-    /// Its first word.
+    /// First word of the block.
     pub at: u32,
 }
 
@@ -59,7 +59,7 @@ impl Block {
 pub struct Half {
     /// The block.
     pub block: Block,
-    /// Its first key, 0 or 16.
+    /// First key of the half, 0 or 16.
     pub first: u32,
 }
 
@@ -72,17 +72,17 @@ impl Half {
     }
 }
 
-/// How a format of keys is scored.
+/// A format of keys, with the steps that score it.
 pub trait Keys: Copy {
-    /// Its layout in memory.
+    /// The layout of the format in memory.
     const FORMAT: IndexFormat;
     /// Cache blocks in a warp's ring in shared memory.
     const STAGES: u32;
     /// Factor of the weighted sums of these keys; it is folded into the weights.
     const UNIT: f32;
-    /// Words of shared memory behind the query that [`Self::prepare`] writes, a multiple of four.
+    /// Words of shared memory after the query that [`Self::prepare`] writes, a multiple of four.
     const PREPARED_WORDS: u32 = 0;
-    /// A lane's fragments of two keys.
+    /// A lane's fragments of operand A for two keys.
     type Left: Copy;
 
     /// Position in shared memory of the `vector`-th 16 bytes of codes of a block: a swizzle that avoids bank
@@ -103,7 +103,7 @@ pub trait Keys: Copy {
     #[inline(always)]
     unsafe fn prepare(_arena: ScoreMemory, _at: u32) {}
 
-    /// The lane's fragments of a half of a block.
+    /// Unpacks the lane's fragments of half of a block.
     ///
     /// # Safety
     /// The half is in shared memory, and [`Self::prepare`] was called, with a barrier since.
@@ -138,7 +138,7 @@ pub trait Keys: Copy {
         false
     }
 
-    /// [`Self::sums`] for any scales: one product for each group of channels, scaled in f32.
+    /// As [`Self::sums`], for any scales: one product for each group of channels, scaled in f32.
     ///
     /// # Safety
     /// The half, query and weights are in shared memory; all lanes of the warp call it together.

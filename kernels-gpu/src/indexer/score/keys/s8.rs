@@ -1,10 +1,9 @@
 //! MXFP4 keys as 8-bit integers, whose products are exact.
 //!
-//! An integer is four times an E2M1 value, times a power of two: 4 for a group with the largest scale of
-//! its key, 2 or 1 for a group whose scale is a half or a quarter of that. A lane's channels of a key are one
-//! group, so one table, that of the group's power, unpacks them: `prmt` looks up four codes at once. Lane
-//! `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`, and step `s` of four takes the eight from `8 s`
-//! on.
+//! An integer is four times an E2M1 value, times a power of two: 4 for a group with the largest scale of its key, 2 or
+//! 1 for a group whose scale is a half or a quarter of that. A lane's channels of a key are one group, so the table for
+//! the group's power of two unpacks them all: `prmt` looks up four codes at once. Lane `4 g + t` holds channels `32 t
+//! .. 32 t + 32` of key `g`, and step `s` of four takes the eight from `8 s` on.
 //!
 //! Keys whose scales differ by more than a factor of 4, and all keys if the query has exponent gaps, are
 //! scored again group by group, with the scales in f32. That is rare: keys and queries come from a Hadamard
@@ -42,7 +41,7 @@ const TABLES: u32 = IndexFormat::Mxfp4.query_bytes() / 4;
 /// A sum of products is at most 128 * 96 * 96, so its bits are those of a subnormal f32: the sum times
 /// 2^-149. Multiplied by this, 2^127, it is below 1.
 const SUM_SCALE: f32 = f32::from_bits((127 + 127) << 23);
-/// The factor by which the result is then too small.
+/// The factor by which a sum times `SUM_SCALE` is too small.
 const SUMS: f32 = (1 << (149 - 127)) as f32;
 
 impl Keys for Mxfp4Keys {
@@ -73,7 +72,7 @@ impl Keys for Mxfp4Keys {
         let log2 = |key: u32| {
             // SAFETY: a key of the block.
             let scales = unsafe { half.block.scales::<Self>(key) };
-            // In both halves; a negative lower half borrows from the upper one.
+            // The value is in both halves of the word; a negative lower half borrows from the upper one.
             let own = permute_bytes(scales, 0, 0x4040 + 0x0101 * quarter);
             (own + 0x0001_0001 * MAX_LOG2).wrapping_sub(largest(scales))
         };
@@ -95,7 +94,7 @@ impl Keys for Mxfp4Keys {
         weights: Weights,
         meanwhile: impl FnOnce() -> T,
     ) -> ([f32; 2], T) {
-        // The bits of a negative sum are those of a NaN, which saturation turns into 0.
+        // The bits of a negative sum are those of a NaN, which the saturation turns into 0.
         let positive = |sum: i32| mul_saturated(f32::from_bits(sum.cast_unsigned()), SUM_SCALE);
         // SAFETY: by this function's own contract.
         unsafe {
@@ -137,7 +136,7 @@ fn table(log2: u32) -> [u32; 4] {
     // Twice the values of codes 0 to 3, then 4 to 7; and minus the values, in seven bits.
     let (low, high) = (0x0604_0200, 0x1810_0C08);
     let (minus_low, minus_high) = (0x7D7E_7F00, 0x7478_7A7C);
-    // The last table is for groups scored by `sums_by_group`; the integers are not used.
+    // The last table is for groups that `sums_by_group` scores; its integers are not used.
     let log2 = log2.min(MAX_LOG2);
     let kept = 0x0101_0101 * (0x7F >> log2);
     [low << log2, high << log2, (minus_low & kept) << log2, (minus_high & kept) << log2]
@@ -187,8 +186,8 @@ fn power_of_gap(exponent_gap: u32) -> f32 {
     f32::from_bits(127_u32.saturating_sub(exponent_gap) << 23)
 }
 
-/// [`Keys::sums_by_group`]: a product for each group, multiplied by the group's scale relative to the largest,
-/// of key and query.
+/// Implements [`Keys::sums_by_group`]: one product for each group, multiplied by the scales of the group of the key and
+/// of the query, each relative to the largest.
 ///
 /// # Safety
 /// Keys, query and weights are in shared memory; all lanes of the warp call it together.
