@@ -1,7 +1,7 @@
-//! A checkpoint with a `tokenizer.json`: `generate` and `serve` from outside. In builds with the feature `serve`.
+//! A checkpoint with a `tokenizer.json`, in `generate` and `serve`. Only in builds with the feature `serve`.
 //!
-//! The model is the small one of `tests/e2e`. Which tokens it draws is known from a run without a tokenizer; then
-//! those tokens get the bytes of characters that several tokens make up, and one becomes a special token.
+//! The model is the small one of `tests/e2e`. A run without a tokenizer shows which tokens it draws. Then these tokens
+//! get bytes of characters that consist of several tokens, and one becomes a special token.
 #![cfg(feature = "serve")]
 
 mod serving;
@@ -11,22 +11,23 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use assert_cmd::cargo::cargo_bin;
 use serde_json::{Value, json};
 use serving::Serving;
 use tempfile::TempDir;
 
-/// Tokens of the prompt: the first stands before every text, the others are [`PROMPT`].
+/// Tokens of the prompt. The first one precedes every text, the others are [`PROMPT`].
 const PROMPT_TOKENS: [u32; 5] = [7, 100, 3, 200, 41];
-/// A token of the vocabulary each, the last two by a merge of "l" and "o".
+/// Each byte is a token of the vocabulary, except that a merge makes one token of "l" and "o".
 const PROMPT: &str = "h\u{e9}lo";
-/// How the model draws: often another token, the same in every run.
-const DRAWN: [&str; 6] = ["--temperature", "1.5", "--seed", "11", "--max-tokens", "48"];
-/// What the first tokens that are drawn spell, a byte each.
+/// Options of the draws: often another token than the most likely one, but the same in every run.
+const DRAWN: [&str; 6] = ["--temperature", "1.5", "--seed", "11", "--max-tokens", "20"];
+/// The text of the first drawn tokens, one byte per token.
 const SPELLED: &str = "\u{20ac}\u{1f600} \u{e9}A\u{4f60}\n";
 
-/// What each token of the vocabulary stands for.
+/// The bytes of each token of the vocabulary.
 type Vocabulary = BTreeMap<u32, Vec<u8>>;
 
 /// A copy of the small checkpoint.
@@ -38,7 +39,7 @@ fn copy() -> TempDir {
     folder
 }
 
-/// What `generate` prints as JSON.
+/// The JSON that `generate` prints.
 fn generate(folder: &Path, prompt: [&str; 2]) -> Value {
     let mut command = Command::new(cargo_bin("dsv4-kv"));
     command.args(["generate", "--device", "cpu", "--json", "--checkpoint"]).arg(folder);
@@ -53,8 +54,8 @@ fn tokens(report: &Value) -> Vec<u32> {
     tokens.map(|token| token.as_u64().expect("an id") as u32).collect()
 }
 
-/// The character that a byte is written as in a byte-level vocabulary: printable ones as they are in Latin-1, the
-/// others from U+0100 on, in order.
+/// The character that stands for a byte in a byte-level vocabulary: printable bytes as in Latin-1, the others from
+/// U+0100, in order.
 fn written(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     if is_printable(byte) {
@@ -68,7 +69,7 @@ fn name(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| written(byte)).collect()
 }
 
-/// A byte-level BPE with these tokens, and with special tokens: one that stands before a text, and another.
+/// A byte-level BPE tokenizer with these tokens and two special tokens: `before`, which precedes a text, and `special`.
 fn tokenizer(vocabulary: &Vocabulary, before: u32, special: u32) -> Value {
     let mut names: BTreeMap<String, u32> =
         vocabulary.iter().map(|(&id, bytes)| (name(bytes), id)).collect();
@@ -97,7 +98,8 @@ fn tokenizer(vocabulary: &Vocabulary, before: u32, special: u32) -> Value {
     })
 }
 
-/// Gives each of the model's 256 tokens something to stand for. Of those drawn, the second kind is special.
+/// Gives bytes to the model's 256 tokens. Of the distinct drawn tokens that are not in the prompt, the second becomes
+/// special.
 fn vocabulary(drawn: &[u32]) -> (Vocabulary, u32) {
     let mut vocabulary = Vocabulary::new();
     let [before, prompt @ ..] = PROMPT_TOKENS;
@@ -112,7 +114,7 @@ fn vocabulary(drawn: &[u32]) -> (Vocabulary, u32) {
     }
     let special = others.remove(1);
     others.extend((0..=255).filter(|id| !drawn.contains(id) && !PROMPT_TOKENS.contains(id)));
-    // Bytes that no text has are left out, for the special tokens and the merge.
+    // Bytes that occur in no text are left out, so that there are tokens for the special ones and the merge.
     let spelled = SPELLED.bytes();
     let more = (0..=0xF4).filter(|byte| !matches!(byte, 0xC0 | 0xC1));
     for byte in spelled.chain(more) {
@@ -125,15 +127,15 @@ fn vocabulary(drawn: &[u32]) -> (Vocabulary, u32) {
     (vocabulary, special)
 }
 
-/// The text of tokens, of which special ones have none.
+/// The text of tokens. Special tokens have none.
 fn text(vocabulary: &Vocabulary, tokens: &[u32]) -> String {
     let bytes = tokens.iter().filter_map(|id| vocabulary.get(id)).flatten().copied();
     String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
-/// A stream's text, part by part, and why it ended.
+/// The parts of a stream's text, and its finish reason.
 fn streamed(serving: &Serving, model: &str) -> (Vec<String>, String) {
-    let body = json!({ "model": model, "prompt": PROMPT, "max_tokens": 48, "temperature": 1.5,
+    let body = json!({ "model": model, "prompt": PROMPT, "max_tokens": 20, "temperature": 1.5,
                        "seed": 11, "stream": true });
     let mut answer = String::new();
     serving.complete(&body.to_string()).read_to_string(&mut answer).expect("valid UTF-8");
@@ -151,27 +153,31 @@ fn streamed(serving: &Serving, model: &str) -> (Vec<String>, String) {
 struct Small {
     folder: TempDir,
     vocabulary: Vocabulary,
-    /// The tokens that are drawn behind the prompt.
+    /// The tokens that are drawn after the prompt.
     drawn: Vec<u32>,
-    /// One of them, which has no text.
+    /// One of the drawn tokens, which has no text.
     special: u32,
 }
 
 impl Small {
     fn new() -> Self {
+        static DRAWN_TOKENS: OnceLock<Vec<u32>> = OnceLock::new();
         let folder = copy();
-        let ids = folder.path().join("prompt.txt");
-        fs::write(&ids, format!("{PROMPT_TOKENS:?}")).expect("room");
-        let by_ids = ["--prompt-tokens", ids.to_str().expect("a path")];
-        let drawn = tokens(&generate(folder.path(), by_ids));
+        let draw = || {
+            let ids = folder.path().join("prompt.txt");
+            fs::write(&ids, format!("{PROMPT_TOKENS:?}")).expect("room");
+            let by_ids = ["--prompt-tokens", ids.to_str().expect("a path")];
+            tokens(&generate(folder.path(), by_ids))
+        };
+        let drawn = DRAWN_TOKENS.get_or_init(draw).clone();
         let (vocabulary, special) = vocabulary(&drawn);
         let json = tokenizer(&vocabulary, PROMPT_TOKENS[0], special).to_string();
         fs::write(folder.path().join("tokenizer.json"), json).expect("room");
         Self { folder, vocabulary, drawn, special }
     }
 
-    /// Generates from text, and asks a server for the same; both end as `finish` says, `[generate's, the server's]`,
-    /// behind the first `count` tokens that have text.
+    /// Generates from text, and sends the same request to a server. Both must end after the first `count` tokens with
+    /// text, for the reasons `finish`: that of `generate`, and that of the server.
     fn check(&self, count: usize, finish: [&str; 2]) {
         let Self { folder, vocabulary, drawn, .. } = self;
         let expected = text(vocabulary, &drawn[..count]);
@@ -189,7 +195,7 @@ impl Small {
     }
 }
 
-/// The text of a prompt, of generated tokens and of a stream is what the vocabulary says.
+/// The text of a prompt, of generated tokens and of a stream is that of the vocabulary.
 #[test]
 fn text_goes_through_the_tokenizer() {
     let small = Small::new();
@@ -198,7 +204,8 @@ fn text_goes_through_the_tokenizer() {
     small.check(small.drawn.len(), ["length", "length"]);
 }
 
-/// What training has left in the file shortens no prompt and adds nothing to it; a tokenizer that draws tokens is refused.
+/// Settings for training in the file do not truncate or pad a prompt. A tokenizer that draws tokens at random is
+/// refused.
 #[test]
 fn a_prompt_has_the_tokens_of_its_text() {
     let small = Small::new();
@@ -223,7 +230,7 @@ fn a_prompt_has_the_tokens_of_its_text() {
     assert!(error.contains("dropout is 0.5"), "{error}");
 }
 
-/// A token that ends a text ends it, and is no part of it.
+/// A token that ends a text is not part of the text.
 #[test]
 fn the_end_is_a_special_token() {
     let small = Small::new();

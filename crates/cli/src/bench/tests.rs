@@ -1,4 +1,4 @@
-//! Every suite's calls on the CPU, at small sizes: what a GPU is to run must have run before.
+//! The calls of every suite, on the CPU and at small sizes, so that code that a GPU will run has run before.
 
 use clap::Parser;
 use dsv4_kv::device::{EmuDevice, EmuOptions};
@@ -53,7 +53,7 @@ fn attention_is_measured() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let csa = Case::new(4, LayerKind::Csa, 16, 1);
     let cases = [
-        // Four rows a node, whose scales are a multiple of 8 bytes.
+        // Four rows per node, so that the size of their scales is a multiple of 8 bytes.
         Case { queries: Queries::Chunk(4), ..csa.clone() }.with_f32_scales(),
         Case { queries: Queries::Decode(2), ..csa }.in_graph(2, 0),
         Case::new(4, LayerKind::Hca, 5, 1).in_graph(1, 2048),
@@ -109,7 +109,7 @@ fn steps_are_measured_by_kind() {
     assert_eq!(rows.len(), 2);
     for row in &rows {
         let measured = row.measured.as_ref().unwrap();
-        // The trunk is swa, csa, hca, csa: a launch a layer.
+        // The trunk is swa, csa, hca, csa, with one launch per layer.
         assert_eq!(measured.updates.nodes, 4);
         let nodes = |name: &str| {
             let kind = measured.kinds.iter().find(|kind| kind.name == name).unwrap();
@@ -179,7 +179,7 @@ fn a_load_that_does_not_fit_is_a_row() {
 #[test]
 fn chunks_are_measured_by_kernel() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    // Both kinds of windows close in it.
+    // Both kinds of windows close in this chunk.
     let chunk = Chunk { tokens: 12, past: 120 };
     let kernels = 7;
     for weight in [Weight::Bf16, Weight::Nvfp4] {
@@ -200,7 +200,7 @@ fn chunks_are_measured_by_kernel() {
 #[test]
 fn a_chunk_saves_checkpoints() {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    let case = checkpoints::Case { model: "tiny".into(), tokens: 129, past: 128 };
+    let case = checkpoints::Case { model: "tiny".into(), tokens: 129, past: 0 };
     let rows = checkpoints::measure_case(&device, &case).unwrap();
     let [checkpoints::Row { checkpoints: 1, microseconds, saving_microseconds, .. }] = rows[..]
     else {

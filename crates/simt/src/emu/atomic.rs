@@ -1,9 +1,9 @@
-//! [`crate::atomic`] on the CPU. Blocks run on several OS threads, so device atomics are real ones;
-//! the threads of a block share one, so block atomics are plain.
+//! [`crate::atomic`] on the CPU. Blocks run on several OS threads, so device atomics are atomics of the host.
+//! The threads of a block share one OS thread, so block atomics are plain reads and writes.
 
 use std::panic::Location;
 
-// Under `--cfg loom` the model checker's own, for the test at the end.
+// Under `--cfg loom` the atomics of the model checker, for the test at the end.
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
@@ -15,11 +15,11 @@ use super::global_memory::{Effect, Place};
 use super::mem::Pointer;
 use super::shared::{read, write};
 
-/// A word of global memory, checked when it was made.
+/// A word of global memory, whose bounds and alignment were checked when this was made.
 #[derive(Clone, Copy, Debug)]
 pub struct GlobalWord {
     word: *mut u32,
-    /// Where it lies and was made, if races are looked for.
+    /// Its place in memory, and where in the source this was made; `None` if the word is not checked for races.
     place: Option<(Place, Site)>,
 }
 
@@ -35,7 +35,8 @@ impl GlobalWord {
         unsafe { &*self.word.cast() }
     }
 
-    /// What `operate` returns, beside what it does, as one step of the running thread.
+    /// Performs `operate`, an atomic of the running thread, which returns a result and its effect on the word. Records
+    /// the access, with its release and acquire; returns the result.
     fn operate<R>(self, ordered: Ordered, operate: impl FnOnce(&AtomicU32) -> (R, Effect)) -> R {
         let Some(at) = self.place else { return operate(self.get()).0 };
         current(|block| {
@@ -100,12 +101,12 @@ pub fn global_store(word: GlobalWord, value: u32) {
     });
 }
 
-/// Replaces the word by `change` of its value; the old value.
+/// Replaces the word by `change` of its value; returns the old value.
 #[track_caller]
 fn modify(address: u32, change: impl FnOnce(u32) -> u32) -> u32 {
     let location = Location::caller();
-    let old = read(address, AccessKind::Atomic, location);
-    write(address, change(old), AccessKind::Atomic, location);
+    let [old] = read(address, AccessKind::Atomic, location);
+    write(address, [change(old)], AccessKind::Atomic, location);
     old
 }
 
@@ -131,16 +132,17 @@ pub fn shared_compare_exchange(address: u32, expected: u32, new: u32) -> u32 {
 
 #[track_caller]
 pub fn shared_load(address: u32) -> u32 {
-    read(address, AccessKind::Atomic, Location::caller())
+    let [word] = read(address, AccessKind::Atomic, Location::caller());
+    word
 }
 
 #[track_caller]
 pub fn shared_store(address: u32, value: u32) {
-    write(address, value, AccessKind::Atomic, Location::caller());
+    write(address, [value], AccessKind::Atomic, Location::caller());
 }
 
 pub fn fence_block() {
-    // One OS thread runs the whole block. What it orders between threads is not followed.
+    // One OS thread runs the whole block, so no host fence is needed. Race detection does not model this fence.
 }
 
 pub fn fence_device() {
@@ -153,7 +155,7 @@ pub fn fence_system() {
     try_current(Block::fence);
 }
 
-/// `RUSTFLAGS="--cfg loom" cargo test --release -p simt --lib -- loom`: every
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p simt --lib -- loom` checks every
 /// interleaving of two blocks.
 #[cfg(all(test, loom))]
 mod loom_tests {
@@ -162,7 +164,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// Global memory of two parts and a count.
+    /// Global memory: the results of two blocks, and a counter.
     #[derive(Default)]
     struct Words([AtomicU32; 3]);
 

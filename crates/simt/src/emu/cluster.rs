@@ -34,8 +34,9 @@ fn has_left() -> bool {
     current(|block| block.thread().left.get())
 }
 
-/// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault, and an earlier write to it
-/// that no barrier has released.
+/// Waits only for the lanes of its warp, and marks the thread as arrived: until `cluster_wait`, an access to another
+/// block's shared memory is a fault. An earlier write to another block's shared memory is a fault too, if nothing has
+/// released it since.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
     let wrote = current(|block| block.thread().wrote_peer.replace(false));
@@ -46,7 +47,7 @@ pub unsafe fn cluster_arrive() {
     arrive(0);
 }
 
-/// Arrives at the cluster's barrier; `releases` is [`RELEASES`] or 0.
+/// Arrives at the cluster barrier; `releases` is [`RELEASES`] or 0.
 #[track_caller]
 fn arrive(releases: u32) {
     assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
@@ -54,7 +55,7 @@ fn arrive(releases: u32) {
     current(|block| block.thread().left.set(true));
 }
 
-/// As [`cluster_arrive`]: the barrier orders all that was written before the arrival.
+/// As [`cluster_arrive`], but the arrival releases all earlier accesses.
 #[track_caller]
 pub unsafe fn cluster_arrive_release() {
     current(|block| block.thread().wrote_peer.set(false));
@@ -70,44 +71,47 @@ pub unsafe fn cluster_wait() {
 
 /// The word at `address` of the block `rank`.
 ///
-/// Recorded there as an access of an extra thread, which only barriers of the cluster order.
+/// Recorded in that block's memory as an access by a thread of its pseudo-warp of other blocks, which only cluster
+/// barriers order.
 #[track_caller]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
+    let [word] = read_at(address, rank, Location::caller());
+    word
+}
+
+/// The four words of the block `rank` from `address` on; see [`load`].
+#[track_caller]
+pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
     read_at(address, rank, Location::caller())
 }
 
-/// The four words from `address` on of the block `rank`; see [`load`].
-#[track_caller]
-pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
-    let location = Location::caller();
-    [0, 4, 8, 12].map(|offset| read_at(address + offset, rank, location))
-}
-
-fn read_at(address: u32, rank: u32, location: Site) -> u32 {
+fn read_at<const N: usize>(address: u32, rank: u32, location: Site) -> [u32; N] {
     if rank == block_rank() {
         return read(address, AccessKind::Read, location);
     }
+    let mut words = [0; N];
     access(rank, location, |memory, thread| {
-        memory.read(address, AccessKind::Read, thread, location)
-    })
+        memory.read((address, &mut words), AccessKind::Read, thread, location)
+    });
+    words
 }
 
-/// Writes the word at `address` of the block `rank`, which must have started. Recorded as [`load`] is.
+/// Writes the word at `address` of the block `rank`, which must have started. Recorded as for [`load`].
 #[track_caller]
 pub unsafe fn store(address: u32, rank: u32, word: u32) {
     let location = Location::caller();
     if rank == block_rank() {
-        return write(address, word, AccessKind::Write, location);
+        return write(address, [word], AccessKind::Write, location);
     }
     let met = current(|block| block.thread().met.get());
     assert!(met, "a write to another block's shared memory before a barrier of the cluster");
     current(|block| block.thread().wrote_peer.set(true));
     access(rank, location, |memory, thread| {
-        memory.write(address, word, AccessKind::Write, thread, location)
+        memory.write((address, &[word]), AccessKind::Write, thread, location)
     });
 }
 
-/// Accesses the shared memory of another block of the cluster, in the name of an extra thread.
+/// Accesses the shared memory of another block of the cluster, as a thread of that block's pseudo-warp.
 fn access<T>(
     rank: u32,
     location: Site,

@@ -1,5 +1,5 @@
-//! [`crate::copy`] on the CPU: a copy takes place when its thread waits for it. On a GPU it may at any time from its start on, so
-//! that whoever accesses its words meanwhile is at fault.
+//! [`crate::copy`] on the CPU: a copy takes place when its thread waits for it. On a GPU it may take place at any time
+//! between its start and the wait, so that an access to its words in between is a fault.
 
 use std::panic::Location;
 
@@ -31,7 +31,7 @@ pub unsafe fn start_if<T: Access, const WORDS: usize>(
     let in_flight = current(|block| {
         let memory = block.shared_memory.borrow();
         let in_flight = memory.start(block.running.get(), location);
-        let started = (0..words).try_for_each(|i| memory.start_copy(to + 4 * i, in_flight));
+        let started = memory.start_copy(to, WORDS, in_flight);
         drop(memory);
         started.unwrap_or_else(|fault| block.fail(fault));
         in_flight
@@ -47,18 +47,20 @@ pub fn commit_group() {
 pub fn wait_for_groups<const PENDING: usize>() {
     let done = with_copies(|copies| copies.take_all_but(PENDING));
     for Copy { to, from, words, source, in_flight } in done {
-        // It may have been read at any time until now.
+        // The source may have been read at any time until now.
         if let Some(place) = source {
             record(place, AccessKind::Read, in_flight.location);
         }
-        for i in 0..words {
+        let mut read = [0; 4];
+        let read = &mut read[..words as usize];
+        for (i, to) in read.iter_mut().enumerate() {
             // SAFETY: in bounds of a live allocation and aligned (checked when the copy was started);
             // views that write access it atomically.
-            let [word] = unsafe { load_words(from.add(i as usize)) };
-            current(|block| {
-                let ended = block.shared_memory.borrow_mut().end_copy(to + 4 * i, word, in_flight);
-                ended.unwrap_or_else(|fault| block.fail(fault));
-            });
+            [*to] = unsafe { load_words(from.add(i)) };
         }
+        current(|block| {
+            let ended = block.shared_memory.borrow_mut().end_copy(to, read, in_flight);
+            ended.unwrap_or_else(|fault| block.fail(fault));
+        });
     }
 }

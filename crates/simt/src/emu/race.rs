@@ -1,19 +1,22 @@
 //! Races on a word of shared memory.
 //!
-//! A [`History`] remembers what is needed of a word's past to find a racing pair whenever there is one.
+//! A [`History`] keeps enough of a word's earlier accesses to find a race whenever there is one.
 
 use super::clock::{Clocks, Event};
 use super::fault::{AccessKind, ThreadIndex};
 use super::time::warp_of;
 
-/// The accesses of one kind since the last write that none of the others is ordered after, and some that others are, in their
-/// order. Of a warp the last one races with another warp if any does, and it or the last one of another lane with a lane of its own.
+/// Accesses of one kind since the last write, in their order: enough of them to find a race with a later access. An
+/// access that happens before a newer one of them may be dropped, since a later access that races with it also races
+/// with the newer one. Of a warp at most two accesses are kept. If any access of the warp races with a thread of
+/// another warp, its last one does. If any races with a lane of the same warp, the last one does, or the last one of
+/// another lane.
 #[derive(Clone, Debug, Default)]
-pub struct Concurrent(Vec<Event>);
+struct Concurrent(Vec<Event>);
 
 impl Concurrent {
     /// Adds an access that is made now.
-    pub fn add(&mut self, new: Event, clocks: &Clocks) {
+    fn add(&mut self, new: Event, clocks: &Clocks) {
         let warp = warp_of(new.at.thread);
         let is_own = |old: &Event| warp_of(old.at.thread) == warp;
         let is_like = |old: &Event| old.at.time == new.at.time && is_own(old);
@@ -21,7 +24,7 @@ impl Concurrent {
             && is_like(first)
             && is_like(second)
         {
-            // Who races with this one races with one of those two.
+            // A later access that races with the new one also races with one of those two.
             return;
         }
         if let Some(last) = self.0.last_mut()
@@ -38,13 +41,13 @@ impl Concurrent {
         self.0.push(new);
     }
 
-    /// An access that races with what a thread does now.
-    pub fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Event> {
+    /// One of the accesses that is not ordered before what a thread does now.
+    fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Event> {
         self.0.iter().copied().find(|old| !clocks.orders(old.at, thread))
     }
 }
 
-/// The accesses to a word that matter for later ones.
+/// The accesses to a word with which later ones may race.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     write: Option<Event>,
@@ -53,7 +56,7 @@ pub struct History {
 }
 
 impl History {
-    /// An earlier access, which an access that a thread makes now races with, if there is one.
+    /// An earlier access with which an access of kind `kind`, made by `thread` now, races.
     pub fn racing(
         &self,
         kind: AccessKind,
@@ -70,19 +73,26 @@ impl History {
         })
     }
 
-    /// Adds an access that is made now, and races with none.
+    /// Adds an access that is made now and does not race.
     pub fn add(&mut self, kind: AccessKind, new: Event, clocks: &Clocks) {
         match kind {
             AccessKind::Read | AccessKind::ReadConstant => self.reads.add(new, clocks),
             AccessKind::Atomic => self.atomics.add(new, clocks),
             AccessKind::Write => {
-                // All earlier accesses are ordered before this one, and what races with them later
-                // races with this one too.
+                // All earlier accesses happen before this write. So a later access that races with
+                // one of them also races with the write.
                 self.write = Some(new);
                 self.reads.0.clear();
                 self.atomics.0.clear();
             }
         }
+    }
+
+    /// Makes this the same as `other`.
+    pub fn copy_from(&mut self, other: &Self) {
+        self.write = other.write;
+        self.reads.0.clone_from(&other.reads.0);
+        self.atomics.0.clone_from(&other.atomics.0);
     }
 }
 
@@ -101,11 +111,12 @@ mod tests {
 
     enum Done {
         Access(AccessKind),
-        /// Which earlier events it makes visible.
+        /// The earlier events that it makes visible.
         Fence(HashSet<usize>),
     }
 
-    /// The rule itself, by sets: which earlier accesses and proxy fences, by number, each party knows.
+    /// A reference model of the rule, by sets: the numbers of the earlier accesses and proxy fences that each party
+    /// knows.
     #[derive(Default)]
     struct Past {
         events: Vec<(Done, ThreadIndex)>,
@@ -119,7 +130,7 @@ mod tests {
     }
 
     impl Past {
-        /// What a party did itself and what it knows.
+        /// The events of a party itself, and those that it knows.
         fn all_of(&self, of: usize) -> HashSet<usize> {
             let is_own = |&i: &usize| party(self.events[i].1) == of;
             let own = (0..self.events.len()).filter(is_own);
@@ -142,7 +153,7 @@ mod tests {
             self.known.iter_mut().for_each(|known| known.extend(&left));
         }
 
-        /// Whether an earlier event is ordered before what a thread does now.
+        /// Whether an earlier event happens before what a thread does now.
         fn knows(&self, thread: ThreadIndex, event: usize) -> bool {
             self.events[event].1 == thread || self.known[party(thread)].contains(&event)
         }

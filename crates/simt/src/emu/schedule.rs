@@ -21,10 +21,10 @@ use crate::limits::WARP_SIZE;
 
 type Fiber = Coroutine<(), (), (), DefaultStack>;
 
-/// Allocations that an OS thread reuses from cluster to cluster.
+/// The state that an OS thread reuses from cluster to cluster, to save allocations.
 #[derive(Default)]
 struct Worker {
-    /// For each block and thread, the fiber, if the thread has started and not returned. None between clusters.
+    /// For each block and thread, the fiber, if the thread has started and not returned. All `None` between clusters.
     fibers: Vec<Vec<Option<Fiber>>>,
     blocks: Vec<Block>,
 }
@@ -33,11 +33,11 @@ thread_local! {
     static WORKER: Cell<Option<Box<Worker>>> = const { Cell::new(None) };
 }
 
-/// Runs the `size` blocks of a cluster to their end. The first is block `index` of the grid, the
-/// `number`-th of its launch. Waits for the stacks that it needs.
+/// Runs the `size` blocks of a cluster to their end. The first is block `index` of the grid, number
+/// `number` of its launch. Waits first until enough stacks are free.
 ///
 /// # Errors
-/// The rank of a block, and its fault.
+/// The rank of a block that broke a rule, and its fault.
 pub fn run_cluster(
     stacks: &Stacks,
     (launch, global_memory): (&Launch, &Arc<GlobalMemory>),
@@ -66,13 +66,13 @@ pub fn run_cluster(
     result
 }
 
-/// Running blocks. However it ends, no fiber is left.
+/// The running blocks of a cluster. When it is dropped, no fiber is left.
 struct Cluster<'a> {
     blocks: &'a [Block],
     body: &'a (dyn Fn() + Sync),
     fibers: &'a mut [Vec<Option<Fiber>>],
     stacks: Loan<'a>,
-    /// In which its blocks run, and in which each one's warps do.
+    /// The order in which its blocks run, and for each block the order in which its warps and lanes run.
     order: Order,
     orders: Vec<Order>,
 }
@@ -87,7 +87,7 @@ impl Drop for Cluster<'_> {
 }
 
 impl Cluster<'_> {
-    /// Runs every block to the next cluster barrier, until all have returned.
+    /// Runs every block to the next cluster barrier, again and again, until all have returned.
     fn run(&mut self) -> Result<(), (u32, FaultKind)> {
         let mut start = true;
         loop {
@@ -114,7 +114,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// At a barrier of the cluster each block learns what the others have released.
+    /// At a cluster barrier each block acquires the pasts that all blocks have released.
     fn exchange_pasts(&self) {
         if self.blocks.len() == 1 {
             return;
@@ -127,7 +127,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Checks that a barrier of the cluster came after every read of another block's shared memory.
+    /// Checks that a cluster barrier followed every access to another block's shared memory.
     fn check_peers(&self) -> Result<(), (u32, FaultKind)> {
         let unfinished = |block: &Block| {
             let (rank, thread, location) = block.reads_peer.get()?;
@@ -146,7 +146,8 @@ impl Cluster<'_> {
     }
 }
 
-/// What a block has released at the cluster's barrier: by its warps' arrivals, or now that all wait.
+/// The past that a block has released at the cluster barrier: by the arrivals of its warps if they called
+/// `cluster_arrive` or `cluster_arrive_release`, or now by all warps if they called `sync_cluster`.
 fn released_by(block: &Block) -> Past {
     let mut past = block.arrived.take();
     if !block.shared_memory.borrow().clocks.has_left() {
@@ -156,12 +157,12 @@ fn released_by(block: &Block) -> Past {
     past
 }
 
-/// Releases the threads of a block from the barrier that all have reached.
+/// Makes the threads of a block ready to run again, after a barrier that all of them have reached.
 fn release(block: &Block) {
     block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
 }
 
-/// The fault of a call that broke a rule, by a thread that does not run.
+/// The fault of a rule that `thread` broke, which the emulator finds outside the kernel's body.
 fn misuse(message: String, thread: u32, location: Option<Site>) -> FaultKind {
     let location = location.map(ToString::to_string);
     FaultKind::Panic { message, thread: ThreadIndex(thread), location }
@@ -184,8 +185,8 @@ fn check_products(block: &Block) {
     }
 }
 
-/// Checks that the threads of each warpgroup of a block which has returned started the same products, and waited for them,
-/// in the same places and in the same order.
+/// Checks that all threads of each warpgroup of a block which has returned started the same products and made the same
+/// waits, in the same places and in the same order.
 fn check_warpgroups(block: &Block) -> Result<(), FaultKind> {
     let size = (4 * WARP_SIZE) as usize;
     for (first, warpgroup) in (0..).step_by(size).zip(block.threads.chunks(size)) {
@@ -208,17 +209,20 @@ fn check_warpgroups(block: &Block) -> Result<(), FaultKind> {
     Ok(())
 }
 
-/// Checks that nobody accessed the words of a copy that no thread of a block which has returned has waited for.
+/// For a block which has returned: checks the copies that were never waited for. No thread may have accessed their
+/// words since they were started.
 fn check_copies(block: &Block) -> Result<(), FaultKind> {
     let memory = block.shared_memory.borrow();
     block.threads.iter().try_for_each(|thread| {
-        thread.copies.borrow().all().try_for_each(|copy| {
-            (0..copy.words).try_for_each(|i| memory.check_copy(copy.to + 4 * i, copy.in_flight))
-        })
+        thread
+            .copies
+            .borrow()
+            .all()
+            .try_for_each(|copy| memory.check_copy(copy.to, copy.words as usize, copy.in_flight))
     })
 }
 
-/// The fault of two blocks whose threads are at different places: names thread 0 of each.
+/// The fault of two blocks of a cluster whose threads are at different places. It names thread 0 of each.
 fn diverged_blocks(stops: &[Stop]) -> FaultKind {
     let group = |stop: &Stop| LaneGroup { threads: vec![0], waiting: stop.waiting() };
     FaultKind::Divergence { groups: stops.iter().map(group).collect() }
@@ -254,7 +258,7 @@ impl Schedule<'_, '_> {
                     release(self.block);
                     self.block.shared_memory.borrow_mut().clocks.synchronize_block();
                 }
-                // All wait, and nobody is left to arrive.
+                // All threads wait at named barriers, so that no warp is left to complete one.
                 Stop::At(Operation::BarrierSync, _) => {
                     return Err(diverged(&self.block.threads, 0));
                 }
@@ -270,7 +274,7 @@ impl Schedule<'_, '_> {
         }
     }
 
-    /// Whether the warp can run on.
+    /// Whether the warp can continue.
     fn is_ready(&self, warp: u32) -> bool {
         matches!(self.block.warp(warp)[0].stop.get(), Stop::Ready)
     }
@@ -302,7 +306,8 @@ impl Schedule<'_, '_> {
         }
     }
 
-    /// A warp arrives at the named barrier that its lanes have as operands; those that waited for it may go on.
+    /// A warp arrives at the named barrier that its lanes have as operands. If this completes the barrier, the warps
+    /// that waited at it become ready; a warp that does not wait becomes ready at once.
     fn arrive(&self, warp: u32, waits: bool) -> Result<(), FaultKind> {
         let lanes = self.block.warp(warp);
         let operands = |thread: &Thread| (thread.value.get(), thread.operand.get());
@@ -324,16 +329,17 @@ impl Schedule<'_, '_> {
 
     /// Starts every lane of a warp and runs it to its first stop.
     ///
-    /// When its lane has returned, a fiber runs the next one, so that lanes without collectives share one
-    /// fiber. All lanes have started when this returns; a fiber that is resumed later finds no other lane.
+    /// When a lane returns, its fiber runs the next lane that has not started, so that lanes without collectives share
+    /// one fiber. All lanes have started when this returns, so that a fiber which is resumed later finds no other lane
+    /// to run.
     fn start_lanes(&mut self, first: usize) -> Result<(), FaultKind> {
         let (block, body) = (self.block, self.body);
         block.starting.set(first, self.order.shuffled(WARP_SIZE));
         while !block.starting.is_empty() {
             let stack = self.stacks.take()?;
-            // SAFETY: the closure borrows the block and the body, which outlive the `Cluster`. The fiber does not: it is dropped in
-            // this call, or is in the cluster's `fibers`, which the cluster empties when it is dropped, also by a panic. None is
-            // forgotten.
+            // SAFETY: the closure borrows the block and the body, which outlive the `Cluster`. The fiber does not: it
+            // is dropped in this call, or is in the cluster's `fibers`, which the cluster empties when it is dropped,
+            // also by a panic. None is forgotten.
             let mut fiber = unsafe {
                 Fiber::with_stack_unchecked(stack, move |yielder, ()| {
                     while let Some(thread) = block.starting.take() {
@@ -408,7 +414,7 @@ fn multiply<const LANES: usize>(
     }
 }
 
-/// Runs a fiber to its next stop; whether it ended.
+/// Runs a fiber to its next stop; returns whether it ended.
 fn resume(block: &Block, fiber: &mut Fiber) -> Result<bool, FaultKind> {
     block.runs_body.set(true);
     let stopped = catch_unwind(AssertUnwindSafe(|| fiber.resume(())));
@@ -424,7 +430,7 @@ fn resume(block: &Block, fiber: &mut Fiber) -> Result<bool, FaultKind> {
     }
 }
 
-/// The state of all `count` threads from `first` on, or how they diverged.
+/// The common state of the `count` threads from `first` on, or, if they differ, the divergence fault.
 fn common_stop(block: &Block, first: usize, count: usize) -> Result<Stop, FaultKind> {
     let threads = &block.threads[first..first + count];
     let stop = threads[0].stop.get();
@@ -434,7 +440,8 @@ fn common_stop(block: &Block, first: usize, count: usize) -> Result<Stop, FaultK
     Err(diverged(threads, first as u32))
 }
 
-/// The fault of threads, from number `first` on, that are at different places, or wait for what does not come.
+/// The divergence fault of threads, numbered from `first` on, that are at different places, or that wait at a barrier
+/// which cannot complete.
 fn diverged(threads: &[Thread], first: u32) -> FaultKind {
     let mut groups: Vec<(Stop, LaneGroup)> = Vec::new();
     for (thread, index) in threads.iter().zip(first..) {

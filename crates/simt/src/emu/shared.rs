@@ -6,7 +6,7 @@ use super::block::{Block, current};
 use super::fault::{AccessKind, FaultKind, Site};
 use super::time::warp_of;
 
-/// Checks that an array lies in the block's shared memory; its address.
+/// Checks that an array lies in the block's shared memory; returns its address.
 #[track_caller]
 pub unsafe fn array(byte_offset: u32, bytes: u32) -> u32 {
     let location = Location::caller();
@@ -18,7 +18,7 @@ pub unsafe fn array(byte_offset: u32, bytes: u32) -> u32 {
     byte_offset
 }
 
-/// Checks that words `i..i + WORDS` lie in the array of `words` at `base`; their address.
+/// Checks that words `i..i + WORDS` lie in the array of `words` words at `base`; returns their address.
 #[track_caller]
 pub fn element<const WORDS: u32>(base: u32, words: u32, i: u32) -> u32 {
     let location = Location::caller();
@@ -29,7 +29,7 @@ pub fn element<const WORDS: u32>(base: u32, words: u32, i: u32) -> u32 {
     offset as u32
 }
 
-/// A range of shared memory that is to be accessed.
+/// A range of shared memory to be checked, in bytes.
 struct Span {
     offset: u64,
     bytes: u32,
@@ -52,32 +52,28 @@ impl Span {
 
 #[track_caller]
 pub unsafe fn load(address: u32) -> u32 {
-    read(address, AccessKind::Read, Location::caller())
+    let [word] = read(address, AccessKind::Read, Location::caller());
+    word
 }
 
 #[track_caller]
 pub unsafe fn load_x2(address: u32) -> [u32; 2] {
-    let location = Location::caller();
-    [0, 4].map(|offset| read(address + offset, AccessKind::Read, location))
+    read(address, AccessKind::Read, Location::caller())
 }
 
 #[track_caller]
 pub unsafe fn load_x4(address: u32) -> [u32; 4] {
-    let location = Location::caller();
-    [0, 4, 8, 12].map(|offset| read(address + offset, AccessKind::Read, location))
+    read(address, AccessKind::Read, Location::caller())
 }
 
 #[track_caller]
 pub unsafe fn store(address: u32, value: u32) {
-    write(address, value, AccessKind::Write, Location::caller());
+    write(address, [value], AccessKind::Write, Location::caller());
 }
 
 #[track_caller]
 pub unsafe fn store_x2(address: u32, value: [u32; 2]) {
-    let location = Location::caller();
-    for (offset, value) in [0, 4].into_iter().zip(value) {
-        write(address + offset, value, AccessKind::Write, location);
-    }
+    write(address, value, AccessKind::Write, Location::caller());
 }
 
 #[track_caller]
@@ -90,39 +86,43 @@ pub unsafe fn store_x2_where(there: bool, address: impl FnOnce() -> u32, value: 
 
 #[track_caller]
 pub unsafe fn store_x4(address: u32, value: [u32; 4]) {
-    let location = Location::caller();
-    for (offset, value) in [0, 4, 8, 12].into_iter().zip(value) {
-        write(address + offset, value, AccessKind::Write, location);
-    }
+    write(address, value, AccessKind::Write, Location::caller());
 }
 
-/// The word at `address`, which [`element`] has checked.
-pub fn read(address: u32, kind: AccessKind, location: Site) -> u32 {
+/// The words from `address` on, which [`element`] has checked.
+pub fn read<const N: usize>(address: u32, kind: AccessKind, location: Site) -> [u32; N] {
     current(|block| {
-        let thread = block.running.get();
+        let (thread, mut words) = (block.running.get(), [0; N]);
+        let to = (address, &mut words[..]);
         let result = match block.thread().multiplies.get() {
-            Some(product) => read_operand(block, product, address),
-            None => block.shared_memory.borrow_mut().read(address, kind, thread, location),
+            Some(product) => read_operand(block, product, to),
+            None => block.shared_memory.borrow_mut().read(to, kind, thread, location),
         };
-        result.unwrap_or_else(|fault| block.fail(fault))
+        result.unwrap_or_else(|fault| block.fail(fault));
+        words
     })
 }
 
-/// The word at `address`, an operand of a product that the running thread has started.
-fn read_operand(block: &Block, product: u32, address: u32) -> Result<u32, FaultKind> {
+/// Reads words that are operands of a product which the running thread has started.
+fn read_operand(
+    block: &Block,
+    product: u32,
+    (address, to): (u32, &mut [u32]),
+) -> Result<(), FaultKind> {
     let (thread, memory) = (block.running.get(), block.shared_memory.borrow());
     let operands = &mut block.operands.borrow_mut()[warp_of(thread)];
     if let Some(location) = operands.read(product, address) {
         memory.start_operands(address, thread, location)?;
     }
-    Ok(memory.value(address))
+    memory.copy_to(address, to);
+    Ok(())
 }
 
-/// Sets the word at `address`, which [`element`] has checked.
-pub fn write(address: u32, value: u32, kind: AccessKind, location: Site) {
+/// Sets the words from `address` on, which [`element`] has checked.
+pub fn write<const N: usize>(address: u32, words: [u32; N], kind: AccessKind, location: Site) {
     current(|block| {
-        let thread = block.running.get();
-        let result = block.shared_memory.borrow_mut().write(address, value, kind, thread, location);
+        let (thread, from) = (block.running.get(), (address, &words[..]));
+        let result = block.shared_memory.borrow_mut().write(from, kind, thread, location);
         result.unwrap_or_else(|fault| block.fail(fault));
     });
 }

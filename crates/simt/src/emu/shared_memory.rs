@@ -1,38 +1,37 @@
-//! A block's shared memory: its words, which of them are written, and their recent accesses.
+//! The shared memory of a block: its words, which of them are written, and the accesses with which later ones may race.
+//!
+//! Most accesses are to 16 aligned bytes, a granule. As long as every access to a granule was to the whole granule, its
+//! four words share one history. The first access to fewer words splits the granule: then each word has a history of
+//! its own. The next plain write to the whole granule joins it again.
 
 use super::clock::{Clocks, Event};
 use super::fault::{Access, AccessKind, FaultKind, Site, ThreadIndex};
 use super::operands::OfProduct;
 use super::proxy::Store;
-use super::race::{Concurrent, History};
+use super::race::History;
 
-/// Operands of products are read by so many bytes.
+/// Bytes of a granule. Operands of products are whole granules.
 pub const GRANULE_BYTES: u32 = 16;
 const GRANULE_WORDS: usize = GRANULE_BYTES as usize / 4;
 
-/// The last write to a word, plain or atomic.
-#[derive(Clone, Copy)]
-struct LastWrite {
-    access: Numbered,
-    /// How many proxy fences its thread had called.
-    fences: u32,
-}
-
-/// The accesses to a word: the last one, and those that later ones may race with.
+/// The accesses to a word, or to a granule that is not split.
 #[derive(Clone, Default)]
 struct Accesses {
+    /// The last write, plain or atomic.
+    write: Option<LastWrite>,
+    /// The last access of any kind.
     last: Option<Numbered>,
     history: History,
 }
 
-/// What products have read of four words.
-#[derive(Clone, Default)]
-struct Granule {
-    reads: Concurrent,
-    last: Option<Numbered>,
+#[derive(Clone, Copy)]
+struct LastWrite {
+    access: Numbered,
+    /// Number of proxy fences that its thread had called before.
+    fences: u32,
 }
 
-/// An access, by its number among those to its block's memory and to those of the blocks before.
+/// An access with its number. Numbers count all accesses to this memory, including those of earlier blocks.
 #[derive(Clone, Copy)]
 struct Numbered {
     number: u64,
@@ -41,49 +40,89 @@ struct Numbered {
 }
 
 impl Numbered {
-    /// What a fault says of it.
+    /// Its description in a fault.
     fn access(self) -> Access {
         self.event.access(self.kind)
     }
 }
 
-impl LastWrite {
-    /// Whether it is no atomic: then nothing else that was done to the word races with a read.
-    fn is_plain(&self) -> bool {
-        matches!(self.access.kind, AccessKind::Write)
+impl Accesses {
+    /// The last write, if its number is greater than `accesses`.
+    fn written_since(&self, accesses: u64) -> Option<LastWrite> {
+        self.write.filter(|write| write.access.number > accesses)
     }
 
-    /// Whether a product may read the words of both writes or neither.
-    fn is_like(&self, other: &Self) -> bool {
-        let at = |write: &Self| (write.access.event.at, write.fences);
-        self.is_plain() && other.is_plain() && at(self) == at(other)
+    /// Adds an access that does not race. For a write, `fences` is the number of proxy fences that its thread has
+    /// called; for a read it is `None`.
+    fn add(&mut self, access: Numbered, fences: Option<u32>, clocks: &Clocks) {
+        self.history.add(access.kind, access.event, clocks);
+        self.last = Some(access);
+        if let Some(fences) = fences {
+            self.write = Some(LastWrite { access, fences });
+        }
+    }
+
+    fn copy_from(&mut self, other: &Self) {
+        (self.write, self.last) = (other.write, other.last);
+        self.history.copy_from(&other.history);
     }
 }
 
-/// Shared memory of a block. Reused from block to block: clocks and the numbers of accesses tell the data of earlier
+/// Aligned words within a granule: the first byte, and their number.
+#[derive(Clone, Copy)]
+struct Span {
+    offset: u32,
+    words: usize,
+}
+
+impl Span {
+    fn new(offset: u32, words: usize) -> Self {
+        let bytes = 4 * words as u32;
+        debug_assert!(offset % GRANULE_BYTES + bytes <= GRANULE_BYTES, "the address was checked");
+        Self { offset, words }
+    }
+
+    /// The granule of the word at byte `offset`.
+    fn granule_of(offset: u32) -> Self {
+        Self { offset: offset / GRANULE_BYTES * GRANULE_BYTES, words: GRANULE_WORDS }
+    }
+
+    /// The number of its granule.
+    fn granule(self) -> usize {
+        (self.offset / GRANULE_BYTES) as usize
+    }
+
+    fn is_granule(self) -> bool {
+        self.words == GRANULE_WORDS
+    }
+}
+
+/// Shared memory of a block. Reused from block to block: clocks and access numbers distinguish the data of earlier
 /// blocks from the present block's, so that nothing needs to be cleared.
 pub struct SharedMemory {
     bytes: u32,
-    /// The words, each of these apart: a product looks at the first two of many words.
     values: Vec<u32>,
-    writes: Vec<Option<LastWrite>>,
-    accesses: Vec<Accesses>,
-    granules: Vec<Granule>,
-    /// How many accesses there were, and how many before the present block.
+    /// The accesses to each granule that is not split.
+    granules: Vec<Accesses>,
+    is_split: Vec<bool>,
+    /// The accesses to each word of a split granule.
+    words: Vec<Accesses>,
+    /// The number of accesses so far, and of those before the present block.
     count: u64,
     before: u64,
-    /// What its warps know of each other.
+    /// The vector clocks of the block's warps.
     pub clocks: Clocks,
 }
 
-/// What is in flight: a copy, which may write a word at any time until it is waited for, or a product, which reads it until then.
+/// A copy or a product in flight. Until it is waited for, a copy may write its words at any time, and a product may
+/// read its operands at any time.
 #[derive(Clone, Copy, Debug)]
 pub struct InFlight {
-    /// Who started it.
+    /// The thread that started it.
     pub thread: ThreadIndex,
-    /// Where.
+    /// The place where it was started.
     pub location: Site,
-    /// How many accesses there had been.
+    /// Number of accesses to the memory before it was started.
     pub accesses: u64,
 }
 
@@ -93,9 +132,9 @@ impl SharedMemory {
         Self {
             bytes: 0,
             values: Vec::new(),
-            writes: Vec::new(),
-            accesses: Vec::new(),
             granules: Vec::new(),
+            is_split: Vec::new(),
+            words: Vec::new(),
             count: 0,
             before: 0,
             clocks: Clocks::new(),
@@ -109,211 +148,220 @@ impl SharedMemory {
         if self.granules.len() < granules {
             let words = GRANULE_WORDS * granules;
             self.values.resize(words, 0);
-            self.writes.resize(words, None);
-            self.accesses.resize(words, Accesses::default());
-            self.granules.resize(granules, Granule::default());
+            self.granules.resize(granules, Accesses::default());
+            self.is_split.resize(granules, false);
+            self.words.resize(words, Accesses::default());
         }
         self.before = self.count;
         self.clocks.start_block();
     }
 
-    /// Its bytes.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u32 {
         self.bytes
     }
 
-    /// What a thread starts now.
+    /// A copy or a product that a thread starts now.
     pub fn start(&self, thread: ThreadIndex, location: Site) -> InFlight {
         InFlight { thread, location, accesses: self.count }
     }
 
-    /// Reads the word at byte `offset`, which is in bounds.
+    /// Reads words from byte `offset` on, which are in bounds, aligned and in one granule.
     ///
     /// # Errors
-    /// It is not written, or the read races.
+    /// A word was not written, or the read races.
     pub fn read(
         &mut self,
-        offset: u32,
+        (offset, to): (u32, &mut [u32]),
         kind: AccessKind,
         thread: ThreadIndex,
         location: Site,
-    ) -> Result<u32, FaultKind> {
-        self.touch(offset, kind, thread, location)?;
-        if self.written_since(offset, self.before).is_none() {
-            return Err(FaultKind::PoisonedShared { offset, thread, location });
+    ) -> Result<(), FaultKind> {
+        let span = Span::new(offset, to.len());
+        self.check_all(span, kind, (thread, location))?;
+        self.add(span, kind, self.clocks.event(thread, location), None);
+        for (offset, accesses) in self.accesses(span) {
+            if accesses.written_since(self.before).is_none() {
+                return Err(FaultKind::PoisonedShared { offset, thread, location });
+            }
         }
-        Ok(self.value(offset))
+        self.copy_to(offset, to);
+        Ok(())
     }
 
-    /// Writes the word at byte `offset`, which is in bounds.
+    /// Writes words from byte `offset` on, which are in bounds, aligned and in one granule.
     ///
     /// # Errors
     /// The write races.
     pub fn write(
         &mut self,
-        offset: u32,
-        value: u32,
+        (offset, from): (u32, &[u32]),
         kind: AccessKind,
         thread: ThreadIndex,
         location: Site,
     ) -> Result<(), FaultKind> {
-        let access = self.touch(offset, kind, thread, location)?;
+        let span = Span::new(offset, from.len());
+        self.check_all(span, kind, (thread, location))?;
         let fences = self.clocks.proxy_fences(thread);
-        self.writes[word(offset)] = Some(LastWrite { access, fences });
-        self.values[word(offset)] = value;
+        self.add(span, kind, self.clocks.event(thread, location), Some(fences));
+        let first = (offset / 4) as usize;
+        self.values[first..first + from.len()].copy_from_slice(from);
         Ok(())
     }
 
-    /// The word at byte `offset`, which is in bounds, and was checked.
-    pub fn value(&self, offset: u32) -> u32 {
-        self.values[word(offset)]
+    /// The words from byte `offset` on, which are in bounds and were checked.
+    pub fn copy_to(&self, offset: u32, to: &mut [u32]) {
+        let first = (offset / 4) as usize;
+        to.copy_from_slice(&self.values[first..first + to.len()]);
     }
 
-    /// The last write to the word at byte `offset`, if it came behind so many accesses.
-    fn written_since(&self, offset: u32, accesses: u64) -> Option<LastWrite> {
-        self.writes[word(offset)].filter(|write| write.access.number > accesses)
-    }
-
-    /// A product that a thread has started there reads the granule of the word at byte `offset` from now on.
+    /// Checks that a product, which a thread has started at `location`, may read the granule of the word at byte
+    /// `offset`.
     ///
     /// # Errors
-    /// As [`read`](Self::read), or no proxy fence has made a word visible.
+    /// As [`read`](Self::read), or no proxy fence has made a word visible to the product.
     pub fn start_operands(
         &self,
         offset: u32,
         thread: ThreadIndex,
         location: Site,
     ) -> Result<(), FaultKind> {
-        let granule = offset / GRANULE_BYTES * GRANULE_BYTES;
-        let mut checked: Option<LastWrite> = None;
-        for offset in (granule..granule + GRANULE_BYTES).step_by(4) {
-            let Some(write) = self.written_since(offset, self.before) else {
+        for (offset, accesses) in self.accesses(Span::granule_of(offset)) {
+            let Some(LastWrite { access: write, fences }) = accesses.written_since(self.before)
+            else {
                 return Err(FaultKind::PoisonedShared { offset, thread, location });
             };
-            if checked.is_none_or(|checked| !write.is_like(&checked)) {
-                self.check_operand(offset, write, (thread, location))?;
+            let at = write.event.at;
+            // All lanes of a warp take part in a product, so a lane's own write must be ordered before the other lanes.
+            let other = ThreadIndex(thread.0 ^ 1);
+            let reader = if at.thread == thread { other } else { thread };
+            self.check(offset, accesses, AccessKind::Read, (reader, location))?;
+            if !self.clocks.is_visible(Store { at, fences }, thread) {
+                let write = write.access();
+                return Err(FaultKind::UnfencedOperand { offset, write, thread, location });
             }
-            checked = Some(write);
         }
         Ok(())
     }
 
-    /// Checks that a product which a thread starts now may read the word at byte `offset`, which was last written so.
-    fn check_operand(
-        &self,
-        offset: u32,
-        LastWrite { access: write, fences }: LastWrite,
-        (thread, location): (ThreadIndex, Site),
-    ) -> Result<(), FaultKind> {
-        let at = write.event.at;
-        // A warp multiplies together: what one of its lanes wrote is to be ordered before what the others do.
-        let other = ThreadIndex(thread.0 ^ 1);
-        let reader = if at.thread == thread { other } else { thread };
-        self.check(offset, AccessKind::Read, reader, location)?;
-        if self.clocks.is_visible(Store { at, fences }, thread) {
-            return Ok(());
-        }
-        Err(FaultKind::UnfencedOperand { offset, write: write.access(), thread, location })
-    }
-
-    /// A product has read its operands until now, when the last thread of the warp has waited for it.
+    /// Records that a product has read its operands until now, when `waited`, the last thread of the warp, has waited
+    /// for it.
     ///
     /// # Errors
-    /// One was written meanwhile.
+    /// An operand was written since the product started.
     pub fn end_operands(
         &mut self,
         operands: &OfProduct,
         waited: ThreadIndex,
     ) -> Result<(), FaultKind> {
-        let InFlight { thread, location, accesses } = operands.product;
+        let InFlight { thread, location, accesses: before } = operands.product;
         let event = self.clocks.event(waited, location);
         for granule in operands.granules() {
-            for offset in (granule..granule + GRANULE_BYTES).step_by(4) {
-                if let Some(write) = self.written_since(offset, accesses) {
+            let span = Span::granule_of(granule);
+            for (offset, accesses) in self.accesses(span) {
+                if let Some(write) = accesses.written_since(before) {
                     let write = write.access.access();
                     return Err(FaultKind::OperandOverwritten { offset, write, thread, location });
                 }
             }
-            self.count += 1;
-            let granule = &mut self.granules[(granule / GRANULE_BYTES) as usize];
-            granule.reads.add(event, &self.clocks);
-            granule.last = Some(Numbered { number: self.count, kind: AccessKind::Read, event });
+            self.add(span, AccessKind::Read, event, None);
         }
         Ok(())
     }
 
-    /// A copy into the word at byte `offset`, which is in bounds, is started now.
+    /// Checks that a copy may start now, into words from byte `offset` on, which are in bounds, aligned and in one
+    /// granule.
     ///
     /// # Errors
     /// It races with an earlier access.
-    pub fn start_copy(&self, offset: u32, copy: InFlight) -> Result<(), FaultKind> {
-        self.check(offset, AccessKind::Write, copy.thread, copy.location)
+    pub fn start_copy(&self, offset: u32, words: usize, copy: InFlight) -> Result<(), FaultKind> {
+        self.check_all(Span::new(offset, words), AccessKind::Write, (copy.thread, copy.location))
     }
 
-    /// A copy has written the word at byte `offset` between its start and now.
+    /// Writes words from byte `offset` on for a copy, which has taken place between its start and now.
     ///
     /// # Errors
-    /// Somebody has accessed the word meanwhile.
-    pub fn end_copy(&mut self, offset: u32, value: u32, copy: InFlight) -> Result<(), FaultKind> {
-        self.check_copy(offset, copy)?;
-        self.write(offset, value, AccessKind::Write, copy.thread, copy.location)
+    /// A word was accessed since the copy started, or the write races.
+    pub fn end_copy(&mut self, offset: u32, from: &[u32], copy: InFlight) -> Result<(), FaultKind> {
+        self.check_copy(offset, from.len(), copy)?;
+        self.write((offset, from), AccessKind::Write, copy.thread, copy.location)
     }
 
-    /// Checks that nobody has accessed the word at byte `offset` since a copy into it was started.
-    pub fn check_copy(&self, offset: u32, copy: InFlight) -> Result<(), FaultKind> {
-        let InFlight { thread, location, accesses } = copy;
-        let granule = &self.granules[(offset / GRANULE_BYTES) as usize];
-        let mut last = self.accesses[word(offset)].last.into_iter().chain(granule.last);
-        let Some(access) = last.find(|access| access.number > accesses) else { return Ok(()) };
-        Err(FaultKind::CopyInFlight { offset, access: access.access(), thread, location })
+    /// Checks that no thread has accessed `words` words from byte `offset` on since a copy into them was started.
+    pub fn check_copy(&self, offset: u32, words: usize, copy: InFlight) -> Result<(), FaultKind> {
+        let InFlight { thread, location, accesses: before } = copy;
+        for (offset, accesses) in self.accesses(Span::new(offset, words)) {
+            if let Some(access) = accesses.last.filter(|access| access.number > before) {
+                let access = access.access();
+                return Err(FaultKind::CopyInFlight { offset, access, thread, location });
+            }
+        }
+        Ok(())
     }
 
-    /// Checks that an access to the word at byte `offset` does not race.
+    /// The accesses to the words of a span, each with the byte offset of its first word.
+    fn accesses(&self, span: Span) -> impl Iterator<Item = (u32, &Accesses)> {
+        let Span { offset, words } = span;
+        let (all, count) = if self.is_split[span.granule()] {
+            (&self.words[(offset / 4) as usize..], words)
+        } else {
+            (&self.granules[span.granule()..], 1)
+        };
+        (offset..).step_by(4).zip(&all[..count])
+    }
+
+    /// Checks that an access to a span does not race.
+    fn check_all(
+        &self,
+        span: Span,
+        kind: AccessKind,
+        by: (ThreadIndex, Site),
+    ) -> Result<(), FaultKind> {
+        self.accesses(span)
+            .try_for_each(|(offset, accesses)| self.check(offset, accesses, kind, by))
+    }
+
     fn check(
         &self,
         offset: u32,
+        accesses: &Accesses,
         kind: AccessKind,
-        thread: ThreadIndex,
-        location: Site,
+        (thread, location): (ThreadIndex, Site),
     ) -> Result<(), FaultKind> {
-        let is_read = matches!(kind, AccessKind::Read | AccessKind::ReadConstant);
-        if is_read
-            && let Some(write) = self.writes[word(offset)].filter(LastWrite::is_plain)
-            && self.clocks.orders(write.access.event.at, thread)
-        {
-            return Ok(());
-        }
-        let history = &self.accesses[word(offset)].history;
-        let racing = history.racing(kind, thread, &self.clocks).or_else(|| {
-            let reads = &self.granules[(offset / GRANULE_BYTES) as usize].reads;
-            let read = (!is_read).then(|| reads.racing(thread, &self.clocks));
-            Some((AccessKind::Read, read.flatten()?))
-        });
+        let racing = accesses.history.racing(kind, thread, &self.clocks);
         racing.map_or(Ok(()), |(first, of)| {
             let (first, second) = (of.access(first), Access { thread, kind, location });
             Err(FaultKind::SharedRace { offset, first, second })
         })
     }
 
-    fn touch(
-        &mut self,
-        offset: u32,
-        kind: AccessKind,
-        thread: ThreadIndex,
-        location: Site,
-    ) -> Result<Numbered, FaultKind> {
-        self.check(offset, kind, thread, location)?;
-        let event = self.clocks.event(thread, location);
+    /// Adds an access to a span, which does not race. For a write, `fences` is the number of proxy fences that its
+    /// thread has called.
+    fn add(&mut self, span: Span, kind: AccessKind, event: Event, fences: Option<u32>) {
         self.count += 1;
         let access = Numbered { number: self.count, kind, event };
-        let accesses = &mut self.accesses[word(offset)];
-        accesses.history.add(kind, event, &self.clocks);
-        accesses.last = Some(access);
-        Ok(access)
+        let (granule, first) = (span.granule(), (span.offset / 4) as usize);
+        // A plain write replaces the whole history.
+        let joins = matches!(kind, AccessKind::Write) || !self.is_split[granule];
+        if span.is_granule() && joins {
+            self.is_split[granule] = false;
+            self.granules[granule].add(access, fences, &self.clocks);
+            return;
+        }
+        if !self.is_split[granule] {
+            self.split(granule);
+        }
+        for accesses in &mut self.words[first..first + span.words] {
+            accesses.add(access, fences, &self.clocks);
+        }
     }
-}
 
-/// The number of the word at byte `offset`.
-fn word(offset: u32) -> usize {
-    (offset / 4) as usize
+    /// Gives each word of a granule a history of its own.
+    fn split(&mut self, granule: usize) {
+        let first = GRANULE_WORDS * granule;
+        for word in &mut self.words[first..first + GRANULE_WORDS] {
+            word.copy_from(&self.granules[granule]);
+        }
+        self.is_split[granule] = true;
+    }
 }

@@ -1,4 +1,5 @@
-//! Races on global memory against the rule itself: random programs, and sets of the accesses that each thread knows.
+//! Races on global memory, compared with a reference model of the rule: random programs, and for each thread the set of
+//! accesses that it knows, that is, which happen before its next one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +11,13 @@ use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
 use simt::warp::sync_warp;
 
 use crate::device::Tensor;
+use crate::random::Random;
 
 const BLOCKS: u32 = 3;
 /// Threads of a block that do something: two lanes of a warp, and one of another.
 const ACTIVE: [u32; 3] = [0, 1, 32];
 const ROUNDS: usize = 4;
-/// Words of memory, one of each active thread, and counters behind them.
+/// Words of memory, one for each active thread; the counters follow them.
 const WORDS: u32 = 3 * BLOCKS;
 const COUNTERS: u32 = 2;
 
@@ -23,7 +25,7 @@ const COUNTERS: u32 = 2;
 enum Step {
     Read(u32),
     Write(u32),
-    /// An atomic that orders, on a counter; the next one does not.
+    /// An acquire-release atomic on a counter; the next variant is a relaxed one.
     InOrder(u32),
     Relaxed(u32),
     Fence,
@@ -37,17 +39,7 @@ enum End {
     Block,
 }
 
-/// A small generator (SplitMix64).
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, n: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % u64::from(n)) as u32
-    }
-
     fn step(&mut self, own: u32) -> Step {
         // Most accesses are to a thread's own word, so that many programs do not race.
         match self.below(24) {
@@ -61,7 +53,7 @@ impl Random {
     }
 }
 
-/// What each active thread does in a round, by block and round, and how the round ends.
+/// By block and round, the steps of each active thread, and how the round ends.
 type Program = Vec<Vec<([Vec<Step>; 3], End)>>;
 
 fn program(seed: u64) -> Program {
@@ -74,17 +66,17 @@ fn program(seed: u64) -> Program {
     (0..BLOCKS).map(|block| (0..ROUNDS).map(|_| round(block)).collect()).collect()
 }
 
-/// What an active thread of a block does: a step, or it comes to the end of a round.
+/// An event of an active thread of a block: a step, or its arrival at the end of a round.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Step(Step),
     End(End),
 }
 
-/// What happened, in its order: block, active thread, and event.
+/// The events of a run in their order: block, active thread, and event.
 type Trace = Vec<(usize, usize, Event)>;
 
-/// Runs a program; what it did, and its fault.
+/// Runs a program; returns its trace, and its fault with the block.
 fn run(program: &Program, seed: u64) -> (Trace, Option<(u32, FaultKind)>) {
     let tensor = Tensor::zeros((WORDS + COUNTERS) as usize);
     let (words, trace) = (tensor.output::<u32>(), Mutex::new(Trace::new()));
@@ -95,7 +87,7 @@ fn run(program: &Program, seed: u64) -> (Trace, Option<(u32, FaultKind)>) {
         for (steps, end) in &program[block] {
             if let Some(active) = active {
                 for &step in &steps[active] {
-                    // Held over the step, so that the trace has the order of the run.
+                    // The lock is held during the step, so that the trace has the order of the run.
                     let mut trace = lock();
                     trace.push((block, active, Event::Step(step)));
                     perform(words, step);
@@ -134,18 +126,18 @@ fn perform(words: GlobalMut<u32>, step: Step) {
 /// Numbers of accesses.
 type Accesses = HashSet<usize>;
 
-/// A block, a round, and a warp if it is the warp's.
+/// A barrier at the end of a round: the block, the round, and the warp if it is a barrier of a warp.
 type Barrier = (usize, usize, Option<u32>);
 
-/// What a thread knows.
+/// The knowledge of a thread.
 #[derive(Clone, Default)]
 struct Knowledge {
-    /// The accesses that are ordered before what it does next, its own among them.
+    /// The accesses that happen before what it does next, including its own.
     known: Accesses,
-    /// What was known at its last fence, and what its relaxed atomics have seen since then.
+    /// The accesses that it knew at its last fence, and those that its relaxed atomics have seen released since then.
     fenced: Accesses,
     seen: Accesses,
-    /// The barrier that it has come to and not yet left.
+    /// The barrier at which it has arrived and which it has not left yet.
     at: Option<Barrier>,
     rounds: usize,
 }
@@ -156,16 +148,16 @@ struct Model {
     /// Word, thread and whether it writes, of each access.
     accesses: Vec<(u32, (usize, usize), bool)>,
     counters: Vec<Accesses>,
-    /// What those knew who have come to a barrier.
+    /// For each barrier, the accesses that the threads which have arrived at it knew.
     barriers: HashMap<Barrier, Accesses>,
 }
 
 impl Model {
-    /// Takes an event in; whether it races.
+    /// Adds an event; returns whether it races.
     fn race(&mut self, block: usize, thread: usize, event: Event) -> bool {
         let Self { threads, accesses, counters, barriers } = self;
         let me = &mut threads[block][thread];
-        // All others have come there by now.
+        // All other threads have arrived at the barrier by now.
         if let Some(barrier) = me.at.take() {
             me.known.extend(&barriers[&barrier]);
         }
@@ -208,8 +200,7 @@ impl Model {
     }
 }
 
-/// Random programs: the emulator's first fault of a block is at the access where the rule says that there is a race, and there
-/// is none where there is no race.
+/// Random programs: the emulator reports a race exactly where the model does, at the first racing access of a block.
 #[test]
 fn random_programs_race_where_the_rule_says() {
     let (mut clean, mut racing) = (0, 0);

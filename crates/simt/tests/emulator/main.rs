@@ -1,4 +1,4 @@
-//! The emulator: every collective against a plain model, and every detector shown its fault.
+//! Tests of the emulator: every collective is compared with a plain model, and every detector is given its fault.
 
 mod barrier;
 mod cluster;
@@ -9,11 +9,13 @@ mod divergence;
 mod global;
 mod global_race;
 mod global_race_model;
+mod granules;
 mod grid;
 mod in_flight;
 mod process;
 mod product;
 mod proxy;
+mod random;
 mod schedule;
 mod shared;
 mod warpgroup;
