@@ -6,7 +6,7 @@
 //! | E4M3 `[r, c]` | UE8M0 `[r / 128, c / 128]` (rounded up), `.scale` | code * scale |
 //! | E2M1 `[r, c / 2]`, two codes per byte (MXFP4) | UE8M0 `[r, c / 32]`, `.scale` | code * scale |
 //! | the same (NVFP4) | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_scale_2` | code * scale * scale |
-//! | the same | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_global_scale` | code * scale * (1 / scale in F32) |
+//! | the same | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_global_scale` | code * scale * f32(1 / scale) |
 
 use half::bf16;
 use kv_layout::format::{E2m1, E4m3, Ue8m0};

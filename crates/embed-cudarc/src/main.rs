@@ -71,8 +71,8 @@ fn run_step(
         let (rows_at, _rows) = rows.device_ptr(stream);
         let (window_at, _window) = window.device_ptr_mut(stream);
         let (lengths_at, _lengths) = lengths.device_ptr_mut(stream);
-        // SAFETY: three live allocations of so many elements, which outlive the buffers; all work that touches them is
-        // in one stream.
+        // SAFETY: three live allocations with these numbers of elements, which outlive the buffers; all work that
+        // touches them is in one stream.
         let tensors = unsafe {
             Tensors {
                 rows: device.buffer_from_raw(rows_at, (TOKENS * ROW) as u64)?,

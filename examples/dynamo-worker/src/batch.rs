@@ -86,7 +86,8 @@ impl<B: Backend> Batch<B> {
     /// An engine without requests.
     ///
     /// # Errors
-    /// An address that is not available, or a cache without room for a port.
+    /// An address or a directory that is not available, or an error of
+    /// [`KvCacheManager::open_port`](dsv4_kv::KvCacheManager::open_port).
     pub fn new(mut engine: Engine<B>, options: &Options) -> Result<Self> {
         let cache = engine.cache_mut();
         let shares = options.checkpoints > 0 && options.mode != DisaggregationMode::Decode;

@@ -4,7 +4,7 @@
 //! frontend ── request plane ──> worker.rs: LLMEngine ── jobs ──> batch.rs: a thread with the engine
 //!          <── tokens ───────────────────────────── updates ───┘   │ events of its prefix tree (ZMQ)
 //!                                                                   │
-//! prefill: a prompt is computed and leaves as an offer; its ticket is the result       moves.rs, ticket.rs, questions.rs
+//! prefill: a prompt is computed and leaves as an offer; its ticket is the result     moves.rs, ticket.rs, questions.rs
 //! decode:  the ticket's payload is read and verified beside the steps, and admitted between two of them
 //! ```
 //!

@@ -131,7 +131,7 @@ pub enum ImageError {
     Digest {
         /// The section, counted from 0.
         section: usize,
-        /// Which part.
+        /// The part.
         part: Part,
     },
 }

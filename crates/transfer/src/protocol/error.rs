@@ -44,7 +44,7 @@ pub enum TransferError {
     /// The source no longer holds what it offered, or has given it to another target.
     #[error("the source does not hold {source_of:?} any more")]
     NotHeld {
-        /// What it had offered.
+        /// The source of the offer.
         source_of: Source,
     },
     /// The source was already asked for this payload, or was told that this target does not need it; or the offer is so
@@ -56,7 +56,7 @@ pub enum TransferError {
         "{source_of:?} was asked for or given up before, or {REMEMBERED} others since it was offered; drop this copy of its offer, or let its source offer the request anew"
     )]
     AskedBefore {
-        /// What it had offered.
+        /// The source of the offer.
         source_of: Source,
     },
     /// The same offer or opening arrived before: its source is being read, or its payload was verified and not yet
@@ -73,7 +73,7 @@ pub enum TransferError {
         "the source has not said until {until:?} whether it holds {source_of:?}; compute the request again"
     )]
     NotAnswered {
-        /// What it had offered.
+        /// The source of the offer.
         source_of: Source,
         /// How long it had.
         until: Duration,

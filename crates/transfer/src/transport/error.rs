@@ -21,21 +21,21 @@ pub enum TransportError {
     /// The memory is on a device, where the host cannot access its bytes.
     #[error("the bytes of memory {id} are on a device; copy them by `with_region`")]
     OnDevice {
-        /// Which memory.
+        /// The id of the memory.
         id: u64,
     },
     /// The transport does not support this kind of memory.
     #[error("{transport} moves no memory of this kind: {kind:?}")]
     Kind {
-        /// Which transport.
+        /// The name of the transport.
         transport: &'static str,
-        /// Which kind.
+        /// The kind of memory.
         kind: super::MemoryKind,
     },
     /// The memory belongs to another transport, or was registered before a fence.
     #[error("memory {id} is not registered with this transport")]
     Unknown {
-        /// Which memory.
+        /// The id of the memory.
         id: u64,
     },
     /// A read into the memory has not ended.
@@ -43,7 +43,7 @@ pub enum TransportError {
         "a read may still write memory {id}; poll it until it has ended, or fence the transport"
     )]
     Read {
-        /// Which memory.
+        /// The id of the memory.
         id: u64,
     },
     /// The peer's message is not a descriptor of this transport, or its memory is gone.
@@ -55,7 +55,7 @@ pub enum TransportError {
     /// The range lies outside of the memory.
     #[error("bytes {}..{} of memory that has {len}", bytes.start, bytes.end)]
     Outside {
-        /// Which bytes.
+        /// The range.
         bytes: Range<usize>,
         /// Bytes that the memory has.
         len: usize,
@@ -97,7 +97,7 @@ pub enum TransportError {
     Status {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// The status that it returned.
         status: i32,
     },
     /// NIXL cannot register memory of a GPU.
@@ -105,7 +105,7 @@ pub enum TransportError {
         "register_mem of NIXL failed with status {status} for memory of a GPU: UCX tells it from memory of the host only if it finds libcudart.so.12, as the PyPI package nvidia-cuda-runtime-cu12 has it; name its directory in LD_LIBRARY_PATH"
     )]
     GpuMemory {
-        /// What the function returned.
+        /// The status that it returned.
         status: i32,
     },
     /// Another failure: of a peer that was made to fail by a test, of a plugin's name, or no agent after a failed

@@ -49,7 +49,7 @@ impl Storage {
         Self { or_host: true, ..self }
     }
 
-    /// The kind of memory. With [`Self::or_host`] single regions may still be in host memory.
+    /// The kind of memory. After `or_host`, single regions may still be in host memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.device.as_ref().map_or(MemoryKind::Host, |device| device.kind())

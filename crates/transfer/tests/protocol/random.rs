@@ -33,7 +33,7 @@ struct Outcome {
     wrong: u32,
     /// Requests that no cache has: the source said yes, and the target did not get the answer in time.
     lost: u32,
-    /// Writes to memory that was not quarantined any more.
+    /// Writes to memory that was no longer quarantined.
     outside: u32,
     /// Late writes.
     late: u32,
