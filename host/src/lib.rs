@@ -11,7 +11,7 @@
 //! | [`suspended`] | suspended requests: blocks kept, slot released |
 //! | [`ledger`] | bookkeeping without a device: the blocks and slots of each request, and which steps are allowed |
 //! | [`step_meta`] | StepMeta: the per-step metadata array that kernels read |
-//! | [`manager`] | [`KvCacheManager`]: the ledger and the device memory |
+//! | `manager` | [`KvCacheManager`]: the ledger and the device memory |
 //! | [`step`] | [`Step`]: its layers, commit, capture and replay |
 //! | [`bucket`] | [`Bucket`]: the largest step that a captured graph serves |
 //! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |

@@ -39,7 +39,7 @@ fn trunk(
 ) -> Result<(), KvError> {
     let mut step = cache.begin_step(stream, Launches::Eager, &[part])?;
     run_layers(&mut step, kv)?;
-    Ok(step.commit(&[Accepted::count(part.id, part.tokens)])?)
+    step.commit(&[Accepted::count(part.id, part.tokens)])
 }
 
 #[rustfmt::skip]

@@ -5,10 +5,10 @@
 //!
 //! - Objects of two devices are not mixed ([`DeviceError::ForeignDevice`]).
 //! - Pointers of a launch are aligned, and memory that a kernel writes overlaps none of its other arguments
-//! ([`DeviceError::Misaligned`], [`DeviceError::Aliased`]).
+//!   ([`DeviceError::Misaligned`], [`DeviceError::Aliased`]).
 //! - During a capture no call allocates or waits, and the graph touches only memory that it keeps alive
-//! ([`DeviceError::ForbiddenInCapture`], [`DeviceError::NotRetained`]). Objects that are dropped during a   capture are
-//! freed after it.
+//!   ([`DeviceError::ForbiddenInCapture`], [`DeviceError::NotRetained`]). Objects that are dropped during a capture are
+//!   freed after it.
 //! - A copy that borrows host memory has ended when the call returns, also with an error.
 //!
 //! | module | what it holds |

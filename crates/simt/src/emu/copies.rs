@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::global_memory::Place;
-use super::shared_memory::InFlight;
+use super::in_flight::InFlight;
 
 /// A copy from global to shared memory that was started.
 #[derive(Clone, Debug)]

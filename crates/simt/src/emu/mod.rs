@@ -28,6 +28,7 @@
 //! | `barriers` | the named barriers of a block |
 //! | `matrix` | matrix products of a warp |
 //! | `copies` | asynchronous copies that a thread has started |
+//! | `in_flight` | who started a copy or a product that is in flight, where and when |
 //! | `products`, `operands` | products of warpgroups that a thread has started, and the operands of a warp's products |
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
 //! | `proxy` | stores to shared memory that products do not see, because a proxy fence is missing |
@@ -52,6 +53,7 @@ mod dispatch;
 mod fault;
 mod global_memory;
 pub(crate) mod grid;
+mod in_flight;
 mod launch;
 pub(crate) mod math;
 mod matrix;

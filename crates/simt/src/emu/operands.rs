@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use super::fault::Site;
-use super::shared_memory::{GRANULE_BYTES, InFlight};
+use super::in_flight::{GRANULE_BYTES, InFlight};
 use crate::limits::WARP_SIZE;
 
 /// The operands of the products that a warp has in flight.

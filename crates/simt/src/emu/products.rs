@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use super::fault::Site;
-use super::shared_memory::InFlight;
+use super::in_flight::InFlight;
 
 /// The products that a thread has started.
 #[derive(Debug, Default)]

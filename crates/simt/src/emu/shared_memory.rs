@@ -6,12 +6,11 @@
 
 use super::clock::{Clocks, Event};
 use super::fault::{Access, AccessKind, FaultKind, Site, ThreadIndex};
+use super::in_flight::{GRANULE_BYTES, InFlight};
 use super::operands::OfProduct;
 use super::proxy::Store;
 use super::race::History;
 
-/// Bytes of a granule. Operands of products are whole granules.
-pub const GRANULE_BYTES: u32 = 16;
 const GRANULE_WORDS: usize = GRANULE_BYTES as usize / 4;
 
 /// The accesses to a word, or to a granule that is not split.
@@ -112,18 +111,6 @@ pub struct SharedMemory {
     before: u64,
     /// The vector clocks of the block's warps.
     pub clocks: Clocks,
-}
-
-/// A copy or a product in flight. Until it is waited for, a copy may write its words at any time, and a product may
-/// read its operands at any time.
-#[derive(Clone, Copy, Debug)]
-pub struct InFlight {
-    /// The thread that started it.
-    pub thread: ThreadIndex,
-    /// The place where it was started.
-    pub location: Site,
-    /// Number of accesses to the memory before it was started.
-    pub accesses: u64,
 }
 
 impl SharedMemory {
