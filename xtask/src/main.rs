@@ -70,8 +70,8 @@ enum Task {
     ModuleCycles,
     /// Set up what is missing, then check and test everything.
     Test {
-        /// Leave out what takes long: clippy, the PTX rebuild, ptxas, examples, the tests of the
-        /// programs, the stress test, and the largest cases of the other tests.
+        /// Leave out what takes long: clippy, the PTX rebuild, examples, the tests of the programs,
+        /// the stress test, and the largest cases of the other tests.
         #[arg(long)]
         quick: bool,
     },

@@ -28,11 +28,17 @@ pub fn run() -> Result<()> {
     // Hashed before the compiler starts, so that an edit during the build makes the PTX stale.
     let sources = Sources::read()?;
     let built = compile(&compiler, &TARGETS)?;
-    match ptxas::find_or_fetch() {
-        Ok(ptxas) => ptxas::report(&ptxas, &built)?,
-        Err(error) => println!("not assembled: {error:#}"),
-    }
-    write(&compiler, sources, &built)?;
+    let assembled_by = match ptxas::find_or_fetch() {
+        Ok(ptxas) => {
+            ptxas::report(&ptxas, &built)?;
+            Some(ptxas::version(&ptxas)?)
+        }
+        Err(error) => {
+            println!("not assembled, which `build-ptx --check` refuses: {error:#}");
+            None
+        }
+    };
+    write(&compiler, assembled_by, sources, &built)?;
     println!("wrote {}", workspace::ptx_dir().display());
     Ok(())
 }
@@ -95,7 +101,12 @@ fn remove_if_there(file: &Path) -> Result<()> {
     }
 }
 
-fn write(compiler: &Compiler, sources: Sources, built: &[Built]) -> Result<()> {
+fn write(
+    compiler: &Compiler,
+    ptxas: Option<String>,
+    sources: Sources,
+    built: &[Built],
+) -> Result<()> {
     let folder = workspace::ptx_dir();
     fs::create_dir_all(&folder)?;
     let mut targets = Vec::new();
@@ -111,6 +122,7 @@ fn write(compiler: &Compiler, sources: Sources, built: &[Built]) -> Result<()> {
         abi_hash: ABI_HASH,
         compiler: compiler.version.clone(),
         flags: FLAGS.map(ToOwned::to_owned).to_vec(),
+        ptxas,
         source_hash: sources.hash(),
         sources,
         targets,

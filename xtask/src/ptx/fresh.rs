@@ -52,6 +52,9 @@ fn recipe_changes(manifest: &Manifest, now: &Sources) -> Vec<String> {
     if manifest.flags != FLAGS {
         reasons.push(format!("the compiler flags were {:?} and are {FLAGS:?}", manifest.flags));
     }
+    if manifest.ptxas.is_none() {
+        reasons.push("no ptxas has assembled the PTX".to_owned());
+    }
     let recorded: Vec<&str> = manifest.targets.iter().map(|record| record.cpu.as_str()).collect();
     let targets = TARGETS.map(|target| target.cpu);
     if recorded != targets {
@@ -104,6 +107,7 @@ mod tests {
             abi_hash: ABI_HASH,
             compiler: Version { rustc: "rustc 1.96.0".to_owned(), llvm: "22".to_owned() },
             flags: FLAGS.map(ToOwned::to_owned).to_vec(),
+            ptxas: Some("release 13.5".to_owned()),
             source_hash: sources.hash(),
             sources,
             targets: TARGETS.map(|target| TargetRecord::new(target.cpu, &target.file(), "")).into(),
@@ -122,6 +126,7 @@ mod tests {
         assert_eq!(changed(|_| {}), "");
         assert!(changed(|manifest| manifest.abi_hash ^= 1).contains("ABI"));
         assert!(changed(|manifest| manifest.flags.truncate(1)).contains("flags"));
+        assert!(changed(|manifest| manifest.ptxas = None).contains("ptxas"));
         assert!(changed(|manifest| manifest.targets.truncate(1)).contains("targets"));
         assert!(changed(|manifest| manifest.source_hash.clear()).contains("source hash"));
         assert!(changed(|manifest| manifest.sources.files.clear()).contains("a.rs is new"));

@@ -12,7 +12,7 @@
 //! | [`compressed`] | the form in which PTX is committed |
 //! | [`manifest`], [`sources`] | the compiler, flags and hashes from which the PTX was made; committed in `host/ptx/` |
 //! | [`fresh`] | reports why committed PTX is stale |
-//! | [`verify`] | builds the committed PTX again, and assembles it |
+//! | [`verify`] | compiles PTX again and compares it with the committed PTX |
 //! | [`show`] | prints the PTX of a kernel |
 
 pub mod build;

@@ -74,6 +74,16 @@ fn fetch() -> Result<PathBuf> {
     Ok(ptxas)
 }
 
+/// The release that a `ptxas` names, as in `release 13.0, V13.0.88`.
+///
+/// # Errors
+/// It does not run, or names none.
+pub fn version(ptxas: &Path) -> Result<String> {
+    let text = process::run("asking for a version", Command::new(ptxas).arg("--version"))?;
+    let release = text.lines().find_map(|line| line.find("release").map(|at| &line[at..]));
+    Ok(release.with_context(|| format!("{} names no release", ptxas.display()))?.to_owned())
+}
+
 /// Assembles each module for its target, and prints the resources of every entry.
 ///
 /// # Errors

@@ -1,10 +1,10 @@
-//! Builds and assembles the committed PTX again, if the compiler and `ptxas` are available.
+//! Compiles PTX again and compares it with the committed PTX, if the compiler is available.
 
 use anyhow::{Context, Result, bail};
 
 use super::manifest::Manifest;
-use super::recipe::{Built, TARGETS, Target};
-use super::{build, ptxas, toolchain};
+use super::recipe::TARGETS;
+use super::{build, toolchain};
 
 /// Compiles the PTX of the targets that tests rebuild, and compares it with the committed PTX, byte for byte, if the
 /// compiler that made it is installed.
@@ -38,24 +38,4 @@ pub fn rebuild() -> Result<()> {
         println!("{}: rebuilt and identical", record.file);
     }
     Ok(())
-}
-
-/// Assembles the committed PTX if `ptxas` is available.
-///
-/// # Errors
-/// `ptxas` refuses it.
-pub fn assemble() -> Result<()> {
-    let ptxas = match ptxas::find_or_fetch() {
-        Ok(ptxas) => ptxas,
-        Err(error) => {
-            println!("not run: {error:#}");
-            return Ok(());
-        }
-    };
-    let mut committed = Vec::new();
-    for record in Manifest::read()?.targets {
-        let target = Target::named(&record.cpu).context("build-ptx --check knows the targets")?;
-        committed.push(Built { target, ptx: record.read_ptx()? });
-    }
-    ptxas::report(&ptxas, &committed)
 }
