@@ -82,7 +82,16 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     // After it was deregistered, it cannot be read.
     source.deregister(memory).unwrap();
     let NotPosted(_, refused) = read(&mut target, 100, &from).unwrap_err();
-    assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
+    assert!(
+        matches!(
+            refused,
+            // In this process the memory is gone, and in a directory the file; NIXL's reads fail.
+            TransportError::Descriptor { .. }
+                | TransportError::File { .. }
+                | TransportError::Failed { .. }
+        ),
+        "{refused}"
+    );
     for wrong in [&b"../secret.payload"[..], b"", b"x"] {
         let NotPosted(_, error) = read(&mut target, 1, &Descriptor(wrong.to_vec())).unwrap_err();
         assert!(matches!(error, TransportError::Descriptor { .. }), "{error}");

@@ -1,11 +1,13 @@
-//! The number of launches that the attention of a layer takes, counted on a device that does nothing.
+//! The number of launches that attention and gathers of a layer take, counted on a device that does nothing.
 
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 use dsv4_kv::device::{Null, NullDevice, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::step::{AttentionTensors, Csa, Hca, QueryForm, Swa, UpdatedLayer};
+use dsv4_kv::step::{
+    AttentionTensors, CompressorInputs, Csa, Hca, HcaInputs, QueryForm, Swa, UpdatedLayer,
+};
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, StepRequest};
 
 /// A cache of one layer with a window alone, for drafts of up to two tokens.
@@ -66,6 +68,46 @@ fn own_rows_are_quantised_once_and_for_no_refused_call() {
             matches!(launches(&layer, all.clone(), (4, 8)), (queued, Ok(())) if queued == first)
         );
         assert!(matches!(launches(&layer, 1..tokens, (4, 8)), (1, Ok(()))));
+    }
+}
+
+/// No query of a short step sees an entry. The number of entries is still written; gathers of lists have nothing to do.
+#[test]
+fn gathers_of_no_rows_take_no_tile() {
+    let tiny = ModelConfig::preset("tiny").unwrap();
+    let model = ModelConfig { layers: vec![LayerKind::Hca], mtp_layers: 0, ..tiny };
+    let mut cache =
+        KvCacheManager::new(NullDevice::null(1 << 40), CacheConfig::new(model)).unwrap();
+    let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());
+    let device = cache.device().clone();
+    let [kv, tile] = [0, 1].map(|_| device.allocate("rows", 256 * 512).unwrap());
+    let floats = device.allocate("projections", 256 * 1024).unwrap();
+    let lengths = device.allocate("lengths", 256).unwrap();
+    let main = CompressorInputs { kv: &floats, gate: &floats, ape: &floats, norm: &floats };
+    for (tokens, is_short) in [(5, true), (127, true), (128, false)] {
+        let parts = [StepRequest { id, start: 0, tokens }];
+        let mut step = cache.begin_step(&stream, Launches::Eager, &parts).unwrap();
+        let layer = step.hca(LayerId(0)).unwrap().update(&HcaInputs { kv: &kv, main }).unwrap();
+        let before = device.backend().calls().launches;
+        let result = layer.gather_all(.., 0, &tile, &lengths);
+        let launches = device.backend().calls().launches - before;
+        match result {
+            Ok(()) => assert!(is_short && launches == 1, "{tokens}: {launches}"),
+            Err(KvError::Device(error)) => assert!(!is_short && launches == 0, "{error}"),
+            Err(error) => panic!("{error}"),
+        }
+        layer.gather_all(.., 1, &tile, &lengths).unwrap();
+        layer.gather_all(0..tokens, 1, &tile, &lengths).unwrap();
+        for queries in [
+            (Bound::Unbounded, Bound::Included(tokens)),
+            (Bound::Included(tokens + 1), Bound::Unbounded),
+        ] {
+            let refused = layer.gather_all(queries, 1, &tile, &lengths).unwrap_err();
+            assert!(matches!(refused, KvError::NoSuchQueries { .. }), "{refused}");
+        }
+        let before = device.backend().calls().launches;
+        layer.gather_all((Bound::Excluded(1), Bound::Included(1)), 1, &tile, &lengths).unwrap();
+        assert_eq!(device.backend().calls().launches, before, "no queries");
     }
 }
 

@@ -135,6 +135,26 @@ fn mxfp4_has_a_scale_for_32_columns_of_a_row() {
     }
 }
 
+/// Two codes share a byte, which belongs to one row.
+#[test]
+fn rows_of_fp4_have_an_even_number_of_columns() {
+    for columns in [1, 3] {
+        let made = Made::new(Dtype::F4, &[2, columns], vec![0; columns]);
+        let scale = "layers.0.attn.wq_a.weight_scale";
+        let whole = "layers.0.attn.wq_a.weight_scale_2";
+        let scale = (scale, Made::new(Dtype::F8_E4M3, &[2, 1], vec![0x38; 2]));
+        let whole = (whole, Made::f32(&[], &[1.0]));
+        let mxfp4 = (SCALE, Made::new(Dtype::F8_E8M0, &[2, 1], vec![127; 2]));
+        let odd = [2, columns as u64];
+        let checkpoint = one_file(&config(), &tensors([(NAME, made.clone()), mxfp4]));
+        let refused = checkpoint.f32(NAME, &odd).unwrap_err();
+        assert!(matches!(refused, CheckpointError::Shape { .. }), "{refused}");
+        let checkpoint = one_file(&config(), &tensors([(NAME, made), scale, whole]));
+        let refused = checkpoint.nvfp4(NAME, &odd).map(drop).unwrap_err();
+        assert!(matches!(refused, CheckpointError::Shape { .. }), "{refused}");
+    }
+}
+
 #[test]
 fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
     let bytes: Vec<u8> = (0..2 * 32).map(|at| (at * 41 % 256) as u8).collect();
