@@ -150,7 +150,7 @@ fn rows_of_fp4_have_an_even_number_of_columns() {
         let refused = checkpoint.f32(NAME, &odd).unwrap_err();
         assert!(matches!(refused, CheckpointError::Shape { .. }), "{refused}");
         let checkpoint = one_file(&config(), &tensors([(NAME, made), scale, whole]));
-        let refused = checkpoint.nvfp4(NAME, &odd).map(drop).unwrap_err();
+        let refused = checkpoint.nvfp4(NAME, odd).map(drop).unwrap_err();
         assert!(matches!(refused, CheckpointError::Shape { .. }), "{refused}");
     }
 }
