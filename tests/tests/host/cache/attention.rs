@@ -78,13 +78,14 @@ fn gathers_of_no_rows_take_no_tile() {
     let model = ModelConfig { layers: vec![LayerKind::Hca], mtp_layers: 0, ..tiny };
     let mut cache =
         KvCacheManager::new(NullDevice::null(1 << 40), CacheConfig::new(model)).unwrap();
-    let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());
+    let stream = cache.device().stream().unwrap();
     let device = cache.device().clone();
     let [kv, tile] = [0, 1].map(|_| device.allocate("rows", 256 * 512).unwrap());
     let floats = device.allocate("projections", 256 * 1024).unwrap();
     let lengths = device.allocate("lengths", 256).unwrap();
     let main = CompressorInputs { kv: &floats, gate: &floats, ape: &floats, norm: &floats };
     for (tokens, is_short) in [(5, true), (127, true), (128, false)] {
+        let id = cache.admit().unwrap();
         let parts = [StepRequest { id, start: 0, tokens }];
         let mut step = cache.begin_step(&stream, Launches::Eager, &parts).unwrap();
         let layer = step.hca(LayerId(0)).unwrap().update(&HcaInputs { kv: &kv, main }).unwrap();
@@ -108,6 +109,8 @@ fn gathers_of_no_rows_take_no_tile() {
         let before = device.backend().calls().launches;
         layer.gather_all((Bound::Excluded(1), Bound::Included(1)), 1, &tile, &lengths).unwrap();
         assert_eq!(device.backend().calls().launches, before, "no queries");
+        drop(step);
+        cache.release(id).unwrap();
     }
 }
 
