@@ -53,7 +53,8 @@ fn recipe_changes(manifest: &Manifest, now: &Sources) -> Vec<String> {
         reasons.push(format!("the compiler flags were {:?} and are {FLAGS:?}", manifest.flags));
     }
     if manifest.ptxas.is_none() {
-        reasons.push("no ptxas has assembled the PTX".to_owned());
+        let remedy = "build it where a CUDA toolkit has `ptxas`, or where pip can fetch it";
+        reasons.push(format!("no ptxas has assembled the PTX: {remedy}"));
     }
     let recorded: Vec<&str> = manifest.targets.iter().map(|record| record.cpu.as_str()).collect();
     let targets = TARGETS.map(|target| target.cpu);

@@ -26,7 +26,7 @@ pub fn warp_of(thread: ThreadIndex) -> usize {
 }
 
 /// A point in the run of a thread, by the clock of its warp.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// The thread.
     pub thread: ThreadIndex,

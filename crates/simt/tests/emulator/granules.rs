@@ -72,11 +72,11 @@ impl Access {
     }
 }
 
-/// Runs a program behind a write of all words: nothing, or its fault.
+/// Runs a program after a write of all words, and returns its fault, if any.
 fn run(program: &[Access], seed: u64) -> Option<FaultKind> {
     let body = || {
         let thread = thread_idx_x();
-        // SAFETY: all threads meet; accesses race where the program is to.
+        // SAFETY: all threads reach each barrier; accesses race on purpose in programs that race.
         unsafe {
             if thread == 0 {
                 (0..WORDS).step_by(4).for_each(|first| memory().store_u32x4(first, [0; 4]));
@@ -124,7 +124,7 @@ fn random_accesses_of_all_sizes_race_where_the_rule_says() {
     assert!(raced > 500 && ended > 500, "{raced}, {ended}");
 }
 
-/// Each word is written alone, but one: a read of all names that one.
+/// Three words of a granule are written one by one. A read of all four names the missing one.
 #[test]
 fn a_word_of_a_granule_is_not_written() {
     for missing in 0..4 {

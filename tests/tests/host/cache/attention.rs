@@ -6,7 +6,8 @@ use dsv4_kv::device::{Null, NullDevice, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::{
-    AttentionTensors, CompressorInputs, Csa, Hca, HcaInputs, QueryForm, Swa, UpdatedLayer,
+    AttentionTensors, CompressorInputs, Csa, CsaInputs, EntryLists, Hca, HcaInputs, QueryForm, Swa,
+    UpdatedLayer,
 };
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, StepRequest};
 
@@ -71,7 +72,7 @@ fn own_rows_are_quantised_once_and_for_no_refused_call() {
     }
 }
 
-/// No query of a short step sees an entry. The number of entries is still written; gathers of lists have nothing to do.
+/// No query of a short step sees an entry. The number of entries is still written.
 #[test]
 fn gathers_of_no_rows_take_no_tile() {
     let tiny = ModelConfig::preset("tiny").unwrap();
@@ -112,6 +113,48 @@ fn gathers_of_no_rows_take_no_tile() {
         drop(step);
         cache.release(id).unwrap();
     }
+}
+
+/// Without queries, or with lists of no elements, nothing is queued, whichever queries have lists.
+#[test]
+fn no_queries_and_empty_lists_queue_nothing() {
+    let tiny = ModelConfig::preset("tiny").unwrap();
+    let model = ModelConfig { layers: vec![LayerKind::Csa], mtp_layers: 0, ..tiny };
+    let mut cache =
+        KvCacheManager::new(NullDevice::null(1 << 40), CacheConfig::new(model)).unwrap();
+    let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());
+    let device = cache.device().clone();
+    let [kv, rows] = [0, 1].map(|_| device.allocate("rows", 256 * 512).unwrap());
+    let floats = device.allocate("projections", 256 * 1024).unwrap();
+    let entries = device.allocate("lists", 64).unwrap();
+    let main = CompressorInputs { kv: &floats, gate: &floats, ape: &floats, norm: &floats };
+    let parts = [StepRequest { id, start: 0, tokens: 8 }];
+    let mut step = cache.begin_step(&stream, Launches::Eager, &parts).unwrap();
+    let inputs = CsaInputs { kv: &kv, main, index: main };
+    let layer = step.csa(LayerId(0)).unwrap().update(&inputs).unwrap();
+    let form = QueryForm::Rotated;
+    let heads =
+        AttentionTensors { heads: 4, query: &rows, form, sinks: &floats, out: &rows, lse: None };
+    let lists = |k| EntryLists { queries: 3..5, k, entries: &entries };
+    let before = device.backend().calls().launches;
+    layer.attend(0..0, &lists(2), &heads).unwrap();
+    layer.gather_entries(8..8, &lists(2), &rows).unwrap();
+    layer.gather_entries(3..5, &lists(0), &rows).unwrap();
+    assert_eq!(device.backend().calls().launches, before);
+    for refused in
+        [layer.attend(9..9, &lists(2), &heads), layer.gather_entries(9..9, &lists(2), &rows)]
+    {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, KvError::NoSuchQueries { .. }), "{refused}");
+    }
+    for refused in
+        [layer.attend(0..1, &lists(2), &heads), layer.gather_entries(.., &lists(2), &rows)]
+    {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, KvError::ListsMismatch(_)), "{refused}");
+    }
+    layer.gather_entries(3..5, &lists(2), &rows).unwrap();
+    assert_eq!(device.backend().calls().launches, before + 1);
 }
 
 /// Threads may share a layer.
