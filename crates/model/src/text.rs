@@ -77,6 +77,11 @@ impl Text {
             );
             return Err(refused(path, reason));
         }
+        if !matches!(tokenizer.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
+            let reason =
+                "its decoder must be `ByteLevel`: only then is every token a number of bytes";
+            return Err(refused(path, reason.to_owned()));
+        }
         Ok(Self::Tokenizer(Box::new(tokenizer)))
     }
 
@@ -113,34 +118,33 @@ impl Text {
         }
     }
 
-    /// The name of a token: its text, or if that is not valid text, its bytes or its name in the vocabulary.
+    /// The name of a token: its text, or if that is not valid text, its bytes.
     #[must_use]
     pub fn name(&self, token: u32) -> String {
-        match self {
-            Self::Bytes => match String::from_utf8(self.bytes(&[token])) {
-                Ok(text) => text,
-                Err(error) => bytes_name(error.as_bytes()),
-            },
-            #[cfg(feature = "tokenizers")]
-            Self::Tokenizer(tokenizer) => match tokenizer.decode(&[token], false) {
-                Ok(text) if !text.is_empty() && !text.contains(char::REPLACEMENT_CHARACTER) => text,
-                _ => match tokenizer.id_to_token(token) {
-                    Some(name) => {
-                        bytes_of(tokenizer, &name).map_or(name, |bytes| bytes_name(&bytes))
-                    }
-                    None => format!("token:{token}"),
-                },
-            },
-        }
+        let Some(bytes) = self.bytes_or_special(token) else { return format!("token:{token}") };
+        String::from_utf8(bytes).unwrap_or_else(|error| bytes_name(error.as_bytes()))
     }
 
-    /// The bytes that `tokens` decode to at the start of a text; the last character may still be incomplete.
-    fn bytes(&self, tokens: &[u32]) -> Vec<u8> {
+    /// The bytes of a token in a text, which may begin and end inside a character. Special tokens have none.
+    fn bytes(&self, token: u32) -> Vec<u8> {
+        #[cfg(feature = "tokenizers")]
+        if let Self::Tokenizer(tokenizer) = self
+            && let Some(name) = tokenizer.id_to_token(token)
+            && tokenizer.get_added_vocabulary().is_special_token(&name)
+        {
+            return Vec::new();
+        }
+        self.bytes_or_special(token).unwrap_or_default()
+    }
+
+    /// The bytes of a token, or the name of a special token. `None` if there is no such token.
+    fn bytes_or_special(&self, token: u32) -> Option<Vec<u8>> {
         match self {
-            Self::Bytes => tokens.iter().map(|&token| token as u8).collect(),
+            Self::Bytes => u8::try_from(token).ok().map(|byte| vec![byte]),
             #[cfg(feature = "tokenizers")]
             Self::Tokenizer(tokenizer) => {
-                tokenizer.decode(tokens, true).unwrap_or_default().into_bytes()
+                let name = tokenizer.id_to_token(token)?;
+                Some(byte_level(&name).unwrap_or_else(|| name.into_bytes()))
             }
         }
     }
@@ -150,18 +154,6 @@ impl Text {
 fn bytes_name(bytes: &[u8]) -> String {
     let bytes: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     format!("bytes:{bytes}")
-}
-
-/// The bytes of a token, if its name states them: as `<0xE2>`, or as the characters of a byte-level vocabulary.
-#[cfg(feature = "tokenizers")]
-fn bytes_of(tokenizer: &tokenizers::Tokenizer, name: &str) -> Option<Vec<u8>> {
-    let digits = name.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
-    if let Some(byte) = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-        return Some(vec![byte]);
-    }
-    let is_byte_level =
-        matches!(tokenizer.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
-    if is_byte_level { byte_level(name) } else { None }
 }
 
 /// The bytes of a token of a byte-level vocabulary. Its name has one character per byte: printable bytes as in Latin-1,
@@ -211,103 +203,41 @@ fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
     (is_known && is_exact).then_some(longest)
 }
 
-/// Most tokens without text that are kept at the start.
-const MOST_EMPTY: usize = 4;
-/// Bytes of the longest UTF-8 character.
-const CHARACTER: usize = 4;
-/// Most tokens that wait for a character to be complete. After that, replacement characters are returned, except for
-/// what may still become a character.
-const MOST_WAITING: usize = MOST_EMPTY + CHARACTER;
-
-/// Decodes tokens that arrive one by one. Characters are returned only once they are complete.
+/// Decodes tokens that arrive one by one. Each character is returned with the token that completes it.
 #[derive(Debug, Default)]
 pub struct TextStream {
-    tokens: Vec<u32>,
-    /// Tokens before `given` were returned. Those from `context` on are decoded again with the next ones, as a token's
-    /// text may depend on the one before it.
-    given: usize,
-    context: usize,
+    /// The bytes of a last, incomplete character, three at most.
+    open: Vec<u8>,
 }
 
 impl TextStream {
-    /// Takes a token, and returns the text that it completes, which may be empty. Few tokens wait, so that the time per
-    /// token does not grow with their number.
+    /// Takes a token, and returns the text that it completes, which may be empty. Bytes that begin no character are
+    /// replaced.
     pub fn push(&mut self, text: &Text, token: u32) -> String {
-        self.tokens.push(token);
-        let (decoded, waiting) = (self.pending(text), self.tokens.len() - self.given);
-        // Drop tokens that decode to nothing, such as special tokens. At the start they may be spaces, which decoders
-        // leave out there.
-        if decoded.is_empty() && (self.given > 0 || waiting > MOST_EMPTY) {
-            self.tokens.truncate(self.given);
-            return String::new();
-        }
-        let end = self.tokens.len();
-        if is_complete(&decoded) {
-            return self.give(end, &decoded);
-        }
-        if waiting <= MOST_WAITING {
-            return String::new();
-        }
-        // Keep as many tokens as may begin one character, if the tokens before them decode to the text before it.
-        let before = without_last(&decoded);
-        let open = (1..CHARACTER).rev().find(|open| self.decode(text, end - open) == before);
-        match open {
-            Some(open) => self.give(end - open, before),
-            None => self.give(end, &decoded),
-        }
+        self.open.extend(text.bytes(token));
+        let complete = self.open.len() - open_bytes(&self.open);
+        let given = String::from_utf8_lossy(&self.open[..complete]).into_owned();
+        self.open.drain(..complete);
+        given
     }
 
-    /// Returns `decoded` as text, and marks the tokens before index `end` as returned.
-    fn give(&mut self, end: usize, decoded: &[u8]) -> String {
-        self.context = self.given;
-        self.given = end;
-        String::from_utf8_lossy(decoded).into_owned()
-    }
-
-    /// Returns the remaining text at the end, with replacement characters for invalid bytes.
-    pub fn finish(&mut self, text: &Text) -> String {
-        let decoded = self.pending(text);
-        self.given = self.tokens.len();
-        String::from_utf8_lossy(&decoded).into_owned()
-    }
-
-    /// The bytes of the tokens that were not returned yet.
-    fn pending(&self, text: &Text) -> Vec<u8> {
-        self.decode(text, self.tokens.len())
-    }
-
-    /// The bytes of the tokens from `given` to `end`.
-    fn decode(&self, text: &Text, end: usize) -> Vec<u8> {
-        let before = text.bytes(&self.tokens[self.context..self.given]);
-        let all = text.bytes(&self.tokens[self.context..end]);
-        all.get(before.len()..).unwrap_or_default().to_vec()
+    /// Ends the text: returns a replacement character if it ends inside a character.
+    pub fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.open)).into_owned()
     }
 }
 
-/// Whether text ends with a complete character. Decoders replace bytes that begin no character.
-fn is_complete(bytes: &[u8]) -> bool {
-    let Some(last) = bytes.utf8_chunks().last() else { return false };
-    let replaced = last.valid().ends_with(char::REPLACEMENT_CHARACTER) && last.invalid().is_empty();
-    !ends_open(bytes) && !replaced
-}
-
-/// Text without the incomplete character at its end, or without its last replacement character.
-fn without_last(bytes: &[u8]) -> &[u8] {
-    let open = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
-    let last = if open > 0 { open } else { char::REPLACEMENT_CHARACTER.len_utf8() };
-    &bytes[..bytes.len().saturating_sub(last)]
-}
-
-/// Whether text ends inside a character.
-fn ends_open(bytes: &[u8]) -> bool {
+/// Number of bytes of an incomplete character at the end.
+fn open_bytes(bytes: &[u8]) -> usize {
     let last = bytes.utf8_chunks().last().map_or(&[][..], |last| last.invalid());
-    matches!(std::str::from_utf8(last), Err(error) if error.error_len().is_none())
+    match std::str::from_utf8(last) {
+        Err(error) if error.error_len().is_none() => last.len(),
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    #[cfg(feature = "tokenizers")]
-    use super::bytes_of;
     use super::{Text, TextStream};
 
     #[test]
@@ -316,98 +246,131 @@ mod tests {
         let tokens = text.encode("aé€😀z").expect("text");
         let parts: Vec<String> = tokens.iter().map(|&t| stream.push(&text, t)).collect();
         assert_eq!(parts, ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]);
-        assert_eq!(stream.finish(&text), "");
+        assert_eq!(stream.finish(), "");
     }
 
-    /// Bytes that never become a character are returned too, so that the time per token does not grow.
+    /// Bytes that never become a character are replaced, and do not wait.
     #[test]
-    fn few_tokens_wait() {
+    fn few_bytes_wait() {
         let (text, mut stream) = (Text::Bytes, TextStream::default());
-        // Replacement characters, which could also stand for an incomplete character.
-        let tokens = text.encode(&"\u{FFFD}".repeat(100)).expect("text");
-        let (mut all, mut most) = (String::new(), 0);
-        for token in tokens {
-            all += &stream.push(&text, token);
-            most = most.max(stream.tokens.len() - stream.context);
-        }
-        all += &stream.finish(&text);
-        assert_eq!(all, "\u{FFFD}".repeat(100));
-        assert!(most <= 2 * (super::MOST_WAITING + 1), "{most} tokens were decoded at once");
-        // A character after them is not cut, wherever it begins.
-        for count in 0..12 {
-            let text_of = format!("{}\u{1F600}{}", "\u{FFFD}".repeat(count), "\u{FFFD}é".repeat(3));
-            let (tokens, mut stream) =
-                (text.encode(&text_of).expect("text"), TextStream::default());
-            let mut all: String = tokens.iter().map(|&token| stream.push(&text, token)).collect();
-            all += &stream.finish(&text);
-            assert_eq!(all, text_of);
-        }
-        // Bytes that begin characters but never complete one.
-        let mut stream = TextStream::default();
-        for byte in std::iter::repeat_n(0xF0, 100) {
-            stream.push(&text, byte);
-            let decoded = stream.tokens.len() - stream.context;
-            assert!(decoded <= 2 * (super::MOST_WAITING + 1), "{decoded} tokens");
-        }
-    }
-
-    /// Tokens without text are not decoded again with later tokens, nor do they change later text.
-    #[cfg(feature = "tokenizers")]
-    #[test]
-    fn tokens_without_a_text_do_not_wait() {
-        let json = r#"{
-            "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
-            "added_tokens": [{ "id": 2, "content": "<e>", "single_word": false, "lstrip": false,
-                               "rstrip": false, "normalized": false, "special": true }],
-            "pre_tokenizer": null, "post_processor": null,
-            "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-            "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                       "vocab": { "a": 0, "\u00c3": 1, "<e>": 2, "\u00a9": 3 }, "merges": [] }
-        }"#;
-        let text = Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")));
-        let mut stream = TextStream::default();
-        let mut tokens = vec![2; 50];
-        tokens.extend([0, 2, 2, 1, 3]);
-        tokens.extend([2; 50]);
-        tokens.extend([1, 3, 0]);
         let mut all = String::new();
-        for token in tokens {
-            all += &stream.push(&text, token);
-            let decoded = stream.tokens.len() - stream.context;
-            assert!(decoded <= super::MOST_WAITING + 1, "{decoded} tokens were decoded at once");
+        for byte in std::iter::repeat_n(0xF0, 100) {
+            all += &stream.push(&text, byte);
+            assert!(stream.open.len() < 4, "{} bytes", stream.open.len());
         }
-        assert_eq!(all, "aééa");
-        assert_eq!(stream.finish(&text), "");
+        assert_eq!(all + &stream.finish(), "\u{FFFD}".repeat(100));
     }
 
-    /// As with bytes: each token is a byte, which a decoder replaces until its character is complete.
+    /// A byte-level tokenizer with these tokens, and the special token `<e>`.
     #[cfg(feature = "tokenizers")]
-    #[test]
-    fn a_character_behind_replaced_ones_is_not_cut() {
-        let json = r#"{
-            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "added_tokens": [],
-            "pre_tokenizer": null, "post_processor": null,
+    fn byte_level(tokens: &[&[u8]]) -> tokenizers::Tokenizer {
+        let name = |bytes: &&[u8]| -> String {
+            let is_printable =
+                |byte: u8| super::byte_level(&char::from(byte).to_string()).is_some();
+            let character = |&byte: &u8| match is_printable(byte) {
+                true => char::from(byte),
+                false => {
+                    let before = (0..byte).filter(|&byte| !is_printable(byte)).count();
+                    char::from_u32(0x100 + before as u32).expect("a character")
+                }
+            };
+            bytes.iter().map(character).collect()
+        };
+        let names = tokens.iter().map(name).enumerate();
+        let vocabulary: serde_json::Value =
+            serde_json::Value::Object(names.map(|(id, name)| (name, id.into())).collect());
+        let special = tokens.len();
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null,
+            "added_tokens": [{ "id": special, "content": "<e>", "single_word": false, "lstrip": false,
+                               "rstrip": false, "normalized": false, "special": true }],
             "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
             "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                       "vocab": { "ð": 0, "Ł": 1, "ĺ": 2, "Ģ": 3, "ÿ": 4, "a": 5 }, "merges": [] }
-        }"#;
-        let text = Text::Tokenizer(Box::new(json.parse().expect("a tokenizer")));
-        for count in 0..24 {
-            let mut tokens = vec![4; count];
-            tokens.extend([0, 1, 2, 0, 0, 1, 2, 3, 5]);
-            let mut stream = TextStream::default();
-            let mut all = String::new();
-            for token in tokens {
+                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                       "ignore_merges": false, "vocab": vocabulary, "merges": [] }
+        });
+        json.to_string().parse().expect("a tokenizer")
+    }
+
+    /// The text of any tokens is that of the library, which decodes them together; each character comes at once.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn any_tokens_have_the_text_of_all_of_them_together() {
+        use rand::rngs::StdRng;
+        use rand::{Rng, SeedableRng};
+        // Parts of characters, some of which end inside one and begin inside another, and bytes of no character.
+        let parts: [&[u8]; 16] = [
+            b"a",
+            b" ",
+            b"\n",
+            b"bc",
+            b"\xD7",
+            b"\x97\xD7",
+            b"\x97",
+            b"\xE2\x82",
+            b"\xAC",
+            b"\xAC\xF0\x9F",
+            b"\x98\x80",
+            b"\xF0",
+            b"\xFF",
+            b"\x80",
+            b"z\xC3",
+            b"\xEF\xBF\xBD",
+        ];
+        let tokenizer = byte_level(&parts);
+        let text = Text::Tokenizer(Box::new(tokenizer.clone()));
+        let mut random = StdRng::seed_from_u64(1);
+        for _ in 0..3_000 {
+            let count = random.random_range(0..40);
+            let tokens = Vec::from_iter((0..count).map(|_| random.random_range(0..17)));
+            let (mut stream, mut all) = (TextStream::default(), String::new());
+            for (i, &token) in tokens.iter().enumerate() {
                 all += &stream.push(&text, token);
-                let decoded = stream.tokens.len() - stream.context;
-                assert!(decoded <= 2 * (super::MOST_WAITING + 1), "{decoded} tokens");
+                let decoded = tokenizer.decode(&tokens[..=i], true).expect("text");
+                let complete = match stream.open.is_empty() {
+                    true => &decoded,
+                    false => decoded.strip_suffix('\u{FFFD}').expect("an incomplete character"),
+                };
+                assert_eq!(all, complete, "{:?}", &tokens[..=i]);
+                assert!(stream.open.len() < 4);
             }
-            all += &stream.finish(&text);
-            let expected = format!("{}\u{FFFD}\u{FFFD}\u{1F600}a", "\u{FFFD}".repeat(count));
-            assert_eq!(all, expected, "behind {count}");
+            all += &stream.finish();
+            assert_eq!(all, tokenizer.decode(&tokens, true).expect("text"), "{tokens:?}");
         }
+    }
+
+    /// As the tokenizer of DeepSeek-V4 encodes ten times the same Hebrew letter: every token but the last ends inside one.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn tokens_that_end_inside_characters_do_not_wait() {
+        let text = Text::Tokenizer(Box::new(byte_level(&[b"\xD7", b"\x97\xD7", b"\x97"])));
+        for count in 0..40 {
+            let mut stream = TextStream::default();
+            let tokens = std::iter::once(0).chain(std::iter::repeat_n(1, count)).chain([2]);
+            let parts = Vec::from_iter(tokens.map(|token| stream.push(&text, token)));
+            assert_eq!(parts[0], "");
+            assert!(parts[1..].iter().all(|part| part == "\u{5D7}"), "{parts:?}");
+            assert_eq!((parts.len(), stream.finish().as_str()), (count + 2, ""));
+        }
+    }
+
+    /// Text of other decoders depends on the tokens before it.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn other_decoders_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokenizer.json");
+        let read = |tokenizer: &tokenizers::Tokenizer| {
+            tokenizer.save(&path, false).expect("room");
+            Text::of_checkpoint(folder.path(), 3)
+        };
+        let mut tokenizer = byte_level(&[b"a", b"b", b"c"]);
+        assert!(matches!(read(&tokenizer), Ok(Text::Tokenizer(_))));
+        tokenizer.with_decoder(Some(tokenizers::decoders::fuse::Fuse::new()));
+        assert!(read(&tokenizer).unwrap_err().to_string().contains("must be `ByteLevel`"));
+        tokenizer.with_decoder(None::<tokenizers::DecoderWrapper>);
+        assert!(read(&tokenizer).unwrap_err().to_string().contains("must be `ByteLevel`"));
     }
 
     #[test]
@@ -415,28 +378,16 @@ mod tests {
         assert_eq!([0x41, 0xC3].map(|token| Text::Bytes.name(token)), ["A", "bytes:\\xc3"]);
     }
 
-    /// A token of incomplete bytes is named by its bytes, not by the character that stands for them.
+    /// A token of incomplete bytes is named by its bytes, not by the characters that stand for them.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn tokens_of_a_byte_level_vocabulary_have_names() {
-        let json = r#"{
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-            "pre_tokenizer": null, "post_processor": null,
-            "decoder": DECODER,
-            "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                       "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                       "vocab": { "a": 0, "\u00e2": 1, "\u00c3\u00a2": 2, "\u00e2\u0124": 3, "\u0120b": 4 },
-                       "merges": [] }
-        }"#;
-        let bytes = r#"{ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }"#;
-        let with = |decoder| json.replace("DECODER", decoder).parse().expect("a tokenizer");
-        let text = Text::Tokenizer(Box::new(with(bytes)));
-        let names = [0, 1, 2, 3, 4, 5].map(|token| text.name(token));
-        assert_eq!(names, ["a", "bytes:\\xe2", "\u{e2}", "bytes:\\xe2\\x82", " b", "token:5"]);
-        // A vocabulary that is not byte-level.
-        let plain: tokenizers::Tokenizer = with("null");
-        let names = ["<0xE2>", "\u{e2}", "<0xG0>"].map(|name| bytes_of(&plain, name));
-        assert_eq!(names, [Some(vec![0xE2]), None, None]);
+        let tokens: [&[u8]; 6] = [b"a", b"\xE2", b"\xC3\xA2", b"\xE2\x82", b" b", b"\xEF\xBF\xBD"];
+        let text = Text::Tokenizer(Box::new(byte_level(&tokens)));
+        let names = [0, 1, 2, 3, 4, 5, 6, 7].map(|token| text.name(token));
+        let expected =
+            ["a", "bytes:\\xe2", "\u{e2}", "bytes:\\xe2\\x82", " b", "\u{FFFD}", "<e>", "token:7"];
+        assert_eq!(names, expected);
     }
 
     /// A text has at least its bytes divided by the longest token as tokens, if the tokenizer drops no text.
@@ -490,6 +441,6 @@ mod tests {
         let parts: Vec<String> =
             [0xFF, 0xC3, 0x41, 0xE2, 0x82].map(|t| stream.push(&text, t)).into();
         assert_eq!(parts.concat(), "\u{FFFD}\u{FFFD}A");
-        assert_eq!(stream.finish(&text), "\u{FFFD}");
+        assert_eq!(stream.finish(), "\u{FFFD}");
     }
 }

@@ -133,7 +133,7 @@ impl Choice {
     }
 
     fn finish(&mut self, finish: Finish) -> Piece {
-        let text = self.stream.finish(&self.style.text);
+        let text = self.stream.finish();
         let mut last = self.push(&text);
         if last.finish.is_none() {
             let held = self.filter.finish();

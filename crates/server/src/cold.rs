@@ -58,6 +58,8 @@ impl ErrorReports {
 struct Open<B: Backend> {
     tier: ColdTier<B>,
     timeout: Duration,
+    /// Number of jobs that the store had finished when a request last gave it up by its timeout.
+    given_up: Option<u64>,
     reports: ErrorReports,
     report: fn(&ColdError, u64),
 }
@@ -86,7 +88,13 @@ impl<B: Backend> Cold<B> {
     pub fn open(engine: &mut Engine<B>, cache: &ColdCache) -> Result<Self, ColdError> {
         let &ColdCache { ref url, ref options, timeout, ref identity, report } = cache;
         let tier = ColdTier::open(engine.cache_mut(), url, identity, options)?;
-        Ok(Self(Some(Open { tier, timeout, reports: ErrorReports::default(), report })))
+        Ok(Self(Some(Open {
+            tier,
+            timeout,
+            given_up: None,
+            reports: ErrorReports::default(),
+            report,
+        })))
     }
 
     /// Called between steps: takes prefixes that were read from the store, and hands over prefixes to be stored. Waits
@@ -120,11 +128,14 @@ impl<B: Backend> Cold<B> {
         }
     }
 
-    /// Requests the prompt of a request from the store, unless that was done before.
+    /// Requests the prompt of a request from the store, unless that was done before. If the store has answered nothing
+    /// since a request gave it up by its timeout, the prompt is computed at once: a store that hangs delays only the
+    /// requests that were fetched when it began to.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
-        let Some(Open { tier, .. }) = open else { return };
-        if !request.sequence.may_reuse() || request.sequence.finish().is_some() {
+        let Some(Open { tier, given_up, .. }) = open else { return };
+        let hangs = tier.pending() > 0 && *given_up == Some(tier.finished());
+        if hangs || !request.sequence.may_reuse() || request.sequence.finish().is_some() {
             request.fetch = Fetch::Done;
             return;
         }
@@ -141,7 +152,10 @@ impl<B: Backend> Cold<B> {
     /// Stops waiting for the store on behalf of one request. Other requests with the same prompt continue to wait.
     pub fn give_up(&mut self, engine: &mut Engine<B>, request: &mut Request) {
         let fetch = std::mem::replace(&mut request.fetch, Fetch::Done);
-        if let (Some(open), Fetch::Asked { id, .. }) = (&mut self.0, fetch) {
+        if let (Some(open), Fetch::Asked { id, since }) = (&mut self.0, fetch) {
+            if open.tier.is_fetching(id) && since.elapsed() >= open.timeout {
+                open.given_up = Some(open.tier.finished());
+            }
             open.tier.cancel(engine.cache_mut(), id);
         }
     }

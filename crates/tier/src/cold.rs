@@ -99,6 +99,8 @@ pub struct ColdTier<B: Backend> {
     fetching: Vec<Fetching>,
     /// Number of reads, stores and fills that are under way.
     pending: usize,
+    /// Number of jobs that the store's thread has finished.
+    finished: u64,
     /// Whether the store's thread has ended.
     has_ended: bool,
     stats: ColdStats,
@@ -169,6 +171,7 @@ impl<B: Backend> ColdTier<B> {
             filled: channel(),
             fetching: Vec::new(),
             pending: 0,
+            finished: 0,
             has_ended: false,
             stats: ColdStats::default(),
             errors: Vec::new(),
@@ -250,6 +253,13 @@ impl<B: Backend> ColdTier<B> {
     #[must_use]
     pub fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Number of reads and writes that the store has finished, failed ones included. While it stays the same, the store
+    /// has answered nothing.
+    #[must_use]
+    pub fn finished(&self) -> u64 {
+        self.finished
     }
 
     /// Number of prompts that are being fetched.
@@ -338,6 +348,7 @@ impl<B: Backend> ColdTier<B> {
 
     fn take(&mut self, cache: &mut KvCacheManager<B>, done: Done) {
         self.pending -= 1;
+        self.finished += u64::from(!matches!(done, Done::Worked));
         match done {
             Done::Stored(Ok(0)) | Done::Worked => {}
             Done::Stored(Ok(bytes)) => {

@@ -1,7 +1,7 @@
 //! Rows of checkpoints that launches over a step's tokens write.
 
-use super::state_copy::UNIT;
-use super::{check_length, check_most};
+use super::check_length;
+use super::state_copy::in_units;
 use crate::device::{Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, View};
 
 /// Where the rows of a layer lie in a checkpoint, in bytes, multiples of 256.
@@ -48,7 +48,8 @@ impl CheckpointArguments {
 }
 
 impl<B: Backend> CheckpointRows<'_, B> {
-    /// The arguments for `parts`, each a place and a number of bytes. Fails for parts that do not lie in a checkpoint.
+    /// The arguments for `parts`, each a place and a number of bytes. Fails for parts that do not lie in a checkpoint, and
+    /// for places or a size that are no multiples of 256.
     pub(super) fn arguments(
         &self,
         parts: [(u64, u64); 2],
@@ -57,13 +58,14 @@ impl<B: Backend> CheckpointRows<'_, B> {
             let end = place.saturating_add(bytes);
             check_length("bytes of a checkpoint", self.checkpoint_bytes, end)?;
         }
-        check_most("units of 256 bytes of a checkpoint", self.checkpoint_bytes / UNIT, u32::MAX)?;
+        let place = |(place, _)| in_units("place in a checkpoint", place);
+        let [first, second] = parts.map(place);
         Ok(CheckpointArguments {
             row: self.row.ptr(),
             checkpoints: self.checkpoints.ptr_mut(),
             number: self.number,
-            units: (self.checkpoint_bytes / UNIT) as u32,
-            places: parts.map(|(place, _)| (place / UNIT) as u32),
+            units: in_units("bytes of a checkpoint", self.checkpoint_bytes)?,
+            places: [first?, second?],
         })
     }
 }

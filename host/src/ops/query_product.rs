@@ -72,9 +72,10 @@ pub fn nvfp4_index_query<B: Backend>(
     unsafe { stream.launch((format, LinearTile::of(tokens)), &operation) }
 }
 
-/// Queues `bf16_index_query_*`: the product with the query weight, then as [`super::index_query`], in one launch, with
-/// the bits of both. Padding stays untouched. For chunks of prompts: with few queries, the launch would have too few
-/// blocks.
+/// Queues `bf16_index_query_*`: the product with the query weight, then as [`super::index_query`], in one launch. With
+/// more than two heads it has the bits of `dsv4_kv_linear::multiply_bf16` and `index_query`; of one or two heads that
+/// product sums in another order. Padding stays untouched. For chunks of prompts: with few queries, the launch would
+/// have too few blocks.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, queries past `u32::MAX`, a weight that does not have 128 columns a head, or rows that are no

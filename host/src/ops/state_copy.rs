@@ -12,6 +12,14 @@ use crate::ids::{BlockId, CheckpointId, SlotId};
 pub(crate) const UNIT: u64 = ARENA_ALIGN;
 const _: () = assert!(UNIT == 256, "what kernels take a unit to be");
 
+/// A number of bytes in units. Refuses one that is no multiple of 256, and more units than a kernel can count.
+pub(super) fn in_units(what: &'static str, value: u64) -> Result<u32, DeviceError> {
+    let refused =
+        DeviceError::Argument { what, value, multiple: UNIT, most: UNIT * u64::from(u32::MAX) };
+    let units = u32::try_from(value / UNIT).ok();
+    units.filter(|_| value.is_multiple_of(UNIT)).ok_or(refused)
+}
+
 /// The memory of slots and checkpoints.
 pub struct StateArena<'a, B: Backend> {
     /// The memory that holds the pools of all slots.
@@ -126,8 +134,8 @@ pub struct StateCopies<'a, B: Backend> {
 /// Queues `copy_state`: all layers of all jobs in one launch.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for memory of less than 256 bytes, or of more than 2^40, or if there are no checkpoints;
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Argument`] for memory of less than 256 bytes, or of more than 2^40, for checkpoints whose size is no
+/// multiple of 256, or if there are no checkpoints; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn copy_state<B: Backend>(
     stream: &Stream<B>,
     copies: &StateCopies<'_, B>,
@@ -152,7 +160,10 @@ pub fn copy_state<B: Backend>(
     };
     let checkpoint_units = match checkpoints {
         0 => 0,
-        _ => units("units of 256 bytes of a checkpoint", arena.checkpoint_bytes)?,
+        _ => {
+            units("units of 256 bytes of a checkpoint", arena.checkpoint_bytes)?;
+            in_units("bytes of a checkpoint", arena.checkpoint_bytes)?
+        }
     };
     if checkpoints == 0 && direction != CopyDirection::Slot {
         check_argument("number of checkpoints", checkpoints, 1, u32::MAX)?;

@@ -100,6 +100,8 @@ impl<B: Backend> HostRoom<B> {
         checkpoint: &[u8],
         about: (Origin, bool),
     ) -> bool {
+        // Else, if `blocks` panics, the room would still count as filled by an earlier call.
+        self.filled = None;
         let mut images = blocks.into_iter();
         let has_all = self.blocks.iter_mut().all(|unit| copy(unit, images.next()));
         let is_exact = images.next().is_none() && checkpoint.len() == self.checkpoint_bytes;

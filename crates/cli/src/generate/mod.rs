@@ -164,8 +164,7 @@ impl Console {
 
     /// Writes the rest of the text, from a last incomplete character.
     fn finish(&mut self) -> Result<()> {
-        let Some(text) = &self.text else { return Ok(()) };
-        let rest = self.stream.finish(text);
+        let rest = self.stream.finish();
         self.write(&rest)
     }
 }

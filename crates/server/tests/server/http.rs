@@ -36,7 +36,7 @@ fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
     let mut stream = TextStream::default();
     let text: String =
         tokens.iter().map(|token| stream.push(&Text::Bytes, token.picked.token)).collect();
-    text + &stream.finish(&Text::Bytes)
+    text + &stream.finish()
 }
 
 /// The completions of a stream: texts, reasons, logprobs, and the usage.

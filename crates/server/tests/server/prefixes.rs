@@ -18,7 +18,7 @@ use dsv4_kv_tests::failing::{self, Failing};
 use serde_json::json;
 
 use crate::client::{self, Running};
-use crate::scheduler::{LIMITS, received, submit, value};
+use crate::scheduler::{LIMITS, milliseconds, received, submit, value};
 use crate::small::{self, HASH};
 
 /// How long completions wait for a store.
@@ -305,27 +305,33 @@ fn a_store_that_hangs_holds_nobody_up() {
     let directory = tempfile::tempdir().expect("a directory");
     let start = |timeout: Duration| {
         let cold = in_directory(directory.path(), b"a", |_, _| ());
-        above(&ColdCache { timeout, ..cold }).0
+        above(&ColdCache { timeout, ..cold })
     };
     let submission = |last| Submission {
         prompt: long_prompt(last),
         continuation: small::continuation(4),
         salt: Vec::new(),
     };
-    let mut first = start(TIMEOUT);
-    let _events = submit(&first.queue(), &submission(1));
+    let prompt = long_prompt(1).into_iter().rev().collect();
+    let other = Submission { prompt, ..submission(1) };
+    let (mut first, _) = start(TIMEOUT);
+    let _events = [&submission(1), &other].map(|new| submit(&first.queue(), new));
     while first.step().expect("no step fails") == Progress::Ran {}
     drop(first);
 
     let short = Duration::from_millis(300);
-    let mut scheduler = start(short);
-    let mut folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
-    let object = folder.next().expect("it was stored").expect("a file").path();
-    std::fs::remove_file(&object).expect("a file");
-    // Opening it blocks until there is a writer.
-    let made = std::process::Command::new("mkfifo").arg(&object).status().expect("mkfifo");
-    assert!(made.success());
-    let unblock = Unblock(object);
+    let (mut scheduler, metrics) = start(short);
+    let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
+    let objects = Vec::from_iter(folder.map(|object| object.expect("a file").path()));
+    assert_eq!(objects.len(), 2, "both were stored");
+    let unblock = objects.into_iter().map(|object| {
+        std::fs::remove_file(&object).expect("a file");
+        // Opening it blocks until there is a writer.
+        let made = std::process::Command::new("mkfifo").arg(&object).status().expect("mkfifo");
+        assert!(made.success());
+        Unblock(object)
+    });
+    let unblock = Vec::from_iter(unblock);
     let begin = Instant::now();
     // Without tokens to generate, there is no prompt to compute.
     let continuation = small::continuation(0);
@@ -341,6 +347,13 @@ fn a_store_that_hangs_holds_nobody_up() {
     assert!(begin.elapsed() < Duration::from_secs(120), "but not longer");
     let (tokens, end) = received(&mut events);
     assert_eq!((tokens, end), (alone_to_long(2, 4), Some(Event::Finished(Finish::Length))));
+    // The store has not answered since, so that the next completion does not wait for it.
+    let waited = || milliseconds(&metrics, "dsv4_request_queue_time_seconds_sum");
+    let before = waited();
+    let mut events = submit(&scheduler.queue(), &other);
+    while scheduler.step().expect("no step fails") == Progress::Ran {}
+    assert!(received(&mut events).1.is_some());
+    assert!(waited() - before < short.as_millis() as u64, "{before} and {} ms", waited());
     // Dropping the scheduler waits for the store's thread, which ends after an empty write.
     drop(unblock);
     drop(scheduler);

@@ -26,10 +26,19 @@ fn scheduler(model: &Arc<Model>, requests: u32, blocks: u32) -> (Scheduler<impl 
 
 /// The value of a counter or gauge.
 pub fn value(metrics: &Metrics, name: &str) -> u64 {
+    number(metrics, name) as u64
+}
+
+/// A metric in seconds, as milliseconds.
+pub fn milliseconds(metrics: &Metrics, name: &str) -> u64 {
+    (1000.0 * number(metrics, name)) as u64
+}
+
+fn number(metrics: &Metrics, name: &str) -> f64 {
     let text = metrics.render();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.and_then(|value| value.parse::<f64>().ok())
-        .unwrap_or_else(|| panic!("no {name} in {text}")) as u64
+        .unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
 pub fn submit(queue: &Queue, submission: &Submission) -> Events {

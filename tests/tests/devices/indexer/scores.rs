@@ -341,6 +341,48 @@ pub fn distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
+/// A key whose groups have scales too far apart for integers makes its whole cache block take another way. The other
+/// keys' scores keep their bits: also beside a key that the query does not see, such as one of a later token.
+pub fn a_score_does_not_depend_on_keys_beside_it<B: Backend>(device: &Device<B>) {
+    let format = IndexFormat::Mxfp4;
+    let mut layer = Layer::new(device, format, (1, 2));
+    let mut random = StdRng::seed_from_u64(13);
+    for key in &mut layer.encoded {
+        key.scale = (0..4).map(|_| random.random_range(126..=128)).collect();
+    }
+    let (queries, heads) = ([(0, sees(31)), (0, sees(40))], 64);
+    let case = Case { heads, columns: 64, skip: 0, format, fall: 0 };
+    let bits = |layer: &mut Layer<B>| {
+        layer.upload_keys();
+        let step = layer.step(&queries, 0, &case);
+        let stream = &layer.stream;
+        let scores = upload(stream, &[CANARY; 128]);
+        let maxima = upload(stream, &vec![CANARY; 2 * maxima_len(64) as usize]);
+        let to = Scores { scores: &scores, maxima: &maxima, columns: 64 };
+        layer.score(&step, 0, &to, &upload(stream, &[0]));
+        Vec::from_iter(download(stream, &scores).iter().map(|score| score.to_bits()))
+    };
+    let alike = bits(&mut layer);
+    let at = |block: usize, key: usize| 32 * layer.table[block] as usize + key;
+    let (unseen, seen) = ([at(0, 31), at(1, 9)], at(1, 3));
+    let kept = layer.encoded[unseen[1]].scale.clone();
+    for key in unseen {
+        layer.encoded[key].scale = vec![127, 120, 127, 127];
+    }
+    let beside = bits(&mut layer);
+    // The first query sees neither, the second sees the first of them.
+    let differ = |found: &[u32]| {
+        let differ = |&at: &usize| found[at] != alike[at];
+        Vec::from_iter((0..128).filter(differ))
+    };
+    assert!(differ(&beside).iter().all(|&at| at == 64 + 31), "{:?}", differ(&beside));
+    layer.encoded[unseen[1]].scale = kept;
+    layer.encoded[seen].scale = vec![130, 120, 127, 127];
+    let beside = bits(&mut layer);
+    assert!(differ(&beside).iter().all(|at| [64 + 31, 64 + 35].contains(at)));
+    assert!(!differ(&beside).is_empty(), "the keys themselves score otherwise");
+}
+
 /// Keys of any magnitude that their scale allows are scored exactly; a key with a NaN scale scores NaN.
 pub fn scales_of_any_size_are_exact<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;

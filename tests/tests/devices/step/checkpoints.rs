@@ -369,6 +369,7 @@ pub fn copies_without_memory_are_refused<B: Backend>(device: &Device<B>) {
             let refused = named(copy(1024, 2, bytes, direction));
             assert_eq!(refused, "units of 256 bytes of a checkpoint", "{bytes} bytes");
         }
+        assert_eq!(named(copy(1024, 2, 500, direction)), "bytes of a checkpoint");
     }
 }
 
@@ -432,5 +433,13 @@ pub fn rows_that_no_checkpoint_has_are_refused<B: Backend>(device: &Device<B>) {
         } else {
             assert_eq!(named(result), "bytes of a checkpoint");
         }
+    }
+    // A kernel counts in units of 256 bytes: other numbers would be rounded down.
+    assert_eq!(named(append(DATA + SCALES + 100, [0, DATA])), "bytes of a checkpoint");
+    assert_eq!(named(write(HALVES + 255, [0, 0])), "bytes of a checkpoint");
+    for place in [1, 128, 255] {
+        assert_eq!(named(append(DATA + SCALES + 256, [place, DATA])), "place in a checkpoint");
+        assert_eq!(named(append(DATA + SCALES + 256, [0, DATA + place])), "place in a checkpoint");
+        assert_eq!(named(write(HALVES + 256, [place, 0])), "place in a checkpoint");
     }
 }

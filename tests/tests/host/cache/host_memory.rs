@@ -366,6 +366,19 @@ fn room_is_filled_exactly() {
     assert!(matches!(fed.manager.enter_host(room), Ok(false)), "it was not filled");
     fed.manager.audit_tier().unwrap();
 
+    // Room that was filled, and is filled again by images that panic, is not full.
+    let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
+    assert!(room.fill([one; 2], whole, (Origin::Prompt, false)));
+    let panics = std::panic::AssertUnwindSafe(|| {
+        let images = [one; 2].into_iter().enumerate().map(|(at, one)| match at {
+            0 => one,
+            _ => std::panic::resume_unwind(Box::new(())),
+        });
+        room.fill(images, whole, (Origin::Prompt, false))
+    });
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert!(matches!(fed.manager.enter_host(room), Ok(false)), "it was not filled again");
+
     let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
     assert!(room.fill([&block[..]; 2], whole, (Origin::Prompt, false)));
     let mut strange = with_checkpoints(2, 1);

@@ -187,7 +187,8 @@ fn power_of_gap(exponent_gap: u32) -> f32 {
 }
 
 /// Implements [`Keys::sums_by_group`]: one product for each group, multiplied by the scales of the group of the key and
-/// of the query, each relative to the largest.
+/// of the query, each relative to the largest. Heads are added in the order of [`Weights::sums`]: whether a tile is scored
+/// this way depends on all of its keys, also on those that the query does not see, and must not show in the others' bits.
 ///
 /// # Safety
 /// Keys, query and weights are in shared memory; all lanes of the warp call it together.
@@ -200,7 +201,8 @@ unsafe fn scaled_group_sums(half: Half, weights: Weights) -> [f32; 2] {
     unsafe {
         let (a, b) = (words(half.block, upper, MAX_LOG2), words(half.block, lower, MAX_LOG2));
         let scales = half.keys().map(|key| half.block.scales::<Mxfp4Keys>(key));
-        let mut sums = [0.0; 2];
+        // Of each key, the sums over even and over odd heads.
+        let mut sums = [0.0; 4];
         let mut eight = 0;
         while eight < QUERY_HEADS / 8 {
             let mut products = [0.0; 4];
@@ -229,11 +231,14 @@ unsafe fn scaled_group_sums(half: Half, weights: Weights) -> [f32; 2] {
                 products = [add(0), add(1), add(2), add(3)];
                 part += 1;
             }
-            let [w, x] = weights.of_eight(eight);
+            let [even, odd] = weights.of_eight(eight);
             let [p, q, r, s] = products.map(|product| product.max(0.0) / SUMS);
-            sums = [mul_add(x, q, mul_add(w, p, sums[0])), mul_add(x, s, mul_add(w, r, sums[1]))];
+            let [a, b, c, d] = sums;
+            sums =
+                [mul_add(even, p, a), mul_add(odd, q, b), mul_add(even, r, c), mul_add(odd, s, d)];
             eight += 1;
         }
-        sums
+        let [a, b, c, d] = sums;
+        [a + b, c + d]
     }
 }
