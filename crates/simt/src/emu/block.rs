@@ -53,7 +53,8 @@ impl Stop {
     }
 }
 
-/// One thread of the block.
+/// One thread of the block. What each of its stops reads and writes comes first, in one cache line.
+#[repr(C, align(64))]
 pub struct Thread {
     /// Suspends the fiber it runs on. Null before it starts.
     pub yielder: Cell<*const Yielder<(), ()>>,
@@ -290,7 +291,8 @@ impl Block {
         let clocks = &mut self.shared_memory.borrow_mut().clocks;
         let mut past = Past::release_warp(self.number.get(), warp, clocks);
         // Includes the pasts that single lanes of the warp have acquired.
-        let is_known = |at: Moment| warp_of(at.thread) == warp as usize || clocks.orders(at, lane);
+        let is_known =
+            |at: Moment| warp_of(at.thread()) == warp as usize || clocks.orders(at, lane);
         let known = learned.iter().filter(|learned| is_known(learned.at));
         known.for_each(|learned| past.join(&learned.past));
         past

@@ -114,7 +114,7 @@ impl Clocks {
 
     /// The present time of a thread.
     pub fn moment(&self, thread: ThreadIndex) -> Moment {
-        Moment { thread, time: self.now[warp_of(thread)] }
+        Moment::new(thread, self.now[warp_of(thread)])
     }
 
     /// An access that a thread makes now.
@@ -158,8 +158,8 @@ impl Clocks {
 
     /// Whether `earlier` happens before everything that a thread does from now on.
     pub fn orders(&self, earlier: Moment, thread: ThreadIndex) -> bool {
-        earlier.thread == thread
-            || self.known[warp_of(thread)][warp_of(earlier.thread)] > earlier.time
+        earlier.thread() == thread
+            || self.known[warp_of(thread)][warp_of(earlier.thread())] > earlier.time()
     }
 }
 
@@ -175,6 +175,6 @@ pub struct Event {
 impl Event {
     /// Its description in a fault.
     pub fn access(&self, kind: AccessKind) -> Access {
-        Access { thread: self.at.thread, kind, location: self.location }
+        Access { thread: self.at.thread(), kind, location: self.location }
     }
 }

@@ -66,8 +66,9 @@ impl Past {
     /// Whether it contains an access of block `block`.
     pub fn has(&self, block: u64, event: &Event) -> bool {
         self.0.get(&block).is_some_and(|of| {
-            let of_thread = of.threads.get(&event.at.thread).copied().unwrap_or_default();
-            of.warps[warp_of(event.at.thread)].max(of_thread) > event.at.time
+            let thread = event.at.thread();
+            let of_thread = of.threads.get(&thread).copied().unwrap_or_default();
+            of.warps[warp_of(thread)].max(of_thread) > event.at.time()
         })
     }
 }

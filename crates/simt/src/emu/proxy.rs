@@ -96,7 +96,7 @@ impl ProxyFences {
 
     /// Whether a product of thread `reader` sees a store; `known` is the vector clock of the reader's warp.
     pub fn is_visible(&self, store: Store, reader: ThreadIndex, known: &Known) -> bool {
-        let Store { at: Moment { thread, time }, fences } = store;
+        let (thread, time, fences) = (store.at.thread(), store.at.time(), store.fences);
         let (writer, warp) = (warp_of(thread), warp_of(reader));
         let times = self.times.get(thread.0 as usize).filter(|_| writer < OTHERS);
         let own_fence = times.and_then(|times| times.get(fences as usize));

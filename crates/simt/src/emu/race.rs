@@ -10,40 +10,75 @@ use super::time::warp_of;
 /// access that happens before a newer one of them may be dropped, since a later access that races with it also races
 /// with the newer one. Of a warp at most two accesses are kept. If any access of the warp races with a thread of
 /// another warp, its last one does. If any races with a lane of the same warp, the last one does, or the last one of
-/// another lane.
+/// another lane. Most words have one access, which needs no memory of its own.
 #[derive(Clone, Debug, Default)]
-struct Concurrent(Vec<Event>);
+struct Concurrent {
+    first: Option<Event>,
+    others: Vec<Event>,
+}
 
 impl Concurrent {
+    const NONE: Self = Self { first: None, others: Vec::new() };
+
+    /// All of them, in their order.
+    fn all(&self) -> impl DoubleEndedIterator<Item = &Event> {
+        self.first.iter().chain(&self.others)
+    }
+
     /// Adds an access that is made now.
     fn add(&mut self, new: Event, clocks: &Clocks) {
-        let warp = warp_of(new.at.thread);
-        let is_own = |old: &Event| warp_of(old.at.thread) == warp;
-        let is_like = |old: &Event| old.at.time == new.at.time && is_own(old);
-        if let [.., first, second] = &self.0[..]
-            && is_like(first)
-            && is_like(second)
-        {
-            // A later access that races with the new one also races with one of those two.
+        let Some(first) = &mut self.first else {
+            self.first = Some(new);
             return;
-        }
-        if let Some(last) = self.0.last_mut()
-            && last.at.thread == new.at.thread
-        {
+        };
+        let thread = new.at.thread();
+        let is_own = |old: &Event| warp_of(old.at.thread()) == warp_of(thread);
+        let is_like = |old: &Event| old.at.time() == new.at.time() && is_own(old);
+        let last = match &mut self.others[..] {
+            [] => first,
+            [others @ .., last] => {
+                if is_like(last) && is_like(others.last().unwrap_or(first)) {
+                    // A later access that races with the new one also races with one of those two.
+                    return;
+                }
+                last
+            }
+        };
+        if last.at.thread() == thread {
             *last = new;
             return;
         }
-        self.0.retain(|old| !clocks.orders(old.at, new.at.thread));
-        let mut of_warp = (0..self.0.len()).filter(|&i| is_own(&self.0[i]));
-        if let (Some(first), Some(_)) = (of_warp.next(), of_warp.next()) {
-            self.0.remove(first);
+        self.retain(|old| !clocks.orders(old.at, thread));
+        if self.all().filter(|old| is_own(old)).count() > 1 {
+            let mut earlier = 0;
+            self.retain(|old| {
+                earlier += u32::from(is_own(old));
+                !is_own(old) || earlier > 1
+            });
         }
-        self.0.push(new);
+        match &mut self.first {
+            None => self.first = Some(new),
+            Some(_) => self.others.push(new),
+        }
+    }
+
+    /// Keeps those for which `is_kept` is true; it is called for each of them, in their order.
+    fn retain(&mut self, mut is_kept: impl FnMut(&Event) -> bool) {
+        let keeps_first = self.first.as_ref().is_some_and(&mut is_kept);
+        self.others.retain(is_kept);
+        if !keeps_first {
+            self.first = (!self.others.is_empty()).then(|| self.others.remove(0));
+        }
+    }
+
+    fn clear(&mut self) {
+        self.first = None;
+        self.others.clear();
     }
 
     /// One of the accesses that is not ordered before what a thread does now.
     fn racing(&self, thread: ThreadIndex, clocks: &Clocks) -> Option<Event> {
-        self.0.iter().copied().find(|old| !clocks.orders(old.at, thread))
+        self.all().copied().find(|old| !clocks.orders(old.at, thread))
     }
 }
 
@@ -52,10 +87,21 @@ impl Concurrent {
 pub struct History {
     write: Option<Event>,
     reads: Concurrent,
-    atomics: Concurrent,
+    /// Few words have any.
+    atomics: Option<Box<Atomics>>,
+}
+
+/// The atomic accesses to a word since the last plain write.
+#[derive(Clone, Debug, Default)]
+struct Atomics {
+    all: Concurrent,
+    last_write: Option<Event>,
 }
 
 impl History {
+    /// No access yet.
+    pub const NONE: Self = Self { write: None, reads: Concurrent::NONE, atomics: None };
+
     /// An earlier access with which an access of kind `kind`, made by `thread` now, races.
     pub fn racing(
         &self,
@@ -65,7 +111,8 @@ impl History {
     ) -> Option<(AccessKind, Event)> {
         let write = self.write.filter(|write| !clocks.orders(write.at, thread));
         let read = || Some((AccessKind::Read, self.reads.racing(thread, clocks)?));
-        let atomic = || Some((AccessKind::Atomic, self.atomics.racing(thread, clocks)?));
+        let atomics = self.atomics.as_ref();
+        let atomic = || Some((AccessKind::Atomic, atomics?.all.racing(thread, clocks)?));
         write.map(|write| (AccessKind::Write, write)).or_else(|| match kind {
             AccessKind::Read | AccessKind::ReadConstant => atomic(),
             AccessKind::Atomic => read(),
@@ -73,26 +120,53 @@ impl History {
         })
     }
 
-    /// Adds an access that is made now and does not race.
-    pub fn add(&mut self, kind: AccessKind, new: Event, clocks: &Clocks) {
+    /// Adds an access that is made now and does not race. `writes` says whether an atomic access is a write.
+    pub fn add(&mut self, (kind, writes): (AccessKind, bool), new: Event, clocks: &Clocks) {
         match kind {
             AccessKind::Read | AccessKind::ReadConstant => self.reads.add(new, clocks),
-            AccessKind::Atomic => self.atomics.add(new, clocks),
+            AccessKind::Atomic => {
+                let atomics = self.atomics.get_or_insert_default();
+                atomics.all.add(new, clocks);
+                if writes {
+                    atomics.last_write = Some(new);
+                }
+            }
             AccessKind::Write => {
                 // All earlier accesses happen before this write. So a later access that races with
                 // one of them also races with the write.
                 self.write = Some(new);
-                self.reads.0.clear();
-                self.atomics.0.clear();
+                self.reads.clear();
+                if let Some(atomics) = &mut self.atomics {
+                    atomics.all.clear();
+                    atomics.last_write = None;
+                }
             }
+        }
+    }
+
+    /// The last write, plain or atomic.
+    pub fn last_write(&self) -> Option<(AccessKind, Event)> {
+        let atomic = self.atomics.as_ref().and_then(|atomics| atomics.last_write);
+        let atomic = atomic.map(|write| (AccessKind::Atomic, write));
+        atomic.or_else(|| Some((AccessKind::Write, self.write?)))
+    }
+
+    /// An access of kind `kind` since the last write, or that write: the last of them, or one by another lane of its warp
+    /// at the same time.
+    pub fn last(&self, kind: AccessKind) -> Option<Event> {
+        match kind {
+            AccessKind::Read | AccessKind::ReadConstant => self.reads.all().next_back().copied(),
+            AccessKind::Atomic => self.atomics.as_ref()?.all.all().next_back().copied(),
+            AccessKind::Write => self.write,
         }
     }
 
     /// Makes this the same as `other`.
     pub fn copy_from(&mut self, other: &Self) {
         self.write = other.write;
-        self.reads.0.clone_from(&other.reads.0);
-        self.atomics.0.clone_from(&other.atomics.0);
+        self.reads.first = other.reads.first;
+        self.reads.others.clone_from(&other.reads.others);
+        self.atomics.clone_from(&other.atomics);
     }
 }
 
@@ -243,7 +317,7 @@ mod tests {
                             let fences = clocks.proxy_fences(thread);
                             write = Some(Store { at: new.at, fences });
                         }
-                        history.add(kind, new, &clocks);
+                        history.add((kind, true), new, &clocks);
                         past.events.push((Done::Access(kind), thread));
                         return expected;
                     }

@@ -14,56 +14,67 @@ use super::race::History;
 const GRANULE_WORDS: usize = GRANULE_BYTES as usize / 4;
 
 /// The accesses to a word, or to a granule that is not split.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Accesses {
-    /// The last write, plain or atomic.
-    write: Option<LastWrite>,
-    /// The last access of any kind.
-    last: Option<Numbered>,
     history: History,
-}
-
-#[derive(Clone, Copy)]
-struct LastWrite {
-    access: Numbered,
-    /// Number of proxy fences that its thread had called before.
+    /// The numbers of the last write, plain or atomic, and of the last access of any kind; 0 before the first. Numbers
+    /// count all accesses to this memory from 1 on, including those of earlier blocks.
+    written: u64,
+    accessed: u64,
+    /// Number of proxy fences that the thread of the last write had called before.
     fences: u32,
+    /// The kind of the last access.
+    kind: AccessKind,
 }
 
-/// An access with its number. Numbers count all accesses to this memory, including those of earlier blocks.
+/// An access that is made now.
 #[derive(Clone, Copy)]
-struct Numbered {
+struct New {
     number: u64,
     kind: AccessKind,
     event: Event,
+    /// For a write, the number of proxy fences that its thread has called; for a read `None`.
+    fences: Option<u32>,
 }
 
-impl Numbered {
-    /// Its description in a fault.
-    fn access(self) -> Access {
-        self.event.access(self.kind)
-    }
+/// The last write to a word.
+struct LastWrite {
+    access: Access,
+    store: Store,
 }
 
 impl Accesses {
+    /// No access yet.
+    const NONE: Self =
+        Self { history: History::NONE, written: 0, accessed: 0, fences: 0, kind: AccessKind::Read };
+
     /// The last write, if its number is greater than `accesses`.
     fn written_since(&self, accesses: u64) -> Option<LastWrite> {
-        self.write.filter(|write| write.access.number > accesses)
+        let (kind, event) = self.history.last_write().filter(|_| self.written > accesses)?;
+        let store = Store { at: event.at, fences: self.fences };
+        Some(LastWrite { access: event.access(kind), store })
     }
 
-    /// Adds an access that does not race. For a write, `fences` is the number of proxy fences that its thread has
-    /// called; for a read it is `None`.
-    fn add(&mut self, access: Numbered, fences: Option<u32>, clocks: &Clocks) {
-        self.history.add(access.kind, access.event, clocks);
-        self.last = Some(access);
+    /// The last access, if its number is greater than `accesses`, or one by another lane of its warp at the same time.
+    fn accessed_since(&self, accesses: u64) -> Option<Access> {
+        let event = self.history.last(self.kind).filter(|_| self.accessed > accesses)?;
+        Some(event.access(self.kind))
+    }
+
+    /// Adds an access that does not race.
+    fn add(&mut self, New { number, kind, event, fences }: New, clocks: &Clocks) {
+        self.history.add((kind, fences.is_some()), event, clocks);
+        (self.accessed, self.kind) = (number, kind);
         if let Some(fences) = fences {
-            self.write = Some(LastWrite { access, fences });
+            (self.written, self.fences) = (number, fences);
         }
     }
 
     fn copy_from(&mut self, other: &Self) {
-        (self.write, self.last) = (other.write, other.last);
-        self.history.copy_from(&other.history);
+        let Self { history, written, accessed, fences, kind } = self;
+        history.copy_from(&other.history);
+        (*written, *accessed) = (other.written, other.accessed);
+        (*fences, *kind) = (other.fences, other.kind);
     }
 }
 
@@ -135,9 +146,9 @@ impl SharedMemory {
         if self.granules.len() < granules {
             let words = GRANULE_WORDS * granules;
             self.values.resize(words, 0);
-            self.granules.resize(granules, Accesses::default());
+            self.granules.resize(granules, Accesses::NONE);
             self.is_split.resize(granules, false);
-            self.words.resize(words, Accesses::default());
+            self.words.resize(words, Accesses::NONE);
         }
         self.before = self.count;
         self.clocks.start_block();
@@ -168,7 +179,7 @@ impl SharedMemory {
         self.check_all(span, kind, (thread, location))?;
         self.add(span, kind, self.clocks.event(thread, location), None);
         for (offset, accesses) in self.accesses(span) {
-            if accesses.written_since(self.before).is_none() {
+            if accesses.written <= self.before {
                 return Err(FaultKind::PoisonedShared { offset, thread, location });
             }
         }
@@ -214,17 +225,15 @@ impl SharedMemory {
         location: Site,
     ) -> Result<(), FaultKind> {
         for (offset, accesses) in self.accesses(Span::granule_of(offset)) {
-            let Some(LastWrite { access: write, fences }) = accesses.written_since(self.before)
+            let Some(LastWrite { access: write, store }) = accesses.written_since(self.before)
             else {
                 return Err(FaultKind::PoisonedShared { offset, thread, location });
             };
-            let at = write.event.at;
             // All lanes of a warp take part in a product, so a lane's own write must be ordered before the other lanes.
             let other = ThreadIndex(thread.0 ^ 1);
-            let reader = if at.thread == thread { other } else { thread };
+            let reader = if write.thread == thread { other } else { thread };
             self.check(offset, accesses, AccessKind::Read, (reader, location))?;
-            if !self.clocks.is_visible(Store { at, fences }, thread) {
-                let write = write.access();
+            if !self.clocks.is_visible(store, thread) {
                 return Err(FaultKind::UnfencedOperand { offset, write, thread, location });
             }
         }
@@ -246,8 +255,7 @@ impl SharedMemory {
         for granule in operands.granules() {
             let span = Span::granule_of(granule);
             for (offset, accesses) in self.accesses(span) {
-                if let Some(write) = accesses.written_since(before) {
-                    let write = write.access.access();
+                if let Some(LastWrite { access: write, .. }) = accesses.written_since(before) {
                     return Err(FaultKind::OperandOverwritten { offset, write, thread, location });
                 }
             }
@@ -278,8 +286,7 @@ impl SharedMemory {
     pub fn check_copy(&self, offset: u32, words: usize, copy: InFlight) -> Result<(), FaultKind> {
         let InFlight { thread, location, accesses: before } = copy;
         for (offset, accesses) in self.accesses(Span::new(offset, words)) {
-            if let Some(access) = accesses.last.filter(|access| access.number > before) {
-                let access = access.access();
+            if let Some(access) = accesses.accessed_since(before) {
                 return Err(FaultKind::CopyInFlight { offset, access, thread, location });
             }
         }
@@ -326,20 +333,20 @@ impl SharedMemory {
     /// thread has called.
     fn add(&mut self, span: Span, kind: AccessKind, event: Event, fences: Option<u32>) {
         self.count += 1;
-        let access = Numbered { number: self.count, kind, event };
+        let new = New { number: self.count, kind, event, fences };
         let (granule, first) = (span.granule(), (span.offset / 4) as usize);
         // A plain write replaces the whole history.
         let joins = matches!(kind, AccessKind::Write) || !self.is_split[granule];
         if span.is_granule() && joins {
             self.is_split[granule] = false;
-            self.granules[granule].add(access, fences, &self.clocks);
+            self.granules[granule].add(new, &self.clocks);
             return;
         }
         if !self.is_split[granule] {
             self.split(granule);
         }
         for accesses in &mut self.words[first..first + span.words] {
-            accesses.add(access, fences, &self.clocks);
+            accesses.add(new, &self.clocks);
         }
     }
 

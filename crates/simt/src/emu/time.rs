@@ -1,5 +1,7 @@
 //! Vector clocks of a block: one time per warp, which stands for the accesses of that warp before it.
 
+use std::fmt;
+
 use super::fault::ThreadIndex;
 use crate::limits::WARP_SIZE;
 
@@ -25,13 +27,36 @@ pub fn warp_of(thread: ThreadIndex) -> usize {
     ((thread.0 / WARP_SIZE) as usize).min(OTHERS)
 }
 
-/// A point in the run of a thread, by the clock of its warp.
-#[derive(Clone, Copy, Debug)]
-pub struct Moment {
+/// A point in the run of a thread, by the clock of its warp. One word, since shared memory keeps one for each access that
+/// may race: the thread in the low bits, the time above them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Enough for the threads of a cluster. The other 48 bits hold times, which count barriers: enough for years.
+    const THREAD_BITS: u32 = 16;
+
+    /// A point of a thread.
+    pub fn new(thread: ThreadIndex, time: u64) -> Self {
+        debug_assert!(thread.0 >> Self::THREAD_BITS == 0, "no cluster has thread {thread}");
+        Self(time << Self::THREAD_BITS | u64::from(thread.0))
+    }
+
     /// The thread.
-    pub thread: ThreadIndex,
+    pub fn thread(self) -> ThreadIndex {
+        ThreadIndex((self.0 & ((1 << Self::THREAD_BITS) - 1)) as u32)
+    }
+
     /// The time.
-    pub time: u64,
+    pub fn time(self) -> u64 {
+        self.0 >> Self::THREAD_BITS
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.thread(), self.time())
+    }
 }
 
 /// The knowledge that warps have released to a barrier.
