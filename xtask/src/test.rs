@@ -58,7 +58,7 @@ const NOT_QUICK: [&str; 17] = [
     "interleaved_requests_do_not_mix",
     "drafts_run_ahead_of_an_open_step",
     "kernels_keep_to_their_memory",
-    "forty_requests",
+    "requests_with_preemption",
 ];
 
 /// The longest test program. It runs beside all others, since each of the others keeps few cores busy at its end.

@@ -233,16 +233,23 @@ fn a_cache_never_leaves_the_model() {
     }
 }
 
-/// Each mistake is found from every seed.
+/// Each mistake is found, every other one with drafts.
 #[test]
 fn every_mistake_is_found() {
-    let cases: Vec<_> = Mistake::ALL
-        .into_iter()
-        .flat_map(|mistake| (0..2).map(move |seed| (mistake, seed)))
-        .collect();
+    all_are_found(0);
+}
+
+#[test]
+#[ignore = "half a minute: cargo test --release -p dsv4-kv-stress --test stress -- --ignored from_other_seeds"]
+fn every_mistake_is_found_from_other_seeds() {
+    all_are_found(1);
+}
+
+fn all_are_found(first: u64) {
+    let cases: Vec<_> = (first..).map(|seed| seed % 2).zip(Mistake::ALL).collect();
     let found: Vec<_> =
-        cases.par_iter().map(|&(mistake, seed)| run(mistake, seed, 1_500)).collect();
-    for ((mistake, seed), found) in cases.into_iter().zip(found) {
+        cases.par_iter().map(|&(seed, mistake)| run(mistake, seed, 1_500)).collect();
+    for ((seed, mistake), found) in cases.into_iter().zip(found) {
         let found =
             found.err().unwrap_or_else(|| panic!("{mistake:?} was missed from seed {seed}"));
         println!("{mistake:?}, seed {seed}: operation {}, {}", found.op, found.what);

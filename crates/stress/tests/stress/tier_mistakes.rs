@@ -158,7 +158,7 @@ fn all_are_found(
 fn mistakes_in_what_is_held_are_found() {
     let clean = counted(Mistake::Nothing, 0);
     clean.unwrap_or_else(|found| panic!("without a mistake: {found:?}"));
-    all_are_found(COUNTED.map(|mistake| (mistake, &[0, 1, 2, 3][..])), counted);
+    all_are_found(COUNTED.map(|mistake| (mistake, &[0, 1][..])), counted);
 }
 
 #[test]
@@ -167,8 +167,9 @@ fn mistakes_in_what_is_written_are_found() {
 }
 
 #[test]
-#[ignore = "half a minute: cargo test --release -p dsv4-kv-stress --features mistakes --test stress -- --ignored tier_mistakes"]
-fn mistakes_in_what_is_written_are_found_from_other_seeds() {
+#[ignore = "half a minute: cargo test --release -p dsv4-kv-stress --features mistakes --test stress -- --ignored from_other_seeds"]
+fn mistakes_are_found_from_other_seeds() {
+    all_are_found(COUNTED.map(|mistake| (mistake, &[2, 3][..])), counted);
     all_are_found(WRITTEN_ELSEWHERE, written);
 }
 
