@@ -129,8 +129,8 @@ impl<B: Backend> Cold<B> {
     }
 
     /// Requests the prompt of a request from the store, unless that was done before. If the store has answered nothing
-    /// since a request gave it up by its timeout, the prompt is computed at once: a store that hangs delays only the
-    /// requests that were fetched when it began to.
+    /// since a request gave it up by its timeout, the prompt is computed at once: a store that hangs delays only
+    /// requests that were asked for before that.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
         let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
         let Some(Open { tier, given_up, .. }) = open else { return };
