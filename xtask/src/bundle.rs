@@ -19,7 +19,10 @@ const LIMIT_MB: f64 = 80.0;
 const BUILDS: [(&str, &[&str]); 4] = [
     ("the tests that run kernels", &["--package", "dsv4-kv-tests", "--test", "devices"]),
     ("the end-to-end tests", &["--package", "dsv4-kv-tests", "--test", "end_to_end"]),
-    ("the stress test", &["--package", "dsv4-kv-stress", "--bin", "stress"]),
+    (
+        "the stress test",
+        &["--package", "dsv4-kv-stress", "--bin", "stress", "--features", "program"],
+    ),
     ("the CLI", &["--package", "dsv4-kv-cli", "--bins", "--features", "generate"]),
 ];
 

@@ -32,6 +32,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
             "dsv4-kv-stress",
             "--bin",
             "stress",
+            "--features",
+            "program",
             "--",
         ])
         .args(arguments)

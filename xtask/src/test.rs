@@ -117,7 +117,9 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
 /// test programs.
 fn run_builds(steps: &mut Steps) -> Result<Vec<Program>> {
     let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
-    let lints = [&clippy[..], &ALL[3..], &["--", "-D", "warnings"]].concat();
+    // Tests do not build the program of `cargo xtask stress`.
+    let program = ["--features", "dsv4-kv-stress/program", "--", "-D", "warnings"];
+    let lints = [&clippy[..], &ALL[3..], &program].concat();
     steps.run("clippy", || cargo(&lints, "fix what clippy names"))?;
     // A build of the workspace enables the features of all packages together. A user's build of the library has fewer.
     let alone = ["clippy", "--locked", "--package", "dsv4-kv", "--lib", "--", "-D", "warnings"];
