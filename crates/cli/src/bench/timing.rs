@@ -23,6 +23,11 @@ const NODES: RangeInclusive<u64> = if SMALL { 2..=3 } else { 20..=200 };
 /// Number of timed replays, after as many for warm-up.
 pub const REPLAYS: usize = if SMALL { 1 } else { 50 };
 
+/// Number of runs for warm-up before `runs` timed ones.
+const fn warm_up(runs: usize) -> usize {
+    if SMALL { 0 } else { runs }
+}
+
 /// One measured case.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Measurement {
@@ -113,7 +118,7 @@ fn time_node<B: Backend>(
     };
     let (from, to) = (device.event()?, device.event()?);
     let mut times = Vec::with_capacity(REPLAYS);
-    for number in 0..2 * REPLAYS {
+    for number in 0..warm_up(REPLAYS) + REPLAYS {
         // Either of these hides the time that the host takes to launch a graph.
         match &flush {
             Some(flush) => stream.fill(flush, number as u8)?,
@@ -123,7 +128,7 @@ fn time_node<B: Backend>(
         replay()?;
         stream.record(&to)?;
         let milliseconds = to.milliseconds_since(&from)?;
-        if number >= REPLAYS {
+        if number >= warm_up(REPLAYS) {
             times.push(f64::from(milliseconds) * 1e3 / nodes as f64);
         }
     }
@@ -185,11 +190,12 @@ impl<B: Backend> ColdTimer<B> {
         runs: usize,
         mut replay: impl FnMut() -> Result<()>,
     ) -> Result<f64> {
-        let mut times = Vec::with_capacity(2 * runs);
-        for _ in 0..2 * runs {
+        let first = warm_up(runs);
+        let mut times = Vec::with_capacity(first + runs);
+        for _ in 0..first + runs {
             times.push(self.time(stream, &mut replay)?);
         }
-        Ok(median(times.split_off(runs)))
+        Ok(median(times.split_off(first)))
     }
 }
 
