@@ -140,7 +140,7 @@ impl Ledger {
         let at = Progress::restored(boundary, self.rollback_tokens);
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
-        self.saves.forget(id.slot());
+        self.saves.restart(id, boundary);
         if let Some(request_prefix) =
             self.sharing.as_mut().and_then(|sharing| sharing.of_mut(id.slot()))
         {
@@ -175,12 +175,17 @@ mod tests {
     use crate::ledger::{Accepted, Prompt, StepRequest};
 
     fn ledger() -> Ledger {
+        with_drafts(0)
+    }
+
+    fn with_drafts(max_draft: u32) -> Ledger {
         let model = ModelConfig::preset("tiny").unwrap();
         Ledger::new(&CacheConfig {
             max_requests: 2,
             num_blocks: 16,
             num_checkpoints: 4,
             max_suspended: 1,
+            max_draft,
             keep_outputs: true,
             ..CacheConfig::new(model)
         })
@@ -232,6 +237,24 @@ mod tests {
             ledger.discard_checkpoint(saved).unwrap();
             ledger.audit().unwrap();
         }
+    }
+
+    /// A planned checkpoint that a step passed, and that is due at the very position of a restore, is still saved.
+    #[test]
+    fn what_is_due_where_a_request_restarts_is_saved() {
+        let tokens: Vec<u32> = (0..132).collect();
+        let mut ledger = with_drafts(3);
+        let id = ledger.admit_with(&told(&tokens[..129])).unwrap().id;
+        run(&mut ledger, id, 0, &tokens[..126]);
+        run(&mut ledger, id, 126, &tokens[126..129]);
+        assert_eq!(ledger.saves.due, [(id, 128)]);
+        let saved = ledger.take_checkpoints(&[(id, 128)]).unwrap().remove(0);
+        ledger.check_restore(id, &saved).unwrap();
+        ledger.enter_restored(id, 128).unwrap();
+        ledger.plan_checkpoints(id).unwrap();
+        assert_eq!(ledger.saves.due, [(id, 128)]);
+        ledger.discard_checkpoint(saved).unwrap();
+        ledger.audit().unwrap();
     }
 
     /// A request that was suspended and resumed is still the request that was saved; a fork of it is another.

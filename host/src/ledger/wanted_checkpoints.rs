@@ -103,6 +103,16 @@ impl Saves {
         self.due.retain(|&(id, at)| id.slot() != slot || at <= boundary);
     }
 
+    /// Forgets all positions of a request that goes on from `boundary`, but for that one, if it is due: the slot holds
+    /// what it needs.
+    pub fn restart(&mut self, id: RequestId, boundary: u32) {
+        let is_due = self.due.contains(&(id, boundary));
+        self.forget(id.slot());
+        if is_due {
+            self.due.push((id, boundary));
+        }
+    }
+
     /// Forgets all positions of a request.
     pub fn forget(&mut self, slot: SlotId) {
         self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
