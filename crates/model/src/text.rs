@@ -79,7 +79,7 @@ impl Text {
         }
         if !matches!(tokenizer.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
             let reason =
-                "its decoder must be `ByteLevel`: only then is every token a number of bytes";
+                "its decoder must be `ByteLevel`: else the bytes of a token depend on its text";
             return Err(refused(path, reason.to_owned()));
         }
         Ok(Self::Tokenizer(Box::new(tokenizer)))

@@ -135,7 +135,8 @@ pub struct StateCopies<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for memory of less than 256 bytes, or of more than 2^40, for checkpoints whose size is no
-/// multiple of 256, or if there are no checkpoints; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// multiple of 256, or if there are no checkpoints; [`DeviceError::TooShort`] for a buffer shorter than its shape; as
+/// [`Stream::launch`].
 pub fn copy_state<B: Backend>(
     stream: &Stream<B>,
     copies: &StateCopies<'_, B>,

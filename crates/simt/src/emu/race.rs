@@ -18,8 +18,6 @@ struct Concurrent {
 }
 
 impl Concurrent {
-    const NONE: Self = Self { first: None, others: Vec::new() };
-
     /// All of them, in their order.
     fn all(&self) -> impl DoubleEndedIterator<Item = &Event> {
         self.first.iter().chain(&self.others)
@@ -99,9 +97,6 @@ struct Atomics {
 }
 
 impl History {
-    /// No access yet.
-    pub const NONE: Self = Self { write: None, reads: Concurrent::NONE, atomics: None };
-
     /// An earlier access with which an access of kind `kind`, made by `thread` now, races.
     pub fn racing(
         &self,

@@ -45,8 +45,10 @@ struct LastWrite {
 
 impl Accesses {
     /// No access yet.
-    const NONE: Self =
-        Self { history: History::NONE, written: 0, accessed: 0, fences: 0, kind: AccessKind::Read };
+    fn none() -> Self {
+        let (history, kind) = (History::default(), AccessKind::Read);
+        Self { history, written: 0, accessed: 0, fences: 0, kind }
+    }
 
     /// The last write, if its number is greater than `accesses`.
     fn written_since(&self, accesses: u64) -> Option<LastWrite> {
@@ -146,9 +148,9 @@ impl SharedMemory {
         if self.granules.len() < granules {
             let words = GRANULE_WORDS * granules;
             self.values.resize(words, 0);
-            self.granules.resize(granules, Accesses::NONE);
+            self.granules.resize(granules, Accesses::none());
             self.is_split.resize(granules, false);
-            self.words.resize(words, Accesses::NONE);
+            self.words.resize(words, Accesses::none());
         }
         self.before = self.count;
         self.clocks.start_block();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::fault::ThreadIndex;
-use crate::limits::WARP_SIZE;
+use crate::limits::{MAX_BLOCK_THREADS, MAX_CLUSTER_BLOCKS, WARP_SIZE};
 
 /// Most warps of a block. Also the number of a pseudo-warp, to which all threads of the cluster's other blocks belong.
 pub const OTHERS: usize = WARP_SIZE as usize;
@@ -38,7 +38,6 @@ impl Moment {
 
     /// A point of a thread.
     pub fn new(thread: ThreadIndex, time: u64) -> Self {
-        debug_assert!(thread.0 >> Self::THREAD_BITS == 0, "no cluster has thread {thread}");
         Self(time << Self::THREAD_BITS | u64::from(thread.0))
     }
 
@@ -52,6 +51,8 @@ impl Moment {
         self.0 >> Self::THREAD_BITS
     }
 }
+
+const _: () = assert!(MAX_BLOCK_THREADS * (MAX_CLUSTER_BLOCKS + 1) < 1 << Moment::THREAD_BITS);
 
 impl fmt::Debug for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
