@@ -14,7 +14,7 @@ use crate::ops::{
     ScoreSelection, Scored, Scores,
 };
 use crate::step::{Csa, EntryLists, UpdatedLayer};
-use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
+use kernels_gpu::launch::{IndexScore, IndexScoreChunk, IndexScoreTopk};
 
 /// Inputs of the indexer's projections. Row 0 belongs to the first query that gets a list, not to the step's first.
 pub struct Activations<'i, B: Backend> {
@@ -240,13 +240,23 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             // SAFETY: the cache alone writes StepMeta, in the order of its steps, and the launch runs in that order.
             unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
-            let faults = access.fault_word::<IndexScore>(format);
+            let share_keys =
+                ops::shared_keys_are_faster(access.shape.tokens, access.shape.requests);
+            let faults = if share_keys {
+                access.fault_word::<IndexScoreChunk>(format)
+            } else {
+                access.fault_word::<IndexScore>(format)
+            };
             let to = &scores;
             let score = KeyScores { queries, from, table, keys, skip: k, to, faults };
             let select = EntrySelection { queries, from: to, k, selected };
             // SAFETY: as above; the workspace is of one cache, and no other thread queues launches that use it.
             unsafe {
-                ops::index_score(stream, &score)?;
+                if share_keys {
+                    ops::index_score_chunk(stream, &score)?;
+                } else {
+                    ops::index_score(stream, &score)?;
+                }
                 ops::index_topk(stream, &select)?;
             }
         }

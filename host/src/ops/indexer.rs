@@ -1,6 +1,7 @@
 //! The indexer: queries, scores, and the largest of them.
 
 use kernels_gpu::indexer::TILE;
+use kernels_gpu::indexer::score::chunk;
 use kernels_gpu::indexer::score::keys::WARPS;
 use kernels_gpu::params::{
     IndexQueryParams, IndexScoreParams, IndexTopkParams, ScoreMaximaParams, TopkSelectParams,
@@ -11,8 +12,8 @@ use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use super::{BlockTable, IndexKeys, StepQueries, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{
-    IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, ScoreMaxima, TopkSelectLong,
-    TopkSelectShort,
+    IndexQuery, IndexScore, IndexScoreChunk, IndexTopkLong, IndexTopkShort, ScoreMaxima,
+    TopkSelectLong, TopkSelectShort,
 };
 
 /// Most scores of a row: the entries of the longest context.
@@ -143,6 +144,36 @@ pub struct KeyScores<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
+/// The launch of `$operation` for `$scores`.
+macro_rules! operation {
+    ($operation:ident, $scores:ident, $tiles:ident) => {{
+        let KeyScores { queries, from, table, keys, skip, to, faults } = *$scores;
+        $operation {
+            query: from.query.ptr(),
+            weight: from.weight.ptr(),
+            token_position: queries.position.ptr(),
+            token_slot: queries.slot.ptr(),
+            table: table.table.ptr(),
+            index_code: keys.code.ptr(),
+            index_scale: keys.scale.ptr(),
+            scores: to.scores.ptr_mut(),
+            maxima: to.maxima.ptr_mut(),
+            faults: faults.ptr_mut(),
+            params: IndexScoreParams {
+                first: queries.first,
+                heads: from.heads,
+                skip,
+                columns: to.columns,
+                group_log2: group_log2(to.columns),
+                tiles: $tiles,
+                slots: table.slots,
+                max_blocks: table.max_blocks,
+                num_blocks: keys.num_blocks,
+                tokens: queries.count,
+            },
+        }
+    }};
+}
 /// Queues `index_score_*`: the score of every entry that each query sees, and the largest of each
 /// group, into the query's row. Queries that see no more than `skip` entries are left out, and so is
 /// padding.
@@ -163,44 +194,56 @@ pub unsafe fn index_score<B: Backend>(
     stream: &Stream<B>,
     scores: &KeyScores<'_, B>,
 ) -> Result<(), DeviceError> {
-    let KeyScores { queries, from, table, keys, skip, to, faults } = *scores;
-    let num_blocks = keys.num_blocks;
-    let count = queries.count;
-    if count == 0 {
+    if !scores.check()? {
         return Ok(());
     }
-    queries.check()?;
-    from.check()?;
-    to.check()?;
-    keys.check_blocks()?;
-    let tiles = tiles_per_block(to.columns, count);
-    let operation = IndexScore {
-        query: from.query.ptr(),
-        weight: from.weight.ptr(),
-        token_position: queries.position.ptr(),
-        token_slot: queries.slot.ptr(),
-        table: table.table.ptr(),
-        index_code: keys.code.ptr(),
-        index_scale: keys.scale.ptr(),
-        scores: to.scores.ptr_mut(),
-        maxima: to.maxima.ptr_mut(),
-        faults: faults.ptr_mut(),
-        params: IndexScoreParams {
-            first: queries.first,
-            heads: from.heads,
-            skip,
-            columns: to.columns,
-            group_log2: group_log2(to.columns),
-            tiles,
-            slots: table.slots,
-            max_blocks: table.max_blocks,
-            num_blocks,
-            tokens: count,
-        },
-    };
+    let tiles = tiles_per_block(scores.to.columns, scores.queries.count);
     // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { stream.launch(keys.format, &operation) }
+    unsafe { stream.launch(scores.keys.format, &operation!(IndexScore, scores, tiles)) }
+}
+
+/// Whether [`index_score_chunk`] takes less time on an H200 than [`index_score`] for a step of `tokens` tokens of
+/// `requests` requests, as measured with one, four, five and 2,048 tokens of each (docs/experiments.md).
+#[must_use]
+pub fn shared_keys_are_faster(tokens: u32, requests: u32) -> bool {
+    tokens / 4 >= requests
+}
+
+/// [`index_score`] by another kernel, `index_score_chunk_*`, with the same scores, maxima and faults, bit by bit. It takes
+/// less time where most queries stand beside others of their request, as in a chunk of a prompt: a warp unpacks a key
+/// once for up to ten of them.
+///
+/// # Errors
+/// As [`index_score`].
+///
+/// # Safety
+/// As [`index_score`].
+pub unsafe fn index_score_chunk<B: Backend>(
+    stream: &Stream<B>,
+    scores: &KeyScores<'_, B>,
+) -> Result<(), DeviceError> {
+    if !scores.check()? {
+        return Ok(());
+    }
+    let tiles = tiles_per_chunk(scores.to.columns, scores.queries.count, scores.keys.format);
+    // SAFETY: the launch checks every buffer; the kernel refuses
+    // slots outside the table and blocks outside the planes.
+    unsafe { stream.launch(scores.keys.format, &operation!(IndexScoreChunk, scores, tiles)) }
+}
+
+impl<B: Backend> KeyScores<'_, B> {
+    /// Checks the arguments. Whether there are queries.
+    fn check(&self) -> Result<bool, DeviceError> {
+        if self.queries.count == 0 {
+            return Ok(false);
+        }
+        self.queries.check()?;
+        self.from.check()?;
+        self.to.check()?;
+        self.keys.check_blocks()?;
+        Ok(true)
+    }
 }
 
 /// Tiles per block of `index_score`: a number for which the blocks fill an H200 a whole number of
@@ -214,6 +257,20 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
     let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
+}
+
+/// Tiles per block of `index_score_chunk`: those with which the blocks take the least time, if a block takes a round of
+/// tiles longer than its tiles.
+fn tiles_per_chunk(columns: u32, queries: u32, format: IndexFormat) -> u32 {
+    const AT_ONCE: u32 = chunk::BLOCKS * MULTIPROCESSORS;
+    /// A warp holds the block numbers of 32 tiles, one per lane.
+    const MOST_ROUNDS: u32 = 32;
+    let blocks = queries.div_ceil(chunk::queries(format));
+    let time = |rounds: &u32| {
+        let parts = (columns / TILE).div_ceil(chunk::STRIDE * rounds);
+        u64::from(blocks.saturating_mul(parts).div_ceil(AT_ONCE)) * u64::from(rounds + 1)
+    };
+    chunk::STRIDE * (1..=MOST_ROUNDS).min_by_key(time).unwrap_or(MOST_ROUNDS)
 }
 
 /// Arguments of [`index_topk`].

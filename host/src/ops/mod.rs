@@ -8,8 +8,9 @@
 //!
 //! Some operations are unsafe because they rely on that order: each of their threads reads the same numbers of the step
 //! for itself, and these decide at which barriers it waits. They are [`attend`], [`compress`], [`decode_csa`],
-//! [`decode_hca`], [`flush_hca`], [`index_score`], [`index_topk`], [`index_score_topk`] and [`topk_select`]. In the
-//! other operations only the threads of a warp do so, by one instruction, which gives all of them the same number.
+//! [`decode_hca`], [`flush_hca`], [`index_score`], [`index_score_chunk`], [`index_topk`], [`index_score_topk`] and
+//! [`topk_select`]. In the other operations only the threads of a warp do so, by one instruction, which gives all of them
+//! the same number.
 
 mod attention;
 mod attention_exchange;
@@ -53,7 +54,8 @@ pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
 pub use indexer::{
     EntrySelection, IndexQueries, KeyScores, QueryQuantisation, RowSelection, Scores, index_query,
-    index_score, index_topk, maxima_len, most_maxima, topk_select,
+    index_score, index_score_chunk, index_topk, maxima_len, most_maxima, shared_keys_are_faster,
+    topk_select,
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};

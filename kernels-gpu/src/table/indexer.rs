@@ -73,6 +73,43 @@ macro_rules! indexer_rows {
                 [IndexFormat::Fp8] => index_score_fp8: indexer::score::rows::score::<indexer::score::keys::e4m3::Fp8Keys>,
             }
 
+            IndexScoreChunk<IndexFormat> |p, f|
+            "As `index_score`, with the same bits, for launches in which most queries stand beside others \
+             of their request: these share the keys that a warp unpacks."
+            (
+                /// `[tokens, 16384]` u8, of `index_query`.
+                query: const u8 align 16 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
+                /// `[tokens, heads]` f32, of `index_query`.
+                weight: const f32 [p.tokens, p.heads],
+                /// `[step]` absolute position of each query.
+                token_position: const i32 [end(p.first, p.tokens)],
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32 [end(p.first, p.tokens)],
+                /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
+                table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
+                /// `[num_blocks * 32, code_bytes]` u8, the code plane.
+                index_code: const u8 align 16 [p.num_blocks, indexer::TILE, f.code_bytes() as u32],
+                /// `[num_blocks * 32, scale_bytes]` u8, the scale plane.
+                index_scale: const u8 align 16 [p.num_blocks, indexer::TILE, f.scale_bytes() as u32],
+                /// `[tokens, columns]` f32; NaN for an entry without a block, the rest of a row
+                /// untouched.
+                scores: mut f32 [p.tokens, p.columns],
+                /// `[tokens, columns >> group_log2]` f32, the largest score of each group; NaN if it
+                /// has none.
+                maxima: mut f32 [p.tokens, p.columns >> p.group_log2],
+                /// `[1]` count of slots out of range, of queries that see more than `columns` entries,
+                /// and of tiles whose block is missing or out of range.
+                faults: mut u32 [1];
+                IndexScoreParams
+            )
+            { block: indexer::score::chunk::THREADS, min_blocks: 2, shared: indexer::score::chunk::shared_bytes(f), min_sm: 90,
+              grid: [(p.columns / indexer::TILE).div_ceil(p.tiles), p.tokens.div_ceil(indexer::score::chunk::queries(f))] }
+            bodies {
+                [IndexFormat::Nvfp4] => index_score_chunk_nvfp4: indexer::score::chunk::score::<indexer::score::keys::bf16::Nvfp4Keys>,
+                [IndexFormat::Mxfp4] => index_score_chunk_mxfp4: indexer::score::chunk::score::<indexer::score::keys::s8::Mxfp4Keys>,
+                [IndexFormat::Fp8] => index_score_chunk_fp8: indexer::score::chunk::score::<indexer::score::keys::e4m3::Fp8Keys>,
+            }
+
             ScoreMaxima<()> |p, f|
             "Writes the largest score of each group."
             (

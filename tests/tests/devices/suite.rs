@@ -222,6 +222,7 @@ suite! {
         scores_count_what_they_refuse,
         blocks_of_many_tiles_equal_the_oracle,
         long_rows_equal_the_oracle,
+        runs_of_queries_equal_the_oracle,
         distant_groups_equal_the_oracle,
         a_score_does_not_depend_on_keys_beside_it,
         scales_of_any_size_are_exact,

@@ -36,6 +36,8 @@ const WORD_BYTES: u64 = 4;
 /// Pairs: entries that a query sees, number of queries.
 const SCORES: [(u32, u32); 6] =
     [(2048, 32), (2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
+/// Entries that a query sees, number of requests, queries of each: a chunk of a prompt.
+const CHUNKS: [(u32, u32, u32); 3] = [(8192, 1, 2048), (32_768, 1, 2048), (32_768, 32, 4)];
 /// Pairs: scores per row, number of rows.
 const ROWS: [(u32, u32); 5] = [(2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
 /// As `ROWS`, with hundreds of equal scores.
@@ -51,6 +53,8 @@ const LISTED: [(u32, u32); 6] =
 pub(super) enum Node {
     /// `index_score`.
     Scores,
+    /// `index_score_chunk`.
+    Chunk,
     /// `index_score` and `index_topk`, with lists of this length.
     Two(u32),
     /// `index_score_topk`, with lists of this length, over MXFP4 keys.
@@ -62,6 +66,7 @@ impl Node {
         let format = format.name();
         match self {
             Self::Scores => format!("index_score_{format}"),
+            Self::Chunk => format!("index_score_chunk_{format}"),
             Self::Two(k) => format!("index_score_{format} + index_topk {k}"),
             Self::One(k) => format!("index_score_topk {k}"),
         }
@@ -70,7 +75,7 @@ impl Node {
     /// Length of a list.
     fn k(self) -> u32 {
         match self {
-            Self::Scores => 0,
+            Self::Scores | Self::Chunk => 0,
             Self::Two(k) | Self::One(k) => k,
         }
     }
@@ -81,7 +86,12 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     for format in [IndexFormat::Mxfp4, IndexFormat::Nvfp4, IndexFormat::Fp8] {
         for size in SCORES {
             let name = format!("index_score {} {size:?}", format.name());
+            let size = (size.0, size.1, 1);
             works.push(Work::row(name, move || scores(device, format, size, Node::Scores)));
+        }
+        for size in CHUNKS {
+            let name = format!("index_score_chunk {} {size:?}", format.name());
+            works.push(Work::row(name, move || scores(device, format, size, Node::Chunk)));
         }
     }
     for k in LISTS {
@@ -101,6 +111,7 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
         }
         for node in nodes {
             let name = format!("index_score and index_topk {size:?}");
+            let size = (size.0, size.1, 1);
             let measure = move || scores(device, IndexFormat::Mxfp4, size, node);
             works.push(Work::row(name, measure));
         }
@@ -112,21 +123,23 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
 pub(super) fn scores<B: Backend>(
     device: &Device<B>,
     format: IndexFormat,
-    (entries, queries): (u32, u32),
+    (entries, requests, each): (u32, u32, u32),
     node: Node,
 ) -> Result<Measurement> {
     let k = node.k();
+    let queries = requests * each;
+    let keys = u64::from(entries) * u64::from(requests);
     let pairs = u64::from(entries) * u64::from(queries);
     let vectors = u64::from(queries) * u64::from(HEADS);
     let query_bytes = u64::from(queries) * u64::from(format.query_bytes()) + vectors * WORD_BYTES;
     let list_bytes = u64::from(k) * u64::from(queries) * WORD_BYTES;
     let score_bytes = if let Node::One(_) = node { 0 } else { WORD_BYTES };
-    let bytes = pairs * (format.row_bytes() + score_bytes) + query_bytes + list_bytes;
+    let bytes = keys * format.row_bytes() + pairs * score_bytes + query_bytes + list_bytes;
     let nodes = nodes_for(bytes);
-    let layers = Layers::new(device, format, (entries, queries), nodes)?;
+    let layers = Layers::new(device, format, (entries, requests, each), nodes)?;
     let selected = device.allocate("lists", u64::from(queries) * u64::from(k.max(1)))?;
     let Layers { stream, position, slot, table, query, weight, faults, .. } = &layers;
-    let (max_blocks, slots) = (entries / TILE, queries);
+    let (max_blocks, slots) = (entries / TILE, requests);
     let num_blocks = slots * max_blocks;
     let record = |layer: u64| -> Result<(), DeviceError> {
         let (code, scale) = (part(&layers.code, layer, nodes), part(&layers.scale, layer, nodes));
@@ -134,7 +147,7 @@ pub(super) fn scores<B: Backend>(
             (part(&layers.scores, layer, nodes), part(&layers.maxima, layer, nodes));
         let to = Scores { scores: &all, maxima: &maxima, columns: entries };
         let keys = &IndexKeys { code: &code, scale: &scale, format, hadamard: true, num_blocks };
-        let queries = &StepQueries { position, slot, index: slot, first: 0, count: slots };
+        let queries = &StepQueries { position, slot, index: slot, first: 0, count: queries };
         let table = &BlockTable { table, slots, max_blocks };
         let from = &IndexQueries { query, weight, heads: HEADS };
         let (columns, selected, to) = (entries, &selected, &to);
@@ -143,10 +156,14 @@ pub(super) fn scores<B: Backend>(
             // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
             return unsafe { ops::index_score_topk(stream, &lists) };
         }
+        let launch = KeyScores { queries, from, table, keys, skip: k, to, faults };
         // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
         unsafe {
-            ops::index_score(stream, &KeyScores { queries, from, table, keys, skip: k, to, faults })
-        }?;
+            match node {
+                Node::Chunk => ops::index_score_chunk(stream, &launch)?,
+                _ => ops::index_score(stream, &launch)?,
+            }
+        }
         if let Node::Two(_) = node {
             // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
             unsafe { ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected }) }?;
@@ -158,7 +175,8 @@ pub(super) fn scores<B: Backend>(
     retained.extend([weight, &layers.scores, &layers.maxima].map(Buffer::memory));
     retained.push(faults.memory());
     let graph = stream.capture(retained, || (0..nodes).try_for_each(record))?;
-    let names = (node.name(format), format!("{entries} entries x {queries} queries"));
+    let of = if each > 1 { format!(" of {requests} requests") } else { String::new() };
+    let names = (node.name(format), format!("{entries} entries x {queries} queries{of}"));
     let result = measurement(device, names, (bytes, nodes), &graph)?;
     ensure_none_refused(stream, faults)?;
     Ok(result)
@@ -205,7 +223,7 @@ pub(super) fn selection<B: Backend>(
     measurement(device, name, (bytes, nodes), &graph)
 }
 
-/// One layer per node of the graph, and a step with one query per request.
+/// One layer per node of the graph, and a step with as many queries of each request.
 struct Layers<B: Backend> {
     stream: Stream<B>,
     position: Buffer<B, i32>,
@@ -224,12 +242,13 @@ impl<B: Backend> Layers<B> {
     fn new(
         device: &Device<B>,
         format: IndexFormat,
-        (entries, queries): (u32, u32),
+        (entries, requests, each): (u32, u32, u32),
         nodes: u64,
     ) -> Result<Self> {
+        let queries = requests * each;
         let stream = device.stream()?;
         let mut random = SmallRng::seed_from_u64(5);
-        let blocks = queries * (entries / TILE);
+        let blocks = requests * (entries / TILE);
         let mut table: Vec<i32> = (0..blocks as i32).collect();
         table.shuffle(&mut random);
         let rows = nodes * u64::from(blocks) * u64::from(TILE);
@@ -241,7 +260,11 @@ impl<B: Backend> Layers<B> {
         let positions = vec![(entries * CSA_RATIO) as i32 - 1; queries as usize];
         let layers = Self {
             position: upload(&stream, "positions", &positions)?,
-            slot: upload(&stream, "slots", &(0..queries as i32).collect::<Vec<_>>())?,
+            slot: upload(
+                &stream,
+                "slots",
+                &Vec::from_iter((0..queries).map(|i| (i / each) as i32)),
+            )?,
             table: upload(&stream, "block table", &table)?,
             query: device.allocate("queries", bytes)?,
             weight: device.allocate("head weights", vectors.into())?,

@@ -32,7 +32,7 @@ fn kernels_of_one_layer_run() {
         check(&swa::gather(&device, format, 2).unwrap());
     }
     for node in [Node::Scores, Node::Two(16), Node::One(16)] {
-        check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2), node).unwrap());
+        check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2, 1), node).unwrap());
     }
     check(&indexer::selection(&device, (64, 2), 16, true).unwrap());
     for kernel in linear::Kernel::ALL {

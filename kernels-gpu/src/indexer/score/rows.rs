@@ -50,7 +50,7 @@ pub unsafe fn score<K: Keys>(args: IndexScore) {
             row,
             heads: params.heads,
         };
-        let rows = Rows { scores: args.scores, maxima: args.maxima, row, params };
+        let rows = Rows::new(args.scores, args.maxima, row, params);
         let missing = tiles::score::<K, _, 1>(operands, Tiles { request, first, end, seen }, rows);
         fault::count(args.faults, thread::lane_id(), missing.count_ones());
     }
@@ -58,23 +58,55 @@ pub unsafe fn score<K: Keys>(args: IndexScore) {
 
 /// Rows of scores and of group maxima in global memory.
 #[derive(Clone, Copy)]
-struct Rows {
+pub struct Rows {
+    /// `[.., columns]` f32.
     scores: GlobalMut<f32>,
+    /// `[.., columns >> group_log2]` f32.
     maxima: GlobalMut<f32>,
+    /// Row of the query, counted from the start of both.
     row: u32,
     params: IndexScoreParams,
+    lane: u32,
+}
+
+impl Rows {
+    /// Row `first` of `scores`, `[rows, columns]` f32, and of `maxima`, `[rows, columns >> group_log2]` f32.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(
+        scores: GlobalMut<f32>,
+        maxima: GlobalMut<f32>,
+        first: u32,
+        params: IndexScoreParams,
+    ) -> Self {
+        let IndexScoreParams { columns, group_log2, .. } = params;
+        let skipped = |width: u32| u64::from(first) * u64::from(width);
+        Self {
+            scores: scores.skip(skipped(columns)),
+            maxima: maxima.skip(skipped(columns >> group_log2)),
+            row: 0,
+            params,
+            lane: thread::hold_u32(thread::lane_id()),
+        }
+    }
+
+    /// The `row`-th row from here on, of a few.
+    #[inline(always)]
+    #[must_use]
+    pub fn row(self, row: u32) -> Self {
+        Self { row: self.row + row, ..self }
+    }
 }
 
 impl Sink for Rows {
     #[inline(always)]
     unsafe fn take(self, entry: u32, score: f32, is_seen: bool) {
-        let Self { scores, maxima, row, params } = self;
+        let Self { scores, maxima, row, params, lane } = self;
         let IndexScoreParams { columns, group_log2, .. } = params;
-        let lane = thread::lane_id();
         // SAFETY: a score of the row, and a group of it; branches with collectives are the warp's.
         unsafe {
             if is_seen {
-                scores.store(u64::from(row) * u64::from(columns) + u64::from(entry), score);
+                scores.store(u64::from(row * columns + entry), score);
             }
             let (lanes, maximum) = if group_log2 == 3 {
                 let two = math::max(score, warp::shuffle_xor_f32(score, 4));
@@ -85,8 +117,8 @@ impl Sink for Rows {
             };
             // Lane `t` has the first key of the `t`-th group of 8.
             if lane < lanes && is_seen {
-                let groups = u64::from(columns >> group_log2);
-                maxima.store(u64::from(row) * groups + u64::from(entry >> group_log2), maximum);
+                let at = row * (columns >> group_log2) + (entry >> group_log2);
+                maxima.store(u64::from(at), maximum);
             }
         }
     }

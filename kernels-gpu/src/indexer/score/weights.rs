@@ -6,8 +6,6 @@ use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;
 
-use super::warpgroup::own_thread;
-
 /// The weights of all heads, times the format's unit, in shared memory. Lanes `4 g + t` use the weights of heads `8 i +
 /// 2 t` and `8 i + 2 t + 1`. These are contiguous from word `20 t` on, so that vector loads of the four `t` have no
 /// bank conflicts.
@@ -29,13 +27,12 @@ impl Weights {
         Self(unsafe { Shared::at(byte_offset) })
     }
 
-    /// Writes the weights of row `row`, times `unit`, to shared memory; a barrier must follow.
+    /// Writes the weight of head `head` of row `row`, times `unit`, to shared memory; a barrier must follow.
     ///
     /// # Safety
-    /// `weight` holds the row; all threads of the warpgroup call it.
+    /// `weight` holds the row; one thread calls it for each `head` from 0 to 63, or beyond, which writes nothing.
     #[inline(always)]
-    pub unsafe fn store(self, unit: f32, weight: Global<f32>, row: u32, heads: u32) {
-        let head = own_thread();
+    pub unsafe fn store(self, unit: f32, weight: Global<f32>, row: u32, heads: u32, head: u32) {
         if head >= QUERY_HEADS {
             return;
         }
@@ -47,30 +44,17 @@ impl Weights {
         }
     }
 
-    /// The sums over the lane's heads of `weight * positive(product)`, for two keys.
+    /// The weights of the lane's heads.
     ///
     /// # Safety
     /// The weights are written, with a barrier since.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn sums<T: Copy>(
-        self,
-        products: [[T; 4]; 8],
-        positive: impl Fn(T) -> f32 + Copy,
-    ) -> [f32; 2] {
+    pub unsafe fn of_lane(self) -> LaneWeights {
         let quarter = 20 * (thread::lane_id() % 4);
-        // Unrolled by hand: an array indexed by a loop variable would go to local memory.
-        let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
-            // SAFETY: four weights of the quarter.
-            let weights = unsafe { self.0.load_u32x4(quarter + 4 * i as u32) };
-            let [p, q, r, s] = weights.map(f32::from_bits);
-            let ([a, b, c, d], [e, f, g, h]) =
-                (products[2 * i].map(positive), products[2 * i + 1].map(positive));
-            let (w, x) = (mul_add(r, e, mul_add(p, a, w)), mul_add(s, f, mul_add(q, b, x)));
-            [w, x, mul_add(r, g, mul_add(p, c, y)), mul_add(s, h, mul_add(q, d, z))]
-        };
-        let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
-        [a + b, c + d]
+        // SAFETY: four weights of the quarter.
+        let four = |i: u32| unsafe { self.0.load_u32x4(quarter + 4 * i) }.map(f32::from_bits);
+        LaneWeights([four(0), four(1), four(2), four(3)])
     }
 
     /// Weights of the lane's two heads among heads `8 eight` to `8 eight + 7`.
@@ -83,6 +67,32 @@ impl Weights {
         let first = 20 * (thread::lane_id() % 4) + 2 * eight;
         // SAFETY: two weights of the quarter.
         unsafe { [self.0.load(first), self.0.load(first + 1)] }
+    }
+}
+
+/// The weights of a lane's heads: of each product of 16 heads, four.
+#[derive(Clone, Copy)]
+pub struct LaneWeights([[f32; 4]; 4]);
+
+impl LaneWeights {
+    /// The sums over the lane's heads of `weight * positive(product)`, for two keys.
+    #[inline(always)]
+    #[must_use]
+    pub fn sums<T: Copy>(
+        self,
+        products: [[T; 4]; 8],
+        positive: impl Fn(T) -> f32 + Copy,
+    ) -> [f32; 2] {
+        // Unrolled by hand: an array indexed by a loop variable would go to local memory.
+        let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
+            let [p, q, r, s] = self.0[i];
+            let ([a, b, c, d], [e, f, g, h]) =
+                (products[2 * i].map(positive), products[2 * i + 1].map(positive));
+            let (w, x) = (mul_add(r, e, mul_add(p, a, w)), mul_add(s, f, mul_add(q, b, x)));
+            [w, x, mul_add(r, g, mul_add(p, c, y)), mul_add(s, h, mul_add(q, d, z))]
+        };
+        let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
+        [a + b, c + d]
     }
 }
 

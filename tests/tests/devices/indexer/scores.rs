@@ -148,6 +148,29 @@ impl<B: Backend> Layer<B> {
         unsafe { ops::index_score(&self.stream, &launch) }.unwrap();
     }
 
+    /// Expects the kernel for chunks to write the same bits as [`Self::score`], all of which began as `CANARY`.
+    fn expect_of_chunk(&self, step: &Step<B>, skip: u32, to: &Scores<B>, faults: &Buffer<B, u32>) {
+        let stream = &self.stream;
+        let (queries, from) = (&step.queries(), &step.quantised());
+        let (table, keys) = (&step.table(), &self.keys());
+        let launch = KeyScores { queries, from, table, keys, skip, to, faults };
+        let bits = |buffer: &Buffer<B, f32>| {
+            Vec::from_iter(download(stream, buffer).into_iter().map(f32::to_bits))
+        };
+        let &Scores { scores, maxima, columns } = to;
+        let [scores, maxima] = [scores, maxima].map(|expected| {
+            let found = upload(stream, &vec![CANARY; expected.len() as usize]);
+            (bits(expected), found)
+        });
+        let to = &Scores { scores: &scores.1, maxima: &maxima.1, columns };
+        let (expected_faults, faults) = (download(stream, faults), &upload(stream, &[0]));
+        // SAFETY: the step's arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe { ops::index_score_chunk(stream, &KeyScores { to, faults, ..launch }) }.unwrap();
+        assert!(bits(&scores.1) == scores.0, "scores of a chunk");
+        assert!(bits(&maxima.1) == maxima.0, "maxima of a chunk");
+        assert_eq!(download(stream, faults), expected_faults, "faults of a chunk");
+    }
+
     /// Scores `queries` (slot, position). Checks each score, each maximum of a group, and that nothing else was
     /// written. Returns the count of the fault word.
     fn check(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
@@ -161,6 +184,7 @@ impl<B: Backend> Layer<B> {
         let to = Scores { scores: &scores, maxima: &maxima, columns };
         let faults = upload(stream, &[0]);
         self.score(&step, skip, &to, &faults);
+        self.expect_of_chunk(&step, skip, &to, &faults);
         let (scores, maxima) = (download(stream, &scores), download(stream, &maxima));
         assert_eq!(scores[scores.len() - 1], CANARY, "behind the scores");
         for (row, &(slot, position)) in queries[first..].iter().enumerate() {
@@ -268,6 +292,29 @@ pub fn scores_equal_the_oracle<B: Backend>(device: &Device<B>) {
             [(0, 9), (1, sees(1)), (2, sees(70)), (-1, -1), (0, sees(160)), (1, sees(33))];
         let case = Case { heads: 64, columns: 160, skip: 0, format, fall: 0 };
         assert_eq!(layer.check(&queries, 1, &case), 0);
+    }
+}
+
+/// Runs of queries of one request, longer and shorter than a block of the kernel for chunks takes, with padding and
+/// refused slots between them. Queries of a run see different numbers of entries, some more than a row has.
+pub fn runs_of_queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    for format in IndexFormat::ALL {
+        let mut layer = Layer::new(device, format, (3, 12));
+        layer.table[3] = -1;
+        let run = |slot: i32, seen: std::ops::Range<i32>| seen.map(move |i| (slot, sees(i)));
+        let mut queries: Vec<_> = run(1, 300..313).collect();
+        queries.extend(run(0, 100..104));
+        queries.extend([(-1, -1), (-1, -1), (7, sees(9)), (0, sees(104))]);
+        queries.extend(run(2, 20..45));
+        queries.extend(run(1, 378..386));
+        let case = Case { heads: 24, columns: 384, skip: 30, format, fall: 0 };
+        let missing = queries.iter().filter(|(slot, _)| *slot == 0).count() as u32;
+        assert_eq!(missing, 5, "these see entries of the fourth block, which is missing");
+        assert_eq!(
+            layer.check(&queries, 2, &case),
+            missing + 2,
+            "and a slot, a query that sees 385"
+        );
     }
 }
 

@@ -6,12 +6,12 @@
 //! (`kv_layout::index_row::query_byte`).
 
 use kv_layout::index_row::IndexFormat;
-use simt::warpgroup::bf16_m64n64k128;
+use simt::warpgroup::{Fragments, bf16_m64n64k128};
 use simt::{copy, thread};
 
-use super::{Block, Half, Keys};
+use super::{Block, Half, Keys, Query};
 use crate::convert::{E2M1_BITS_LOG2, bf16x8_from_e2m1, f32x4_from_e4m3};
-use crate::indexer::score::weights::{Weights, twice_positive};
+use crate::indexer::score::weights::{LaneWeights, twice_positive};
 
 /// log2 of the factor of a scale. A code's bits times the scale times this factor are the key, divided by
 /// 2^[`SMALLER_LOG2`]: otherwise a large scale would overflow.
@@ -19,6 +19,9 @@ const E2M1_UNIT: u32 = E2M1_BITS_LOG2 - SMALLER_LOG2;
 /// The factor by which unpacked keys are too small; [`Keys::UNIT`] corrects it.
 const SMALLER: f32 = (1_u64 << SMALLER_LOG2) as f32;
 const SMALLER_LOG2: u32 = 32;
+
+/// Words of a query.
+const QUERY_WORDS: usize = IndexFormat::Nvfp4.query_bytes() as usize / 4;
 
 /// [`IndexFormat::Nvfp4`].
 #[derive(Clone, Copy)]
@@ -61,6 +64,8 @@ impl Keys for Nvfp4Keys {
     const STAGES: u32 = 3;
     const UNIT: f32 = 0.5 * SMALLER;
     type Left = [[u32; 4]; 8];
+    type Products = Fragments;
+    const NO_PRODUCTS: Fragments = [[0.0; 4]; 8];
 
     #[inline(always)]
     fn wait_for_oldest() {
@@ -80,16 +85,19 @@ impl Keys for Nvfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn sums<T>(
-        half: Half,
+    unsafe fn product<T>(
         left: Self::Left,
-        weights: Weights,
+        query: Query,
         meanwhile: impl FnOnce() -> T,
-    ) -> ([f32; 2], T) {
+    ) -> (Fragments, T) {
         // SAFETY: by this function's own contract.
-        let sums =
-            unsafe { weights.sums(bf16_m64n64k128(left, half.block.memory), twice_positive) };
-        (sums, meanwhile())
+        let products = unsafe { bf16_m64n64k128(left, query.words::<{ QUERY_WORDS }>()) };
+        (products, meanwhile())
+    }
+
+    #[inline(always)]
+    fn sums(products: Fragments, weights: LaneWeights) -> [f32; 2] {
+        weights.sums(products, twice_positive)
     }
 
     #[inline(always)]

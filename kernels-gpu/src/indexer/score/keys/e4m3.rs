@@ -7,8 +7,11 @@ use kv_layout::index_row::IndexFormat;
 use simt::warpgroup::{Fragments, e4m3_m64n64k64};
 use simt::{copy, thread};
 
-use super::{Block, Half, Keys};
-use crate::indexer::score::weights::{Weights, twice_positive};
+use super::{Block, Half, Keys, Query};
+use crate::indexer::score::weights::{LaneWeights, twice_positive};
+
+/// Words of a query.
+const QUERY_WORDS: usize = IndexFormat::Fp8.query_bytes() as usize / 4;
 
 /// [`IndexFormat::Fp8`].
 #[derive(Clone, Copy)]
@@ -19,6 +22,8 @@ impl Keys for Fp8Keys {
     const STAGES: u32 = 2;
     const UNIT: f32 = 0.5;
     type Left = [[[u32; 4]; 2]; 2];
+    type Products = Fragments;
+    const NO_PRODUCTS: Fragments = [[0.0; 4]; 8];
 
     #[inline(always)]
     fn place(vector: u32) -> u32 {
@@ -41,12 +46,11 @@ impl Keys for Fp8Keys {
     }
 
     #[inline(always)]
-    unsafe fn sums<T>(
-        half: Half,
+    unsafe fn product<T>(
         [upper, lower]: Self::Left,
-        weights: Weights,
+        query: Query,
         meanwhile: impl FnOnce() -> T,
-    ) -> ([f32; 2], T) {
+    ) -> (Fragments, T) {
         // SAFETY: by this function's own contract.
         unsafe {
             let step = |group: usize| {
@@ -57,12 +61,17 @@ impl Keys for Fp8Keys {
                 );
                 [a, b, c, d]
             };
-            let product =
-                |left: [[u32; 4]; 2], first: u32| e4m3_m64n64k64(left, half.block.memory, first);
+            let right = query.words::<{ QUERY_WORDS }>();
+            let product = |left: [[u32; 4]; 2], first: u32| e4m3_m64n64k64(left, right, first);
             // One product at a time: there are no registers for two.
             let sum = hold(product([step(0), step(1)], 0));
-            (weights.sums(add(sum, product([step(2), step(3)], 2)), twice_positive), meanwhile())
+            (add(sum, product([step(2), step(3)], 2)), meanwhile())
         }
+    }
+
+    #[inline(always)]
+    fn sums(products: Fragments, weights: LaneWeights) -> [f32; 2] {
+        weights.sums(products, twice_positive)
     }
 
     #[inline(always)]

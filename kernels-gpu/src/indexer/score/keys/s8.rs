@@ -12,11 +12,11 @@
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use simt::math::{max, max_u16x2, mul_add, mul_saturated, permute_bytes};
 use simt::mma::s8_m16n8k32;
-use simt::warpgroup::{right_word, s8_m64n64k128};
+use simt::warpgroup::{IntegerFragments, right_word, s8_m64n64k128};
 use simt::{copy, thread, warp};
 
-use super::{Block, Half, Keys, ScoreMemory, own_thread};
-use crate::indexer::score::weights::Weights;
+use super::{Block, Half, Keys, Query, ScoreMemory, own_thread};
+use crate::indexer::score::weights::{LaneWeights, Weights};
 
 /// [`IndexFormat::Mxfp4`].
 #[derive(Clone, Copy)]
@@ -36,8 +36,8 @@ pub struct Left {
 const MAX_LOG2: u32 = 2;
 /// The ratio of an integer to the key's value divided by its largest scale.
 const INTEGERS: f32 = (4 << MAX_LOG2) as f32;
-/// The first word of the tables, four words for each power.
-const TABLES: u32 = IndexFormat::Mxfp4.query_bytes() / 4;
+/// Words of a query: its integers, then its exponent gaps.
+const QUERY_WORDS: usize = IndexFormat::Mxfp4.query_bytes() as usize / 4;
 /// A sum of products is at most 128 * 96 * 96, so its bits are those of a subnormal f32: the sum times
 /// 2^-149. Multiplied by this, 2^127, it is below 1.
 const SUM_SCALE: f32 = f32::from_bits((127 + 127) << 23);
@@ -49,7 +49,10 @@ impl Keys for Mxfp4Keys {
     const STAGES: u32 = 3;
     const UNIT: f32 = SUMS / INTEGERS;
     const PREPARED_WORDS: u32 = 16;
+    const ARE_IN_FLIGHT: bool = true;
     type Left = Left;
+    type Products = IntegerFragments;
+    const NO_PRODUCTS: IntegerFragments = [[0; 4]; 8];
 
     #[inline(always)]
     fn wait_for_oldest() {
@@ -57,11 +60,11 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn prepare(memory: ScoreMemory, at: u32) {
+    unsafe fn prepare(memory: ScoreMemory) {
         let log2 = own_thread();
         if log2 < Self::PREPARED_WORDS / 4 {
             // SAFETY: four words of the tables, each written once.
-            unsafe { memory.store_u32x4(at + 4 * log2, table(log2)) }
+            unsafe { memory.store_u32x4(4 * log2, table(log2)) }
         }
     }
 
@@ -88,19 +91,20 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn sums<T>(
-        half: Half,
+    unsafe fn product<T>(
         left: Left,
-        weights: Weights,
+        query: Query,
         meanwhile: impl FnOnce() -> T,
-    ) -> ([f32; 2], T) {
+    ) -> (IntegerFragments, T) {
+        // SAFETY: by this function's own contract.
+        unsafe { s8_m64n64k128(left.steps, query.words::<{ QUERY_WORDS }>(), meanwhile) }
+    }
+
+    #[inline(always)]
+    fn sums(products: IntegerFragments, weights: LaneWeights) -> [f32; 2] {
         // The bits of a negative sum are those of a NaN, which the saturation turns into 0.
         let positive = |sum: i32| mul_saturated(f32::from_bits(sum.cast_unsigned()), SUM_SCALE);
-        // SAFETY: by this function's own contract.
-        unsafe {
-            let (sums, then) = s8_m64n64k128(left.steps, half.block.memory, meanwhile);
-            (weights.sums(sums, positive), then)
-        }
+        weights.sums(products, positive)
     }
 
     #[inline(always)]
@@ -109,16 +113,19 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn query_needs_group_scaling(query: ScoreMemory) -> bool {
+    unsafe fn query_needs_group_scaling(query: Query) -> bool {
         let first = IndexFormat::query_exponent_gap_byte(0, 0) / 4 + thread::lane_id();
         // SAFETY: the exponent gaps of two heads; all lanes are together.
-        unsafe { warp::any(query.load(first) | query.load(first + QUERY_HEADS / 2) != 0) }
+        unsafe {
+            let query = query.words::<{ QUERY_WORDS }>();
+            warp::any(query.load(first) | query.load(first + QUERY_HEADS / 2) != 0)
+        }
     }
 
     #[inline(always)]
-    unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
+    unsafe fn sums_by_group(half: Half, query: Query, weights: Weights) -> [f32; 2] {
         // SAFETY: by this function's own contract.
-        unsafe { scaled_group_sums(half, weights) }
+        unsafe { scaled_group_sums(half, query, weights) }
     }
 
     #[inline(always)]
@@ -151,7 +158,7 @@ unsafe fn words(block: Block, key: u32, log2: u32) -> [[u32; 2]; 4] {
     // SAFETY: by this function's own contract: 16 of the key's 64 bytes, and a table.
     let (codes, [low, high, minus_low, minus_high]) = unsafe {
         let codes = block.codes::<Mxfp4Keys>(4 * key + thread::lane_id() % 4);
-        (codes, block.memory.load_u32x4(TABLES + 4 * log2))
+        (codes, block.memory.load_u32x4(4 * log2))
     };
     let four = |codes: u32, opposite: u32| {
         let negative = permute_bytes(minus_low, minus_high, opposite);
@@ -193,12 +200,12 @@ fn power_of_gap(exponent_gap: u32) -> f32 {
 /// # Safety
 /// Keys, query and weights are in shared memory; all lanes of the warp call it together.
 #[inline(always)]
-unsafe fn scaled_group_sums(half: Half, weights: Weights) -> [f32; 2] {
-    let memory = half.block.memory;
+unsafe fn scaled_group_sums(half: Half, query: Query, weights: Weights) -> [f32; 2] {
     let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
     let [upper, lower] = half.keys();
     // SAFETY: by this function's own contract.
     unsafe {
+        let query = query.words::<{ QUERY_WORDS }>();
         let (a, b) = (words(half.block, upper, MAX_LOG2), words(half.block, lower, MAX_LOG2));
         let scales = half.keys().map(|key| half.block.scales::<Mxfp4Keys>(key));
         // Of each key, the sums over even and over odd heads.
@@ -212,9 +219,8 @@ unsafe fn scaled_group_sums(half: Half, weights: Weights) -> [f32; 2] {
                     let ([a, c], [b, d]) = (a[i], b[i]);
                     // Zeros for the channels of other groups.
                     let left = [a, b, c, d].map(|word| if quarter == part { word } else { 0 });
-                    let right = |sixteen: u32| {
-                        memory.load(right_word(sixteen, 8 * eight + group) + quarter)
-                    };
+                    let right =
+                        |sixteen: u32| query.load(right_word(sixteen, 8 * eight + group) + quarter);
                     s8_m16n8k32(left, [right(2 * i as u32), right(2 * i as u32 + 1)], sum)
                 };
                 let sum = step(3, step(2, step(1, step(0, [0; 4]))));
@@ -222,7 +228,7 @@ unsafe fn scaled_group_sums(half: Half, weights: Weights) -> [f32; 2] {
                     power_of_gap((largest(scales) & 0xFF) - (scales >> (8 * part) & 0xFF))
                 });
                 let head = [0, 1].map(|i| {
-                    let exponent_gaps = memory.load(
+                    let exponent_gaps = query.load(
                         IndexFormat::query_exponent_gap_byte(8 * eight + 2 * quarter + i, 0) / 4,
                     );
                     power_of_gap(exponent_gaps >> (8 * part) & 0xFF)
