@@ -12,8 +12,8 @@ use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use super::{BlockTable, IndexKeys, StepQueries, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{
-    IndexQuery, IndexScore, IndexScoreChunk, IndexTopkLong, IndexTopkShort, ScoreMaxima,
-    TopkSelectLong, TopkSelectShort,
+    IndexQuery, IndexScore, IndexScoreChunk, IndexTopkLong, IndexTopkMany, IndexTopkShort,
+    ScoreMaxima, TopkSelectLong, TopkSelectShort,
 };
 
 /// Most scores of a row: the entries of the longest context.
@@ -317,6 +317,10 @@ pub unsafe fn index_topk<B: Backend>(
         if columns <= SHORT {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
             stream.launch((), &short)
+        } else if count > MULTIPROCESSORS {
+            let many =
+                IndexTopkMany { scores, maxima, token_position, token_slot, selected, params };
+            stream.launch((), &many)
         } else {
             let long =
                 IndexTopkLong { scores, maxima, token_position, token_slot, selected, params };

@@ -206,6 +206,27 @@ macro_rules! indexer_rows {
             bodies {
                 [()] => index_topk_long: indexer::select::topk::select_entries_long,
             }
+
+            IndexTopkMany<()> |p, f|
+            "As `index_topk_long`, for launches of so many queries that multiprocessors take several."
+            (
+                /// `[tokens, columns]` f32, of `index_score`.
+                scores: const f32 align 16 [p.tokens, p.columns],
+                /// `[tokens, columns >> group_log2]` f32, of `index_score`.
+                maxima: const f32 [p.tokens, p.columns >> p.group_log2],
+                /// `[step]` absolute position of each query.
+                token_position: const i32 [end(p.first, p.tokens)],
+                /// `[step]` slot of each query's request; -1 = padding, whose list is all -1.
+                token_slot: const i32 [end(p.first, p.tokens)],
+                /// `[tokens, k]` entry of the query's request; -1 behind the last.
+                selected: mut i32 [p.tokens, p.k];
+                IndexTopkParams
+            )
+            { block: indexer::select::row::MANY_THREADS, min_blocks: 2, shared: indexer::select::topk::MANY_SHARED_BYTES, min_sm: 90, waits_in_body: true,
+              grid: [p.tokens, 1] }
+            bodies {
+                [()] => index_topk_many: indexer::select::topk::select_entries_many,
+            }
         } }
     };
 }

@@ -287,6 +287,9 @@ scalars! {
     IndexTopkLong: |c, _| IndexTopkParams {
         first: c.range(0, 3), columns: long(c), group_log2: 3, k: k(c), tokens: c.range(0, 2),
     }
+    IndexTopkMany: |c, _| IndexTopkParams {
+        first: c.range(0, 3), columns: long(c), group_log2: 3, k: k(c), tokens: c.range(0, 2),
+    }
     IndexScoreTopk: |c, _| IndexScoreTopkParams {
         first: c.range(0, 3), heads: c.range(1, 64), k: k(c), columns: 32 * c.range(1, 64),
         slots: c.range(0, 3), max_blocks: c.range(0, 5), num_blocks: c.range(1, 4), tokens: c.range(0, 2),

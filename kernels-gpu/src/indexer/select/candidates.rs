@@ -11,7 +11,7 @@ use simt::{math, thread, warp};
 
 use super::bin_map::{BinMap, ScoreRange};
 use super::bins::Bins;
-use super::row::{GROUPS_PER_THREAD, Held, LONG_THREADS, Row};
+use super::row::{Held, Row};
 use super::scan::inclusive_sum;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -29,15 +29,16 @@ const IN_FLIGHT_MIDDLE: usize = 3;
 /// As `IN_FLIGHT`, for 512 groups of 8.
 const IN_FLIGHT_FEW: usize = 2;
 
-/// The row and the shared memory with which candidates are found.
+/// The row and the shared memory with which a block of `THREADS` finds candidates; a thread has the maxima of `GROUPS`
+/// groups.
 #[derive(Clone, Copy)]
-pub struct Finder {
+pub struct Finder<const THREADS: u32, const GROUPS: usize> {
     /// The row.
-    pub row: Row<LONG_THREADS>,
+    pub row: Row<THREADS>,
     /// Number of the largest scores that are to be found.
     pub k: u32,
     /// Counts by bin; cleared.
-    pub bins: Bins<LONG_THREADS, 4>,
+    pub bins: Bins<THREADS, 4>,
     /// Indices of the candidates.
     pub candidates: Shared<u32, { MAX_CANDIDATES as usize }>,
     /// Numbers of the groups that reach the bound.
@@ -73,7 +74,7 @@ impl LowerBound {
     }
 }
 
-impl Finder {
+impl<const THREADS: u32, const GROUPS: usize> Finder<THREADS, GROUPS> {
     /// Lists the candidates. Returns their number, and the bins in which to count them, which are cleared; `None` if
     /// they do not fit. `maxima` are those of the thread's groups.
     ///
@@ -81,7 +82,7 @@ impl Finder {
     /// All threads of the block call it together; the row is longer than [`MAX_HELD`](super::row::MAX_HELD).
     #[inline(always)]
     #[must_use]
-    pub unsafe fn find(self, maxima: [u32; GROUPS_PER_THREAD]) -> Option<(u32, BinMap)> {
+    pub unsafe fn find(self, maxima: [u32; GROUPS]) -> Option<(u32, BinMap)> {
         let groups = self.row.groups();
         let two_pass = groups < 2 * self.k && self.row.length <= MAX_TWO_PASS;
         // SAFETY: branches are the block's; barriers stand between what threads write and others read.
@@ -93,7 +94,7 @@ impl Finder {
             } else if self.k <= 1024 {
                 self.bound_from_groups::<4>(maxima)
             } else {
-                self.bound_from_groups::<GROUPS_PER_THREAD>(maxima)
+                self.bound_from_groups::<GROUPS>(maxima)
             };
             self.bins.clear();
             let listed = if two_pass { groups } else { self.list_groups(maxima, bound) };
@@ -101,7 +102,7 @@ impl Finder {
                 return None;
             }
             if self.row.group_log2 == 3 {
-                let places = LONG_THREADS / 2;
+                let places = THREADS / 2;
                 if listed <= IN_FLIGHT_FEW as u32 * places {
                     self.gather::<2, IN_FLIGHT_FEW>((listed, !two_pass), bound);
                 } else if listed <= IN_FLIGHT_MIDDLE as u32 * places {
@@ -125,21 +126,18 @@ impl Finder {
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn bound_from_groups<const N: usize>(
-        self,
-        maxima: [u32; GROUPS_PER_THREAD],
-    ) -> LowerBound {
+    unsafe fn bound_from_groups<const N: usize>(self, maxima: [u32; GROUPS]) -> LowerBound {
         let groups = self.row.hold_groups(maxima).scores;
         let maximum = |i: usize| {
             let mut maximum = groups[i];
-            unroll::<GROUPS_PER_THREAD>(|j| {
+            unroll::<GROUPS>(|j| {
                 if j % N == i {
                     maximum = math::max(maximum, groups[j]);
                 }
             });
             maximum
         };
-        let there = array_from_fn(|i| Row::<LONG_THREADS>::strided(i) < self.row.groups());
+        let there = array_from_fn(|i| Row::<THREADS>::strided(i) < self.row.groups());
         let held: Held<N> = Held::new(array_from_fn(maximum), [0; N], there);
         // SAFETY: by this function's own contract.
         unsafe {
@@ -175,14 +173,14 @@ impl Finder {
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn list_groups(self, maxima: [u32; GROUPS_PER_THREAD], bound: LowerBound) -> u32 {
+    unsafe fn list_groups(self, maxima: [u32; GROUPS], bound: LowerBound) -> u32 {
         let thread = thread::thread_idx_x();
-        let there = (self.row.groups().saturating_sub(thread)).div_ceil(LONG_THREADS);
+        let there = (self.row.groups().saturating_sub(thread)).div_ceil(THREADS);
         let hits = bound.reached_by(self.row.hold_groups(maxima).scores) & ((1 << there) - 1);
         // SAFETY: by this function's own contract.
         unsafe {
             let counter = BlockAtomicU32::new(self.counters, 1);
-            append(hits, |bit| thread + bit * LONG_THREADS, self.groups, counter);
+            append(hits, |bit| thread + bit * THREADS, self.groups, counter);
             thread::sync_threads();
             self.counters.load(1)
         }
@@ -203,9 +201,9 @@ impl Finder {
         let thread = thread::thread_idx_x();
         let within = 4 * (thread % VECTORS);
         let mut first = thread / VECTORS;
-        let mut rounds = groups.div_ceil(D as u32 * (LONG_THREADS / VECTORS));
+        let mut rounds = groups.div_ceil(D as u32 * (THREADS / VECTORS));
         while rounds > 0 {
-            let place = |i: u32| first + i * (LONG_THREADS / VECTORS);
+            let place = |i: u32| first + i * (THREADS / VECTORS);
             let index = |i: u32| {
                 let place = place(i).min(groups - 1);
                 // SAFETY: a listed group.
@@ -228,7 +226,7 @@ impl Finder {
                 let counter = BlockAtomicU32::new(self.counters, 0);
                 append(hits, |bit| index(bit / 4) + bit % 4, self.candidates, counter);
             }
-            first += D as u32 * (LONG_THREADS / VECTORS);
+            first += D as u32 * (THREADS / VECTORS);
             rounds -= 1;
         }
     }
@@ -240,7 +238,7 @@ impl Finder {
     #[inline(always)]
     #[must_use]
     pub unsafe fn held<const N: usize>(self, count: u32) -> Held<N> {
-        let at = Row::<LONG_THREADS>::strided;
+        let at = Row::<THREADS>::strided;
         // SAFETY: places below the count are written, with indices of the row.
         unsafe {
             let indices: [u32; N] = array_from_fn(|i| self.candidates.load(at(i).min(count - 1)));

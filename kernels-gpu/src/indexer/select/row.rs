@@ -12,12 +12,23 @@ pub const SHORT_THREADS: u32 = 512;
 pub const SHORT_VECTORS: usize = (2048 / (4 * SHORT_THREADS)) as usize;
 /// Threads of a block that selects from a long row.
 pub const LONG_THREADS: u32 = 1024;
+/// The same in launches of so many rows that multiprocessors take several: two blocks of a multiprocessor then take a
+/// row each, and one goes on while the other waits at a barrier.
+pub const MANY_THREADS: u32 = 512;
+/// Longest row that a block holds in registers.
+pub const MAX_HELD: u32 = 4096;
+
 /// Number of vectors of four scores of a long row, or of its candidates, that a thread holds.
-pub const LONG_VECTORS: usize = (4096 / (4 * LONG_THREADS)) as usize;
-/// Longest row that a block of [`LONG_THREADS`] holds in registers.
-pub const MAX_HELD: u32 = 4 * LONG_VECTORS as u32 * LONG_THREADS;
+#[must_use]
+pub const fn long_vectors(threads: u32) -> usize {
+    (MAX_HELD / (4 * threads)) as usize
+}
+
 /// Number of groups of the longest row that a thread holds.
-pub const GROUPS_PER_THREAD: usize = (8192 / LONG_THREADS) as usize;
+#[must_use]
+pub const fn groups_per_thread(threads: u32) -> usize {
+    (8192 / threads) as usize
+}
 
 /// Rows of scores in global or shared memory.
 pub trait Scores: Copy {
@@ -139,9 +150,9 @@ impl<const THREADS: u32> Row<THREADS> {
     /// # Safety
     /// The row exists.
     #[inline(always)]
-    pub unsafe fn begin_fetch_groups(self, maxima: Global<f32>) {
+    pub unsafe fn begin_fetch_groups<const GROUPS: usize>(self, maxima: Global<f32>) {
         // SAFETY: groups of the row.
-        unroll::<GROUPS_PER_THREAD>(|i| unsafe { maxima.precompute_address(self.group(i)) });
+        unroll::<GROUPS>(|i| unsafe { maxima.precompute_address(self.group(i)) });
     }
 
     /// Loads the maxima of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
@@ -151,7 +162,7 @@ impl<const THREADS: u32> Row<THREADS> {
     /// The row exists.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; GROUPS_PER_THREAD] {
+    pub unsafe fn fetch_groups<const GROUPS: usize>(self, maxima: Global<f32>) -> [u32; GROUPS] {
         // SAFETY: groups of the row.
         array_from_fn(|i| unsafe { maxima.load_u32_volatile(self.group(i)) })
     }
@@ -166,7 +177,7 @@ impl<const THREADS: u32> Row<THREADS> {
     /// The maxima from [`Self::fetch_groups`], without groups that are not in use.
     #[inline(always)]
     #[must_use]
-    pub fn hold_groups(self, fetched: [u32; GROUPS_PER_THREAD]) -> Held<GROUPS_PER_THREAD> {
+    pub fn hold_groups<const GROUPS: usize>(self, fetched: [u32; GROUPS]) -> Held<GROUPS> {
         let indices = array_from_fn(Self::strided);
         let scores = array_from_fn(|i| f32::from_bits(fetched[i]));
         Held::new(scores, indices, array_from_fn(|i| indices[i] < self.groups()))

@@ -6,7 +6,7 @@
 //! scores overflow a bin, a radix search ([`search`](super::search)) finds the k-th largest score, and the list is
 //! sorted.
 
-use crate::args::{IndexTopkLong, IndexTopkShort, TopkSelectLong, TopkSelectShort};
+use crate::args::{IndexTopkLong, IndexTopkMany, IndexTopkShort, TopkSelectLong, TopkSelectShort};
 use crate::params::IndexTopkParams;
 use simt::mem::Global;
 use simt::thread;
@@ -15,13 +15,10 @@ use super::candidates::Finder;
 use super::memory::SelectMemory;
 use super::order::{Selection, between};
 use super::row::{
-    GROUPS_PER_THREAD, Held, LONG_THREADS, LONG_VECTORS, MAX_HELD, Row, SHORT_THREADS,
-    SHORT_VECTORS,
+    Held, LONG_THREADS, MANY_THREADS, MAX_HELD, Row, SHORT_THREADS, SHORT_VECTORS,
+    groups_per_thread, long_vectors,
 };
 use crate::indexer::visible;
-
-/// The most scores that a thread of a long row holds.
-const MANY: usize = 4 * LONG_VECTORS;
 
 /// Number of bins that a thread sums up, for a short row.
 const SHORT_EACH: usize = 2048 / SHORT_THREADS as usize;
@@ -31,7 +28,17 @@ const LONG_EACH: usize = 4;
 pub const SHORT_SHARED_BYTES: u32 = SelectMemory::<SHORT_THREADS, SHORT_EACH>::BYTES;
 /// Bytes of shared memory of a block that selects from a long row.
 pub const LONG_SHARED_BYTES: u32 = SelectMemory::<LONG_THREADS, LONG_EACH>::BYTES;
+/// The same in launches of many rows.
+pub const MANY_SHARED_BYTES: u32 = SelectMemory::<MANY_THREADS, LONG_EACH>::BYTES;
 
+/// Selects from a long row by a block of `$threads`.
+macro_rules! in_long {
+    ($threads:ident, $selection:ident, $maxima:expr, $in_use:expr) => {
+        $selection.long::<{ groups_per_thread($threads) }, { long_vectors($threads) }, {
+                    4 * long_vectors($threads)
+                }>($maxima, $in_use)
+    };
+}
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
@@ -56,8 +63,8 @@ pub unsafe fn select_long(args: TopkSelectLong) {
     // SAFETY: by this function's own contract.
     unsafe {
         args.lengths.precompute_address(u64::from(thread::block_idx_x()));
-        Long::of_row(args.scores, args.selected, args.params)
-            .long(args.maxima, |row| length(args.lengths, row));
+        let selection = Long::of_row(args.scores, args.selected, args.params);
+        in_long!(LONG_THREADS, selection, args.maxima, |row| length(args.lengths, row));
     }
 }
 
@@ -91,7 +98,26 @@ pub unsafe fn select_entries_long(args: IndexTopkLong) {
         args.token_position.precompute_address(token);
         args.token_slot.precompute_address(token);
         let seen = |row| seen(args.token_position, args.token_slot, params, row);
-        Long::of_query(args.scores, args.selected, params).long(args.maxima, seen);
+        let selection = Long::of_query(args.scores, args.selected, params);
+        in_long!(LONG_THREADS, selection, args.maxima, seen);
+    }
+}
+
+/// As [`select_entries_long`], for launches of many queries.
+///
+/// # Safety
+/// As [`select_long`], with [`MANY_THREADS`], for one block a query.
+#[inline(always)]
+pub unsafe fn select_entries_many(args: IndexTopkMany) {
+    let params = args.params;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let token = u64::from(params.first + thread::block_idx_x());
+        args.token_position.precompute_address(token);
+        args.token_slot.precompute_address(token);
+        let seen = |row| seen(args.token_position, args.token_slot, params, row);
+        let selection = Many::of_query(args.scores, args.selected, params);
+        in_long!(MANY_THREADS, selection, args.maxima, seen);
     }
 }
 
@@ -130,6 +156,8 @@ unsafe fn seen<const THREADS: u32>(
 type Short = Selection<SHORT_THREADS, SHORT_EACH>;
 /// The selection from a row of any length.
 type Long = Selection<LONG_THREADS, LONG_EACH>;
+/// The same in launches of many rows.
+type Many = Selection<MANY_THREADS, LONG_EACH>;
 
 impl Short {
     /// # Safety
@@ -157,24 +185,30 @@ impl Short {
     }
 }
 
-impl Long {
+impl<const THREADS: u32> Selection<THREADS, LONG_EACH> {
+    /// A thread holds `GROUPS` group maxima, and up to `SCORES` scores, `VECTORS` vectors of four.
+    ///
     /// # Safety
     /// All threads of the block call it together.
     #[inline(always)]
-    unsafe fn long(mut self, maxima: Global<f32>, in_use: impl FnOnce(Row<LONG_THREADS>) -> Use) {
+    unsafe fn long<const GROUPS: usize, const VECTORS: usize, const SCORES: usize>(
+        mut self,
+        maxima: Global<f32>,
+        in_use: impl FnOnce(Row<THREADS>) -> Use,
+    ) {
         // SAFETY: as above.
         unsafe {
             let memory = SelectMemory::new();
-            self.row.begin_fetch_groups(maxima);
+            self.row.begin_fetch_groups::<GROUPS>(maxima);
             memory.begin(0);
-            let fetched = self.row.fetch_groups(maxima);
+            let fetched = self.row.fetch_groups::<GROUPS>(maxima);
             let Use { length, all } = in_use(self.row);
             thread::sync_threads();
             self.row.length = length;
             if all {
                 return self.list_all();
             }
-            if !self.order_long(memory, fetched) {
+            if !self.order_long::<GROUPS, VECTORS, SCORES>(memory, fetched) {
                 self.search(memory);
             }
         }
@@ -185,30 +219,30 @@ impl Long {
     /// # Safety
     /// All threads of the block call it together.
     #[inline(always)]
-    unsafe fn order_long(
+    unsafe fn order_long<const GROUPS: usize, const VECTORS: usize, const SCORES: usize>(
         self,
-        memory: SelectMemory<LONG_THREADS, LONG_EACH>,
-        maxima: [u32; GROUPS_PER_THREAD],
+        memory: SelectMemory<THREADS, LONG_EACH>,
+        maxima: [u32; GROUPS],
     ) -> bool {
         let SelectMemory { bins, candidates, groups, counters, .. } = memory;
         let finder = Finder { row: self.row, k: self.k, bins, candidates, groups, counters };
         // SAFETY: by this function's own contract; branches are uniform in the block.
         unsafe {
             if self.row.length <= MAX_HELD {
-                let held: Held<MANY> = self.row.hold(self.row.fetch::<LONG_VECTORS>());
+                let held: Held<SCORES> = self.row.hold(self.row.fetch::<VECTORS>());
                 memory.list.clear(self.cleared());
                 return self.order(memory, held, between(memory, held));
             }
             let found = finder.find(maxima);
             memory.list.clear(self.cleared());
             match found {
-                Some((count, bins)) if count <= LONG_THREADS => {
+                Some((count, bins)) if count <= THREADS => {
                     self.order(memory, finder.held::<1>(count), bins)
                 }
-                Some((count, bins)) if count <= 2 * LONG_THREADS => {
+                Some((count, bins)) if count <= 2 * THREADS => {
                     self.order(memory, finder.held::<2>(count), bins)
                 }
-                Some((count, bins)) => self.order(memory, finder.held::<MANY>(count), bins),
+                Some((count, bins)) => self.order(memory, finder.held::<SCORES>(count), bins),
                 None => false,
             }
         }

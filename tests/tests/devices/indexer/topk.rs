@@ -1,12 +1,13 @@
 //! `topk_select` compared with a stable sort, and on the golden scores.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
-use dsv4_kv::ops::{self, Scores, maxima_len};
+use dsv4_kv::ops::{self, EntrySelection, Scores, StepQueries, maxima_len};
 use dsv4_kv_oracle::indexer::top_k;
 use dsv4_kv_tests::golden;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::indexer::scores::sees;
 use crate::inputs::{assert_same, download, upload};
 use crate::refused::named;
 
@@ -172,6 +173,58 @@ pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
             }
         }
         check(device, &rows, columns, 512);
+    }
+}
+
+/// So many queries, most of them padding, that multiprocessors take several: rows that are read whole, read twice, and
+/// filtered by maxima of groups of 8 and of 32, and rows with more equal scores than fit a bin.
+pub fn lists_of_many_queries_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
+    const QUERIES: usize = 133;
+    let stream = device.stream().unwrap();
+    let mut random = StdRng::seed_from_u64(6);
+    for (columns, k) in [(4096, 6), (8192, 512), (8192, 2048), (65_568, 1024)] {
+        let rows = Vec::from_iter((0..KINDS).map(|kind| {
+            let length = if kind == 1 { k } else { columns - 13 * kind };
+            row(kind, length as usize, &mut random)
+        }));
+        let padding = QUERIES - rows.len();
+        let mut slot = vec![0; rows.len()];
+        slot.extend(vec![-1; padding]);
+        let position = slot
+            .iter()
+            .enumerate()
+            .map(|(at, _)| sees(rows.get(at).map_or(0, |row| row.len() as i32)));
+        let (position, slot) = (upload(&stream, &Vec::from_iter(position)), upload(&stream, &slot));
+        let mut scores = vec![f32::INFINITY; QUERIES * columns as usize];
+        let groups = maxima_len(columns) as usize;
+        let mut maxima = vec![f32::INFINITY; QUERIES * groups];
+        for (at, row) in rows.iter().enumerate() {
+            scores[at * columns as usize..][..row.len()].copy_from_slice(row);
+            for (group, scores) in row.chunks(columns as usize / groups).enumerate() {
+                let largest = scores.iter().copied().fold(f32::NAN, f32::max);
+                maxima[at * groups + group] = largest;
+            }
+        }
+        let (scores, maxima) = (upload(&stream, &scores), upload(&stream, &maxima));
+        let from = &Scores { scores: &scores, maxima: &maxima, columns };
+        let selected = &upload(&stream, &vec![-77; QUERIES * k as usize]);
+        let (position, slot) = (&position, &slot);
+        let queries = &StepQueries { position, slot, index: slot, first: 0, count: QUERIES as u32 };
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe { ops::index_topk(&stream, &EntrySelection { queries, from, k, selected }) }
+            .unwrap();
+        let lists = download(&stream, selected);
+        for (at, list) in lists.chunks_exact(k as usize).enumerate() {
+            let all = |row: &Vec<f32>| {
+                Vec::from_iter((0..k as i32).map(|i| if i < row.len() as i32 { i } else { -1 }))
+            };
+            let wanted = match rows.get(at) {
+                Some(row) if row.len() > k as usize => top_k(row, k as usize),
+                Some(row) => all(row),
+                None => vec![-1; k as usize],
+            };
+            assert_same(list, &wanted, &format!("row {at} of {columns} columns, k {k}"));
+        }
     }
 }
 
