@@ -210,9 +210,9 @@ pub fn shared_keys_are_faster(tokens: u32, requests: u32) -> bool {
     tokens / 4 >= requests
 }
 
-/// [`index_score`] by another kernel, `index_score_chunk_*`, with the same scores, maxima and faults, bit by bit. It takes
-/// less time where most queries stand beside others of their request, as in a chunk of a prompt: a warp unpacks a key
-/// once for up to ten of them.
+/// [`index_score`] by another kernel, `index_score_chunk_*`, with the same scores, maxima and faults, bit by bit but for the
+/// bits of a NaN. It takes less time where most queries stand beside others of their request, as in a chunk of a prompt: a
+/// warp unpacks a key once for up to ten of them.
 ///
 /// # Errors
 /// As [`index_score`].

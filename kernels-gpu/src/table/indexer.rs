@@ -74,7 +74,7 @@ macro_rules! indexer_rows {
             }
 
             IndexScoreChunk<IndexFormat> |p, f|
-            "As `index_score`, with the same bits, for launches in which most queries stand beside others \
+            "As `index_score`, with the same scores bit by bit, NaN aside, for launches in which most queries stand beside others \
              of their request: these share the keys that a warp unpacks."
             (
                 /// `[tokens, 16384]` u8, of `index_query`.

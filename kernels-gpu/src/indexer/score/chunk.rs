@@ -2,7 +2,8 @@
 //! several queries. A warp unpacks the keys of a cache block once, into registers, and multiplies them by one query
 //! after another.
 //!
-//! Scores have the same bits as those of [`rows`](super::rows): the same products and sums, in the same order.
+//! Scores have the same bits as those of [`rows`](super::rows), but for those of a NaN: the same products and sums, in the
+//! same order.
 
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use simt::mem::GlobalMut;
@@ -10,8 +11,8 @@ use simt::{copy, thread, warp, warpgroup};
 
 use super::blocks::{Blocks, NO_BLOCK, Planes, own_key, words};
 use super::keys::{Block, Half, Keys, Query, ScoreMemory, WARPS};
-use super::rows::Rows;
-use super::tiles::{NO_ENTRY, Sink, factor, sum_of_lanes};
+use super::rows;
+use super::tiles::{NO_ENTRY, sum_of_lanes};
 use super::weights::Weights;
 use crate::args::IndexScoreChunk;
 use crate::fault;
@@ -164,7 +165,7 @@ pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
             return;
         }
         load_queries::<K>(args, chunk);
-        let rows = Rows::new(args.scores, args.maxima, chunk.first, args.params);
+        let rows = Rows::new(args, chunk.first);
         let mut from = 0;
         while from < chunk.count {
             let run = chunk.run(from);
@@ -216,7 +217,11 @@ unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, chunk: Chunk) {
         let mut i = 0;
         while i < chunk.count {
             if has_slot >> i & 1 != 0 {
-                operand::<K>(i).0.start_copy::<K, THREADS>(args.query, chunk.first + i, thread);
+                operand::<K>(i).0.start_copy::<K, THREADS>(
+                    args.query,
+                    chunk.first + i,
+                    thread::thread_idx_x,
+                );
             }
             i += 1;
         }
@@ -230,12 +235,63 @@ unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, chunk: Chunk) {
             i += THREADS / QUERY_HEADS;
         }
         if thread < 32 * WARPS {
-            K::prepare(ScoreMemory::at(0));
+            K::prepare(ScoreMemory::at(0), 0);
         }
         copy::wait_for_groups::<0>();
         warpgroup::fence_shared();
         thread::sync_threads();
     }
+}
+
+/// The rows of the block's queries in global memory.
+#[derive(Clone, Copy)]
+struct Rows {
+    /// `[queries, columns]` f32.
+    scores: GlobalMut<f32>,
+    /// `[queries, columns >> group_log2]` f32.
+    maxima: GlobalMut<f32>,
+    params: IndexScoreParams,
+    lane: u32,
+}
+
+impl Rows {
+    /// The rows from row `first` on.
+    #[inline(always)]
+    fn new(args: IndexScoreChunk, first: u32) -> Self {
+        let IndexScoreParams { columns, group_log2, .. } = args.params;
+        let skipped = |width: u32| u64::from(first) * u64::from(width);
+        Self {
+            scores: args.scores.skip(skipped(columns)),
+            maxima: args.maxima.skip(skipped(columns >> group_log2)),
+            params: args.params,
+            lane: thread::hold_u32(thread::lane_id()),
+        }
+    }
+
+    /// Writes the scores of a tile for query `row` of the block, one a lane: `score` of `entry`, NaN if the query does
+    /// not see it (`is_seen`).
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together; `row` is below the number of queries.
+    #[inline(always)]
+    unsafe fn take(self, row: u32, entry: u32, score: f32, is_seen: bool) {
+        let Self { scores, maxima, params, lane } = self;
+        // At most ten rows of at most 2^18 columns.
+        let at = |width: u32, i: u32| u64::from(row * width + i);
+        // SAFETY: by this function's own contract.
+        unsafe { rows::store((scores, maxima), params, lane, (entry, score, is_seen), at) }
+    }
+}
+
+/// Factor of the sums of the lane's key: NaN if its block is missing.
+///
+/// # Safety
+/// The block is in shared memory.
+#[inline(always)]
+unsafe fn factor<K: Keys>(block: Block, is_missing: bool) -> f32 {
+    // SAFETY: by this function's own contract.
+    let factor = unsafe { K::factor(block, own_key()) };
+    if is_missing { f32::NAN } else { factor }
 }
 
 /// A warp's share of the tiles of a run.
@@ -273,7 +329,7 @@ impl Warp {
     #[inline(always)]
     unsafe fn score_all<K: Keys>(self) -> u32 {
         let Self { planes, blocks, rounds, own_entry, ring, run, .. } = self;
-        let block = Block { memory: planes.memory, at: ring };
+        let block = Block { memory: planes.memory, tables: 0, at: ring };
         let mut by_group = 0;
         let mut round = 0;
         let mut scored = Scored { query: run.from, entry: NO_ENTRY, sums: [0.0; 4], factor: 0.0 };
@@ -301,11 +357,11 @@ impl Warp {
                     let ([a, b], [c, d]) = if K::ARE_IN_FLIGHT {
                         let (products, weights) = K::product(upper, right, || {
                             self.write(scored);
-                            weights.of_lane()
+                            [0, 1, 2, 3].map(|i| weights.of_sixteen(i))
                         });
-                        let upper = K::sums(products, weights).map(thread::hold_f32);
+                        let upper = K::sums(products, |i| weights[i]).map(thread::hold_f32);
                         let (products, ()) = K::product(lower, right, || ());
-                        (upper, K::sums(products, weights))
+                        (upper, K::sums(products, |i| weights[i]))
                     } else {
                         let (upper, ()) = K::weighted(upper, right, weights, || self.write(scored));
                         let upper = upper.map(thread::hold_f32);
@@ -329,7 +385,7 @@ impl Warp {
     #[inline(always)]
     unsafe fn score_by_group<K: Keys>(self, by_group: u32) {
         let Self { planes, blocks, rounds, own_entry, ring, run, .. } = self;
-        let block = Block { memory: planes.memory, at: ring };
+        let block = Block { memory: planes.memory, tables: 0, at: ring };
         // SAFETY: by this function's own contract; the branches are the warp's.
         unsafe {
             let mut all = 0;
@@ -376,7 +432,7 @@ impl Warp {
             let is_seen = entry < warp::shuffle_idx_u32(self.chunk.seen, query);
             let score = sum_of_lanes(sums) * factor;
             let score = if is_seen { score } else { f32::NAN };
-            self.rows.row(query).take(entry, score, is_seen);
+            self.rows.take(query, entry, score, is_seen);
         }
     }
 

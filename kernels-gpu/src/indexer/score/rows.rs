@@ -50,7 +50,7 @@ pub unsafe fn score<K: Keys>(args: IndexScore) {
             row,
             heads: params.heads,
         };
-        let rows = Rows::new(args.scores, args.maxima, row, params);
+        let rows = Rows { scores: args.scores, maxima: args.maxima, row, params };
         let missing = tiles::score::<K, _, 1>(operands, Tiles { request, first, end, seen }, rows);
         fault::count(args.faults, thread::lane_id(), missing.count_ones());
     }
@@ -58,68 +58,52 @@ pub unsafe fn score<K: Keys>(args: IndexScore) {
 
 /// Rows of scores and of group maxima in global memory.
 #[derive(Clone, Copy)]
-pub struct Rows {
-    /// `[.., columns]` f32.
+struct Rows {
     scores: GlobalMut<f32>,
-    /// `[.., columns >> group_log2]` f32.
     maxima: GlobalMut<f32>,
-    /// Row of the query, counted from the start of both.
     row: u32,
     params: IndexScoreParams,
-    lane: u32,
-}
-
-impl Rows {
-    /// Row `first` of `scores`, `[rows, columns]` f32, and of `maxima`, `[rows, columns >> group_log2]` f32.
-    #[inline(always)]
-    #[must_use]
-    pub fn new(
-        scores: GlobalMut<f32>,
-        maxima: GlobalMut<f32>,
-        first: u32,
-        params: IndexScoreParams,
-    ) -> Self {
-        let IndexScoreParams { columns, group_log2, .. } = params;
-        let skipped = |width: u32| u64::from(first) * u64::from(width);
-        Self {
-            scores: scores.skip(skipped(columns)),
-            maxima: maxima.skip(skipped(columns >> group_log2)),
-            row: 0,
-            params,
-            lane: thread::hold_u32(thread::lane_id()),
-        }
-    }
-
-    /// The `row`-th row from here on, of a few.
-    #[inline(always)]
-    #[must_use]
-    pub fn row(self, row: u32) -> Self {
-        Self { row: self.row + row, ..self }
-    }
 }
 
 impl Sink for Rows {
     #[inline(always)]
     unsafe fn take(self, entry: u32, score: f32, is_seen: bool) {
-        let Self { scores, maxima, row, params, lane } = self;
-        let IndexScoreParams { columns, group_log2, .. } = params;
-        // SAFETY: a score of the row, and a group of it; branches with collectives are the warp's.
-        unsafe {
-            if is_seen {
-                scores.store(u64::from(row * columns + entry), score);
-            }
-            let (lanes, maximum) = if group_log2 == 3 {
-                let two = math::max(score, warp::shuffle_xor_f32(score, 4));
-                let four = math::max(two, warp::shuffle_xor_f32(two, 8));
-                (4, math::max(four, warp::shuffle_xor_f32(four, 16)))
-            } else {
-                (1, rank::score(warp::reduce_max_u32(rank::key(score))))
-            };
-            // Lane `t` has the first key of the `t`-th group of 8.
-            if lane < lanes && is_seen {
-                let at = row * (columns >> group_log2) + (entry >> group_log2);
-                maxima.store(u64::from(at), maximum);
-            }
+        let Self { scores, maxima, row, params } = self;
+        let at = |width: u32, i: u32| u64::from(row) * u64::from(width) + u64::from(i);
+        // SAFETY: by this function's own contract.
+        unsafe { store((scores, maxima), params, thread::lane_id(), (entry, score, is_seen), at) }
+    }
+}
+
+/// Stores the scores of a tile, and the largest of each of its groups. Element `i` of the query's row of `width` elements is
+/// element `at(width, i)` of `scores` or `maxima`. `lane` is the lane, `tile` as of [`Sink::take`].
+///
+/// # Safety
+/// The elements exist; all lanes of the warp call it together.
+#[inline(always)]
+pub unsafe fn store(
+    (scores, maxima): (GlobalMut<f32>, GlobalMut<f32>),
+    params: IndexScoreParams,
+    lane: u32,
+    (entry, score, is_seen): (u32, f32, bool),
+    at: impl Fn(u32, u32) -> u64,
+) {
+    let IndexScoreParams { columns, group_log2, .. } = params;
+    // SAFETY: a score of the row, and a group of it; branches with collectives are the warp's.
+    unsafe {
+        if is_seen {
+            scores.store(at(columns, entry), score);
+        }
+        let (lanes, maximum) = if group_log2 == 3 {
+            let two = math::max(score, warp::shuffle_xor_f32(score, 4));
+            let four = math::max(two, warp::shuffle_xor_f32(two, 8));
+            (4, math::max(four, warp::shuffle_xor_f32(four, 16)))
+        } else {
+            (1, rank::score(warp::reduce_max_u32(rank::key(score))))
+        };
+        // Lane `t` has the first key of the `t`-th group of 8.
+        if lane < lanes && is_seen {
+            maxima.store(at(columns >> group_log2, entry >> group_log2), maximum);
         }
     }
 }

@@ -82,22 +82,23 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
         let lane_tile = first + stride * thread::lane_id() + thread::warp_id();
         let blocks = Blocks::load(request, lane_tile, end);
         let rounds = (end - first).div_ceil(stride);
-        let of_keys = const { 4 * (K::PREPARED_WORDS + WARPS * K::STAGES * words::<K>()) };
+        let to = Query { byte: ScoreMemory::BYTES * group };
+        let tables = K::FORMAT.query_bytes() / 4;
         const {
-            let keys = 4 * (K::PREPARED_WORDS + WARPS * K::STAGES * words::<K>());
-            assert!(keys + K::FORMAT.query_bytes() + Weights::BYTES <= ScoreMemory::BYTES);
+            let keys = 4 * WARPS * K::STAGES * words::<K>();
+            let needed = K::FORMAT.query_bytes() + 4 * K::PREPARED_WORDS + keys + Weights::BYTES;
+            assert!(needed <= ScoreMemory::BYTES);
         }
-        let to = Query { byte: ScoreMemory::BYTES * group + of_keys };
         // The query is in the first copy group, with the first keys.
-        to.start_copy::<K, THREADS>(query, row, own_thread());
-        let ring = K::PREPARED_WORDS + words::<K>() * K::STAGES * in_group;
+        to.start_copy::<K, THREADS>(query, row, own_thread);
+        let ring = tables + K::PREPARED_WORDS + words::<K>() * K::STAGES * in_group;
         let mut round = 0;
         while round < K::STAGES - 1 {
             let is_wanted = round <= rounds;
             planes.start_copy::<K>(blocks, (round, rounds), is_wanted, ring + words::<K>() * round);
             round += 1;
         }
-        K::prepare(memory);
+        K::prepare(memory, tables);
         let weights = Weights::at(ScoreMemory::BYTES * group + ScoreMemory::BYTES - Weights::BYTES);
         weights.store(K::UNIT, weight, row, heads, own_thread());
         let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
@@ -155,17 +156,17 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     #[inline(always)]
     unsafe fn score_all<K: Keys>(self) -> u32 {
         let Self { planes, blocks, rounds, own_entry, ring, query, weights, .. } = self;
-        let memory = planes.memory;
+        let (memory, tables) = (planes.memory, K::FORMAT.query_bytes() / 4);
         let last_place = ring + words::<K>() * (K::STAGES - 1);
         let (mut at, mut last) = (ring, last_place);
-        let mut scored = Scored { entry: NO_ENTRY, sums: [0.0; 4], factor: 0.0 };
+        let mut scored = Scored { entry: NO_ENTRY, round: 0, sums: [0.0; 4], factor: 0.0 };
         let mut by_group = 0;
         let mut round = 0;
         // SAFETY: by this function's own contract; no branch holds a product.
         unsafe {
-            let mut left = K::unpack(Half { block: Block { memory, at }, first: 0 });
+            let mut left = K::unpack(Half { block: Block { memory, tables, at }, first: 0 });
             while round < rounds {
-                let block = Block { memory, at };
+                let block = Block { memory, tables, at };
                 let lower = Half { block, first: 16 };
                 let (upper, second) = K::weighted(left, query, weights, || {
                     let second = K::unpack(lower);
@@ -188,12 +189,12 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                     // The copies of all lanes are visible to the warp.
                     warp::sync_warp();
                     // After the last round this unpacks a copy that is not used.
-                    let next = K::unpack(Half { block: Block { memory, at }, first: 0 });
-                    (next, thread::hold_f32(factor::<K>(block, self.missing >> round & 1 != 0)))
+                    let next = K::unpack(Half { block: Block { memory, tables, at }, first: 0 });
+                    (next, thread::hold_f32(K::factor(block, own_key())))
                 });
                 let [[a, b], [c, d]] = [upper, lower];
                 let entry = own_entry + TILE * Self::STRIDE * round;
-                scored = Scored { entry, sums: [a, b, c, d], factor };
+                scored = Scored { entry, round, sums: [a, b, c, d], factor };
                 left = next;
                 round += 1;
             }
@@ -210,7 +211,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     #[inline(always)]
     unsafe fn score_by_group<K: Keys>(self, by_group: u32) {
         let Self { planes, blocks, rounds, own_entry, ring, query, weights, .. } = self;
-        let block = Block { memory: planes.memory, at: ring };
+        let block = Block { memory: planes.memory, tables: K::FORMAT.query_bytes() / 4, at: ring };
         // SAFETY: by this function's own contract; the branches are the warp's.
         unsafe {
             let all = K::query_needs_group_scaling(query);
@@ -227,9 +228,9 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                     warp::sync_warp();
                     let sums = |first: u32| K::sums_by_group(Half { block, first }, query, weights);
                     let [[a, b], [c, d]] = [sums(0), sums(16)];
-                    let factor = factor::<K>(block, self.missing >> round & 1 != 0);
+                    let factor = K::factor(block, own_key());
                     let entry = own_entry + TILE * Self::STRIDE * round;
-                    self.write(Scored { entry, sums: [a, b, c, d], factor });
+                    self.write(Scored { entry, round, sums: [a, b, c, d], factor });
                 }
                 round += 1;
             }
@@ -242,27 +243,16 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     /// All lanes of the warp call it together.
     #[inline(always)]
     unsafe fn write(self, scored: Scored) {
-        let Scored { entry, sums, factor } = scored;
+        let Scored { entry, round, sums, factor } = scored;
         let is_seen = entry < self.seen;
         // SAFETY: by this function's own contract.
         unsafe {
             let score = sum_of_lanes(sums) * factor;
-            let score = if is_seen { score } else { f32::NAN };
+            let is_there = self.missing >> round & 1 == 0;
+            let score = if is_there && is_seen { score } else { f32::NAN };
             self.sink.take(entry, score, is_seen);
         }
     }
-}
-
-/// Factor of the sums of the lane's key: NaN if its block is missing.
-///
-/// # Safety
-/// The block is in shared memory.
-#[inline(always)]
-#[must_use]
-pub unsafe fn factor<K: Keys>(block: Block, is_missing: bool) -> f32 {
-    // SAFETY: by this function's own contract.
-    let factor = unsafe { K::factor(block, own_key()) };
-    if is_missing { f32::NAN } else { factor }
 }
 
 /// The sum over the lanes of the four whose sums are of the lane's key ([`own_key`]). A lane has sums for keys `g`, `g +
@@ -292,6 +282,7 @@ pub const NO_ENTRY: u32 = u32::MAX;
 struct Scored {
     /// The lane's entry.
     entry: u32,
+    round: u32,
     /// The lane's sums over its heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
     sums: [f32; 4],
     /// Factor of the score of the lane's key.

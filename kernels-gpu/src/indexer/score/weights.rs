@@ -44,17 +44,16 @@ impl Weights {
         }
     }
 
-    /// The weights of the lane's heads.
+    /// The lane's weights of heads `16 i` to `16 i + 15`.
     ///
     /// # Safety
-    /// The weights are written, with a barrier since.
+    /// The weights are written, with a barrier since; `i < 4`.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn of_lane(self) -> LaneWeights {
+    pub unsafe fn of_sixteen(self, i: usize) -> [f32; 4] {
         let quarter = 20 * (thread::lane_id() % 4);
         // SAFETY: four weights of the quarter.
-        let four = |i: u32| unsafe { self.0.load_u32x4(quarter + 4 * i) }.map(f32::from_bits);
-        LaneWeights([four(0), four(1), four(2), four(3)])
+        unsafe { self.0.load_u32x4(quarter + 4 * i as u32) }.map(f32::from_bits)
     }
 
     /// Weights of the lane's two heads among heads `8 eight` to `8 eight + 7`.
@@ -70,30 +69,25 @@ impl Weights {
     }
 }
 
-/// The weights of a lane's heads: of each product of 16 heads, four.
-#[derive(Clone, Copy)]
-pub struct LaneWeights([[f32; 4]; 4]);
-
-impl LaneWeights {
-    /// The sums over the lane's heads of `weight * positive(product)`, for two keys.
-    #[inline(always)]
-    #[must_use]
-    pub fn sums<T: Copy>(
-        self,
-        products: [[T; 4]; 8],
-        positive: impl Fn(T) -> f32 + Copy,
-    ) -> [f32; 2] {
-        // Unrolled by hand: an array indexed by a loop variable would go to local memory.
-        let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
-            let [p, q, r, s] = self.0[i];
-            let ([a, b, c, d], [e, f, g, h]) =
-                (products[2 * i].map(positive), products[2 * i + 1].map(positive));
-            let (w, x) = (mul_add(r, e, mul_add(p, a, w)), mul_add(s, f, mul_add(q, b, x)));
-            [w, x, mul_add(r, g, mul_add(p, c, y)), mul_add(s, h, mul_add(q, d, z))]
-        };
-        let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
-        [a + b, c + d]
-    }
+/// The sums over the lane's heads of `weight * positive(product)`, for two keys. `of_sixteen` is as
+/// [`Weights::of_sixteen`].
+#[inline(always)]
+#[must_use]
+pub fn weighted<T: Copy>(
+    products: [[T; 4]; 8],
+    positive: impl Fn(T) -> f32 + Copy,
+    of_sixteen: impl Fn(usize) -> [f32; 4],
+) -> [f32; 2] {
+    // Unrolled by hand: an array indexed by a loop variable would go to local memory.
+    let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
+        let [p, q, r, s] = of_sixteen(i);
+        let ([a, b, c, d], [e, f, g, h]) =
+            (products[2 * i].map(positive), products[2 * i + 1].map(positive));
+        let (w, x) = (mul_add(r, e, mul_add(p, a, w)), mul_add(s, f, mul_add(q, b, x)));
+        [w, x, mul_add(r, g, mul_add(p, c, y)), mul_add(s, h, mul_add(q, d, z))]
+    };
+    let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
+    [a + b, c + d]
 }
 
 /// Twice the positive part of `x`, exact. Cheaper than `max(x, 0)` here, since the units that add floats are idle and

@@ -35,8 +35,8 @@ pub const MANY_SHARED_BYTES: u32 = SelectMemory::<MANY_THREADS, LONG_EACH>::BYTE
 macro_rules! in_long {
     ($threads:ident, $selection:ident, $maxima:expr, $in_use:expr) => {
         $selection.long::<{ groups_per_thread($threads) }, { long_vectors($threads) }, {
-                    4 * long_vectors($threads)
-                }>($maxima, $in_use)
+                                                            4 * long_vectors($threads)
+                                                        }>($maxima, $in_use)
     };
 }
 /// Lists the largest scores of each row of at most 2048 columns.

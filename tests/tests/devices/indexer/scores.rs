@@ -148,14 +148,16 @@ impl<B: Backend> Layer<B> {
         unsafe { ops::index_score(&self.stream, &launch) }.unwrap();
     }
 
-    /// Expects the kernel for chunks to write the same bits as [`Self::score`], all of which began as `CANARY`.
+    /// Expects the kernel for chunks to write the same bits as [`Self::score`], all of which began as `CANARY`. A NaN may have
+    /// other bits.
     fn expect_of_chunk(&self, step: &Step<B>, skip: u32, to: &Scores<B>, faults: &Buffer<B, u32>) {
         let stream = &self.stream;
         let (queries, from) = (&step.queries(), &step.quantised());
         let (table, keys) = (&step.table(), &self.keys());
         let launch = KeyScores { queries, from, table, keys, skip, to, faults };
         let bits = |buffer: &Buffer<B, f32>| {
-            Vec::from_iter(download(stream, buffer).into_iter().map(f32::to_bits))
+            let bits = |x: f32| if x.is_nan() { f32::NAN } else { x }.to_bits();
+            Vec::from_iter(download(stream, buffer).into_iter().map(bits))
         };
         let &Scores { scores, maxima, columns } = to;
         let [scores, maxima] = [scores, maxima].map(|expected| {

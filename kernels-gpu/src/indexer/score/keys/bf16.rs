@@ -11,7 +11,7 @@ use simt::{copy, thread};
 
 use super::{Block, Half, Keys, Query};
 use crate::convert::{E2M1_BITS_LOG2, bf16x8_from_e2m1, f32x4_from_e4m3};
-use crate::indexer::score::weights::{LaneWeights, twice_positive};
+use crate::indexer::score::weights::{twice_positive, weighted};
 
 /// log2 of the factor of a scale. A code's bits times the scale times this factor are the key, divided by
 /// 2^[`SMALLER_LOG2`]: otherwise a large scale would overflow.
@@ -96,8 +96,8 @@ impl Keys for Nvfp4Keys {
     }
 
     #[inline(always)]
-    fn sums(products: Fragments, weights: LaneWeights) -> [f32; 2] {
-        weights.sums(products, twice_positive)
+    fn sums(products: Fragments, of_sixteen: impl Fn(usize) -> [f32; 4]) -> [f32; 2] {
+        weighted(products, twice_positive, of_sixteen)
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use simt::warpgroup::{Fragments, e4m3_m64n64k64};
 use simt::{copy, thread};
 
 use super::{Block, Half, Keys, Query};
-use crate::indexer::score::weights::{LaneWeights, twice_positive};
+use crate::indexer::score::weights::{twice_positive, weighted};
 
 /// Words of a query.
 const QUERY_WORDS: usize = IndexFormat::Fp8.query_bytes() as usize / 4;
@@ -70,8 +70,8 @@ impl Keys for Fp8Keys {
     }
 
     #[inline(always)]
-    fn sums(products: Fragments, weights: LaneWeights) -> [f32; 2] {
-        weights.sums(products, twice_positive)
+    fn sums(products: Fragments, of_sixteen: impl Fn(usize) -> [f32; 4]) -> [f32; 2] {
+        weighted(products, twice_positive, of_sixteen)
     }
 
     #[inline(always)]

@@ -17,11 +17,11 @@ use simt::shared::Shared;
 use simt::thread;
 
 pub use super::warpgroup::{THREADS, WARPS, own_thread};
-use super::weights::{LaneWeights, Weights};
+use super::weights::Weights;
 use crate::unroll::unroll;
 
-/// The shared memory of a warpgroup that scores one query: tables to unpack keys, if the format has any; for each warp a
-/// ring of `STAGES` cache blocks of keys; the query of all heads, the B operand; the weights of the heads.
+/// The shared memory of a warpgroup that scores one query: the query of all heads, the B operand; tables to unpack keys,
+/// if the format has any; for each warp a ring of `STAGES` cache blocks of keys; the weights of the heads.
 pub type ScoreMemory = Shared<u32, 11_088>;
 
 /// A query of all heads in shared memory, the B operand.
@@ -42,7 +42,7 @@ impl Query {
         unsafe { Shared::at(self.byte) }
     }
 
-    /// Starts the copy of the query of row `row` from global memory, by `THREADS` threads, of which this is `thread`.
+    /// Starts the copy of the query of row `row` from global memory, by `THREADS` threads, of which this is `thread()`.
     ///
     /// # Safety
     /// `source` holds the row; the memory has room for the query; all threads call it.
@@ -51,13 +51,13 @@ impl Query {
         self,
         source: Global<u8>,
         row: u32,
-        thread: u32,
+        thread: impl Fn() -> u32,
     ) {
         const { assert!(8 * 16 * THREADS >= IndexFormat::MAX_QUERY_BYTES) };
         let first = u64::from(row) * u64::from(IndexFormat::MAX_QUERY_BYTES);
         unroll::<8>(|i| {
             let before = THREADS * i as u32;
-            let vector = before + thread;
+            let vector = before + thread();
             if 16 * before < K::FORMAT.query_bytes() && 16 * vector < K::FORMAT.query_bytes() {
                 // SAFETY: 16 bytes of the row, once.
                 unsafe {
@@ -72,8 +72,10 @@ impl Query {
 /// The 32 keys of a cache block in shared memory: their codes, then their scales.
 #[derive(Clone, Copy)]
 pub struct Block {
-    /// The memory that holds it, with the tables at its start.
+    /// The memory that holds it, and the tables.
     pub memory: ScoreMemory,
+    /// First word of the tables.
+    pub tables: u32,
     /// First word of the block.
     pub at: u32,
 }
@@ -127,7 +129,7 @@ pub trait Keys: Copy {
     const STAGES: u32;
     /// Factor of the weighted sums of these keys; it is folded into the weights.
     const UNIT: f32;
-    /// Words at the start of shared memory that [`Self::prepare`] writes, a multiple of four.
+    /// Words of shared memory that [`Self::prepare`] writes, a multiple of four.
     const PREPARED_WORDS: u32 = 0;
     /// Whether [`Self::product`] runs `meanwhile` while the products are in flight, and not after them.
     const ARE_IN_FLIGHT: bool = false;
@@ -149,12 +151,12 @@ pub trait Keys: Copy {
     /// Waits for the oldest of the `STAGES - 1` copy groups in flight, one for each block.
     fn wait_for_oldest();
 
-    /// Writes the tables that unpacking needs to the first words of `memory`; a barrier must follow.
+    /// Writes the tables that unpacking needs, from word `at` on; a barrier must follow.
     ///
     /// # Safety
     /// The memory is free; all threads of the four warps call it.
     #[inline(always)]
-    unsafe fn prepare(_memory: ScoreMemory) {}
+    unsafe fn prepare(_memory: ScoreMemory, _at: u32) {}
 
     /// Unpacks the lane's fragments of half of a block.
     ///
@@ -174,8 +176,9 @@ pub trait Keys: Copy {
         meanwhile: impl FnOnce() -> T,
     ) -> (Self::Products, T);
 
-    /// The weighted sums over the lane's heads of keys `first + g` and `first + g + 8` of a half.
-    fn sums(products: Self::Products, weights: LaneWeights) -> [f32; 2];
+    /// The weighted sums over the lane's heads of keys `first + g` and `first + g + 8` of a half. `of_sixteen` is as
+    /// [`Weights::of_sixteen`].
+    fn sums(products: Self::Products, of_sixteen: impl Fn(usize) -> [f32; 4]) -> [f32; 2];
 
     /// [`Self::sums`] of [`Self::product`], and the result of `meanwhile`, which runs while the products are in flight,
     /// or after the sums if they cannot be.
@@ -190,13 +193,15 @@ pub trait Keys: Copy {
         meanwhile: impl FnOnce() -> T,
     ) -> ([f32; 2], T) {
         // SAFETY: by this function's own contract.
+        let of_sixteen = |i: usize| unsafe { weights.of_sixteen(i) };
+        // SAFETY: by this function's own contract.
         unsafe {
             if Self::ARE_IN_FLIGHT {
                 let (products, then) = Self::product(left, query, meanwhile);
-                (Self::sums(products, weights.of_lane()), then)
+                (Self::sums(products, of_sixteen), then)
             } else {
                 let (products, ()) = Self::product(left, query, || ());
-                let sums = Self::sums(products, weights.of_lane());
+                let sums = Self::sums(products, of_sixteen);
                 (sums, meanwhile())
             }
         }

@@ -16,7 +16,7 @@ use simt::warpgroup::{IntegerFragments, right_word, s8_m64n64k128};
 use simt::{copy, thread, warp};
 
 use super::{Block, Half, Keys, Query, ScoreMemory, own_thread};
-use crate::indexer::score::weights::{LaneWeights, Weights};
+use crate::indexer::score::weights::{Weights, weighted};
 
 /// [`IndexFormat::Mxfp4`].
 #[derive(Clone, Copy)]
@@ -60,11 +60,11 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn prepare(memory: ScoreMemory) {
+    unsafe fn prepare(memory: ScoreMemory, at: u32) {
         let log2 = own_thread();
         if log2 < Self::PREPARED_WORDS / 4 {
             // SAFETY: four words of the tables, each written once.
-            unsafe { memory.store_u32x4(4 * log2, table(log2)) }
+            unsafe { memory.store_u32x4(at + 4 * log2, table(log2)) }
         }
     }
 
@@ -101,10 +101,10 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    fn sums(products: IntegerFragments, weights: LaneWeights) -> [f32; 2] {
+    fn sums(products: IntegerFragments, of_sixteen: impl Fn(usize) -> [f32; 4]) -> [f32; 2] {
         // The bits of a negative sum are those of a NaN, which the saturation turns into 0.
         let positive = |sum: i32| mul_saturated(f32::from_bits(sum.cast_unsigned()), SUM_SCALE);
-        weights.sums(products, positive)
+        weighted(products, positive, of_sixteen)
     }
 
     #[inline(always)]
@@ -158,7 +158,7 @@ unsafe fn words(block: Block, key: u32, log2: u32) -> [[u32; 2]; 4] {
     // SAFETY: by this function's own contract: 16 of the key's 64 bytes, and a table.
     let (codes, [low, high, minus_low, minus_high]) = unsafe {
         let codes = block.codes::<Mxfp4Keys>(4 * key + thread::lane_id() % 4);
-        (codes, block.memory.load_u32x4(4 * log2))
+        (codes, block.memory.load_u32x4(block.tables + 4 * log2))
     };
     let four = |codes: u32, opposite: u32| {
         let negative = permute_bytes(minus_low, minus_high, opposite);
