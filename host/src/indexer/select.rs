@@ -241,7 +241,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
             let share_keys =
-                ops::shared_keys_are_faster(access.shape.tokens, access.shape.requests);
+                ops::shared_keys_are_faster(part.count, access.shape.tokens, access.shape.requests);
             let faults = if share_keys {
                 access.fault_word::<IndexScoreChunk>(format)
             } else {

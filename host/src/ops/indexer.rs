@@ -24,6 +24,9 @@ pub(super) const MOST_SELECTED: u32 = 2048;
 pub(super) const SHORT: u32 = 2048;
 /// Longest row that a selection reads whole, without reading maxima first.
 const READ_WHOLE: u32 = 4096;
+/// Most queries that `index_topk_long` lists. For more, multiprocessors take several rows one after another, and
+/// `index_topk_many`, with two rows at a time on each, takes less time: measured with 2,048 queries (docs/experiments.md).
+const MOST_OF_LONG: u32 = 2 * MULTIPROCESSORS;
 /// Most groups of a row that a selection holds.
 const MOST_GROUPS: u32 = 8192;
 
@@ -174,6 +177,7 @@ macro_rules! operation {
         }
     }};
 }
+
 /// Queues `index_score_*`: the score of every entry that each query sees, and the largest of each
 /// group, into the query's row. Queries that see no more than `skip` entries are left out, and so is
 /// padding.
@@ -203,11 +207,13 @@ pub unsafe fn index_score<B: Backend>(
     unsafe { stream.launch(scores.keys.format, &operation!(IndexScore, scores, tiles)) }
 }
 
-/// Whether [`index_score_chunk`] takes less time on an H200 than [`index_score`] for a step of `tokens` tokens of
-/// `requests` requests, as measured with one, four, five and 2,048 tokens of each (docs/experiments.md).
+/// Whether [`index_score_chunk`] takes less time on an H200 than [`index_score`] for `queries` queries of a step of `tokens`
+/// tokens of `requests` requests, as measured with one, four, five and 2,048 tokens of each (docs/experiments.md).
 #[must_use]
-pub fn shared_keys_are_faster(tokens: u32, requests: u32) -> bool {
-    tokens / 4 >= requests
+pub fn shared_keys_are_faster(queries: u32, tokens: u32, requests: u32) -> bool {
+    /// Fewer were not measured.
+    const FEWEST_QUERIES: u32 = 128;
+    queries >= FEWEST_QUERIES && tokens / 4 >= requests
 }
 
 /// [`index_score`] by another kernel, `index_score_chunk_*`, with the same scores, maxima and faults, bit by bit but for the
@@ -317,7 +323,7 @@ pub unsafe fn index_topk<B: Backend>(
         if columns <= SHORT {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
             stream.launch((), &short)
-        } else if count > MULTIPROCESSORS {
+        } else if count > MOST_OF_LONG {
             let many =
                 IndexTopkMany { scores, maxima, token_position, token_slot, selected, params };
             stream.launch((), &many)
@@ -387,6 +393,39 @@ pub unsafe fn topk_select<B: Backend>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As measured: chunks, and drafts of many requests; not one token of each, nor few queries.
+    #[test]
+    fn the_faster_scores_are_taken() {
+        for (queries, tokens, requests, expected) in [
+            (2048, 2048, 1, true),
+            (128, 128, 32, true),
+            (256, 256, 64, true),
+            (64, 64, 64, false),
+            (256, 256, 256, false),
+            (2048, 2079, 1000, false),
+            (4, 4, 1, false),
+            (100, 2048, 1, false),
+            (0, 0, 0, false),
+        ] {
+            let found = shared_keys_are_faster(queries, tokens, requests);
+            assert_eq!(found, expected, "{queries} queries, {tokens} tokens, {requests} requests");
+        }
+    }
+
+    /// A warp of `index_score_chunk` has at most 32 rounds, and blocks cover all columns.
+    #[test]
+    fn chunks_have_tiles_for_all_columns() {
+        for format in IndexFormat::ALL {
+            for columns in [TILE, 96, 8192, MOST_COLUMNS] {
+                for queries in [1, 10, 2048, u32::MAX] {
+                    let tiles = tiles_per_chunk(columns, queries, format);
+                    let rounds = tiles / chunk::STRIDE;
+                    assert!(tiles.is_multiple_of(chunk::STRIDE) && (1..=32).contains(&rounds));
+                }
+            }
+        }
+    }
 
     /// Memory for [`most_maxima`] has room for the maxima of every shorter row.
     #[test]

@@ -20,6 +20,14 @@ use super::row::{
 };
 use crate::indexer::visible;
 
+/// Groups of a long row, vectors of four scores, and scores that a thread holds.
+const LONG_GROUPS: usize = groups_per_thread(LONG_THREADS);
+const LONG_VECTORS: usize = long_vectors(LONG_THREADS);
+const LONG_SCORES: usize = 4 * LONG_VECTORS;
+/// The same in launches of many rows.
+const MANY_GROUPS: usize = groups_per_thread(MANY_THREADS);
+const MANY_VECTORS: usize = long_vectors(MANY_THREADS);
+const MANY_SCORES: usize = 4 * MANY_VECTORS;
 /// Number of bins that a thread sums up, for a short row.
 const SHORT_EACH: usize = 2048 / SHORT_THREADS as usize;
 /// Number of bins that a thread sums up, for a long row.
@@ -31,14 +39,6 @@ pub const LONG_SHARED_BYTES: u32 = SelectMemory::<LONG_THREADS, LONG_EACH>::BYTE
 /// The same in launches of many rows.
 pub const MANY_SHARED_BYTES: u32 = SelectMemory::<MANY_THREADS, LONG_EACH>::BYTES;
 
-/// Selects from a long row by a block of `$threads`.
-macro_rules! in_long {
-    ($threads:ident, $selection:ident, $maxima:expr, $in_use:expr) => {
-        $selection.long::<{ groups_per_thread($threads) }, { long_vectors($threads) }, {
-                                                            4 * long_vectors($threads)
-                                                        }>($maxima, $in_use)
-    };
-}
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
@@ -64,7 +64,9 @@ pub unsafe fn select_long(args: TopkSelectLong) {
     unsafe {
         args.lengths.precompute_address(u64::from(thread::block_idx_x()));
         let selection = Long::of_row(args.scores, args.selected, args.params);
-        in_long!(LONG_THREADS, selection, args.maxima, |row| length(args.lengths, row));
+        selection.long::<LONG_GROUPS, LONG_VECTORS, LONG_SCORES>(args.maxima, |row| {
+            length(args.lengths, row)
+        });
     }
 }
 
@@ -99,7 +101,7 @@ pub unsafe fn select_entries_long(args: IndexTopkLong) {
         args.token_slot.precompute_address(token);
         let seen = |row| seen(args.token_position, args.token_slot, params, row);
         let selection = Long::of_query(args.scores, args.selected, params);
-        in_long!(LONG_THREADS, selection, args.maxima, seen);
+        selection.long::<LONG_GROUPS, LONG_VECTORS, LONG_SCORES>(args.maxima, seen);
     }
 }
 
@@ -117,7 +119,7 @@ pub unsafe fn select_entries_many(args: IndexTopkMany) {
         args.token_slot.precompute_address(token);
         let seen = |row| seen(args.token_position, args.token_slot, params, row);
         let selection = Many::of_query(args.scores, args.selected, params);
-        in_long!(MANY_THREADS, selection, args.maxima, seen);
+        selection.long::<MANY_GROUPS, MANY_VECTORS, MANY_SCORES>(args.maxima, seen);
     }
 }
 

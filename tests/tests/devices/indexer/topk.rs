@@ -179,7 +179,7 @@ pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
 /// So many queries, most of them padding, that multiprocessors take several: rows that are read whole, read twice, and
 /// filtered by maxima of groups of 8 and of 32, and rows with more equal scores than fit a bin.
 pub fn lists_of_many_queries_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
-    const QUERIES: usize = 133;
+    const QUERIES: usize = 265;
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(6);
     for (columns, k) in [(4096, 6), (8192, 512), (8192, 2048), (65_568, 1024)] {
