@@ -256,6 +256,7 @@ suite! {
         lists_equal_the_oracle,
         lists_by_four_bit_weights_equal_the_oracle,
         one_launch_lists_as_two,
+        queries_that_share_keys_list_as_alone,
         threads_share_a_workspace,
         bad_input_is_refused,
     }

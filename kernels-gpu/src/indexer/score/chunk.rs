@@ -2,7 +2,7 @@
 //! several queries. A warp unpacks the keys of a cache block once, into registers, and multiplies them by one query
 //! after another.
 //!
-//! Scores have the same bits as those of [`rows`](super::rows), but for those of a NaN: the same products and sums, in the
+//! Scores have the same bits as those of [`rows`], but for those of a NaN: the same products and sums, in the
 //! same order.
 
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};

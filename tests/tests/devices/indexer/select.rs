@@ -6,7 +6,7 @@ use std::thread;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
 use dsv4_kv::indexer::Activations;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::ops::one_launch_is_faster;
+use dsv4_kv::ops::{one_launch_is_faster, shared_keys_are_faster};
 use dsv4_kv::step::EntryLists;
 use dsv4_kv::{
     Bucket, CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, QueryWeight,
@@ -290,6 +290,46 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     assert_eq!(lists(None, 70), two, "one by one");
     assert_eq!(lists(Some(640), MANY), two, "for a short bucket");
     assert_eq!(lists(Some(640), MANY / 2), two, "in parts");
+}
+
+/// So many queries of a chunk that they share the keys that a warp unpacks, beside a decode step of another request. The
+/// lists are those of parts that are too small for it.
+pub fn queries_that_share_keys_list_as_alone<B: Backend>(device: &Device<B>) {
+    const CHUNK: u32 = 130;
+    const QUERIES: u32 = CHUNK + 1;
+    const PART: u32 = 50;
+    assert!(
+        shared_keys_are_faster(QUERIES, QUERIES, 2) && !shared_keys_are_faster(PART, QUERIES, 2)
+    );
+    let stories = [12, 13].map(|seed| Story::random(&tiny(), 250, seed));
+    // Rows of more than 2,048 columns are not for one launch of scores and list.
+    let bucket =
+        Bucket { tokens: QUERIES, tokens_per_request: CHUNK, requests: 2, context: 16_384 };
+    for index_format in IndexFormat::ALL {
+        let config = config(&tiny(), (MainFormat::Ue8m0, index_format), 2);
+        let mut fed = Fed::new(device, CacheConfig { max_context: bucket.context, ..config });
+        let ids = [fed.manager.admit().unwrap(), fed.manager.admit().unwrap()];
+        let parts = |chunk: Range<usize>, token: Range<usize>| {
+            [Part::new(ids[0], &stories[0], chunk), Part::new(ids[1], &stories[1], token)]
+        };
+        fed.step(&parts(0..120, 0..8), Padding::None);
+        let inputs = Inputs::new(&fed, 3, QUERIES);
+        let selections = [QUERIES, PART].map(|at_once| {
+            let selected = filled::<B, i32>(&fed.stream, (QUERIES * K) as usize);
+            (inputs.workspace(&fed, at_once), selected)
+        });
+        let parts = parts(120..120 + CHUNK as usize, 8..9);
+        fed.run(&parts, Padding::Bucket(bucket), &[CHUNK, 1], &mut |layer, updated| {
+            let of_layer = selections.iter().filter(|_| layer.0 as usize == LAYERS[0]);
+            of_layer
+                .into_iter()
+                .try_for_each(|(workspace, selected)| inputs.select(updated, workspace, selected))
+        });
+        fed.manager.check_faults(&fed.stream).unwrap();
+        let [together, in_parts] = selections.map(|(_, selected)| download(&fed.stream, &selected));
+        assert!(together[..K as usize].iter().all(|&entry| entry >= 0), "more than it lists");
+        assert!(together == in_parts, "{index_format:?}");
+    }
 }
 
 /// Two threads that select at the same time in one workspace get the lists that each gets alone.
