@@ -3,7 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`] | options |
-//! | [`simulate`] | runs the prompts through the prefix tree |
+//! | [`mod@simulate`] | runs the prompts through the prefix tree |
 //! | [`report`] | the result: a table and JSON |
 
 mod args;

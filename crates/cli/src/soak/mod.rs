@@ -3,7 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`] | options |
-//! | [`run`] | the rounds, and the checks after each |
+//! | [`mod@run`] | the rounds, and the checks after each |
 //! | [`disturb`] | the events of requests, and their times |
 //! | [`checked`], [`model`] | the cache, compared with a plain model of it |
 //! | [`report`] | the result: a table and JSON |
