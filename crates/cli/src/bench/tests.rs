@@ -31,8 +31,8 @@ fn kernels_of_one_layer_run() {
         check(&swa::append(&device, format, 2, 3).unwrap());
         check(&swa::gather(&device, format, 2).unwrap());
     }
-    for node in [Node::Scores, Node::Two(16), Node::One(16)] {
-        check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2, 1), node).unwrap());
+    for node in [Node::Scores, Node::Chunk, Node::Two(16), Node::One(16)] {
+        check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2, 3), node).unwrap());
     }
     check(&indexer::selection(&device, (64, 2), 16, true).unwrap());
     for kernel in linear::Kernel::ALL {
