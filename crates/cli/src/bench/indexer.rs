@@ -36,7 +36,8 @@ const WORD_BYTES: u64 = 4;
 /// Pairs: entries that a query sees, number of queries.
 const SCORES: [(u32, u32); 6] =
     [(2048, 32), (2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
-/// Entries that a query sees, number of requests, queries of each: a chunk of a prompt.
+/// Entries that a query sees, number of requests, queries of each: chunks of a prompt, and a step with three drafts a
+/// request.
 const CHUNKS: [(u32, u32, u32); 3] = [(8192, 1, 2048), (32_768, 1, 2048), (32_768, 32, 4)];
 /// Pairs: scores per row, number of rows.
 const ROWS: [(u32, u32); 5] = [(2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];

@@ -67,7 +67,7 @@ unsafe fn operand<K: Keys>(i: u32) -> (Query, Weights) {
 
 /// The block's queries; lane `i` has what is known of query `i`.
 #[derive(Clone, Copy)]
-struct Chunk {
+struct BlockQueries {
     /// Row of the first query.
     first: u32,
     /// Number of queries.
@@ -94,7 +94,7 @@ struct Run {
     most: u32,
 }
 
-impl Chunk {
+impl BlockQueries {
     /// The block's queries; with `counts`, inputs that are refused are counted.
     ///
     /// # Safety
@@ -160,15 +160,15 @@ pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
     // SAFETY: by this function's own contract; every branch with a barrier is the block's, every other the warp's.
     unsafe {
         let counts = thread::block_idx_x() == 0 && thread::warp_id() == 0;
-        let chunk = Chunk::load::<K>(args, counts);
-        if TILE * first_tile >= warp::reduce_max_u32(chunk.seen) {
+        let queries = BlockQueries::load::<K>(args, counts);
+        if TILE * first_tile >= warp::reduce_max_u32(queries.seen) {
             return;
         }
-        load_queries::<K>(args, chunk);
-        let rows = Rows::new(args, chunk.first);
+        load_queries::<K>(args, queries);
+        let rows = Rows::new(args, queries.first);
         let mut from = 0;
-        while from < chunk.count {
-            let run = chunk.run(from);
+        while from < queries.count {
+            let run = queries.run(from);
             from = run.to;
             if TILE * first_tile >= run.most || run.slot >= slots {
                 continue;
@@ -180,7 +180,7 @@ pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
             let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
             let memory = ScoreMemory::at(0);
             let warp = Warp {
-                chunk,
+                queries,
                 run,
                 rows,
                 planes: Planes { code: args.index_code, scale: args.index_scale, memory },
@@ -203,23 +203,25 @@ pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
 /// # Safety
 /// As [`score`].
 #[inline(always)]
-unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, chunk: Chunk) {
+unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, queries: BlockQueries) {
     let thread = thread::thread_idx_x();
     let heads = args.params.heads;
     const {
         assert!(4 * K::PREPARED_WORDS <= TABLE_BYTES);
+        // Tables and keys are reached through a `ScoreMemory` at byte 0.
+        assert!(queries_at(K::FORMAT) <= ScoreMemory::BYTES);
         // As much as each of two blocks of a multiprocessor can have.
         assert!(shared_bytes(K::FORMAT) <= 115_712);
     }
     // SAFETY: by this function's own contract: rows of queries, and memory for each. Two warps copy the weights of a query.
     unsafe {
-        let has_slot = warp::ballot(chunk.slot < args.params.slots);
+        let has_slot = warp::ballot(queries.slot < args.params.slots);
         let mut i = 0;
-        while i < chunk.count {
+        while i < queries.count {
             if has_slot >> i & 1 != 0 {
                 operand::<K>(i).0.start_copy::<K, THREADS>(
                     args.query,
-                    chunk.first + i,
+                    queries.first + i,
                     thread::thread_idx_x,
                 );
             }
@@ -227,10 +229,10 @@ unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, chunk: Chunk) {
         }
         copy::commit_group();
         let mut i = thread / QUERY_HEADS;
-        while i < chunk.count {
+        while i < queries.count {
             if has_slot >> i & 1 != 0 {
                 let (_, weights) = operand::<K>(i);
-                weights.store(K::UNIT, args.weight, chunk.first + i, heads, thread % QUERY_HEADS);
+                weights.store(K::UNIT, args.weight, queries.first + i, heads, thread % QUERY_HEADS);
             }
             i += THREADS / QUERY_HEADS;
         }
@@ -297,7 +299,7 @@ unsafe fn factor<K: Keys>(block: Block, is_missing: bool) -> f32 {
 /// A warp's share of the tiles of a run.
 #[derive(Clone, Copy)]
 struct Warp {
-    chunk: Chunk,
+    queries: BlockQueries,
     run: Run,
     /// The rows of the block's queries.
     rows: Rows,
@@ -429,7 +431,7 @@ impl Warp {
     unsafe fn write(self, Scored { query, entry, sums, factor }: Scored) {
         // SAFETY: by this function's own contract; a row of the launch.
         unsafe {
-            let is_seen = entry < warp::shuffle_idx_u32(self.chunk.seen, query);
+            let is_seen = entry < warp::shuffle_idx_u32(self.queries.seen, query);
             let score = sum_of_lanes(sums) * factor;
             let score = if is_seen { score } else { f32::NAN };
             self.rows.take(query, entry, score, is_seen);
@@ -442,7 +444,7 @@ impl Warp {
     /// All lanes of the warp call it together; `lane_tile` is the warp's tile in round `lane_id()`.
     #[inline(always)]
     unsafe fn count_missing(self, faults: GlobalMut<u32>, lane_tile: u32) {
-        let Self { chunk, run, missing, .. } = self;
+        let Self { queries, run, missing, .. } = self;
         if missing == 0 {
             return;
         }
@@ -451,7 +453,7 @@ impl Warp {
         // SAFETY: by this function's own contract.
         unsafe {
             while query < run.to {
-                let tiles = warp::shuffle_idx_u32(chunk.seen, query).div_ceil(TILE);
+                let tiles = warp::shuffle_idx_u32(queries.seen, query).div_ceil(TILE);
                 let of_query = warp::ballot(lane_tile < tiles) & missing;
                 fault::count(faults, lane, of_query.count_ones());
                 query += 1;

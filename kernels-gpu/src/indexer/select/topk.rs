@@ -79,11 +79,8 @@ pub unsafe fn select_entries_short(args: IndexTopkShort) {
     let params = args.params;
     // SAFETY: by this function's own contract.
     unsafe {
-        let token = u64::from(params.first + thread::block_idx_x());
-        args.token_position.precompute_address(token);
-        args.token_slot.precompute_address(token);
-        let seen = |row| seen(args.token_position, args.token_slot, params, row);
-        Short::of_query(args.scores, args.selected, params).short(seen);
+        let in_use = use_of_query(args.token_position, args.token_slot, params);
+        Short::of_query(args.scores, args.selected, params).short(in_use);
     }
 }
 
@@ -96,12 +93,9 @@ pub unsafe fn select_entries_long(args: IndexTopkLong) {
     let params = args.params;
     // SAFETY: by this function's own contract.
     unsafe {
-        let token = u64::from(params.first + thread::block_idx_x());
-        args.token_position.precompute_address(token);
-        args.token_slot.precompute_address(token);
-        let seen = |row| seen(args.token_position, args.token_slot, params, row);
+        let in_use = use_of_query(args.token_position, args.token_slot, params);
         let selection = Long::of_query(args.scores, args.selected, params);
-        selection.long::<LONG_GROUPS, LONG_VECTORS, LONG_SCORES>(args.maxima, seen);
+        selection.long::<LONG_GROUPS, LONG_VECTORS, LONG_SCORES>(args.maxima, in_use);
     }
 }
 
@@ -114,12 +108,9 @@ pub unsafe fn select_entries_many(args: IndexTopkMany) {
     let params = args.params;
     // SAFETY: by this function's own contract.
     unsafe {
-        let token = u64::from(params.first + thread::block_idx_x());
-        args.token_position.precompute_address(token);
-        args.token_slot.precompute_address(token);
-        let seen = |row| seen(args.token_position, args.token_slot, params, row);
+        let in_use = use_of_query(args.token_position, args.token_slot, params);
         let selection = Many::of_query(args.scores, args.selected, params);
-        selection.long::<MANY_GROUPS, MANY_VECTORS, MANY_SCORES>(args.maxima, seen);
+        selection.long::<MANY_GROUPS, MANY_VECTORS, MANY_SCORES>(args.maxima, in_use);
     }
 }
 
@@ -139,19 +130,29 @@ unsafe fn length<const THREADS: u32>(lengths: Global<i32>, row: Row<THREADS>) ->
     Use { length: (length.max(0) as u32).min(row.columns), all: false }
 }
 
+/// Computes the addresses of the position and the slot of the block's query. The result loads both, and gives the use of its
+/// row of scores.
+///
 /// # Safety
 /// The query exists.
 #[inline(always)]
-unsafe fn seen<const THREADS: u32>(
+unsafe fn use_of_query<const THREADS: u32>(
     position: Global<i32>,
     slot: Global<i32>,
     IndexTopkParams { first, k, .. }: IndexTopkParams,
-    row: Row<THREADS>,
-) -> Use {
+) -> impl Fn(Row<THREADS>) -> Use {
+    let token = u64::from(first + thread::block_idx_x());
     // SAFETY: by this function's own contract.
-    let seen = unsafe { visible(position, slot, u64::from(first + row.number)) };
-    let seen = seen.map_or(0, |(_, seen)| seen);
-    Use { length: seen.min(row.columns), all: seen <= k }
+    unsafe {
+        position.precompute_address(token);
+        slot.precompute_address(token);
+    }
+    move |row| {
+        // SAFETY: by this function's own contract: the row is the block's.
+        let seen = unsafe { visible(position, slot, token) };
+        let seen = seen.map_or(0, |(_, seen)| seen);
+        Use { length: seen.min(row.columns), all: seen <= k }
+    }
 }
 
 /// The selection from a row that a block holds in registers.

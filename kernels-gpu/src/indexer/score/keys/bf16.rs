@@ -65,7 +65,6 @@ impl Keys for Nvfp4Keys {
     const UNIT: f32 = 0.5 * SMALLER;
     type Left = [[u32; 4]; 8];
     type Products = Fragments;
-    const NO_PRODUCTS: Fragments = [[0.0; 4]; 8];
 
     #[inline(always)]
     fn wait_for_oldest() {

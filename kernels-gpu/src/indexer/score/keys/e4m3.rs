@@ -23,7 +23,6 @@ impl Keys for Fp8Keys {
     const UNIT: f32 = 0.5;
     type Left = [[[u32; 4]; 2]; 2];
     type Products = Fragments;
-    const NO_PRODUCTS: Fragments = [[0.0; 4]; 8];
 
     #[inline(always)]
     fn place(vector: u32) -> u32 {

@@ -137,8 +137,6 @@ pub trait Keys: Copy {
     type Left: Copy;
     /// A lane's products of two keys and all heads of a query.
     type Products: Copy;
-    /// Zeros.
-    const NO_PRODUCTS: Self::Products;
 
     /// Position in shared memory of the `vector`-th 16 bytes of codes of a block: a swizzle that avoids bank
     /// conflicts.

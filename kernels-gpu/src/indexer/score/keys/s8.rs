@@ -52,7 +52,6 @@ impl Keys for Mxfp4Keys {
     const ARE_IN_FLIGHT: bool = true;
     type Left = Left;
     type Products = IntegerFragments;
-    const NO_PRODUCTS: IntegerFragments = [[0; 4]; 8];
 
     #[inline(always)]
     fn wait_for_oldest() {
