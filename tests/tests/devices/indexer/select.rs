@@ -295,13 +295,14 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
 /// So many queries of a chunk that they share the keys that a warp unpacks, beside a decode step of another request. The
 /// lists are those of parts that are too small for it.
 pub fn queries_that_share_keys_list_as_alone<B: Backend>(device: &Device<B>) {
-    const CHUNK: u32 = 130;
+    // A block of the kernel takes 5, 8 or 10 queries: the last one has some of both requests.
+    const CHUNK: u32 = 133;
     const QUERIES: u32 = CHUNK + 1;
     const PART: u32 = 50;
     assert!(
         shared_keys_are_faster(QUERIES, QUERIES, 2) && !shared_keys_are_faster(PART, QUERIES, 2)
     );
-    let stories = [12, 13].map(|seed| Story::random(&tiny(), 250, seed));
+    let stories = [12, 13].map(|seed| Story::random(&tiny(), 260, seed));
     // Rows of more than 2,048 columns are not for one launch of scores and list.
     let bucket =
         Bucket { tokens: QUERIES, tokens_per_request: CHUNK, requests: 2, context: 16_384 };
@@ -312,13 +313,13 @@ pub fn queries_that_share_keys_list_as_alone<B: Backend>(device: &Device<B>) {
         let parts = |chunk: Range<usize>, token: Range<usize>| {
             [Part::new(ids[0], &stories[0], chunk), Part::new(ids[1], &stories[1], token)]
         };
-        fed.step(&parts(0..120, 0..8), Padding::None);
+        fed.step(&parts(0..120, 0..110), Padding::None);
         let inputs = Inputs::new(&fed, 3, QUERIES);
         let selections = [QUERIES, PART].map(|at_once| {
             let selected = filled::<B, i32>(&fed.stream, (QUERIES * K) as usize);
             (inputs.workspace(&fed, at_once), selected)
         });
-        let parts = parts(120..120 + CHUNK as usize, 8..9);
+        let parts = parts(120..120 + CHUNK as usize, 110..111);
         fed.run(&parts, Padding::Bucket(bucket), &[CHUNK, 1], &mut |layer, updated| {
             let of_layer = selections.iter().filter(|_| layer.0 as usize == LAYERS[0]);
             of_layer
@@ -327,7 +328,7 @@ pub fn queries_that_share_keys_list_as_alone<B: Backend>(device: &Device<B>) {
         });
         fed.manager.check_faults(&fed.stream).unwrap();
         let [together, in_parts] = selections.map(|(_, selected)| download(&fed.stream, &selected));
-        assert!(together[..K as usize].iter().all(|&entry| entry >= 0), "more than it lists");
+        assert!(together.iter().all(|&entry| entry >= 0), "all see more than they list");
         assert!(together == in_parts, "{index_format:?}");
     }
 }
