@@ -38,6 +38,8 @@ pub struct Failing<B> {
     calls: AtomicU64,
     plan: Mutex<Plan>,
     meeting: Mutex<Option<Meeting>>,
+    /// The number of a call, and work to run before it.
+    before: Mutex<Option<(u64, Box<dyn FnOnce() + Send>)>>,
     skips_launches: AtomicBool,
     domain: Option<u64>,
 }
@@ -88,6 +90,7 @@ impl<B: Backend> Failing<B> {
             calls: AtomicU64::new(0),
             plan: Mutex::default(),
             meeting: Mutex::default(),
+            before: Mutex::default(),
             skips_launches: AtomicBool::new(false),
             domain,
         }
@@ -109,6 +112,17 @@ impl<B: Backend> Failing<B> {
     pub fn fail_nothing(&self) {
         self.plan(|plan| *plan = Plan::default());
         self.calls.store(0, Ordering::Relaxed);
+    }
+
+    /// Restarts the count at 0, and runs `other` once, before call `call`. It may not begin a capture.
+    pub fn run_before(&self, call: u64, other: impl FnOnce() + Send + 'static) {
+        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Some((call, Box::new(other)));
+        self.calls.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the work of the last [`Self::run_before`] has run. If it has not, it is discarded.
+    pub fn has_run(&self) -> bool {
+        self.before.lock().unwrap_or_else(PoisonError::into_inner).take().is_none()
     }
 
     /// Sets whether launches from now on succeed without running their kernels.
@@ -171,6 +185,13 @@ impl<B: Backend> Failing<B> {
         call: impl FnOnce() -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        let other = before.take_if(|(call, _)| *call == number);
+        // The work makes calls that are counted too.
+        drop(before);
+        if let Some((_, other)) = other {
+            other();
+        }
         let fails = self.plan(|plan| match plan.next {
             Some((at, how)) if at == number => {
                 *plan = Plan { next: None, failed: Some(name) };

@@ -4,19 +4,18 @@
 //! device. Other threads may use other devices: a capture is begun in mode `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 
 // Under `--cfg loom` these are the model checker's own types, for the tests at the end.
 #[cfg(loom)]
 use loom::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 #[cfg(not(loom))]
 use std::sync::{
     Mutex, MutexGuard, RwLock, RwLockReadGuard,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 
 use crate::error::DeviceError;
@@ -41,10 +40,8 @@ pub(crate) struct Captures {
     /// capture begins after such calls in flight have ended, and later calls wait until it has begun.
     gate: RwLock<()>,
     current: Mutex<Option<Capture>>,
-    /// Number of captures that have begun.
-    begun: AtomicU64,
-    /// For each stream that was captured, the number of its last capture.
-    last: Mutex<BTreeMap<u64, u64>>,
+    /// Streams that no capture may record, once for each [`Self::start_running`]. Locked before `current`.
+    running: Mutex<Vec<u64>>,
 }
 
 struct Capture {
@@ -65,22 +62,26 @@ type Deferred = Box<dyn FnOnce() + Send>;
 
 impl Captures {
     /// Begins a capture of `stream` in this thread, after all calls in flight that a capture forbids or records.
+    ///
+    /// # Errors
+    /// [`DeviceError::NestedCapture`]; [`DeviceError::StreamInUse`] between [`Self::start_running`] and
+    /// [`Self::end_running`] of the stream.
     pub fn begin(self: &Arc<Self>, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
         if self.elsewhere().is_some() {
             return Err(DeviceError::NestedCapture);
         }
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let running = self.lock_running();
         let mut current = self.lock();
         if current.is_some() {
             return Err(DeviceError::NestedCapture);
         }
+        if running.contains(&stream) {
+            return Err(DeviceError::StreamInUse);
+        }
         let deferred = Vec::new();
         *current = Some(Capture { stream, retained, nodes: 0, violation: None, deferred });
-        let number = self.begun.load(Ordering::Acquire) + 1;
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, number);
-        // In this order: a thread that reads the new number also sees that the capture is active.
         self.active.store(true, Ordering::Release);
-        self.begun.store(number, Ordering::Release);
         CAPTURING.with(|capturing| capturing.replace(Some(Arc::clone(self))));
         Ok(())
     }
@@ -137,17 +138,23 @@ impl Captures {
         replay()
     }
 
-    /// The number of captures that have begun.
-    pub fn begun(&self) -> u64 {
-        self.begun.load(Ordering::Acquire)
+    /// From now on no capture of `stream` begins, until as many calls of [`Self::end_running`]. False, and without
+    /// effect, if the stream is being captured.
+    #[must_use]
+    pub fn start_running(&self, stream: u64) -> bool {
+        let mut running = self.lock_running();
+        let runs = !self.is_capturing(stream);
+        if runs {
+            running.push(stream);
+        }
+        runs
     }
 
-    /// Whether a capture of `stream` has begun since [`Self::begun`] was `before`.
-    pub fn has_begun(&self, stream: u64, before: u64) -> bool {
-        // Usually no capture has begun.
-        self.begun() != before && {
-            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            last.get(&stream).is_some_and(|&number| number > before)
+    /// Ends what a call of [`Self::start_running`] began.
+    pub fn end_running(&self, stream: u64) {
+        let mut running = self.lock_running();
+        if let Some(at) = running.iter().position(|&other| other == stream) {
+            running.swap_remove(at);
         }
     }
 
@@ -260,6 +267,11 @@ impl Captures {
     fn enter(&self) -> RwLockReadGuard<'_, ()> {
         // The guarded value is `()`: nothing in it can be broken by a panic.
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_running(&self) -> MutexGuard<'_, Vec<u64>> {
+        // A list of numbers is valid even if a holder of the lock panicked.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Capture>> {
@@ -404,33 +416,36 @@ mod loom_tests {
         });
     }
 
-    /// Queued work ran, if its stream was not captured before and no capture has begun since.
+    /// Work that must run is never recorded: either it is refused, or no capture of its stream begins beside it.
     #[test]
-    fn what_is_recorded_shows_in_the_count() {
+    fn what_must_run_is_not_recorded() {
         loom::model(|| {
             let captures = Arc::new(Captures::default());
             let captured = loom::sync::Arc::new(AtomicBool::new(false));
             let (other, flag) = (captures.clone(), captured.clone());
             let other = thread::spawn(move || {
-                let before = other.begun();
-                if other.is_capturing(1) {
+                if !other.start_running(1) {
                     return;
                 }
-                let mut is_recorded = false;
-                let note = || {
-                    is_recorded = flag.load(Ordering::Acquire);
+                let runs = || {
+                    assert!(!flag.load(Ordering::Acquire), "it would be recorded");
                     Ok(())
                 };
-                other.queue(1, "kernel", [], note).unwrap();
-                assert!(!is_recorded || other.has_begun(1, before));
-                assert!(!other.has_begun(2, before), "another stream");
+                other.queue(1, "kernel", [], runs).unwrap();
+                other.end_running(1);
             });
-            captures.begin(1, Vec::new()).unwrap();
-            captured.store(true, Ordering::Release);
-            thread::yield_now();
-            captured.store(false, Ordering::Release);
-            let _ = captures.end();
+            match captures.begin(1, Vec::new()) {
+                Ok(()) => {
+                    captured.store(true, Ordering::Release);
+                    thread::yield_now();
+                    captured.store(false, Ordering::Release);
+                    assert_eq!(captures.end().unwrap(), 0, "nodes");
+                }
+                Err(error) => assert!(matches!(error, DeviceError::StreamInUse), "{error}"),
+            }
             other.join().unwrap();
+            captures.begin(1, Vec::new()).unwrap();
+            captures.end().unwrap();
         });
     }
 

@@ -271,6 +271,12 @@ pub enum DeviceError {
     /// A second capture was begun inside one.
     #[error("a stream of this device is already being captured; end that capture first")]
     NestedCapture,
+    /// A capture was begun in a stream into which another thread queues work that has to run.
+    #[error(
+        "another thread queues work into the stream that has to run, not be recorded; capture after its call has \
+         returned, or capture another stream"
+    )]
+    StreamInUse,
     /// The time between two events was asked for before both were recorded.
     #[error("an event was never recorded; record both before their times are compared")]
     NotRecorded,

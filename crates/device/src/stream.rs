@@ -62,17 +62,17 @@ impl<B: Backend> Stream<B> {
         self.device().captures().is_capturing(self.id())
     }
 
-    /// To be called before queueing work that must run, not only be recorded. [`Running::end`], called after it, says
-    /// whether it does. `operation` names the work in the error.
+    /// To be called before queueing work that must run, not only be recorded: until the result is dropped, no capture of
+    /// the stream begins. `operation` names the work in the error.
     ///
     /// # Errors
     /// [`DeviceError::ForbiddenInCapture`] while it is being captured.
     pub fn running(&self, operation: &'static str) -> Result<Running<'_, B>, DeviceError> {
-        let begun = self.device().captures().begun();
-        if self.is_capturing() {
+        let id = self.id();
+        if !self.device().captures().start_running(id) {
             return Err(DeviceError::ForbiddenInCapture { operation });
         }
-        Ok(Running { stream: self, operation, begun })
+        Ok(Running { stream: self, id })
     }
 
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
@@ -177,35 +177,21 @@ impl<B: Backend> Stream<B> {
 }
 
 /// Work that is being queued into a stream and has to run; see [`Stream::running`].
-#[must_use = "`end` says whether the work runs"]
+#[must_use = "a capture may begin as soon as it is dropped"]
 pub struct Running<'s, B: Backend> {
     stream: &'s Stream<B>,
-    operation: &'static str,
-    /// Number of captures that had begun before the work was queued.
-    begun: u64,
+    id: u64,
+}
+
+impl<B: Backend> Drop for Running<'_, B> {
+    fn drop(&mut self) {
+        self.stream.device().captures().end_running(self.id);
+    }
 }
 
 impl<B: Backend> fmt::Debug for Running<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running")
-            .field("operation", &self.operation)
-            .field("stream", &self.stream)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<B: Backend> Running<'_, B> {
-    /// Checks that all work that was queued since [`Stream::running`] runs.
-    ///
-    /// # Errors
-    /// [`DeviceError::ForbiddenInCapture`] if another thread has begun to capture the stream meanwhile: some of the
-    /// work may have been recorded, and does not run.
-    pub fn end(self) -> Result<(), DeviceError> {
-        let Self { stream, operation, begun } = self;
-        if stream.device().captures().has_begun(stream.id(), begun) {
-            return Err(DeviceError::ForbiddenInCapture { operation });
-        }
-        Ok(())
+        f.debug_struct("Running").field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 

@@ -157,14 +157,14 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let whole = Part { first: queries.start, offset: 0, count };
         rows("selected entries", selected, whole, *k)?;
         workspace.belong_to(self.access.core.id)?;
-        let launches = self.access.reading()?;
+        let _launches = self.access.reading()?;
         let _alone = workspace.queue_alone();
         for offset in (0..count).step_by(workspace.size().queries as usize) {
             let count = workspace.size().queries.min(count - offset);
             let part = Part { first: queries.start + offset, offset, count };
             select(part, &rows("selected entries", selected, part, *k)?)?;
         }
-        launches.end()
+        Ok(())
     }
 
     /// Queues RoPE, Hadamard transform and quantisation of a part's projected queries, for scoring.
@@ -240,8 +240,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             // SAFETY: the cache alone writes StepMeta, in the order of its steps, and the launch runs in that order.
             unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
-            let share_keys =
-                ops::shared_keys_are_faster(part.count, access.shape.tokens, access.shape.requests);
+            let each = (access.shape.tokens / access.shape.requests.max(1)).min(part.count);
+            let share_keys = ops::shared_keys_are_faster(format, columns, part.count, each);
             let faults = if share_keys {
                 access.fault_word::<IndexScoreChunk>(format)
             } else {
@@ -253,7 +253,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             // SAFETY: as above; the workspace is of one cache, and no other thread queues launches that use it.
             unsafe {
                 if share_keys {
-                    ops::index_score_chunk(stream, &score)?;
+                    ops::index_score_chunk(stream, &score, each)?;
                 } else {
                     ops::index_score(stream, &score)?;
                 }

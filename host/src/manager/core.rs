@@ -1,6 +1,6 @@
 //! The core of a cache, which the steps of both layer groups share: configuration, device memory, ledger.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kernels_gpu::table::KERNELS;
 
@@ -22,6 +22,8 @@ pub(crate) struct Core<B: Backend> {
     /// The cache's id, which is its ledger's.
     pub id: CacheId,
     ledger: RwLock<Ledger>,
+    /// The fault words of each layer group as the last check found them.
+    reported: Mutex<[[u32; KERNELS.len()]; 2]>,
 }
 
 impl<B: Backend> Core<B> {
@@ -31,7 +33,8 @@ impl<B: Backend> Core<B> {
         let schema = Schema::new(&config);
         let memory = CacheMemory::new(&device, &schema, &config)?;
         let (id, ledger) = (ledger.id(), RwLock::new(ledger));
-        Ok(Self { device, config, schema, memory, id, ledger })
+        let reported = Mutex::new([[0; KERNELS.len()]; 2]);
+        Ok(Self { device, config, schema, memory, id, ledger, reported })
     }
 
     /// Locks the ledger for writing. Call it only where the cache or one of its layer groups is borrowed mutably. It may
@@ -48,25 +51,25 @@ impl<B: Backend> Core<B> {
     }
 
     /// See [`KvCacheManager::check_faults`]; of the steps of these groups.
+    ///
+    /// The counts on the device only grow: setting them to 0 would lose what kernels in other streams count meanwhile.
     pub fn check_faults(&self, stream: &Stream<B>, groups: &[LayerGroup]) -> Result<(), KvError> {
-        let words = || groups.iter().map(|group| &self.memory.faults[group.index()].all);
-        let mut totals = [0_u32; KERNELS.len()];
-        for faults in words() {
-            let mut counts = [0; KERNELS.len()];
-            stream.download(&faults.view(), 0, &mut counts)?;
-            let both = totals.iter_mut().zip(counts);
-            both.for_each(|(total, count)| *total = total.saturating_add(count));
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = *reported;
+        for group in groups.iter().map(|group| group.index()) {
+            stream.download(&self.memory.faults[group].all.view(), 0, &mut found[group])?;
         }
-        let all = (0..).zip(totals).filter(|&(_, count)| count > 0);
-        let refusals: Vec<_> = all.map(|(kernel, count)| Refusal::new(kernel, count)).collect();
-        if refusals.is_empty() {
-            return Ok(());
-        }
-        for faults in words() {
-            // If the counts cannot be cleared, the next check reports them again.
-            let _ = stream.upload(&[0; KERNELS.len()], faults, 0);
-        }
-        Err(KvError::KernelRefused { refusals })
+        let new = |kernel: usize| {
+            let of_group = |group: usize| {
+                u64::from(found[group][kernel].wrapping_sub(reported[group][kernel]))
+            };
+            u32::try_from(of_group(0) + of_group(1)).unwrap_or(u32::MAX)
+        };
+        let all = (0..KERNELS.len()).map(|kernel| (kernel, new(kernel)));
+        let refused = all.filter(|&(_, count)| count > 0);
+        let refusals: Vec<_> = refused.map(|(kernel, count)| Refusal::new(kernel, count)).collect();
+        *reported = found;
+        if refusals.is_empty() { Ok(()) } else { Err(KvError::KernelRefused { refusals }) }
     }
 
     /// See [`KvCacheManager::check_poison`].

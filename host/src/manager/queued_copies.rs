@@ -57,7 +57,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<(), CopiesFailed> {
         let (core, trunk, mut draft) = self.parts();
         core.check_stream(stream)?;
-        let running = stream.running("copying between steps").map_err(KvError::from)?;
+        let _running = stream.running("copying between steps").map_err(KvError::from)?;
         core.ledger().take_freed().for_each(|block| trunk.freed.add_block(block));
         let groups = std::iter::once(&mut *trunk).chain(draft.as_deref_mut());
         for (group, memory) in LayerGroup::ALL.into_iter().zip(groups) {
@@ -68,7 +68,6 @@ impl<B: Backend> KvCacheManager<B> {
         let (slot, blocks) = table.unwrap_or((SlotId(0), &[]));
         let first = slot.0 * core.config.max_blocks_per_request();
         trunk.queue_copies(stream, core, jobs, (first, blocks))?;
-        running.end().map_err(|error| CopiesFailed { error: error.into(), began: true })?;
         std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.clear());
         Ok(())
     }

@@ -104,14 +104,14 @@ impl<B: Backend> KvCacheManager<B> {
     /// Queues fills that set the windows of a slot's draft layers to zero.
     fn clear_draft_windows(&self, stream: &Stream<B>, slot: SlotId) -> Result<(), KvError> {
         let core = self.core();
-        let running = stream.running("restoring a checkpoint")?;
+        let _running = stream.running("restoring a checkpoint")?;
         let layers = core.config.group_layers(LayerGroup::Draft);
         for (pool, buffer) in core.memory.pools.of_layers(layers) {
             let bytes = pool.unit_bytes();
             let unit = buffer.slice(u64::from(slot.0) * bytes, bytes);
             stream.fill(&unit.expect("the pool has every slot"), 0)?;
         }
-        Ok(running.end()?)
+        Ok(())
     }
 
     /// Requests a checkpoint at a position; see [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).

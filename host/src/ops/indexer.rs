@@ -4,7 +4,8 @@ use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::chunk;
 use kernels_gpu::indexer::score::keys::WARPS;
 use kernels_gpu::params::{
-    IndexQueryParams, IndexScoreParams, IndexTopkParams, ScoreMaximaParams, TopkSelectParams,
+    IndexQueryParams, IndexScoreChunkParams, IndexScoreParams, IndexTopkParams, ScoreMaximaParams,
+    TopkSelectParams,
 };
 use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
@@ -147,9 +148,9 @@ pub struct KeyScores<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// The launch of `$operation` for `$scores`.
+/// The launch of `$operation` for `$scores`, with the scalars of `$params` that [`KeyScores`] does not give.
 macro_rules! operation {
-    ($operation:ident, $scores:ident, $tiles:ident) => {{
+    ($operation:ident, $scores:ident, $params:ident { $($scalar:ident),+ }) => {{
         let KeyScores { queries, from, table, keys, skip, to, faults } = *$scores;
         $operation {
             query: from.query.ptr(),
@@ -162,17 +163,17 @@ macro_rules! operation {
             scores: to.scores.ptr_mut(),
             maxima: to.maxima.ptr_mut(),
             faults: faults.ptr_mut(),
-            params: IndexScoreParams {
+            params: $params {
                 first: queries.first,
                 heads: from.heads,
                 skip,
                 columns: to.columns,
                 group_log2: group_log2(to.columns),
-                tiles: $tiles,
                 slots: table.slots,
                 max_blocks: table.max_blocks,
                 num_blocks: keys.num_blocks,
                 tokens: queries.count,
+                $($scalar),+
             },
         }
     }};
@@ -204,21 +205,32 @@ pub unsafe fn index_score<B: Backend>(
     let tiles = tiles_per_block(scores.to.columns, scores.queries.count);
     // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { stream.launch(scores.keys.format, &operation!(IndexScore, scores, tiles)) }
+    unsafe {
+        stream
+            .launch(scores.keys.format, &operation!(IndexScore, scores, IndexScoreParams { tiles }))
+    }
 }
 
-/// Whether [`index_score_chunk`] takes less time on an H200 than [`index_score`] for `queries` queries of a step of `tokens`
-/// tokens of `requests` requests, as measured with one, four, five and 2,048 tokens of each (docs/experiments.md).
+/// Whether [`index_score_chunk`] takes less time on an H200 than [`index_score`] for rows of `columns` scores of `queries`
+/// queries, of which `each` of one request stand beside each other, as measured (docs/experiments.md). It does if enough
+/// warps have a tile of keys that they share: FP8 keys hardly cost more to unpack again.
 #[must_use]
-pub fn shared_keys_are_faster(queries: u32, tokens: u32, requests: u32) -> bool {
-    /// Fewer were not measured.
-    const FEWEST_QUERIES: u32 = 128;
-    queries >= FEWEST_QUERIES && tokens / 4 >= requests
+pub fn shared_keys_are_faster(format: IndexFormat, columns: u32, queries: u32, each: u32) -> bool {
+    let block_queries = queries_per_block(format, each);
+    let tiles = u64::from(columns / TILE) * u64::from(queries.div_ceil(block_queries));
+    let (fewest_queries, fewest_tiles) = match format {
+        IndexFormat::Mxfp4 | IndexFormat::Nvfp4 => (2, 1024),
+        IndexFormat::Fp8 => (4, 8192),
+    };
+    block_queries >= fewest_queries && tiles >= fewest_tiles
 }
 
 /// [`index_score`] by another kernel, `index_score_chunk_*`, with the same scores, maxima and faults, bit by bit but for the
-/// bits of a NaN. It takes less time where most queries stand beside others of their request, as in a chunk of a prompt: a
-/// warp unpacks a key once for up to ten of them.
+/// bits of a NaN. It takes less time where most queries stand beside others of their request, as in a chunk of a prompt or
+/// with drafts: a warp unpacks a key once for up to ten of them.
+///
+/// `each` is how many queries of a request stand beside each other. Where it is another number for some requests, only
+/// time is lost.
 ///
 /// # Errors
 /// As [`index_score`].
@@ -228,14 +240,18 @@ pub fn shared_keys_are_faster(queries: u32, tokens: u32, requests: u32) -> bool 
 pub unsafe fn index_score_chunk<B: Backend>(
     stream: &Stream<B>,
     scores: &KeyScores<'_, B>,
+    each: u32,
 ) -> Result<(), DeviceError> {
     if !scores.check()? {
         return Ok(());
     }
-    let tiles = tiles_per_chunk(scores.to.columns, scores.queries.count, scores.keys.format);
+    let block_queries = queries_per_block(scores.keys.format, each);
+    let tiles = tiles_per_chunk(scores.to.columns, scores.queries.count.div_ceil(block_queries));
+    let operation =
+        operation!(IndexScoreChunk, scores, IndexScoreChunkParams { tiles, block_queries });
     // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { stream.launch(scores.keys.format, &operation!(IndexScoreChunk, scores, tiles)) }
+    unsafe { stream.launch(scores.keys.format, &operation) }
 }
 
 impl<B: Backend> KeyScores<'_, B> {
@@ -265,13 +281,19 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }
 
-/// Tiles per block of `index_score_chunk`: those with which the blocks take the least time, if a block takes a round of
-/// tiles longer than its tiles.
-fn tiles_per_chunk(columns: u32, queries: u32, format: IndexFormat) -> u32 {
+/// Queries of a block of `index_score_chunk` where `each` of one request stand beside each other: all of them, or as many
+/// in each of the fewest blocks that have room for them.
+fn queries_per_block(format: IndexFormat, each: u32) -> u32 {
+    let each = each.max(1);
+    each.div_ceil(each.div_ceil(chunk::queries(format)))
+}
+
+/// Tiles per block of `index_score_chunk` with blocks for `blocks` times all columns: those with which the blocks take the
+/// least time, if a block takes a round of tiles longer than its tiles.
+fn tiles_per_chunk(columns: u32, blocks: u32) -> u32 {
     const AT_ONCE: u32 = chunk::BLOCKS * MULTIPROCESSORS;
     /// A warp holds the block numbers of 32 tiles, one per lane.
     const MOST_ROUNDS: u32 = 32;
-    let blocks = queries.div_ceil(chunk::queries(format));
     let time = |rounds: &u32| {
         let parts = (columns / TILE).div_ceil(chunk::STRIDE * rounds);
         u64::from(blocks.saturating_mul(parts).div_ceil(AT_ONCE)) * u64::from(rounds + 1)
@@ -394,35 +416,50 @@ pub unsafe fn topk_select<B: Backend>(
 mod tests {
     use super::*;
 
-    /// As measured: chunks, and drafts of many requests; not one token of each, nor few queries.
+    /// As measured: chunks, drafts of many requests or over many entries; not one token of each request, nor few tiles.
     #[test]
     fn the_faster_scores_are_taken() {
-        for (queries, tokens, requests, expected) in [
-            (2048, 2048, 1, true),
-            (128, 128, 32, true),
-            (256, 256, 64, true),
-            (64, 64, 64, false),
-            (256, 256, 256, false),
-            (2048, 2079, 1000, false),
-            (4, 4, 1, false),
-            (100, 2048, 1, false),
-            (0, 0, 0, false),
+        use IndexFormat::{Fp8, Mxfp4, Nvfp4};
+        for (format, columns, queries, each, expected) in [
+            (Mxfp4, 2048, 2048, 2048, true),
+            (Fp8, 2048, 2048, 2048, true),
+            (Mxfp4, 2048, 40, 5, false),
+            (Mxfp4, 2048, 64, 2, true),
+            (Nvfp4, 8192, 16, 16, true),
+            (Mxfp4, 8192, 5, 5, false),
+            (Mxfp4, 32_768, 2, 2, true),
+            (Mxfp4, 32_768, 64, 1, false),
+            (Fp8, 32_768, 128, 2, false),
+            (Fp8, 32_768, 5, 5, false),
+            (Fp8, 32_768, 40, 5, true),
+            (Fp8, MOST_COLUMNS, 5, 5, true),
+            (Mxfp4, MOST_COLUMNS, u32::MAX, u32::MAX, true),
+            (Mxfp4, 0, 0, 0, false),
         ] {
-            let found = shared_keys_are_faster(queries, tokens, requests);
-            assert_eq!(found, expected, "{queries} queries, {tokens} tokens, {requests} requests");
+            let found = shared_keys_are_faster(format, columns, queries, each);
+            assert_eq!(found, expected, "{format:?}: {columns} x {queries}, {each} each");
+        }
+    }
+
+    /// Queries of one request are divided evenly, and no block has more than it has room for.
+    #[test]
+    fn blocks_share_the_queries_of_a_request() {
+        for (each, expected) in [(0, 1), (1, 1), (5, 5), (10, 10), (16, 8), (21, 7), (2048, 10)] {
+            assert_eq!(queries_per_block(IndexFormat::Mxfp4, each), expected);
+        }
+        for format in IndexFormat::ALL {
+            assert_eq!(queries_per_block(format, u32::MAX), chunk::queries(format));
         }
     }
 
     /// A warp of `index_score_chunk` has at most 32 rounds, and blocks cover all columns.
     #[test]
     fn chunks_have_tiles_for_all_columns() {
-        for format in IndexFormat::ALL {
-            for columns in [TILE, 96, 8192, MOST_COLUMNS] {
-                for queries in [1, 10, 2048, u32::MAX] {
-                    let tiles = tiles_per_chunk(columns, queries, format);
-                    let rounds = tiles / chunk::STRIDE;
-                    assert!(tiles.is_multiple_of(chunk::STRIDE) && (1..=32).contains(&rounds));
-                }
+        for columns in [TILE, 96, 8192, MOST_COLUMNS] {
+            for blocks in [1, 10, 2048, u32::MAX] {
+                let tiles = tiles_per_chunk(columns, blocks);
+                let rounds = tiles / chunk::STRIDE;
+                assert!(tiles.is_multiple_of(chunk::STRIDE) && (1..=32).contains(&rounds));
             }
         }
     }

@@ -92,7 +92,7 @@ fn begin<B: Backend>(
     requests: &[StepRequest],
 ) -> Result<BegunStep, KvError> {
     core.check_stream(stream)?;
-    let running = stream.running("beginning a step")?;
+    let _running = stream.running("beginning a step")?;
     let bucket = match launches {
         Launches::Eager => None,
         Launches::Bucket(bucket) => Some(*bucket),
@@ -108,7 +108,6 @@ fn begin<B: Backend>(
     };
     memory.build_work_lists(stream, shape)?;
     memory.update_block_table(stream, core, plan)?;
-    running.end()?;
     // Nothing can fail from here on.
     ledger.enter_step(group, requests);
     memory.freed.clear();

@@ -110,10 +110,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let (queries, table, entries) = (&of_step, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_kv", [("tile", tile.span())])?;
-        let launches = access.reading()?;
+        let _launches = access.reading()?;
         ops::gather_kv(access.stream, &gather, selected)?;
         access.find_poison(queries, tile, GatheredRows::List(selected, rows))?;
-        launches.end()
+        Ok(())
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]` BF16), and of their
@@ -144,10 +144,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         self.check_outputs("gather_all", [("tile", tile.span()), ("lengths", lengths.span())])?;
-        let launches = access.reading()?;
+        let _launches = access.reading()?;
         ops::gather_all(access.stream, &gather, lengths)?;
         access.find_poison(queries, tile, GatheredRows::All(lengths, rows))?;
-        launches.end()
+        Ok(())
     }
 
     /// Queues the count of the entries that each query sees into `lengths` (`[queries]` i32; 0 for padding). Row 0
@@ -164,8 +164,8 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let queries = access.queries(access.range(queries))?;
         self.check_outputs("valid_lens", [("lengths", lengths.span())])?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
-        let launches = access.reading()?;
+        let _launches = access.reading()?;
         ops::valid_lens(access.stream, &counts)?;
-        launches.end()
+        Ok(())
     }
 }

@@ -28,24 +28,21 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, if a launch failed, or while a capture
-    /// other than the step's own records the stream. If such a capture begins after the first launch, the layer has
-    /// failed.
+    /// other than the step's own records the stream. If a launch behind the first failed, the layer has failed.
     pub fn update(
         mut self,
         inputs: &HcaInputs<'_, B>,
     ) -> Result<UpdatedLayer<'s, B, Hca>, KvError> {
         self.tracker.check_not_started()?;
-        let launches = self.access.running()?;
+        let _launches = self.access.running()?;
         self.access.check_rows(inputs.kv)?;
         inputs.main.check(CompressorKind::Hca, self.access.shape.tokens)?;
         if self.access.shape.is_fused() {
             self.decode(inputs)?;
-            launches.end()?;
             self.tracker.reached(LayerProgress::Finished);
         } else {
             self.compress(inputs)?;
             self.flush(inputs)?;
-            launches.end()?;
             self.tracker.reached(LayerProgress::Updated);
         }
         Ok(self.updated(inputs.kv))

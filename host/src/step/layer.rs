@@ -196,9 +196,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
         }
-        let launches = self.access.running()?;
+        let _launches = self.access.running()?;
         self.tracker.appended(self.access.append(&self.kv))?;
-        launches.end()?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }
@@ -236,22 +235,20 @@ impl<'s, B: Backend> Access<'s, B> {
     }
 
     /// Refuses launches while a capture other than the step's own records the stream: it would only record them. The
-    /// step would count them as run, and a graph of them could be replayed beside steps whose memory they use.
-    pub fn running(&self) -> Result<StepLaunches<'s, B>, KvError> {
+    /// step would count them as run, and a graph of them could be replayed beside steps whose memory they use. No such
+    /// capture begins until the result is dropped, behind the last launch.
+    pub fn running(&self) -> Result<Option<Running<'s, B>>, KvError> {
         let operation = "queueing work of a step's layer in a capture that is not the step's own";
-        Ok(StepLaunches(match self.recording {
+        Ok(match self.recording {
             Recording::Step => None,
             Recording::Nothing | Recording::Reads => Some(self.stream.running(operation)?),
-        }))
+        })
     }
 
     /// As [`Self::running`], for launches that only read: [`Layers::record_reads`](super::Layers::record_reads) may
     /// record them too.
-    pub fn reading(&self) -> Result<StepLaunches<'s, B>, KvError> {
-        if self.recording == Recording::Reads {
-            return Ok(StepLaunches(None));
-        }
-        self.running()
+    pub fn reading(&self) -> Result<Option<Running<'s, B>>, KvError> {
+        if self.recording == Recording::Reads { Ok(None) } else { self.running() }
     }
 
     /// Refuses window rows that do not cover the step.
@@ -262,17 +259,6 @@ impl<'s, B: Backend> Access<'s, B> {
     /// Work lists and scratch, which every group with compressed layers has.
     pub fn compressed(&self) -> &Compressed<B> {
         self.compressed.expect("draft layers have no compressor: `CacheConfig::validate`")
-    }
-}
-
-/// Launches of a step, which run, or are recorded by the step's own capture.
-pub(crate) struct StepLaunches<'s, B: Backend>(Option<Running<'s, B>>);
-
-impl<B: Backend> StepLaunches<'_, B> {
-    /// To be called after the last launch. Refuses to count the launches as run if another thread has begun to capture
-    /// the stream meanwhile.
-    pub fn end(self) -> Result<(), KvError> {
-        self.0.map_or(Ok(()), |running| Ok(running.end()?))
     }
 }
 

@@ -125,7 +125,7 @@ impl<B: Backend> Export<'_, B> {
         check_length(blocks.len() as u64 * bytes, into.bytes())?;
         let table = cache.block_table(*id)?;
         let units: Vec<_> = table.iter().map(|block| block.0).collect();
-        let running = stream.running("moving a request or a prefix")?;
+        let _running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
         let units = &units[blocks.start as usize..blocks.end as usize];
         let whole = into.part(0..units.len() * bytes as usize);
@@ -135,7 +135,7 @@ impl<B: Backend> Export<'_, B> {
             let image = into.part(image * bytes..(image + 1) * bytes);
             copied = copied.and_then(|()| port.fill_holes(stream, (tokens, 0), image));
         }
-        into.settle(stream, copied.and_then(|()| Ok(running.end()?)))
+        into.settle(stream, copied)
     }
 
     /// Copies the contents of the request's slot to `into`: the parts of [`PartLayout::state`], one after the other.
@@ -161,7 +161,7 @@ impl<B: Backend> Export<'_, B> {
     /// Queues the copies of [`Self::state_to`].
     fn queue_state(&mut self, into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, id, at } = self;
-        let running = stream.running("moving a request or a prefix")?;
+        let _running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
         let units = [id.slot().0];
         let parts: Vec<_> = port.layout.state(*at).collect();
@@ -175,7 +175,7 @@ impl<B: Backend> Export<'_, B> {
                         rest.split_off_mut(..part.bytes as usize).expect("they were counted");
                     port.rows.take(&part, &slot, bytes);
                 }
-                Ok(running.end()?)
+                Ok(())
             }
             PartsMut::Device(into) => {
                 let slot = port.staging(port.slot_bytes());
@@ -187,7 +187,7 @@ impl<B: Backend> Export<'_, B> {
                     at += from.len();
                     stream.copy(&part(&slot, from).view(), &to)?;
                 }
-                Ok(running.end()?)
+                Ok(())
             }
         }
     }

@@ -136,7 +136,7 @@ impl<B: Backend> KvCacheManager<B> {
         payload: Parts<'_, B>,
     ) -> Result<(), MoveError> {
         self.check_load(stream, port, (room.at, payload.bytes()))?;
-        let running = stream.running("moving a request or a prefix")?;
+        let _running = stream.running("moving a request or a prefix")?;
         // Pending poison must be written before the rows.
         self.follow_steps(stream)?;
         let blocks = room.block_ids();
@@ -146,7 +146,6 @@ impl<B: Backend> KvCacheManager<B> {
         }
         let table = Some((room.slot, &blocks[..]));
         self.queue_copies(stream, &[], table).map_err(crate::KvError::from)?;
-        running.end()?;
         // Device errors are reported before the request counts as loaded.
         Ok(stream.synchronize()?)
     }

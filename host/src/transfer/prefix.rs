@@ -131,7 +131,7 @@ impl<B: Backend> KvCacheManager<B> {
         target: &LoadTarget,
         payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
-        let running = stream.running("moving a request or a prefix")?;
+        let _running = stream.running("moving a request or a prefix")?;
         // Pending poison must be written before the rows.
         self.follow_steps(stream)?;
         let bytes = port.layout.block_bytes() as usize;
@@ -147,7 +147,6 @@ impl<B: Backend> KvCacheManager<B> {
             Parts::Host(from) => stream.upload(from, &checkpoint, 0)?,
             Parts::Device(from) => stream.copy(&from.view(), &checkpoint)?,
         }
-        running.end()?;
         // Device errors are reported before any request continues from the prefix.
         Ok(stream.synchronize()?)
     }
@@ -200,7 +199,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
     pub fn all_to(&mut self, mut into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, at, blocks, checkpoint, .. } = self;
         check_length(port.layout.prefix_bytes(*at), into.bytes())?;
-        let running = stream.running("moving a request or a prefix")?;
+        let _running = stream.running("moving a request or a prefix")?;
         cache.follow_steps(stream)?;
         let bytes = blocks.len() * port.layout.block_bytes() as usize;
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
@@ -220,7 +219,7 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
                 PartsMut::Host(into) => stream.download(&checkpoint.view(), 0, into)?,
                 PartsMut::Device(into) => stream.copy(&checkpoint.view(), &into)?,
             }
-            Ok(running.end()?)
+            Ok(())
         });
         into.settle(stream, copied)
     }

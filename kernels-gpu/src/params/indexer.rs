@@ -17,7 +17,7 @@ parameters! {
 }
 
 parameters! {
-    /// Scalars of `index_score_*`.
+    /// Scalars of `index_score_nvfp4`, `index_score_mxfp4` and `index_score_fp8`.
     IndexScoreParams {
         /// The first query token of the launch; its query and its scores are row 0.
         first,
@@ -39,6 +39,34 @@ parameters! {
         num_blocks,
         /// Query tokens that the launch covers, from `first` on.
         tokens,
+    }
+}
+
+parameters! {
+    /// Scalars of `index_score_chunk_*`.
+    IndexScoreChunkParams {
+        /// The first query token of the launch; its query and its scores are row 0.
+        first,
+        /// Heads of a query, at most 64.
+        heads,
+        /// Queries that see no more entries than this are left out.
+        skip,
+        /// Scores of a row, a multiple of 32.
+        columns,
+        /// log2 of the scores of a group whose largest is written, 3 or 5.
+        group_log2,
+        /// Tiles of 32 entries that a block takes in turn, at most 256.
+        tiles,
+        /// Rows of the block table; a slot beyond them is a fault, not a read.
+        slots,
+        /// Blocks in a row of the block table.
+        max_blocks,
+        /// Blocks of the key planes; one beyond them is a fault, not a read.
+        num_blocks,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Queries of a thread block, at least one and at most [`crate::indexer::score::chunk::queries`].
+        block_queries,
     }
 }
 

@@ -100,10 +100,10 @@ macro_rules! indexer_rows {
                 /// `[1]` count of slots out of range, of queries that see more than `columns` entries,
                 /// and of tiles whose block is missing or out of range.
                 faults: mut u32 [1];
-                IndexScoreParams
+                IndexScoreChunkParams
             )
             { block: indexer::score::chunk::THREADS, min_blocks: 2, shared: indexer::score::chunk::shared_bytes(f), min_sm: 90,
-              grid: [(p.columns / indexer::TILE).div_ceil(p.tiles), p.tokens.div_ceil(indexer::score::chunk::queries(f))] }
+              grid: [(p.columns / indexer::TILE).div_ceil(p.tiles), p.tokens.div_ceil(p.block_queries)] }
             bodies {
                 [IndexFormat::Nvfp4] => index_score_chunk_nvfp4: indexer::score::chunk::score::<indexer::score::keys::bf16::Nvfp4Keys>,
                 [IndexFormat::Mxfp4] => index_score_chunk_mxfp4: indexer::score::chunk::score::<indexer::score::keys::s8::Mxfp4Keys>,

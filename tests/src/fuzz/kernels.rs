@@ -267,10 +267,11 @@ scalars! {
         columns: 32 * c.range(1, 20), group_log2: c.one_of(&[3, 5]), tiles: 4 * c.range(1, 6),
         slots: c.range(0, 3), max_blocks: c.range(0, 5), num_blocks: c.range(1, 4), tokens: c.range(0, 3),
     }
-    IndexScoreChunk: |c, _| IndexScoreParams {
+    IndexScoreChunk: |c, _| IndexScoreChunkParams {
         first: c.range(0, 3), heads: c.range(1, 64), skip: c.one_of(&[0, 1, 40, 512]),
         columns: 32 * c.range(1, 20), group_log2: c.one_of(&[3, 5]), tiles: c.range(1, 20),
         slots: c.range(0, 3), max_blocks: c.range(0, 5), num_blocks: c.range(1, 4), tokens: c.range(0, 14),
+        block_queries: c.range(1, 5),
     }
     ScoreMaxima: |c, _| ScoreMaximaParams {
         columns: 32 * c.range(1, 200), group_log2: c.one_of(&[3, 5]), rows: c.range(0, 3),

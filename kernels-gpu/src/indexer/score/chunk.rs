@@ -17,7 +17,7 @@ use super::weights::Weights;
 use crate::args::IndexScoreChunk;
 use crate::fault;
 use crate::indexer::{TILE, keys_of, visible};
-use crate::params::IndexScoreParams;
+use crate::params::IndexScoreChunkParams;
 
 /// Warpgroups of a block.
 const GROUPS: u32 = 2;
@@ -38,8 +38,8 @@ pub const fn queries(format: IndexFormat) -> u32 {
     }
 }
 
-/// Bytes for the tables of any format.
-const TABLE_BYTES: u32 = 64;
+/// Bytes for the tables of any format. Keys and queries lie at multiples of it: the size of a core matrix.
+const TABLE_BYTES: u32 = 128;
 
 /// Byte offset of the queries: behind the tables and a cache block of keys for each warp.
 const fn queries_at(format: IndexFormat) -> u32 {
@@ -102,8 +102,8 @@ impl BlockQueries {
     #[inline(always)]
     unsafe fn load<K: Keys>(args: IndexScoreChunk, counts: bool) -> Self {
         let params = args.params;
-        let first = thread::block_idx_y() * queries(K::FORMAT);
-        let count = queries(K::FORMAT).min(params.tokens - first);
+        let first = thread::block_idx_y() * params.block_queries;
+        let count = params.block_queries.min(params.tokens - first);
         let lane = thread::lane_id();
         // SAFETY: by this function's own contract: a token of the launch.
         unsafe {
@@ -151,11 +151,11 @@ impl BlockQueries {
 /// Writes the scores of each query's entries, and the largest of each group.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 32 / tiles rounded up, tokens /
-/// queries of a block rounded up)` call it.
+/// Pointers and shapes as in the kernel table; a block has at most [`queries`] queries; all threads of a launch of grid
+/// `(columns / 32 / tiles rounded up, tokens / block_queries rounded up)` call it.
 #[inline(always)]
 pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
-    let IndexScoreParams { tiles, slots, max_blocks, num_blocks, .. } = args.params;
+    let IndexScoreChunkParams { tiles, slots, max_blocks, num_blocks, .. } = args.params;
     let first_tile = thread::block_idx_x() * tiles;
     // SAFETY: by this function's own contract; every branch with a barrier is the block's, every other the warp's.
     unsafe {
@@ -198,7 +198,7 @@ pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
 }
 
 /// Copies the block's queries that have a slot, and their weights, to shared memory, and prepares the tables. Has a
-/// barrier. Nothing may have written the rows of the others.
+/// barrier. Rows of the others may never have been written.
 ///
 /// # Safety
 /// As [`score`].
@@ -210,6 +210,8 @@ unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, queries: BlockQueries) {
         assert!(4 * K::PREPARED_WORDS <= TABLE_BYTES);
         // Tables and keys are reached through a `ScoreMemory` at byte 0.
         assert!(queries_at(K::FORMAT) <= ScoreMemory::BYTES);
+        assert!(queries_at(K::FORMAT).is_multiple_of(TABLE_BYTES));
+        assert!(K::FORMAT.query_bytes().is_multiple_of(TABLE_BYTES));
         // As much as each of two blocks of a multiprocessor can have.
         assert!(shared_bytes(K::FORMAT) <= 115_712);
     }
@@ -252,7 +254,7 @@ struct Rows {
     scores: GlobalMut<f32>,
     /// `[queries, columns >> group_log2]` f32.
     maxima: GlobalMut<f32>,
-    params: IndexScoreParams,
+    params: IndexScoreChunkParams,
     lane: u32,
 }
 
@@ -260,7 +262,7 @@ impl Rows {
     /// The rows from row `first` on.
     #[inline(always)]
     fn new(args: IndexScoreChunk, first: u32) -> Self {
-        let IndexScoreParams { columns, group_log2, .. } = args.params;
+        let IndexScoreChunkParams { columns, group_log2, .. } = args.params;
         let skipped = |width: u32| u64::from(first) * u64::from(width);
         Self {
             scores: args.scores.skip(skipped(columns)),
@@ -280,8 +282,9 @@ impl Rows {
         let Self { scores, maxima, params, lane } = self;
         // At most ten rows of at most 2^18 columns.
         let at = |width: u32, i: u32| u64::from(row * width + i);
+        let shape = (params.columns, params.group_log2);
         // SAFETY: by this function's own contract.
-        unsafe { rows::store((scores, maxima), params, lane, (entry, score, is_seen), at) }
+        unsafe { rows::store((scores, maxima), shape, lane, (entry, score, is_seen), at) }
     }
 }
 

@@ -70,25 +70,25 @@ impl Sink for Rows {
     unsafe fn take(self, entry: u32, score: f32, is_seen: bool) {
         let Self { scores, maxima, row, params } = self;
         let at = |width: u32, i: u32| u64::from(row) * u64::from(width) + u64::from(i);
+        let (shape, lane) = ((params.columns, params.group_log2), thread::lane_id());
         // SAFETY: by this function's own contract.
-        unsafe { store((scores, maxima), params, thread::lane_id(), (entry, score, is_seen), at) }
+        unsafe { store((scores, maxima), shape, lane, (entry, score, is_seen), at) }
     }
 }
 
 /// Stores the scores of a tile, and the largest of each of its groups. Element `i` of the query's row of `width` elements is
-/// element `at(width, i)` of `scores` or `maxima`. `lane` is the lane, `tile` as of [`Sink::take`].
+/// element `at(width, i)` of `scores` or `maxima`; a row of scores has `columns` elements, a group `1 << group_log2`. `lane` is the lane, `tile` as of [`Sink::take`].
 ///
 /// # Safety
 /// The elements exist; all lanes of the warp call it together.
 #[inline(always)]
 pub unsafe fn store(
     (scores, maxima): (GlobalMut<f32>, GlobalMut<f32>),
-    params: IndexScoreParams,
+    (columns, group_log2): (u32, u32),
     lane: u32,
     (entry, score, is_seen): (u32, f32, bool),
     at: impl Fn(u32, u32) -> u64,
 ) {
-    let IndexScoreParams { columns, group_log2, .. } = params;
     // SAFETY: a score of the row, and a group of it; branches with collectives are the warp's.
     unsafe {
         if is_seen {

@@ -160,17 +160,19 @@ impl<B: Backend> Layer<B> {
             Vec::from_iter(download(stream, buffer).into_iter().map(bits))
         };
         let &Scores { scores, maxima, columns } = to;
-        let [scores, maxima] = [scores, maxima].map(|expected| {
-            let found = upload(stream, &vec![CANARY; expected.len() as usize]);
-            (bits(expected), found)
-        });
-        let to = &Scores { scores: &scores.1, maxima: &maxima.1, columns };
-        let (expected_faults, faults) = (download(stream, faults), &upload(stream, &[0]));
-        // SAFETY: the step's arrays were uploaded before, in this stream, and nothing writes them again.
-        unsafe { ops::index_score_chunk(stream, &KeyScores { to, faults, ..launch }) }.unwrap();
-        assert!(bits(&scores.1) == scores.0, "scores of a chunk");
-        assert!(bits(&maxima.1) == maxima.0, "maxima of a chunk");
-        assert_eq!(download(stream, faults), expected_faults, "faults of a chunk");
+        let expected = [bits(scores), bits(maxima), download(stream, faults)];
+        for each in [1, 3, 8, u32::MAX] {
+            let canaries = |of: &Buffer<B, f32>| upload(stream, &vec![CANARY; of.len() as usize]);
+            let (scores, maxima) = (canaries(scores), canaries(maxima));
+            let to = &Scores { scores: &scores, maxima: &maxima, columns };
+            let faults = &upload(stream, &[0]);
+            let launch = KeyScores { to, faults, ..launch };
+            // SAFETY: the step's arrays were uploaded before, in this stream, and nothing writes them again.
+            unsafe { ops::index_score_chunk(stream, &launch, each) }.unwrap();
+            let found = [bits(&scores), bits(&maxima), download(stream, faults)];
+            let equal = [0, 1, 2].map(|i| found[i] == expected[i]);
+            assert_eq!(equal, [true; 3], "scores, maxima, faults with {each} queries of a request");
+        }
     }
 
     /// Scores `queries` (slot, position). Checks each score, each maximum of a group, and that nothing else was

@@ -8,6 +8,7 @@ mod copies_fail;
 mod device_failures;
 mod exhausted;
 mod failed_admission;
+mod faults;
 mod host_memory;
 mod identity;
 mod ledger;
