@@ -9,7 +9,7 @@ use crate::error::KvError;
 use crate::step::CompressorInputs;
 
 /// The weights of a layer's compressor that the cache applies: position bias and RMS norm. The projections of
-/// keys and gates belong to the embedder.
+/// keys and gates belong to the embedder. `ratio`, `columns` and `channels` are those of the [`CompressorKind`].
 pub struct Compressor<B: Backend> {
     /// `[ratio, columns]` f32.
     pub ape: Buffer<B, f32>,

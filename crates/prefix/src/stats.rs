@@ -4,7 +4,7 @@
 /// again. Each token is in exactly one of the six groups, so that these add up to [`Self::prompt_tokens`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReuseStats {
-    /// Prompts.
+    /// Prompts, those included whose admission failed afterwards, because the device did.
     pub prompts: u64,
     /// Prompts that reused something.
     pub hits: u64,

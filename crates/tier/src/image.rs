@@ -158,7 +158,12 @@ pub fn encode(
 ) -> Vec<u8> {
     let Subject { identity, root, tokens, block_bytes, checkpoint_bytes } = *subject;
     let flags = u32::from(has_draft) | u32::from(origin) << 8;
-    let mut bytes = Vec::with_capacity(HEADER);
+    let own = tokens.len().saturating_sub(first as usize);
+    let most = Subject { tokens: &tokens[..own], ..*subject }.most_bytes();
+    let room = usize::try_from(most).unwrap_or(0).saturating_add(4 * BLOCK * (first as usize));
+    let mut bytes = Vec::new();
+    // Otherwise it is copied as it grows. Without so much memory it grows as far as it can.
+    let _ = bytes.try_reserve_exact(room);
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&flags.to_le_bytes());

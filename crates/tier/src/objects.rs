@@ -20,6 +20,9 @@ use crate::queue::{Found, Owner, Parts, Shared, Source, Wanted};
 const WHOLE_TIME: Duration = Duration::from_secs(600);
 /// Most objects for which this is remembered.
 const MOST_WHOLE: usize = 1 << 16;
+/// Bytes of an object that one request stores. A store's client gives each request the same time, 30 s by default, and
+/// repeats it as a whole; longer objects are stored in parts of this size.
+const PART: usize = if cfg!(test) { 4096 } else { 16 << 20 };
 
 /// The objects of a store.
 pub(crate) struct Objects {
@@ -108,11 +111,40 @@ impl Objects {
         );
         let len = bytes.len() as u64;
         let path = self.path(key);
-        let put = self.objects.put(&path, PutPayload::from(bytes)).await;
-        put.map_err(ColdError::NotStored)?;
+        self.put(&path, bytes.into()).await.map_err(ColdError::NotStored)?;
         self.known.lock().insert(*key);
         self.whole.remember([*key], seen);
         Ok(len)
+    }
+
+    /// Stores the bytes of an object, in parts if they are many and the store takes parts. Others see all of it or nothing.
+    async fn put(&self, path: &Path, bytes: Bytes) -> object_store::Result<()> {
+        let whole = || self.objects.put(path, PutPayload::from_bytes(bytes.clone()));
+        if bytes.len() <= PART {
+            return whole().await.map(drop);
+        }
+        let mut upload = match self.objects.put_multipart(path).await {
+            Ok(upload) => upload,
+            // A WebDAV store takes no parts.
+            Err(object_store::Error::NotImplemented { .. }) => return whole().await.map(drop),
+            Err(error) => return Err(error),
+        };
+        let mut stored = Ok(());
+        for start in (0..bytes.len()).step_by(PART) {
+            let part = bytes.slice(start..bytes.len().min(start + PART));
+            stored = upload.put_part(PutPayload::from_bytes(part)).await;
+            if stored.is_err() {
+                break;
+            }
+        }
+        if stored.is_ok() {
+            stored = upload.complete().await.map(drop);
+        }
+        if stored.is_err() {
+            // If this fails too, the store keeps the parts until its own rules remove them.
+            let _ = upload.abort().await;
+        }
+        stored
     }
 
     /// Number of blocks of a prefix down to the deepest of these objects whose chain is whole, and when that was seen.

@@ -7,6 +7,7 @@ use kv_layout::linear::{MOST_DECODE_TOKENS, MOST_NARROW_COLUMNS};
 use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
 use crate::config::check_setting;
+use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Span, Stream, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
@@ -59,6 +60,26 @@ fn rows<B: Backend, T: bytemuck::Pod>(
     })
 }
 
+/// What is known of an input before its rows are taken.
+#[derive(Clone, Copy)]
+struct Input {
+    what: &'static str,
+    span: Span,
+    len: u64,
+    /// Elements for a query.
+    columns: u32,
+}
+
+impl Input {
+    fn new<B: Backend, T: bytemuck::Pod>(
+        what: &'static str,
+        buffer: &Buffer<B, T>,
+        columns: u32,
+    ) -> Self {
+        Self { what, span: buffer.span(), len: buffer.len(), columns }
+    }
+}
+
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// Queues everything from activations to `lists`. Each of their queries gets the `k` entries with the largest
     /// scores, largest first, the older entry first among equal ones. If a query sees at most `k` entries, it gets all
@@ -68,7 +89,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// in parts.
     ///
     /// # Errors
-    /// [`KvError::IndexerHeads`], [`KvError::ForeignWorkspace`]; as [`Self::select_projected`].
+    /// [`KvError::IndexerHeads`]; as [`Self::select_projected`].
     pub fn select(
         &self,
         indexer: &CsaIndexer<B>,
@@ -82,10 +103,13 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             return Err(KvError::IndexerHeads { indexer: *heads, workspace: workspace.heads });
         }
         let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
-        let inputs = [("latent", activations.latent.span()), ("hidden", activations.hidden.span())];
+        let inputs = [
+            Input::new("latent", activations.latent, *latent_columns),
+            Input::new("hidden", activations.hidden, *hidden_columns),
+        ];
         self.in_parts(workspace, inputs, lists, |part, list| {
-            let latent = rows("activations", activations.latent, part, *latent_columns)?;
-            let hidden = rows("activations", activations.hidden, part, *hidden_columns)?;
+            let latent = rows("latent", activations.latent, part, *latent_columns)?;
+            let hidden = rows("hidden", activations.hidden, part, *hidden_columns)?;
             let head = Bf16Weight { values: head_weight, columns: *heads, inner: *hidden_columns };
             multiply_bf16(self.stream(), head, &hidden, part.count, to_weight)?;
             match query_weight {
@@ -123,8 +147,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     ) -> Result<(), KvError> {
         let heads = workspace.heads;
         let inputs = [
-            ("projected queries", projected.queries.span()),
-            ("head weights", projected.weights.span()),
+            Input::new("projected queries", projected.queries, heads * INDEX_DIM),
+            Input::new("projected head weights", projected.weights, heads),
         ];
         self.in_parts(workspace, inputs, lists, |part, list| {
             let queries = rows("projected queries", projected.queries, part, heads * INDEX_DIM)?;
@@ -135,18 +159,20 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         })
     }
 
-    /// Cuts the queries into parts that fit into the workspace, and calls `select` with each part and its lists.
+    /// Cuts the queries into parts that fit into the workspace, and calls `select` with each part and its lists. What it
+    /// refuses by the sizes of inputs, lists or workspace, it refuses before the first part.
     fn in_parts(
         &self,
         workspace: &IndexerWorkspace<B>,
-        inputs: [(&'static str, Span); 2],
+        inputs: [Input; 2],
         lists: &EntryLists<'_, B>,
         select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         let EntryLists { queries, k, entries: selected } = lists;
         self.check_outputs("select", [("selected", selected.span())])?;
         // Otherwise lists of one part would replace inputs of the next.
-        if let Some((other, _)) = inputs.iter().find(|(_, span)| span.overlaps(&selected.span())) {
+        let mut aliased = inputs.iter().filter(|input| input.span.overlaps(&selected.span()));
+        if let Some(&Input { what: other, .. }) = aliased.next() {
             let (kernel, argument) = ("select", "selected");
             return Err(DeviceError::Aliased { kernel, argument, other }.into());
         }
@@ -156,6 +182,12 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         check_setting(setting, workspace.columns, needed, u32::MAX)?;
         let whole = Part { first: queries.start, offset: 0, count };
         rows("selected entries", selected, whole, *k)?;
+        for Input { what, len, columns, .. } in inputs {
+            check_length(what, len, u64::from(count) * u64::from(columns))?;
+        }
+        if count > 0 {
+            ops::check_selected(*k)?;
+        }
         workspace.belong_to(self.access.core.id)?;
         let _launches = self.access.reading()?;
         let _alone = workspace.queue_alone();

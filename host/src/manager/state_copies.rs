@@ -18,7 +18,8 @@ impl<B: Backend> KvCacheManager<B> {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NotSavable`],
-    /// [`KvError::OutOfCheckpoints`], [`KvError::Device`]. Nothing is taken then.
+    /// [`KvError::OutOfCheckpoints`], [`KvError::Device`]. Nothing is taken then; to make room, prefixes without a
+    /// reference may have been evicted, and checkpoints of answers given up.
     pub fn save_checkpoints(
         &mut self,
         stream: &Stream<B>,
@@ -134,7 +135,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// out the checkpoints.
     ///
     /// # Errors
-    /// [`KvError::Device`]; then nothing was saved, and the next call saves it.
+    /// [`KvError::Device`]; then nothing was saved, and the next call saves it. Room may have been made, as in
+    /// [`Self::save_checkpoints`].
     pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();

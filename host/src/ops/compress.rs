@@ -9,7 +9,7 @@ use super::step_tokens::{StepProjections, StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, WriteState};
 
-/// A compressor's weights.
+/// A compressor's weights. `ratio`, `columns` and `channels` are those of its `CompressorKind`.
 pub struct CompressorWeights<'a, B: Backend> {
     /// `[ratio, columns]` f32, the position bias.
     pub ape: &'a View<B, f32>,

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
-use super::indexer::{MOST_SELECTED, SHORT, tiles_per_block};
+use super::indexer::{SHORT, check_selected, tiles_per_block};
 use super::{BlockTable, IndexKeys, IndexQueries, StepQueries, check_argument, check_equal};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
@@ -79,7 +79,7 @@ pub unsafe fn index_score_topk<B: Backend>(
     queries.check()?;
     from.check()?;
     check_argument("columns of scores in one launch", columns, TILE, SHORT)?;
-    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
+    check_selected(k)?;
     let needed = IndexFormat::Mxfp4.row_bytes();
     check_equal("bytes of an indexer key", keys.format.row_bytes(), needed)?;
     keys.check_blocks()?;

@@ -20,7 +20,7 @@ use kernels_gpu::launch::{
 /// Most scores of a row: the entries of the longest context.
 const MOST_COLUMNS: u32 = 1 << 18;
 /// Most indices of a list.
-pub(super) const MOST_SELECTED: u32 = 2048;
+const MOST_SELECTED: u32 = 2048;
 /// Most columns of a short row.
 pub(super) const SHORT: u32 = 2048;
 /// Longest row that a selection reads whole, without reading maxima first.
@@ -301,6 +301,11 @@ fn tiles_per_chunk(columns: u32, blocks: u32) -> u32 {
     chunk::STRIDE * (1..=MOST_ROUNDS).min_by_key(time).unwrap_or(MOST_ROUNDS)
 }
 
+/// Refuses a length of lists that no selection makes.
+pub(crate) fn check_selected(k: u32) -> Result<(), DeviceError> {
+    check_argument("indices of a list", k, 1, MOST_SELECTED)
+}
+
 /// Arguments of [`index_topk`].
 pub struct EntrySelection<'a, B: Backend> {
     /// The queries.
@@ -334,7 +339,7 @@ pub unsafe fn index_topk<B: Backend>(
     }
     queries.check()?;
     from.check()?;
-    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
+    check_selected(k)?;
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (token_position, token_slot) = (queries.position.ptr(), queries.slot.ptr());
     let (first, columns, selected) = (queries.first, from.columns, selected.ptr_mut());
@@ -389,7 +394,7 @@ pub unsafe fn topk_select<B: Backend>(
         return Ok(());
     }
     from.check()?;
-    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
+    check_selected(k)?;
     let (columns, group_log2) = (from.columns, group_log2(from.columns));
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (lengths, selected) = (lengths.ptr(), selected.ptr_mut());

@@ -52,6 +52,7 @@ pub use gather::{EntryCounts, EntryGather, gather_all, gather_kv, valid_lens};
 pub(crate) use hca::{HCA_LAUNCHES, compress_hca_part};
 pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
+pub(crate) use indexer::check_selected;
 pub use indexer::{
     EntrySelection, IndexQueries, KeyScores, QueryQuantisation, RowSelection, Scores, index_query,
     index_score, index_score_chunk, index_topk, maxima_len, most_maxima, shared_keys_are_faster,

@@ -43,11 +43,11 @@ impl<B: Backend> StepQueries<'_, B> {
     }
 }
 
-/// The step's projections for a compressor, before the position bias.
+/// The step's projections for a compressor, before the position bias. `columns` is that of its `CompressorKind`.
 pub struct StepProjections<'a, B: Backend> {
-    /// `[tokens, columns]` f32.
+    /// `[tokens, columns]` f32, the keys.
     pub kv: &'a View<B, f32>,
-    /// `[tokens, columns]` f32.
+    /// `[tokens, columns]` f32, the gates of the keys.
     pub gate: &'a View<B, f32>,
 }
 

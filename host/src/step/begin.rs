@@ -39,8 +39,10 @@ impl<'a, B: Backend> Group<'a, B> {
     /// device's block table and builds the work lists. All work of the device is queued in `stream`.
     ///
     /// All or nothing: on any error, of the device too, no block is taken and no request changes. After an error of the
-    /// device, prefixes without a reference may have been evicted. A leaked step of the group (`std::mem::forget`) is rejected first. If the
-    /// group's last step ran in another stream, `stream` waits for it on the device.
+    /// device, prefixes without a reference may have been evicted, and checkpoints of answers given up
+    /// ([`CacheConfig::keep_outputs`](crate::CacheConfig::keep_outputs)): their bytes are computed again when they are
+    /// needed. A leaked step of the group (`std::mem::forget`) is rejected first. If the group's last step ran in another
+    /// stream, `stream` waits for it on the device.
     ///
     /// # Errors
     /// As [`Ledger::begin_step`]; [`KvError::Bucket`] for a bucket out of the cache's range, and the

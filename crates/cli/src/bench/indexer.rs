@@ -36,9 +36,10 @@ const WORD_BYTES: u64 = 4;
 /// Pairs: entries that a query sees, number of queries.
 const SCORES: [(u32, u32); 6] =
     [(2048, 32), (2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
-/// Entries that a query sees, number of requests, queries of each: chunks of a prompt, and a step with three drafts a
-/// request.
-const CHUNKS: [(u32, u32, u32); 3] = [(8192, 1, 2048), (32_768, 1, 2048), (32_768, 32, 4)];
+/// Entries that a query sees, number of requests, queries of each: chunks of a prompt, and steps with one, three and four
+/// drafts a request.
+const CHUNKS: [(u32, u32, u32); 5] =
+    [(8192, 1, 2048), (32_768, 1, 2048), (32_768, 32, 2), (32_768, 32, 4), (1 << 18, 1, 5)];
 /// Pairs: scores per row, number of rows.
 const ROWS: [(u32, u32); 5] = [(2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
 /// As `ROWS`, with hundreds of equal scores.
@@ -161,7 +162,7 @@ pub(super) fn scores<B: Backend>(
         // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
         unsafe {
             match node {
-                Node::Chunk => ops::index_score_chunk(stream, &launch)?,
+                Node::Chunk => ops::index_score_chunk(stream, &launch, each)?,
                 _ => ops::index_score(stream, &launch)?,
             }
         }

@@ -7,6 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use super::directory_lock::{DirectoryLock, remove_stale};
 use super::{
     Descriptor, Held, InFlight, NotPosted, Polled, Region, RegionMut, Registered, Transport,
     TransportError,
@@ -14,6 +15,10 @@ use super::{
 
 /// A transport through files. Published memory has a file with the bytes that were flushed. The file is removed when
 /// the memory is deregistered. A read is complete when `post` returns.
+///
+/// A process that is killed leaves its files. The next transport through the directory removes them: it finds them by a
+/// file `*.lock`, which a running process has locked. So all users of the directory must see each other's file locks, as
+/// on a local file system or `tmpfs`, in containers too.
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
@@ -23,10 +28,12 @@ pub struct Files {
     regions: HashMap<u64, Held>,
     /// Ids of the memory that has a file.
     published: HashSet<u64>,
+    /// `None` if the file system has no locks.
+    lock: Option<DirectoryLock>,
 }
 
 impl Files {
-    /// A transport through `directory`, which is created if it does not exist.
+    /// A transport through `directory`, which is created if it does not exist. Removes files of killed processes.
     ///
     /// # Errors
     /// [`TransportError::File`].
@@ -35,7 +42,10 @@ impl Files {
         fs::create_dir_all(&directory).map_err(|error| failed(&directory, error))?;
         // Random, because std seeds its hasher randomly.
         let token = RandomState::new().hash_one("files");
-        Ok(Self { directory, token, regions: HashMap::new(), published: HashSet::new() })
+        remove_stale(&directory);
+        let lock = DirectoryLock::take(&directory, &format!("{token:016x}"))
+            .map_err(|error| failed(&directory, error))?;
+        Ok(Self { directory, token, regions: HashMap::new(), published: HashSet::new(), lock })
     }
 
     /// The file name of memory `id`.
@@ -176,7 +186,11 @@ impl Transport for Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // Files that cannot be removed stay in the directory.
-        let _ = self.fence();
+        // Files that cannot be removed stay in the directory, with their lock, by which a later transport finds them.
+        if self.fence().is_ok()
+            && let Some(lock) = self.lock.take()
+        {
+            lock.remove();
+        }
     }
 }

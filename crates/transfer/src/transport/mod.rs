@@ -20,6 +20,7 @@
 //! | `nixl/` | NIXL, from a shared library that is found at run time; feature `nixl` |
 
 mod digester;
+mod directory_lock;
 mod error;
 mod file;
 mod loopback;

@@ -1,14 +1,10 @@
-//! The layout of a block: its threads, its shared memory, which is that of [`super::super::attend`], and its barriers.
+//! The shared memory of a block, which has as many threads and bytes as one of [`super::super::attend`], and its barriers.
 
 use kv_layout::attention::MOST_CONSECUTIVE;
 use simt::shared::Shared;
 use simt::thread::NamedBarrier;
 
-pub use super::super::memory::SHARED_BYTES;
-use super::super::memory::{Arrays as CommonArrays, HEADS, WARPGROUP};
-
-/// Threads of a block.
-pub const BLOCK_THREADS: u32 = 3 * WARPGROUP;
+use super::super::memory::{Arrays as CommonArrays, BLOCK_THREADS, HEADS, SHARED_BYTES, WARPGROUP};
 
 /// Slot, position and index of each of the block's queries, `[32, 4]`, as [`super::super::keys::Token::store`] stores
 /// them.

@@ -29,7 +29,6 @@ use crate::args::Attend;
 use crate::fault;
 use crate::math::cos_sin;
 use memory::{Arrays, LOADED, MULTIPLIED, READY, SCALED, WEIGHED};
-pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use queries::{Queries, Query};
 use row::{WarpRow, own_key};
 

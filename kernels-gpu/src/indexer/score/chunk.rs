@@ -100,7 +100,7 @@ impl BlockQueries {
     /// # Safety
     /// As [`score`].
     #[inline(always)]
-    unsafe fn load<K: Keys>(args: IndexScoreChunk, counts: bool) -> Self {
+    unsafe fn load(args: IndexScoreChunk, counts: bool) -> Self {
         let params = args.params;
         let first = thread::block_idx_y() * params.block_queries;
         let count = params.block_queries.min(params.tokens - first);
@@ -160,7 +160,7 @@ pub unsafe fn score<K: Keys>(args: IndexScoreChunk) {
     // SAFETY: by this function's own contract; every branch with a barrier is the block's, every other the warp's.
     unsafe {
         let counts = thread::block_idx_x() == 0 && thread::warp_id() == 0;
-        let queries = BlockQueries::load::<K>(args, counts);
+        let queries = BlockQueries::load(args, counts);
         if TILE * first_tile >= warp::reduce_max_u32(queries.seen) {
             return;
         }

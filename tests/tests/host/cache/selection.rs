@@ -111,6 +111,17 @@ fn select_in(
     assert_eq!(other, "projected queries");
     assert_eq!(device.backend().calls().launches, before);
     let lists = EntryLists { entries: selected, ..lists };
+    // What only a later part would lack, and what only its last launch would refuse.
+    let limits = WorkspaceLimits { context: 1 << 20, queries: TOKENS / 2, bytes: u64::MAX };
+    let parts = IndexerWorkspace::new(&device, &ModelConfig::preset("tiny").unwrap(), limits)?;
+    let short = floats.slice(0, u64::from(TOKENS * 64 * 128) - 1).expect("it is shorter");
+    let few = ProjectedQueries { queries: &short, weights };
+    let refused = layer.select_projected(&few, &parts, &lists).unwrap_err();
+    assert!(matches!(refused, KvError::Device(DeviceError::Length { .. })), "{refused}");
+    let long = EntryLists { queries: 0..TOKENS, k: 4096, entries: selected };
+    let refused = layer.select_projected(&projected, &parts, &long).unwrap_err();
+    assert!(matches!(refused, KvError::Device(DeviceError::Argument { .. })), "{refused}");
+    assert_eq!(device.backend().calls().launches, before);
     layer.select_projected(&projected, workspace, &lists)?;
     Ok(device.backend().calls().launches - before)
 }

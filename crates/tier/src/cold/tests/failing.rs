@@ -1,6 +1,7 @@
 //! Stores that fail, are slow, or count their calls.
 
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use futures_util::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
 use super::*;
@@ -21,6 +22,11 @@ const LONG: usize = 640;
 enum Call {
     Get,
     Put,
+    /// The beginning of an object that is stored in parts.
+    Begin,
+    Part,
+    Complete,
+    Abort,
 }
 
 type Answer = Arc<dyn Fn(Call) -> Result<()> + Send + Sync>;
@@ -41,6 +47,49 @@ impl std::fmt::Debug for Asking {
 impl std::fmt::Display for Asking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Asking")
+    }
+}
+
+/// An object that is stored in parts.
+struct AskingUpload {
+    parts: Box<dyn MultipartUpload>,
+    answer: Answer,
+}
+
+impl std::fmt::Debug for AskingUpload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AskingUpload")
+    }
+}
+
+impl MultipartUpload for AskingUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        if let Err(error) = (self.answer)(Call::Part) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        self.parts.put_part(data)
+    }
+
+    fn complete<'s, 'f>(&'s mut self) -> BoxFuture<'f, Result<PutResult>>
+    where
+        's: 'f,
+        Self: 'f,
+    {
+        Box::pin(async move {
+            (self.answer)(Call::Complete)?;
+            self.parts.complete().await
+        })
+    }
+
+    fn abort<'s, 'f>(&'s mut self) -> BoxFuture<'f, Result<()>>
+    where
+        's: 'f,
+        Self: 'f,
+    {
+        Box::pin(async move {
+            (self.answer)(Call::Abort)?;
+            self.parts.abort().await
+        })
     }
 }
 
@@ -72,7 +121,11 @@ impl ObjectStore for Asking {
         'l: 'f,
         Self: 'f,
     {
-        self.objects.put_multipart_opts(location, options)
+        Box::pin(async move {
+            (self.answer)(Call::Begin)?;
+            let parts = self.objects.put_multipart_opts(location, options).await?;
+            Ok(Box::new(AskingUpload { parts, answer: Arc::clone(&self.answer) }) as _)
+        })
     }
 
     fn get_opts<'s, 'l, 'f>(
@@ -204,7 +257,7 @@ fn fails() -> object_store::Error {
 fn what_is_not_stored_has_failed() {
     let not_found =
         || object_store::Error::NotFound { path: "bucket".into(), source: "no bucket".into() };
-    let answer = move |call| if call == Call::Put { Err(not_found()) } else { Ok(()) };
+    let answer = move |call| if call == Call::Get { Ok(()) } else { Err(not_found()) };
     let (mut fed, mut cold) = over(&Arc::default(), answer);
     turn(&mut fed, &mut cold, &long()[..200]);
     let stats = cold.stats();
@@ -212,6 +265,49 @@ fn what_is_not_stored_has_failed() {
     let errors = cold.take_errors();
     let [error @ ColdError::NotStored(_)] = &errors[..] else { panic!("{errors:?}") };
     assert_eq!(error.kind(), ColdErrorKind::Failed);
+}
+
+/// A long object is stored in parts, and read again. If a part or the end fails, there is no object, and the parts are given
+/// up. A store that takes no parts gets the whole object.
+#[test]
+fn long_objects_are_stored_in_parts() {
+    let not_there = || object_store::Error::NotImplemented {
+        operation: "parts".into(),
+        implementer: "the test's".into(),
+    };
+    for failing in [None, Some(Call::Begin), Some(Call::Part), Some(Call::Complete)] {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let asked = Arc::clone(&calls);
+        let objects = Arc::default();
+        let (mut fed, mut cold) = over(&objects, move |call| {
+            asked.lock().unwrap().push(call);
+            match failing {
+                Some(Call::Begin) if call == Call::Begin => Err(not_there()),
+                Some(failing) if call == failing => Err(fails()),
+                _ => Ok(()),
+            }
+        });
+        turn(&mut fed, &mut cold, &long()[..200]);
+        let calls = calls.lock().unwrap().clone();
+        let of = |call| calls.iter().filter(|&&other| other == call).count();
+        let (stored, failed) = (cold.stats().stored, cold.stats().failed);
+        match failing {
+            None => {
+                assert_eq!((stored, failed, of(Call::Put), of(Call::Complete)), (1, 0, 0, 1));
+                assert!(of(Call::Part) > 1, "{calls:?}");
+            }
+            Some(Call::Begin) => assert_eq!((stored, failed, of(Call::Put)), (1, 0, 1)),
+            _ => assert_eq!((stored, failed, of(Call::Abort), of(Call::Put)), (0, 1, 1, 0)),
+        }
+        drop(cold);
+        // Another tier finds what was stored, and nothing else.
+        let mut later = below(&mut fed, &objects, |_| Ok(()));
+        let found = later.fetch(&fed.manager, &prompt(&long())).unwrap();
+        assert_eq!(found.is_some(), stored == 1, "{failing:?}");
+        if let Some(id) = found {
+            later.cancel(&fed.manager, id);
+        }
+    }
 }
 
 /// A store that is down is called once per prompt, and not for each shorter prefix of it.
@@ -234,7 +330,7 @@ fn a_read_that_nobody_wants_ends() {
     for is_dropped in [false, true] {
         let gets = Arc::new(AtomicUsize::new(0));
         let (count, (go, wait)) = (Arc::clone(&gets), channel::<()>());
-        let wait = std::sync::Mutex::new(wait);
+        let wait = Mutex::new(wait);
         let (mut fed, mut cold) = over(&stored(), move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             // Waits until a message comes, or until the sender is dropped.

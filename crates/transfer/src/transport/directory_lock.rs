@@ -1,0 +1,95 @@
+//! A lock beside the files of a transport, which shows whether its process still runs.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A locked file in the directory. The system releases the lock when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct DirectoryLock {
+    path: PathBuf,
+    /// Dropped to release the lock.
+    _file: File,
+}
+
+impl DirectoryLock {
+    /// Takes the lock of the files whose names begin with `token` and a hyphen. `None` if the file system has no locks.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn take(directory: &Path, token: &str) -> io::Result<Option<Self>> {
+        let path = directory.join(format!("{token}.lock"));
+        // It gets the name that `remove_stale` looks for when it is locked.
+        let new = path.with_extension("new");
+        let file = File::create_new(&new)?;
+        if file.lock().is_err() {
+            return fs::remove_file(&new).map(|()| None);
+        }
+        fs::rename(&new, &path)?;
+        Ok(Some(Self { path, _file: file }))
+    }
+
+    /// Removes the lock, when all files are removed.
+    pub fn remove(self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Removes the files whose lock nobody holds: their processes have ended without removing them. What it may not remove
+/// stays.
+pub(super) fn remove_stale(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    for token in names.iter().filter_map(|name| name.strip_suffix(".lock")) {
+        let path = directory.join(format!("{token}.lock"));
+        // It is not there if its process has just ended.
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+        if file.try_lock().is_err() {
+            continue;
+        }
+        let is_own = |name: &&String| {
+            name.strip_prefix(token).is_some_and(|rest| rest.starts_with('-'))
+                && name.ends_with(".payload")
+        };
+        let removed = names.iter().filter(is_own).map(|name| fs::remove_file(directory.join(name)));
+        // The lock stays with a file that could not be removed.
+        if removed.filter(|removed| removed.is_err()).count() == 0 {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names =
+            Vec::from_iter(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
+        names.sort();
+        names
+    }
+
+    /// Files of ended processes are removed; those of running ones, files without a lock, and other files are not.
+    #[test]
+    fn only_files_of_ended_processes_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let own =
+            DirectoryLock::take(path, "a").unwrap().expect("temporary directories have locks");
+        for name in
+            ["a-1.payload", "b.lock", "b-1.payload", "b-2.payload", "c-1.payload", "b-notes"]
+        {
+            File::create_new(path.join(name)).unwrap();
+        }
+        remove_stale(path);
+        assert_eq!(names(path), ["a-1.payload", "a.lock", "b-notes", "c-1.payload"]);
+        // The process ends.
+        drop(own);
+        remove_stale(path);
+        assert_eq!(names(path), ["b-notes", "c-1.payload"]);
+        DirectoryLock::take(path, "d").unwrap().unwrap().remove();
+        assert_eq!(names(path), ["b-notes", "c-1.payload"]);
+    }
+}
