@@ -266,13 +266,13 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             let search = PoisonedKeySearch { queries, layer, table, keys, scored, found };
             ops::find_poisoned_keys(stream, &search)?;
         }
-        if ops::one_launch_is_faster(format, columns, part.count) {
+        let each = (access.shape.tokens / access.shape.requests.max(1)).min(part.count);
+        if ops::one_launch_is_faster(format, columns, part.count, each) {
             let faults = access.fault_word::<IndexScoreTopk>(());
             let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
             // SAFETY: the cache alone writes StepMeta, in the order of its steps, and the launch runs in that order.
             unsafe { ops::index_score_topk(stream, &lists) }?;
         } else {
-            let each = (access.shape.tokens / access.shape.requests.max(1)).min(part.count);
             let share_keys = ops::shared_keys_are_faster(format, columns, part.count, each);
             let faults = if share_keys {
                 access.fault_word::<IndexScoreChunk>(format)

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
-use super::indexer::{SHORT, check_selected, tiles_per_block};
+use super::indexer::{SHORT, check_selected, shared_keys_are_faster, tiles_per_block};
 use super::{BlockTable, IndexKeys, IndexQueries, StepQueries, check_argument, check_equal};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
@@ -13,18 +13,25 @@ use kernels_gpu::indexer::score::keys::WARPS;
 use kernels_gpu::launch::IndexScoreTopk;
 use kernels_gpu::table::MULTIPROCESSORS;
 
-/// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
-/// [`super::index_topk`], as measured with 67 to 396 queries (docs/experiments.md). It does if a
-/// multiprocessor has no more rounds of tiles to score. Blocks of `index_score` share the tiles of a
-/// query; in `index_score_topk` a multiprocessor has one or two queries at a time, each with eight warps.
+/// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] or [`super::index_score_chunk`], and
+/// [`super::index_topk`], as measured with 67 to 396 queries, of which `each` of one request stand beside each other
+/// (docs/experiments.md). It does if a multiprocessor has no more rounds of tiles to score. Blocks of `index_score` share
+/// the tiles of a query; in `index_score_topk` a multiprocessor has one or two queries at a time, each with eight warps.
+/// Where [`shared_keys_are_faster`], it does only with one short query a multiprocessor.
 #[must_use]
-pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> bool {
+pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32, each: u32) -> bool {
     const MEASURED: RangeInclusive<u32> = 67..=396;
+    /// Most columns that are faster than queries that share keys.
+    const SHORTER: u32 = 1024;
     /// Warps that run on a multiprocessor at a time; `OF_QUERY`, those of one query.
     const AT_ONCE: u32 = 16;
     const OF_QUERY: u32 = 8;
     let measured = format == IndexFormat::Mxfp4 && columns <= SHORT && MEASURED.contains(&queries);
     if !measured {
+        return false;
+    }
+    let is_small = columns <= SHORTER && queries <= MULTIPROCESSORS;
+    if !is_small && shared_keys_are_faster(format, columns, queries, each) {
         return false;
     }
     let rounds_of_query = (columns / TILE).div_ceil(OF_QUERY);
@@ -146,7 +153,7 @@ mod tests {
             (2080, 128),
         ];
         let in_one = |&(columns, queries): &(u32, u32)| {
-            one_launch_is_faster(IndexFormat::Mxfp4, columns, queries)
+            one_launch_is_faster(IndexFormat::Mxfp4, columns, queries, 1)
         };
         for size in &ONE {
             assert!(in_one(size), "{size:?}");
@@ -154,9 +161,19 @@ mod tests {
         for size in &TWO {
             assert!(!in_one(size), "{size:?}");
         }
-        assert!(!one_launch_is_faster(IndexFormat::Fp8, 2048, 128));
+        assert!(!one_launch_is_faster(IndexFormat::Fp8, 2048, 128, 1));
         for (columns, queries) in [(2048, 0), (0, 0), (u32::MAX, u32::MAX)] {
-            assert!(!one_launch_is_faster(IndexFormat::Mxfp4, columns, queries));
+            assert!(!one_launch_is_faster(IndexFormat::Mxfp4, columns, queries, 1));
+        }
+        // Drafts share keys.
+        for (columns, queries, each, expected) in [
+            (1024, 128, 4, true),
+            (1024, 192, 3, false),
+            (2048, 128, 2, false),
+            (2048, 96, 96, true),
+        ] {
+            let found = one_launch_is_faster(IndexFormat::Mxfp4, columns, queries, each);
+            assert_eq!(found, expected, "{columns} x {queries}, {each} each");
         }
     }
 }

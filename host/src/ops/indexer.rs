@@ -220,7 +220,7 @@ pub fn shared_keys_are_faster(format: IndexFormat, columns: u32, queries: u32, e
     let tiles = u64::from(columns / TILE) * u64::from(queries.div_ceil(block_queries));
     let (fewest_queries, fewest_tiles) = match format {
         IndexFormat::Mxfp4 | IndexFormat::Nvfp4 => (2, 1024),
-        IndexFormat::Fp8 => (4, 8192),
+        IndexFormat::Fp8 => (3, 4096),
     };
     block_queries >= fewest_queries && tiles >= fewest_tiles
 }
@@ -435,6 +435,9 @@ mod tests {
             (Mxfp4, 32_768, 2, 2, true),
             (Mxfp4, 32_768, 64, 1, false),
             (Fp8, 32_768, 128, 2, false),
+            (Fp8, 32_768, 96, 3, true),
+            (Fp8, 2048, 320, 5, true),
+            (Fp8, 8192, 64, 64, false),
             (Fp8, 32_768, 5, 5, false),
             (Fp8, 32_768, 40, 5, true),
             (Fp8, MOST_COLUMNS, 5, 5, true),

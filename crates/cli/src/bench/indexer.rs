@@ -108,7 +108,7 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     }
     for size in LISTED {
         let mut nodes = vec![Node::Two(512)];
-        if ops::one_launch_is_faster(IndexFormat::Mxfp4, size.0, size.1) {
+        if ops::one_launch_is_faster(IndexFormat::Mxfp4, size.0, size.1, 1) {
             nodes.push(Node::One(512));
         }
         for node in nodes {

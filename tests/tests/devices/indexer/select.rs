@@ -258,7 +258,7 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 230, 24);
     let in_one = |context: u32, queries| {
         let columns = (context / 4).next_multiple_of(32);
-        one_launch_is_faster(IndexFormat::Mxfp4, columns, queries)
+        one_launch_is_faster(IndexFormat::Mxfp4, columns, queries, queries)
     };
     assert!(in_one(230, 70) && in_one(640, MANY), "both of one launch");
     assert!(!in_one(640, MANY / 2) && !in_one(CONTEXT, MANY), "both of two");
