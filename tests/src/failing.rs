@@ -39,7 +39,7 @@ pub struct Failing<B> {
     plan: Mutex<Plan>,
     meeting: Mutex<Option<Meeting>>,
     /// The number of a call, and work to run before it.
-    before: Mutex<Option<(u64, Box<dyn FnOnce() + Send>)>>,
+    before: Mutex<Option<(u64, Other)>>,
     skips_launches: AtomicBool,
     domain: Option<u64>,
 }
@@ -54,8 +54,11 @@ pub struct FailingGraph<G> {
 /// before.
 struct Meeting {
     questions: u64,
-    other: Box<dyn FnOnce() + Send>,
+    other: Other,
 }
+
+/// Work that runs beside a call.
+type Other = Box<dyn FnOnce() + Send>;
 
 /// The call to fail next, and the call that failed last.
 #[derive(Clone, Copy, Default)]
