@@ -32,7 +32,6 @@ loom::thread_local! {
 }
 
 /// The state of captures in one domain, whose devices have at most one capture at a time.
-#[derive(Default)]
 pub(crate) struct Captures {
     /// Whether `current` is occupied; read without the lock on every launch.
     active: AtomicBool,
@@ -55,6 +54,15 @@ struct Capture {
     violation: Option<DeviceError>,
     /// Work to do when the capture has ended: frees, and waits.
     deferred: Vec<Deferred>,
+}
+
+impl Default for Captures {
+    fn default() -> Self {
+        // Otherwise the first steps would allocate.
+        let running = Mutex::new(Vec::with_capacity(16));
+        let (active, gate) = (AtomicBool::new(false), RwLock::new(()));
+        Self { active, gate, current: Mutex::new(None), running }
+    }
 }
 
 /// Work that a capture defers.
