@@ -299,9 +299,9 @@ fn long_objects_are_stored_in_parts() {
             Some(Call::Begin) => assert_eq!((stored, failed, of(Call::Put)), (1, 0, 1)),
             _ => assert_eq!((stored, failed, of(Call::Abort), of(Call::Put)), (0, 1, 1, 0)),
         }
-        drop(cold);
-        // Another tier finds what was stored, and nothing else.
-        let mut later = below(&mut fed, &objects, |_| Ok(()));
+        drop((fed, cold));
+        // Another cache finds what was stored, and nothing else.
+        let (fed, mut later) = over(&objects, |_| Ok(()));
         let found = later.fetch(&fed.manager, &prompt(&long())).unwrap();
         assert_eq!(found.is_some(), stored == 1, "{failing:?}");
         if let Some(id) = found {
