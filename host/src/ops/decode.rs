@@ -86,7 +86,8 @@ pub struct HcaDecode<'a, B: Backend> {
 /// [`DeviceError::Length`] for a ring with fewer rows than a step of one token needs, or an indexer's state of fewer
 /// slots than the entries'; [`DeviceError::Argument`] for a window's ring or pools out of range, window and entries of
 /// different formats, an indexer's ring of another length than the entries', or keys without the Hadamard transform;
-/// [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128; [`DeviceError::TooShort`] for a buffer
+/// shorter than its shape; as [`Stream::launch`].
 ///
 /// # Safety
 /// Until the launch is done nothing writes the slots, positions and other numbers of the step's tokens, or the block table: each thread

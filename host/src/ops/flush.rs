@@ -37,8 +37,8 @@ pub struct KeyFlush<'a, B: Backend> {
 /// table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] unless a block has 32 entries; [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128;
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Argument`] unless a block has 32 entries; [`DeviceError::NotADivisor`] if `entries_per_block` does
+/// not divide 128; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn flush_csa<B: Backend>(
     stream: &Stream<B>,
     flush: &Flush<'_, B>,

@@ -33,7 +33,8 @@ pub struct EntryGather<'a, B: Backend> {
 /// in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128;
+/// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape;
+/// [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128;
 /// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as
 /// [`Stream::launch`].
 pub fn gather_kv<B: Backend>(

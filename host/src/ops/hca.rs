@@ -113,8 +113,8 @@ pub struct HcaFlush<'a, B: Backend> {
 /// the row that the block table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] unless a block has one entry; [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128;
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Argument`] unless a block has one entry; [`DeviceError::NotADivisor`] if `entries_per_block` does
+/// not divide 128; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 ///
 /// # Safety
 /// Until the launch is done nothing writes the step's positions, slots and runs, or the block table: each thread of a block

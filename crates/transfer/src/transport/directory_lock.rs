@@ -38,20 +38,21 @@ impl DirectoryLock {
 /// Removes the files whose lock nobody holds: their processes have ended without removing them. What it may not remove
 /// stays.
 pub(super) fn remove_stale(directory: &Path) {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    for token in names.iter().filter_map(|name| name.strip_suffix(".lock")) {
+    for name in names(directory) {
+        let Some(token) = name.strip_suffix(".lock") else { continue };
         let path = directory.join(format!("{token}.lock"));
         // It is not there if its process has just ended.
         let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
         if file.try_lock().is_err() {
             continue;
         }
-        let is_own = |name: &&String| {
+        let is_own = |name: &String| {
             name.strip_prefix(token).is_some_and(|rest| rest.starts_with('-'))
                 && name.ends_with(".payload")
         };
-        let removed = names.iter().filter(is_own).map(|name| fs::remove_file(directory.join(name)));
+        // Listed again: the process may have run until now.
+        let payloads = names(directory).into_iter().filter(is_own);
+        let removed = payloads.map(|name| fs::remove_file(directory.join(name)));
         // The lock stays with a file that could not be removed.
         if removed.filter(|removed| removed.is_err()).count() == 0 {
             let _ = fs::remove_file(&path);
@@ -59,17 +60,18 @@ pub(super) fn remove_stale(directory: &Path) {
     }
 }
 
+/// The names of the files in a directory, in order.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(directory: &Path) -> Vec<String> {
-        let entries = fs::read_dir(directory).unwrap();
-        let mut names =
-            Vec::from_iter(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
-        names.sort();
-        names
-    }
 
     /// Files of ended processes are removed; those of running ones, files without a lock, and other files are not.
     #[test]
