@@ -22,15 +22,14 @@ use crate::ids::{CacheId, CheckpointId, RequestId};
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 #[must_use = "storage that is dropped is lost to its pool; give it back"]
-pub struct StateCheckpoint {
+pub(crate) struct CheckpointStorage {
     id: CheckpointId,
     #[serde(skip)]
-    ledger: CacheId,
+    cache: CacheId,
 }
 
-impl StateCheckpoint {
+impl CheckpointStorage {
     /// Number of the storage.
-    #[must_use]
     pub const fn id(&self) -> CheckpointId {
         self.id
     }
@@ -52,7 +51,7 @@ impl StateCheckpoint {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[must_use = "a checkpoint that is dropped is lost to its pool; give it back"]
 pub struct SavedCheckpoint {
-    storage: StateCheckpoint,
+    storage: CheckpointStorage,
     #[serde(skip)]
     request: Option<RequestId>,
     boundary: u32,
@@ -85,9 +84,9 @@ impl SavedCheckpoint {
         self.has_draft
     }
 
-    /// The ledger whose storage it has.
-    pub(crate) const fn ledger(&self) -> CacheId {
-        self.storage.ledger
+    /// The cache whose storage it has.
+    pub(crate) const fn cache(&self) -> CacheId {
+        self.storage.cache
     }
 
     /// Everything that restoring a request from it needs.
@@ -119,7 +118,7 @@ pub(crate) struct SavedPlace {
     pub has_draft: bool,
 }
 
-impl From<SavedCheckpoint> for StateCheckpoint {
+impl From<SavedCheckpoint> for CheckpointStorage {
     fn from(saved: SavedCheckpoint) -> Self {
         saved.storage
     }
@@ -134,40 +133,40 @@ pub const fn is_boundary(position: u32) -> bool {
 /// The free checkpoints. Taking and giving back are O(1) and allocate nothing.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckpointPool {
-    free: Vec<StateCheckpoint>,
+    free: Vec<CheckpointStorage>,
     total: u32,
     #[serde(skip)]
-    ledger: CacheId,
+    cache: CacheId,
 }
 
 impl CheckpointPool {
-    /// A ledger's pool of `total` free checkpoints; the lowest is taken first.
+    /// A cache's pool of `total` free checkpoints; the lowest is taken first.
     #[must_use]
-    pub fn new(ledger: CacheId, total: u32) -> Self {
-        let checkpoint = |id| StateCheckpoint { id: CheckpointId(id), ledger };
-        Self { free: (0..total).rev().map(checkpoint).collect(), total, ledger }
+    pub fn new(cache: CacheId, total: u32) -> Self {
+        let checkpoint = |id| CheckpointStorage { id: CheckpointId(id), cache };
+        Self { free: (0..total).rev().map(checkpoint).collect(), total, cache }
     }
 
     /// A free checkpoint, or `None` when all are taken.
-    pub fn take(&mut self) -> Option<StateCheckpoint> {
+    pub fn take(&mut self) -> Option<CheckpointStorage> {
         self.free.pop()
     }
 
     /// The free checkpoints in the order in which [`Self::take`] gives them out.
     pub(crate) fn next_free(&self) -> impl Iterator<Item = CheckpointId> {
-        self.free.iter().rev().map(StateCheckpoint::id)
+        self.free.iter().rev().map(CheckpointStorage::id)
     }
 
     /// Refuses a checkpoint of another pool.
     pub fn check_own(&self, saved: &SavedCheckpoint) -> Result<(), KvError> {
-        if saved.ledger() == self.ledger { Ok(()) } else { Err(KvError::ForeignCheckpoint) }
+        if saved.cache() == self.cache { Ok(()) } else { Err(KvError::ForeignCheckpoint) }
     }
 
     /// Returns a checkpoint of this pool, saved or not. Queued copies of it stay correct: the next write of the
     /// storage is queued after them.
-    pub fn give_back(&mut self, checkpoint: impl Into<StateCheckpoint>) {
+    pub fn give_back(&mut self, checkpoint: impl Into<CheckpointStorage>) {
         let checkpoint = checkpoint.into();
-        debug_assert_eq!(checkpoint.ledger, self.ledger, "a checkpoint of another pool");
+        debug_assert_eq!(checkpoint.cache, self.cache, "a checkpoint of another pool");
         self.free.push(checkpoint);
     }
 

@@ -52,7 +52,7 @@ pub struct CacheConfig {
     /// 1,048,576; 560 bytes of host memory each.
     #[serde(default)]
     pub event_capacity: u32,
-    /// Bytes of pinned host memory for evicted prefixes ([`crate::manager::host_tier`]); 0 for none. It must hold at
+    /// Bytes of pinned host memory for evicted prefixes ([`crate::host_tier`]); 0 for none. It must hold at
     /// least one block and one checkpoint, and needs [`Self::num_checkpoints`] > 0.
     #[serde(default)]
     pub host_bytes: u64,

@@ -40,14 +40,14 @@ impl CacheId {
 /// owner, and an id of another cache is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId {
-    ledger: CacheId,
+    cache: CacheId,
     slot: SlotId,
     generation: u64,
 }
 
 impl RequestId {
-    pub(crate) const fn new(ledger: CacheId, slot: SlotId, generation: u64) -> Self {
-        Self { ledger, slot, generation }
+    pub(crate) const fn new(cache: CacheId, slot: SlotId, generation: u64) -> Self {
+        Self { cache, slot, generation }
     }
 
     /// Its slot.
@@ -62,8 +62,8 @@ impl RequestId {
         self.generation
     }
 
-    pub(crate) const fn ledger(self) -> CacheId {
-        self.ledger
+    pub(crate) const fn cache(self) -> CacheId {
+        self.cache
     }
 }
 

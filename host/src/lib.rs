@@ -141,7 +141,7 @@ mod weights;
 
 pub use bucket::Bucket;
 pub use capacity::Capacity;
-pub use checkpoints::{ForeignCheckpoint, SavedCheckpoint, StateCheckpoint};
+pub use checkpoints::{ForeignCheckpoint, SavedCheckpoint};
 pub use config::CacheConfig;
 pub use device::{bf16, open_cuda};
 pub use error::KvError;

@@ -3,8 +3,9 @@
 //!
 //! Five sections have one element per token (six in a cache with checkpoints); the tokens of a request are adjacent and
 //! in order. Elements after the step's tokens are padding: slot -1, row -1. Two more sections have one element per new
-//! block of the step, and in a cache with checkpoints one has the step's copies to them. Sections follow each other without a gap, so that the array is no longer than the step needs: a
-//! [`StepLayout`] gives its tokens, or those of its bucket, and its new blocks.
+//! block of the step, and in a cache with checkpoints one has the step's copies to them. Sections
+//! follow each other, each padded to a multiple of 16 bytes, so that the array is about as long as the step needs: a [`StepLayout`]
+//! gives its tokens, or those of its bucket, and its new blocks.
 
 use std::ops::Range;
 

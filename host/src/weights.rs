@@ -1,6 +1,5 @@
 //! Weights of a checkpoint on a device.
 
-use bytemuck::Pod;
 use dsv4_kv_checkpoint::Checkpoint;
 use kv_layout::geometry::CompressorKind;
 
@@ -48,8 +47,8 @@ impl<B: Backend> Compressor<B> {
     /// [`KvError::Device`] if there is no memory.
     pub fn from_host(stream: &Stream<B>, ape: &[f32], norm: &[f32]) -> Result<Self, KvError> {
         Ok(Self {
-            ape: upload(stream, "position bias", ape)?,
-            norm: upload(stream, "norm weights", norm)?,
+            ape: stream.upload_new("position bias", ape)?,
+            norm: stream.upload_new("norm weights", norm)?,
         })
     }
 
@@ -69,15 +68,4 @@ impl<B: Backend> Compressor<B> {
     pub fn memory(&self) -> Vec<Memory<B>> {
         vec![self.ape.memory(), self.norm.memory()]
     }
-}
-
-/// A buffer with these values.
-pub(crate) fn upload<B: Backend, T: Pod>(
-    stream: &Stream<B>,
-    what: &'static str,
-    values: &[T],
-) -> Result<Buffer<B, T>, KvError> {
-    let buffer = stream.device().allocate(what, values.len() as u64)?;
-    stream.upload(values, &buffer, 0)?;
-    Ok(buffer)
 }

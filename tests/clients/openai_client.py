@@ -1,6 +1,6 @@
 """Real clients against `cargo kv serve`: curl, and the package `openai` from PyPI.
 
-    cargo kv serve --checkpoint tests/e2e/hash --listen 127.0.0.1:8000 \
+    cargo kv serve --checkpoint tests/e2e/hash --device cpu --listen 127.0.0.1:8000 \
         --max-requests 16 --context 512 --cached-tokens 768 --draft 2 &
     python tests/clients/openai_client.py --url http://127.0.0.1:8000 \
         --program target/release/dsv4-kv --checkpoint tests/e2e/hash

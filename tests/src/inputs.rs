@@ -52,9 +52,7 @@ pub fn special_rows(seed: u64) -> Vec<Vec<u16>> {
 
 /// A device buffer with these elements.
 pub fn upload<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, values: &[T]) -> Buffer<B, T> {
-    let buffer = stream.device().allocate("test input", values.len() as u64).unwrap();
-    stream.upload(values, &buffer, 0).unwrap();
-    buffer
+    stream.upload_new("test input", values).unwrap()
 }
 
 /// All elements of a device buffer.

@@ -28,7 +28,6 @@ enum Described {
     /// `bench`, all suites but `bookkeeping`.
     Bench,
     /// `bench bookkeeping`.
-    #[value(alias = "books")]
     Bookkeeping,
     /// `doctor`.
     Doctor,

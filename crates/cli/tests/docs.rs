@@ -151,6 +151,37 @@ fn the_example_of_the_readme_is_the_one_that_is_run() {
     assert!(block(&there, first).lines().count() <= 40);
 }
 
+/// The lines of a file between `ANCHOR: name` and `ANCHOR_END: name`, without a code block's fences and common indentation.
+fn anchored(file: &str, name: &str) -> String {
+    let text = fs::read_to_string(root().join(file)).expect("the file of an anchor");
+    let (begin, end) = (format!("ANCHOR: {name}"), format!("ANCHOR_END: {name}"));
+    let lines = text.lines().skip_while(|line| !line.contains(&begin)).skip(1);
+    let lines = lines.take_while(|line| !line.contains(&end));
+    let lines: Vec<_> = lines.filter(|line| !line.starts_with("```")).collect();
+    let indented = |line: &&str| line.len() - line.trim_start().len();
+    let filled = lines.iter().filter(|line| !line.trim().is_empty());
+    let margin = filled.map(indented).min().expect("the anchor has lines");
+    lines.iter().map(|line| format!("{}\n", line.get(margin..).unwrap_or_default())).collect()
+}
+
+/// A code block after `<!-- file:name -->` is the code between the anchors `name` of that file, which is compiled and run.
+#[test]
+fn quoted_code_is_the_code_that_is_run() {
+    let mut count = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).expect("a document");
+        for quoted in text.split("<!-- ").skip(1) {
+            let Some((place, rest)) = quoted.split_once(" -->\n```") else { continue };
+            let (file, name) = place.split_once(':').expect("a file and an anchor");
+            let code = rest.split_once('\n').and_then(|(_, code)| code.split_once("```"));
+            let (code, _) = code.expect("a code block");
+            assert_eq!(code, anchored(file, name), "{}: {place}", document.display());
+            count += 1;
+        }
+    }
+    assert!(count > 5, "{count} blocks");
+}
+
 /// The places named in the paragraphs "Where" of a text that do not exist in the tree, and the number of all places. A
 /// path is relative to the workspace, to `crates`, or to the previous place. Names after the word "test" are names of
 /// tests.

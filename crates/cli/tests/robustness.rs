@@ -188,7 +188,7 @@ fn a_request_that_shrinking_makes_too_long_is_named() {
 
 #[test]
 fn a_choice_of_cases_is_refused_where_there_is_nothing_to_choose() {
-    for suite in ["swa", "all", "bookkeeping", "books", "step"] {
+    for suite in ["swa", "all", "bookkeeping", "step"] {
         let message = refusal(&mut kv(&format!("bench {suite} --only CSA")));
         assert!(message.contains("--only is of `bench attention`"), "{message}");
     }

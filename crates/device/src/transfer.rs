@@ -53,6 +53,22 @@ impl<B: Backend> Stream<B> {
         })
     }
 
+    /// Allocates a buffer that holds `values`, and waits for all work of the stream. An error of the allocation names the buffer
+    /// `label`.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::ForbiddenInCapture`] while capturing; [`DeviceError::Cuda`];
+    /// [`DeviceError::KernelFault`].
+    pub fn upload_new<T: Pod>(
+        &self,
+        label: &'static str,
+        values: &[T],
+    ) -> Result<Buffer<B, T>, DeviceError> {
+        let buffer = self.device().allocate(label, values.len() as u64)?;
+        self.upload(values, &buffer, 0)?;
+        Ok(buffer)
+    }
+
     /// Copies `values` to elements `at..` of `to` and waits for all work of the stream.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! A weight in NVFP4 on a device.
 
-use bytemuck::Pod;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kernels_gpu::launch::Nvfp4Linear as Operation;
 use kernels_gpu::params::Nvfp4LinearParams;
@@ -31,8 +30,8 @@ impl<B: Backend> Nvfp4Linear<B> {
         Ok(Self {
             columns: weight.columns(),
             inner: weight.inner(),
-            codes: upload(stream, "NVFP4 codes", &codes)?,
-            scales: upload(stream, "NVFP4 scales", &scales)?,
+            codes: stream.upload_new("NVFP4 codes", &codes)?.into(),
+            scales: stream.upload_new("NVFP4 scales", &scales)?.into(),
             scale: weight.scale(),
         })
     }
@@ -125,14 +124,4 @@ impl<B: Backend> Nvfp4Linear<B> {
         // SAFETY: the launch checks every buffer; `Nvfp4Matrix` has checked the shape; no launch writes the weight.
         Ok(unsafe { stream.launch((LinearTile::of(tokens), form), &operation) }?)
     }
-}
-
-fn upload<B: Backend, T: Pod>(
-    stream: &Stream<B>,
-    label: &'static str,
-    values: &[T],
-) -> Result<View<B, T>, LinearError> {
-    let buffer = stream.device().allocate(label, values.len() as u64)?;
-    stream.upload(values, &buffer, 0)?;
-    Ok(buffer.into())
 }

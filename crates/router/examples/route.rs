@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use dsv4_kv_checkpoint::Checkpoint;
-use dsv4_kv_device::{Backend, Buffer, CudaOptions, Device, EmuDevice, EmuOptions, Stream};
+use dsv4_kv_device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv_router::{Batch, Router, RouterConfig, Routing, bf16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -38,8 +38,8 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     println!("{}: {} of {} experts", device.info().name, config.selected, config.experts);
 
     let stream = device.stream()?;
-    let x = upload(&stream, &model.hidden)?;
-    let token = upload(&stream, &model.tokens)?;
+    let x = stream.upload_new("input", &model.hidden)?;
+    let token = stream.upload_new("input", &model.tokens)?;
     let answers = u64::from(TOKENS * config.selected);
     let (ids, weights) = (device.allocate("ids", answers)?, device.allocate("weights", answers)?);
     let batch = Batch { tokens: TOKENS, token: &token, ids: &ids, weights: &weights };
@@ -175,10 +175,4 @@ impl Model {
         }
         Ok(())
     }
-}
-
-fn upload<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, values: &[T]) -> Result<Buffer<B, T>> {
-    let buffer = stream.device().allocate("input", values.len() as u64)?;
-    stream.upload(values, &buffer, 0)?;
-    Ok(buffer)
 }

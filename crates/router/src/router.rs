@@ -1,6 +1,5 @@
 //! A layer's router on a device.
 
-use bytemuck::Pod;
 use dsv4_kv_checkpoint::{self as checkpoint, Checkpoint};
 use dsv4_kv_device::shape::check_length;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
@@ -57,9 +56,11 @@ impl<B: Backend> Router<B> {
         config.validate()?;
         weights.check(config)?;
         let choice = match &weights.choice {
-            ChoiceWeights::Bias(bias) => DeviceChoice::Bias(upload(stream, "gate bias", bias)?),
+            ChoiceWeights::Bias(bias) => {
+                DeviceChoice::Bias(stream.upload_new("gate bias", bias)?.into())
+            }
             ChoiceWeights::Table(table) => DeviceChoice::Table(HashTable {
-                table: upload(stream, "experts of token ids", table)?,
+                table: stream.upload_new("experts of token ids", table)?.into(),
                 vocabulary: config.vocabulary,
             }),
         };
@@ -69,7 +70,7 @@ impl<B: Backend> Router<B> {
             selection,
             hidden: config.hidden_size,
             max_tokens,
-            gate: upload(stream, "gate weights", &weights.gate)?,
+            gate: stream.upload_new("gate weights", &weights.gate)?.into(),
             choice,
             scratch: Scratch::new(stream, selection, logits)?,
             faults: stream.device().allocate("router fault word", 1)?,
@@ -221,14 +222,4 @@ impl<B: Backend> Router<B> {
             }
         }
     }
-}
-
-fn upload<B: Backend, T: Pod>(
-    stream: &Stream<B>,
-    label: &'static str,
-    values: &[T],
-) -> Result<View<B, T>, RouterError> {
-    let buffer = stream.device().allocate(label, values.len() as u64)?;
-    stream.upload(values, &buffer, 0)?;
-    Ok(buffer.into())
 }

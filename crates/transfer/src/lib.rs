@@ -9,7 +9,7 @@
 //!
 //! # While a prompt is computed
 //!
-//! The length of a prompt is known in advance, so the source can open a draft before the first step: [`Draft::opening`]
+//! The length of a prompt is known in advance, so the source can open a transfer before the first step: [`OpenTransfer::opening`]
 //! goes to [`Receiver::open`]. After each step [`Sender::take`] copies the blocks that became full and returns how many
 //! bytes are ready. That goes to [`Receiver::ready`], and the target reads these blocks while the next step runs. The
 //! last call of `take` copies the state too. The offer goes to [`Receiver::offered`]; the target uses bytes only after
@@ -65,9 +65,9 @@
 //! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"");
 //! let mut export = ours.export(&stream, &mut port, id)?;
 //! let at = export.positions();
-//! let mut draft = sender.draft(&export, fingerprint, (at, &tokens))?;
-//! sender.take(&mut draft, &mut export)?;
-//! let offer = sender.offer(draft, Duration::from_secs(60))?;
+//! let mut transfer = sender.open(&export, fingerprint, (at, &tokens))?;
+//! sender.take(&mut transfer, &mut export)?;
+//! let offer = sender.offer(transfer, Duration::from_secs(60))?;
 //!
 //! // The offer goes over the control channel. The target, in a thread of its own:
 //! let [read, fence, quiet] = [2, 20, 60].map(Duration::from_secs);
@@ -123,7 +123,7 @@ pub mod transport;
 
 pub use image::{Expected, Fingerprint, Image, ImageError, ImageKind, Manifest, Section, Source};
 pub use protocol::{
-    Claim, Claimed, Control, Deadlines, Draft, Offer, Opening, Ready, Receiver, Sender, Target,
-    TransferError, TransferId, Verified,
+    Claim, Claimed, Control, Deadlines, Offer, OpenTransfer, Opening, Ready, Receiver, Sender,
+    Target, TransferError, TransferId, Verified,
 };
 pub use transport::{Transport, TransportError};

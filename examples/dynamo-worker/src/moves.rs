@@ -108,12 +108,12 @@ pub fn offer<B: Backend>(
     let mut export = cache.export(stream, port, id)?;
     let at = export.positions();
     let Held { sender, start } = &mut *offers.lock();
-    let mut draft = sender.draft(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
-    if let Err(error) = sender.take(&mut draft, &mut export) {
-        sender.abandon(draft)?;
+    let mut transfer = sender.open(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
+    if let Err(error) = sender.take(&mut transfer, &mut export) {
+        sender.abandon(transfer)?;
         return Err(error.into());
     }
-    let offer = match sender.offer(draft, start.elapsed() + OFFER_LIFETIME) {
+    let offer = match sender.offer(transfer, start.elapsed() + OFFER_LIFETIME) {
         Ok(offer) => offer,
         Err(refused) => {
             sender.abandon(*refused.0)?;

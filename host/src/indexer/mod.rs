@@ -24,7 +24,6 @@ use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, Memory, Stream, bf16};
 use crate::error::KvError;
 use crate::ops::check_argument;
-use crate::weights::upload;
 
 pub use select::{Activations, ProjectedQueries};
 pub use weights::{IndexerWeights, QueryValues, padded_columns};
@@ -140,12 +139,12 @@ impl<B: Backend> CsaIndexer<B> {
         let query = match &weights.query {
             QueryValues::Bf16(values) => {
                 let padded = padded_rows(values, model.q_lora_rank);
-                QueryWeight::Bf16(upload(stream, "indexer query weight", &padded)?)
+                QueryWeight::Bf16(stream.upload_new("indexer query weight", &padded)?)
             }
             QueryValues::Nvfp4(matrix) => QueryWeight::Nvfp4(Nvfp4Linear::new(stream, matrix)?),
         };
         let head = padded_rows(&weights.head, model.hidden_size);
-        Self::new(model, query, upload(stream, "indexer head weight", &head)?)
+        Self::new(model, query, stream.upload_new("indexer head weight", &head)?)
     }
 
     /// `[heads * 128, latent_columns]`, BF16 or NVFP4, for callers who compute the product themselves and pass it to

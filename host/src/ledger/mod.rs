@@ -120,7 +120,7 @@ impl Ledger {
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
             shares: BlockShares::default(),
-            checkpoints: CheckpointPool::new(requests.ledger(), config.num_checkpoints),
+            checkpoints: CheckpointPool::new(requests.cache(), config.num_checkpoints),
             max_suspended: config.max_suspended,
             free_suspended_slots: (config.max_requests..config.units(PoolUnit::Slot))
                 .rev()

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::bucket::Bucket;
-use crate::checkpoints::StateCheckpoint;
+use crate::checkpoints::CheckpointStorage;
 use crate::ids::{RequestId, SlotId};
 use crate::step_meta::StepLayout;
 
@@ -105,7 +105,7 @@ pub(super) struct OpenStep {
 pub(super) struct OpenSave {
     pub slot: SlotId,
     pub boundary: u32,
-    pub storage: StateCheckpoint,
+    pub storage: CheckpointStorage,
 }
 
 /// A checkpoint that a step is to write.

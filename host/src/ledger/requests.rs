@@ -79,7 +79,7 @@ impl Slot {
 #[derive(Debug, Serialize)]
 pub(crate) struct Requests {
     #[serde(skip)]
-    ledger: CacheId,
+    cache: CacheId,
     slots: Vec<Slot>,
     /// By slot: the id under which a request was first admitted, if it was suspended since.
     #[serde(skip)]
@@ -95,7 +95,7 @@ pub(crate) struct Requests {
 /// A check of several requests, which notices one that is named twice.
 pub(crate) struct Check<'r> {
     slots: &'r mut [Slot],
-    ledger: CacheId,
+    cache: CacheId,
     number: u64,
 }
 
@@ -104,7 +104,7 @@ impl Check<'_> {
     #[inline]
     pub fn visit(&mut self, id: RequestId) -> Option<(&Request, bool)> {
         let entry = self.slots.get_mut(id.slot().0 as usize)?;
-        if !entry.is_of(id.generation()) | (id.ledger() != self.ledger) {
+        if !entry.is_of(id.generation()) | (id.cache() != self.cache) {
             return None;
         }
         let met = entry.visited_in == self.number;
@@ -119,7 +119,7 @@ impl Requests {
         let slots = (0..total).map(|_| Slot::default()).collect();
         let free = (0..total).rev().map(SlotId).collect();
         let first_ids = vec![None; total as usize];
-        Self { ledger: CacheId::unique(), slots, first_ids, free, max_blocks, checks: 0 }
+        Self { cache: CacheId::unique(), slots, first_ids, free, max_blocks, checks: 0 }
     }
 
     /// Takes a slot, or `None` when all are taken. It has room for all blocks that the request can ever hold, so
@@ -146,7 +146,7 @@ impl Requests {
         entry.turns += 1;
         self.first_ids[slot.0 as usize] = None;
         entry.request.blocks.reserve_exact(self.max_blocks as usize);
-        RequestId::new(self.ledger, slot, generation)
+        RequestId::new(self.cache, slot, generation)
     }
 
     /// Frees the slot. Returns the request's blocks, the last one first; `None` if there is no such request.
@@ -180,7 +180,7 @@ impl Requests {
     /// The request, if the id is of this ledger and current.
     pub fn get(&self, id: RequestId) -> Option<&Request> {
         let entry = self.slots.get(id.slot().0 as usize)?;
-        let current = entry.is_of(id.generation()) & (id.ledger() == self.ledger);
+        let current = entry.is_of(id.generation()) & (id.cache() == self.cache);
         current.then_some(&entry.request)
     }
 
@@ -198,23 +198,23 @@ impl Requests {
     /// Begins a check in which no request has been named yet.
     pub fn check(&mut self) -> Check<'_> {
         self.checks += 1;
-        Check { slots: &mut self.slots, ledger: self.ledger, number: self.checks }
+        Check { slots: &mut self.slots, cache: self.cache, number: self.checks }
     }
 
     /// The ledger whose requests these are.
-    pub fn ledger(&self) -> CacheId {
-        self.ledger
+    pub fn cache(&self) -> CacheId {
+        self.cache
     }
 
     /// Whether the id was given out by another ledger.
     pub fn is_foreign(&self, id: RequestId) -> bool {
-        id.ledger() != self.ledger
+        id.cache() != self.cache
     }
 
     /// The request in a slot.
     pub fn in_slot(&self, slot: SlotId) -> Option<RequestId> {
         let entry = self.slots.get(slot.0 as usize)?;
-        entry.is_taken().then(|| RequestId::new(self.ledger, slot, entry.turns / 2))
+        entry.is_taken().then(|| RequestId::new(self.cache, slot, entry.turns / 2))
     }
 
     /// Slots that are taken or reserved.

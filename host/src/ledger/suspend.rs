@@ -75,15 +75,15 @@ impl Ledger {
         let refused = self.refused(id);
         self.attach_saved();
         self.keep_output(id.slot());
-        let (ledger, first_id) = (self.requests.ledger(), self.requests.first_id(id));
+        let (cache, first_id) = (self.requests.cache(), self.requests.first_id(id));
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
         let (wanted, request_prefix) = (self.saves.take(id), self.take_sharer(id.slot()));
-        Ok(Suspended { ledger, first_id, blocks, groups, saved_slot, wanted, request_prefix })
+        Ok(Suspended { cache, first_id, blocks, groups, saved_slot, wanted, request_prefix })
     }
 
     /// Refuses a request that was suspended in another cache.
     pub(crate) fn check_suspended(&self, suspended: &Suspended) -> Result<(), KvError> {
-        let is_own = suspended.ledger == self.requests.ledger();
+        let is_own = suspended.cache == self.requests.cache();
         if is_own { Ok(()) } else { Err(KvError::ForeignSuspended) }
     }
 

@@ -6,7 +6,7 @@ use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
 use super::Ledger;
 use super::prefix_tree::{Prompt, Sharing};
 use crate::block::{BLOCK, Block};
-use crate::checkpoints::{SavedCheckpoint, SavedPlace, StateCheckpoint};
+use crate::checkpoints::{CheckpointStorage, SavedCheckpoint, SavedPlace};
 use crate::error::KvError;
 use crate::ids::{BlockId, CheckpointId};
 use crate::tier::mistake::{Mistake, made};
@@ -34,7 +34,7 @@ pub(crate) struct LoadTarget {
     /// To the end of the part that the tree has.
     reference: Reference,
     blocks: Vec<Block>,
-    checkpoint: StateCheckpoint,
+    checkpoint: CheckpointStorage,
 }
 
 impl LoadTarget {
@@ -135,7 +135,7 @@ impl Ledger {
     }
 
     /// Takes `needed` blocks and a checkpoint, or nothing.
-    fn take_room(&mut self, needed: u32) -> Result<(Vec<Block>, StateCheckpoint), KvError> {
+    fn take_room(&mut self, needed: u32) -> Result<(Vec<Block>, CheckpointStorage), KvError> {
         let free = self.obtainable_checkpoints();
         if free == 0 {
             return Err(KvError::OutOfCheckpoints { needed: 1, free });

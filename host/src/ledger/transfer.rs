@@ -10,7 +10,7 @@ use crate::transfer::{MoveError, Positions, Room};
 impl Ledger {
     /// Identity of this ledger.
     pub(crate) fn id(&self) -> CacheId {
-        self.requests.ledger()
+        self.requests.cache()
     }
 
     /// Final tokens of a request in both layer groups. Tokens of the draft layers after the trunk's last token are
@@ -61,7 +61,7 @@ impl Ledger {
         let slots = self.limits.requests;
         let slot = self.requests.reserve().ok_or(KvError::NoFreeSlot { slots })?;
         let blocks = std::iter::from_fn(|| self.blocks.take()).take(needed as usize).collect();
-        Ok(Room { ledger: self.requests.ledger(), slot, blocks, at })
+        Ok(Room { cache: self.requests.cache(), slot, blocks, at })
     }
 
     /// Admits a request that was computed in another cache. For ledgers without device memory, where no bytes are
@@ -77,7 +77,7 @@ impl Ledger {
 
     /// Whether the room was taken from this ledger.
     pub(crate) fn has_room(&self, room: &Room) -> bool {
-        room.ledger == self.requests.ledger()
+        room.cache == self.requests.cache()
     }
 
     /// Admits a request in room of this ledger, of which every byte is written.

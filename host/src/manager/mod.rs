@@ -222,7 +222,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.ledger().rewind_draft(id, committed)
     }
 
-    /// Waits for `stream` and reports rows that kernels refused since the last check.
+    /// Waits for `stream` and reports rows that kernels refused since the last check: their indices are out of range, and the kernels
+    /// skipped and counted them. A kernel that crashes is [`DeviceError::KernelFault`](crate::device::DeviceError::KernelFault) of the next wait.
     ///
     /// # Errors
     /// [`KvError::KernelRefused`] with every kernel that refused rows, and whether it writes the cache

@@ -16,7 +16,7 @@ use crate::ledger::requests::Progress;
 #[must_use = "what a suspended request holds is lost to its cache when it is dropped; resume or discard it"]
 pub struct Suspended {
     #[serde(skip)]
-    pub(crate) ledger: CacheId,
+    pub(crate) cache: CacheId,
     /// The id under which it was admitted.
     #[serde(skip)]
     pub(crate) first_id: RequestId,

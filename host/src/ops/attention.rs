@@ -99,7 +99,8 @@ pub struct Attention<'a, B: Backend> {
     ///   `multiprocessors / 10 * 9 / 8`, and at most those of `exchange`.
     /// - Consecutive: with `own`, without entries, [`QueryForm::Rotated`], more queries than `multiprocessors / ceil(heads / 64)`. A block takes
     ///   up to 32 consecutive queries, and loads the rows once that they share.
-    /// - At most `multiprocessors / 8` work items: two clusters, or two blocks, for each, with half of the channels of the values.
+    /// - Two clusters, or two blocks, for each work item, with half of the channels of the values each: if these are at most
+    ///   `multiprocessors / 2` blocks.
     /// - Else the blocks of `split`.
     ///
     /// Work items are counted for the capacity of the launch: padding too, and the parts of a query with `rows` entries.
@@ -264,7 +265,7 @@ impl<B: Backend> Attention<'_, B> {
         };
         let clusters_per_part = match plan.spread {
             Some(SpreadLaunch { halves }) => halves,
-            None => halves_of_channels(work_items(&params), self.multiprocessors),
+            None => halves_of_channels(work_items(&params), params.split, self.multiprocessors),
         };
         let params = AttendParams { clusters_per_part, ..params };
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));

@@ -78,15 +78,17 @@ pub fn consecutive_queries([queries, groups]: [u32; 2], multiprocessors: u32) ->
     (multiprocessors > 0 && of_block > 1).then_some(of_block)
 }
 
-/// Clusters (blocks, where a work item has one) among which the channels of the values of a work item are divided: 2 if there are at most
-/// `multiprocessors / 8` work items, else 1.
-pub const fn halves_of_channels([queries, parts, groups]: [u32; 3], multiprocessors: u32) -> u32 {
-    /// The limit is one eighth of the multiprocessors. Then at most 64 blocks leave half of an H100 to the next kernel,
-    /// whose blocks start before these end. With twice as many, a decode step takes longer, although attention takes
-    /// less time (docs/experiments-attention.md).
-    const SHARE: u32 = 8;
-    let clusters = queries.saturating_mul(parts).saturating_mul(groups);
-    if clusters <= multiprocessors / SHARE { 2 } else { 1 }
+/// Clusters (blocks, where a work item has one) among which the channels of the values of a work item are divided. `split` is the number
+/// of blocks that share its keys. 2 if the launch then has at most half as many blocks as there are `multiprocessors`, else 1.
+pub const fn halves_of_channels(
+    [queries, parts, groups]: [u32; 3],
+    split: u32,
+    multiprocessors: u32,
+) -> u32 {
+    // Half of the multiprocessors stay free for the next kernel, whose blocks start before these end. With more blocks, a
+    // decode step takes longer, although attention takes less time (docs/experiments-attention.md).
+    let blocks = queries.saturating_mul(parts).saturating_mul(groups).saturating_mul(2 * split);
+    if blocks <= multiprocessors / 2 { 2 } else { 1 }
 }
 
 #[cfg(test)]
@@ -159,11 +161,22 @@ mod tests {
 
     #[test]
     fn few_queries_have_halves_of_channels() {
-        let of = |items| halves_of_channels(items, MULTIPROCESSORS);
-        assert_eq!([[1, 1, 1], [16, 1, 1], [8, 2, 1], [4, 2, 2]].map(of), [2; 4]);
-        assert_eq!([[17, 1, 1], [9, 2, 1], [9, 1, 2], [2048, 1, 1]].map(of), [1; 4]);
-        assert_eq!(of([u32::MAX, 4, 2]), 1, "no product wraps around");
-        let of_one = |multiprocessors| halves_of_channels([1, 1, 1], multiprocessors);
-        assert_eq!([0, u32::MAX].map(of_one), [1, 2]);
+        let of = |items, split| halves_of_channels(items, split, MULTIPROCESSORS);
+        assert_eq!([[1, 1, 1], [16, 1, 1], [8, 2, 1], [4, 2, 2]].map(|items| of(items, 2)), [2; 4]);
+        assert_eq!(
+            [[17, 1, 1], [9, 2, 1], [9, 1, 2], [2048, 1, 1]].map(|items| of(items, 2)),
+            [1; 4]
+        );
+        assert_eq!(
+            [[1, 1, 1], [33, 1, 1], [8, 4, 1], [16, 1, 2]].map(|items| of(items, 1)),
+            [2; 4]
+        );
+        assert_eq!(
+            [[34, 1, 1], [9, 4, 1], [17, 1, 2], [2048, 1, 1]].map(|items| of(items, 1)),
+            [1; 4]
+        );
+        assert_eq!(of([u32::MAX, 4, 2], 1), 1, "no product wraps around");
+        let of_one = |multiprocessors| halves_of_channels([1, 1, 1], 1, multiprocessors);
+        assert_eq!([0, 3, 4, u32::MAX].map(of_one), [1, 1, 2, 2]);
     }
 }

@@ -8,7 +8,7 @@ use crate::ids::{BlockId, CacheId, SlotId};
 /// entered, so that no other call can use it before.
 #[derive(Debug)]
 pub(crate) struct Room {
-    pub ledger: CacheId,
+    pub cache: CacheId,
     pub slot: SlotId,
     pub blocks: Vec<Block>,
     pub at: Positions,

@@ -13,7 +13,7 @@ use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
 use rand::{RngCore, SeedableRng};
 
-use super::inputs::{ensure_none_refused, part, repeated, upload};
+use super::inputs::{ensure_none_refused, part, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
@@ -154,7 +154,7 @@ impl<B: Backend> Layers<B> {
         let entries = nodes * u64::from(requests) * u64::from(seen);
         let tile_elements = u64::from(requests) * u64::from(rows) * u64::from(HEAD_DIM);
         let stream = device.stream()?;
-        let upload = |label, values: &[i32]| upload(&stream, label, values);
+        let upload = |label, values: &[i32]| stream.upload_new(label, values);
         let position = (blocks * BLOCK_TOKENS) as i32 - 1;
         let mut table: Vec<i32> = (0..(requests * blocks) as i32).collect();
         table.shuffle(&mut SmallRng::seed_from_u64(2));
@@ -177,7 +177,7 @@ impl<B: Backend> Layers<B> {
     }
 
     fn upload(&self, label: &'static str, values: &[i32]) -> Result<Buffer<B, i32>> {
-        Ok(upload(&self.stream, label, values)?)
+        Ok(self.stream.upload_new(label, values)?)
     }
 
     /// Times a graph with one launch per layer. `extra` is further memory that `launch` accesses.

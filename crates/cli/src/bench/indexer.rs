@@ -19,7 +19,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_distr::StandardNormal;
 
-use super::inputs::{ensure_none_refused, part, repeated, upload};
+use super::inputs::{ensure_none_refused, part, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
@@ -205,7 +205,7 @@ pub(super) fn selection<B: Backend>(
     let pattern: Vec<f32> = (0..PATTERN.min(4 * scores as usize)).map(|_| score()).collect();
     let all = repeated(&stream, "scores", nodes * scores, &pattern)?;
     let maxima = device.allocate("maxima", u64::from(rows) * maxima_len(columns))?;
-    let lengths = upload(&stream, "lengths", &vec![columns as i32; rows as usize])?;
+    let lengths = stream.upload_new("lengths", &vec![columns as i32; rows as usize])?;
     let selected = device.allocate("lists", u64::from(rows) * u64::from(k))?;
     let record = |node| {
         let scores = part(&all, node, nodes);
@@ -261,13 +261,10 @@ impl<B: Backend> Layers<B> {
         let groups = nodes * u64::from(queries) * maxima_len(entries);
         let positions = vec![(entries * CSA_RATIO) as i32 - 1; queries as usize];
         let layers = Self {
-            position: upload(&stream, "positions", &positions)?,
-            slot: upload(
-                &stream,
-                "slots",
-                &Vec::from_iter((0..queries).map(|i| (i / each) as i32)),
-            )?,
-            table: upload(&stream, "block table", &table)?,
+            position: stream.upload_new("positions", &positions)?,
+            slot: stream
+                .upload_new("slots", &Vec::from_iter((0..queries).map(|i| (i / each) as i32)))?,
+            table: stream.upload_new("block table", &table)?,
             query: device.allocate("queries", bytes)?,
             weight: device.allocate("head weights", vectors.into())?,
             code: repeated(&stream, "key codes", rows * format.code_bytes(), &codes)?,
@@ -286,11 +283,11 @@ impl<B: Backend> Layers<B> {
         let Self { stream, position, slot, query, weight, .. } = self;
         let heads = (queries * HEADS) as usize;
         let projected: Vec<f32> = normal(random).take(heads * INDEX_DIM as usize).collect();
-        let projected = upload(stream, "projections", &projected)?;
+        let projected = stream.upload_new("projections", &projected)?;
         let weights: Vec<f32> = normal(random).take(heads).collect();
-        let weights = upload(stream, "projected weights", &weights)?;
+        let weights = stream.upload_new("projected weights", &weights)?;
         let frequencies =
-            upload(stream, "frequencies", &compress_frequencies(&CompressRope::RELEASED))?;
+            stream.upload_new("frequencies", &compress_frequencies(&CompressRope::RELEASED))?;
         let of = StepQueries { position, slot, index: slot, first: 0, count: queries };
         let to = IndexQueries { query, weight, heads: HEADS };
         ops::index_query(

@@ -7,17 +7,6 @@ use dsv4_kv_linear::Nvfp4Matrix;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// A new buffer that holds `values`.
-pub fn upload<B: Backend, T: Pod>(
-    stream: &Stream<B>,
-    label: &'static str,
-    values: &[T],
-) -> Result<Buffer<B, T>, DeviceError> {
-    let buffer = stream.device().allocate(label, values.len() as u64)?;
-    stream.upload(values, &buffer, 0)?;
-    Ok(buffer)
-}
-
 /// A new buffer of `len` elements, filled with repetitions of `pattern` or with its beginning.
 pub fn repeated<B: Backend, T: Pod>(
     stream: &Stream<B>,

@@ -160,7 +160,6 @@ enum Suite {
     /// meanwhile.
     Tier,
     /// What a step costs the host, without the driver. Needs no GPU.
-    #[value(alias = "books")]
     Bookkeeping,
 }
 

@@ -11,7 +11,7 @@ use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::inputs::{ensure_none_refused, part, repeated, upload};
+use super::inputs::{ensure_none_refused, part, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
@@ -167,8 +167,8 @@ impl<B: Backend> Inputs<B> {
             x: repeated(&stream, "hidden states", nodes * tokens * width, &halves)?,
             gate: repeated(&stream, "gates", nodes * experts * width, &halves)?,
             bias: repeated(&stream, "biases", nodes * experts, &logits)?,
-            table: upload(&stream, "table", &table)?,
-            token: upload(&stream, "tokens", &token)?,
+            table: stream.upload_new("table", &table)?,
+            token: stream.upload_new("tokens", &token)?,
             activations: device.allocate("activations", nodes * 64 * experts)?,
             arrivals: device.allocate("arrivals", 8)?,
             ids: device.allocate("ids", selected)?,

@@ -15,7 +15,7 @@ use dsv4_kv::ops::{
 use dsv4_kv::transfer::PartLayout;
 use dsv4_kv::{CacheConfig, Capacity, CheckpointId, KvCacheManager, SlotId};
 
-use super::inputs::{ensure_none_refused, part, repeated, upload};
+use super::inputs::{ensure_none_refused, part, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
@@ -80,7 +80,7 @@ pub(super) fn copy<B: Backend>(
     };
     let stream = device.stream()?;
     let words: Vec<_> = (0..all).flat_map(words).collect();
-    let (words, faults) = (upload(&stream, "jobs", &words)?, device.allocate("faults", 1)?);
+    let (words, faults) = (stream.upload_new("jobs", &words)?, device.allocate("faults", 1)?);
     let retained = [cache.memory(), vec![words.memory(), faults.memory()]].concat();
     let graph = cache.into_copied_state(&stream, |arena, checkpoints, slots| {
         let pieces = if direction == CopyDirection::Slot { slots } else { checkpoints };
@@ -108,8 +108,8 @@ fn digests<B: Backend>(device: &Device<B>, model: &str, blocks: u32) -> Result<M
     let stream = device.stream()?;
     let payload = device.allocate::<u8>("payload", nodes * bytes)?;
     let sections: Vec<_> = (0..blocks).flat_map(|block| [block * words, words]).collect();
-    let sections = upload(&stream, "sections", &sections)?.view();
-    let secret = upload(&stream, "secret", &ops::digest_secret())?.view();
+    let sections = stream.upload_new("sections", &sections)?.view();
+    let secret = stream.upload_new("secret", &ops::digest_secret())?.view();
     let records = device.allocate("digests", u64::from(blocks * ops::DIGEST_RECORD))?;
     let faults = device.allocate("faults", 1)?;
     let inputs = [payload.memory(), sections.memory(), secret.memory()];
@@ -150,8 +150,8 @@ pub(super) fn append<B: Backend>(
     let values: Vec<bf16> = (0..64 * HEAD_DIM).map(|i| bf16::from_f32(i as f32 / 999.0)).collect();
     let rows = nodes * u64::from(tokens * HEAD_DIM);
     let kv = repeated(&stream, "kv rows", rows, &values)?;
-    let row = upload(&stream, "ring rows", &ring_rows(tokens, ring))?;
-    let saved = upload(&stream, "checkpoint rows", &saved_rows(tokens, interval))?;
+    let row = stream.upload_new("ring rows", &ring_rows(tokens, ring))?;
+    let saved = stream.upload_new("checkpoint rows", &saved_rows(tokens, interval))?;
     let image = LayerImage { window: [0, window * DATA_BYTES], halves: [0; 2] };
     let checkpoint_bytes = window * format.row_bytes();
     let all = nodes * u64::from(number.max(1)) * checkpoint_bytes;

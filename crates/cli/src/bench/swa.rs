@@ -11,7 +11,7 @@ use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::inputs::{ensure_none_refused, part, upload};
+use super::inputs::{ensure_none_refused, part};
 use super::timing::{Measurement, measurement, nodes_for};
 use super::work::Work;
 
@@ -150,7 +150,7 @@ impl<B: Backend> Layers<B> {
         let of_tokens = |value: fn(u32, u32) -> u32| {
             let tokens = (0..requests).flat_map(|slot| (0..tokens).map(move |index| (slot, index)));
             let values: Vec<i32> = tokens.map(|(slot, index)| value(slot, index) as i32).collect();
-            upload(&stream, "step", &values)
+            stream.upload_new("step", &values)
         };
         let step = u64::from(requests * tokens);
         let rings = nodes * u64::from(requests) * u64::from(RING);
@@ -178,7 +178,7 @@ impl<B: Backend> Layers<B> {
     fn fill_rings(&self) -> Result<()> {
         let rows = self.requests * RING;
         let all: Vec<i32> = (0..rows as i32).collect();
-        let all = upload(&self.stream, "ring rows", &all)?;
+        let all = self.stream.upload_new("ring rows", &all)?;
         for index in 0..self.nodes {
             let (data, scale) = self.planes(index);
             let rings = self.rings(&data, &scale);
@@ -238,5 +238,5 @@ fn random_rows<B: Backend>(stream: &Stream<B>, rows: u64) -> Result<Buffer<B, bf
     let mut random = SmallRng::seed_from_u64(1);
     let mut value = || bf16::from_f32(random.random_range(-4.0..4.0));
     let values: Vec<bf16> = (0..rows * u64::from(HEAD_DIM)).map(|_| value()).collect();
-    Ok(upload(stream, "kv rows", &values)?)
+    Ok(stream.upload_new("kv rows", &values)?)
 }

@@ -108,8 +108,7 @@ impl<B: Backend> Tensors<B> {
     ) -> Result<Self, KvError> {
         let (device, model) = (stream.device(), &config.model);
         let source = Source::new(seed, model.layers.len() as u32);
-        let floats = device.allocate("weights and queries", source.as_floats().len() as u64)?;
-        stream.upload(source.as_floats(), &floats, 0)?;
+        let floats = stream.upload_new("weights and queries", source.as_floats())?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
         let verifier = Verifier::new(config, source);
         let heads = heads.map(|heads| HeadSource::new(seed, heads));

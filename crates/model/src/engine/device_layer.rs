@@ -66,11 +66,8 @@ impl<B: Backend> DeviceLayer<B> {
         let device = stream.device();
         let per_token = model.config.experts.per_token;
         let selected = tokens * u64::from(per_token);
-        let weights = layer.attention.sinks.to_vec();
-        let sinks = device.allocate("sinks", weights.len() as u64)?;
-        stream.upload(&weights, &sinks, 0)?;
         Ok(Self {
-            sinks,
+            sinks: stream.upload_new("sinks", &layer.attention.sinks.to_vec())?,
             selected: per_token as usize,
             compressed,
             router: Router::new(stream, &model.router, &layer.router, step_tokens)?,

@@ -248,13 +248,13 @@ fn same<T: std::fmt::Debug>(got: &Answer<T>, want: &Answer<T>) -> Result<bool, S
         Ok(got.is_ok())
     } else {
         let text = format!("the answer is {answer}, should be {expected}");
-        Err(without_ledgers(&text))
+        Err(without_cache_ids(&text))
     }
 }
 
-/// The text without the ids of ledgers, which differ in every run.
-fn without_ledgers(text: &str) -> String {
-    let mut parts = text.split("ledger: CacheId(");
+/// The text without the ids of caches, which differ in every run.
+fn without_cache_ids(text: &str) -> String {
+    let mut parts = text.split("cache: CacheId(");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |done, part| done + part.split_once("), ").map_or(part, |(_, rest)| rest))
 }

@@ -98,14 +98,14 @@ pub enum TransferError {
         /// Most bytes.
         budget: u64,
     },
-    /// All memory of a sender is taken, by drafts and by offers that were not claimed.
+    /// All memory of a sender is taken, by open transfers, and by offers that were not claimed.
     #[error(
-        "a payload of {needed} bytes does not fit: drafts and offers hold {held} of {limit} bytes; wait until some are claimed, or end those whose time is over"
+        "a payload of {needed} bytes does not fit: open transfers and offers hold {held} of {limit} bytes; wait until some are claimed, or end those whose time is over"
     )]
     SenderFull {
         /// Bytes wanted.
         needed: u64,
-        /// Bytes of drafts and offers, and of memory that the transport could not give back.
+        /// Bytes of open transfers and offers, and of memory that the transport could not give back.
         held: u64,
         /// Most bytes.
         limit: u64,
@@ -126,27 +126,27 @@ pub enum TransferError {
         /// Where the request is.
         request: Positions,
     },
-    /// The draft belongs to another request.
-    #[error("the draft is of {drafted}, not of {found}; take the parts of that one")]
+    /// The transfer belongs to another request.
+    #[error("the transfer is of {opened}, not of {found}; take the parts of that one")]
     OtherRequest {
-        /// The request of the draft.
-        drafted: RequestId,
+        /// The request of the transfer.
+        opened: RequestId,
         /// The request whose parts were given.
         found: RequestId,
     },
-    /// The request has advanced past the positions of the draft.
+    /// The request has advanced past the positions of the transfer.
     #[error(
-        "the draft is of a request at {drafted:?}, which has moved on to {found:?}; make another"
+        "the transfer is of a request at {opened:?}, which has moved on to {found:?}; make another"
     )]
     MovedOn {
-        /// The positions of the draft.
-        drafted: Positions,
+        /// The positions of the transfer.
+        opened: Positions,
         /// Where the request is.
         found: Positions,
     },
     /// Parts of the request were not copied yet.
     #[error(
-        "{there} of {needed} parts are there; take the others when the request is as far as the draft"
+        "{there} of {needed} parts are there; take the others when the request is as far as the transfer"
     )]
     NotWhole {
         /// Number of parts that were copied.

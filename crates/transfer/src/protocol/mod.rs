@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `sender.rs`, `draft.rs` | the source, and the payloads that it fills |
+//! | `sender.rs`, `open_transfer.rs` | the source, and the payloads that it fills |
 //! | `receiver.rs` | the target: reads, and their deadlines |
 //! | `quarantine.rs`, `fence.rs` | memory that a read may still write, and the fence that closes the transport |
 //! | `reading.rs`, `verified.rs` | a payload that is being read, and one that was read and verified |
@@ -15,11 +15,11 @@
 //! | `error.rs` | why a transfer failed |
 
 mod admit;
-mod draft;
 mod error;
 mod fence;
 mod memory;
 mod offer;
+mod open_transfer;
 mod prefix;
 mod quarantine;
 mod reading;
@@ -30,9 +30,9 @@ mod transfer_id;
 mod verified;
 
 pub use admit::{Claim, Claimed, Target};
-pub use draft::Draft;
 pub use error::TransferError;
 pub use offer::{Control, Offer, Opening, Ready};
+pub use open_transfer::OpenTransfer;
 pub use receiver::{Deadlines, Ended, Receiver, ReceiverStats};
 pub use sender::{NotOffered, Sender};
 pub use transfer_id::TransferId;

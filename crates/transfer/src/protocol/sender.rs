@@ -8,17 +8,17 @@ use std::time::Duration;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{Export, MoveError, PartsMut, Positions};
 
-use super::draft::Draft;
 use super::error::TransferError;
 use super::offer::{Offer, Ready};
+use super::open_transfer::OpenTransfer;
 use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, places};
 use crate::mistake::{Mistake, made};
 use crate::transport::{Descriptor, RegionMut, Registered, Storage, Transport, TransportError};
 
-/// A draft that cannot be offered, and the reason.
+/// An open transfer that cannot be offered, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{1}")]
-pub struct NotOffered(pub Box<Draft>, pub TransferError);
+pub struct NotOffered(pub Box<OpenTransfer>, pub TransferError);
 
 /// The offers of a source. It holds the payload of each offer until the offer is claimed, given up by its target, taken
 /// back, or expired. Times are durations since an instant that the caller chooses.
@@ -30,9 +30,9 @@ pub struct Sender<T: Transport> {
     /// A random number. It distinguishes this sender from earlier ones at the same address.
     epoch: u64,
     next: u64,
-    /// Most bytes of drafts and offers.
+    /// Most bytes of open transfers and offers.
     limit: u64,
-    /// Bytes of drafts and offers. A draft that is dropped counts for ever, since its memory is never freed.
+    /// Bytes of open transfers and offers. An open transfer that is dropped counts for ever, since its memory is never freed.
     held: u64,
     offered: HashMap<u64, Offered>,
 }
@@ -45,7 +45,7 @@ struct Offered {
 }
 
 impl<T: Transport> Sender<T> {
-    /// A source of payloads in host memory, which targets read by `transport`. Drafts and offers together hold at most
+    /// A source of payloads in host memory, which targets read by `transport`. Open transfers and offers together hold at most
     /// `most_bytes`.
     #[must_use]
     pub fn new(transport: T, most_bytes: u64) -> Self {
@@ -68,18 +68,18 @@ impl<T: Transport> Sender<T> {
     /// # Errors
     /// [`TransferError::Image`] unless there are `at.trunk` tokens; [`TransferError::MovedOn`] for a request that is
     /// past `at`; [`TransferError::SenderFull`]; [`TransferError::Transport`].
-    pub fn draft<B: Backend>(
+    pub fn open<B: Backend>(
         &mut self,
         export: &Export<'_, B>,
         fingerprint: Fingerprint,
         (at, tokens): (Positions, &[u32]),
-    ) -> Result<Draft, TransferError> {
+    ) -> Result<OpenTransfer, TransferError> {
         if tokens.len() != at.trunk as usize {
             return Err(ImageError::Tokens { tokens: tokens.len(), at }.into());
         }
         let found = export.positions();
         if found.trunk > at.trunk || found.draft > at.draft {
-            return Err(TransferError::MovedOn { drafted: at, found });
+            return Err(TransferError::MovedOn { opened: at, found });
         }
         let parts = export.layout().parts(at).into_iter();
         let sections: Vec<_> = parts.map(|part| Section { part, digest: 0 }).collect();
@@ -87,7 +87,7 @@ impl<T: Transport> Sender<T> {
         let (kind, tokens) = (ImageKind::Request, tokens.to_vec());
         let manifest = Manifest { kind, fingerprint, at, source, tokens, sections };
         let (memory, payload) = self.take_memory(manifest.payload_bytes())?;
-        Ok(Draft { memory, payload, manifest, id: export.id(), there: 0 })
+        Ok(OpenTransfer { memory, payload, manifest, id: export.id(), there: 0 })
     }
 
     /// The source, epoch and lease, of the next payload.
@@ -132,23 +132,23 @@ impl<T: Transport> Sender<T> {
         Ok(())
     }
 
-    /// Copies the parts of the request that are final and were not copied yet to the draft: full blocks, and everything
-    /// else once the request has reached the draft's positions.
+    /// Copies the parts of the request that are final and were not copied yet to the transfer: full blocks, and everything
+    /// else once the request has reached the transfer's positions.
     ///
     /// # Errors
-    /// [`TransferError::NotHeld`] for another sender's draft; [`TransferError::OtherRequest`];
-    /// [`TransferError::MovedOn`] for a request that is past the draft's positions; [`TransferError::Cache`],
-    /// [`TransferError::Transport`]. The draft has as many parts as before.
+    /// [`TransferError::NotHeld`] for another sender's transfer; [`TransferError::OtherRequest`];
+    /// [`TransferError::MovedOn`] for a request that is past the transfer's positions; [`TransferError::Cache`],
+    /// [`TransferError::Transport`]. The transfer has as many parts as before.
     pub fn take<B: Backend>(
         &mut self,
-        draft: &mut Draft,
+        transfer: &mut OpenTransfer,
         export: &mut Export<'_, B>,
     ) -> Result<Ready, TransferError> {
-        self.check_own(draft)?;
-        let parts = draft.next(export)?;
+        self.check_own(transfer)?;
+        let parts = transfer.next(export)?;
         if !parts.is_empty() {
-            let bytes = draft.bytes(parts.clone());
-            let Draft { memory, manifest, .. } = draft;
+            let bytes = transfer.bytes(parts.clone());
+            let OpenTransfer { memory, manifest, .. } = transfer;
             let sections = &manifest.sections[parts.clone()];
             let device = export.device().clone();
             let work = |payload: RegionMut<'_>| {
@@ -158,43 +158,43 @@ impl<T: Transport> Sender<T> {
             let sections = self.transport.with_region(memory, work)??;
             self.transport.flush(memory, bytes)?;
             manifest.sections.splice(parts.clone(), sections);
-            draft.there = parts.end;
+            transfer.there = parts.end;
         }
-        Ok(draft.ready())
+        Ok(transfer.ready())
     }
 
-    /// Frees a draft without offering it.
+    /// Frees an open transfer without offering it.
     ///
     /// # Errors
-    /// [`TransferError::NotHeld`] for another sender's draft, which is dropped: its bytes count as held by that sender
+    /// [`TransferError::NotHeld`] for another sender's transfer, which is dropped: its bytes count as held by that sender
     /// for ever. [`TransferError::Transport`].
-    pub fn abandon(&mut self, draft: Draft) -> Result<(), TransferError> {
-        self.check_own(&draft)?;
-        Ok(self.free(draft.memory)?)
+    pub fn abandon(&mut self, transfer: OpenTransfer) -> Result<(), TransferError> {
+        self.check_own(&transfer)?;
+        Ok(self.free(transfer.memory)?)
     }
 
-    /// Refuses another sender's draft: its bytes are not in this sender's account.
-    fn check_own(&self, draft: &Draft) -> Result<(), TransferError> {
-        let source_of = draft.manifest.source;
+    /// Refuses another sender's transfer: its bytes are not in this sender's account.
+    fn check_own(&self, transfer: &OpenTransfer) -> Result<(), TransferError> {
+        let source_of = transfer.manifest.source;
         let is_own = source_of.epoch == self.epoch;
         if is_own { Ok(()) } else { Err(TransferError::NotHeld { source_of }) }
     }
 
-    /// Offers a draft whose parts were all copied. Returns the message for the control channel. The offer can be
+    /// Offers an open transfer whose parts were all copied. Returns the message for the control channel. The offer can be
     /// claimed until [`Self::expire`] is called with a time later than `until`.
     ///
     /// # Errors
-    /// [`TransferError::NotWhole`], and [`TransferError::NotHeld`] for another sender's draft, with the draft.
-    pub fn offer(&mut self, draft: Draft, until: Duration) -> Result<Offer, NotOffered> {
-        if let Err(error) = self.check_own(&draft) {
-            return Err(NotOffered(Box::new(draft), error));
+    /// [`TransferError::NotWhole`], and [`TransferError::NotHeld`] for another sender's transfer, with the transfer.
+    pub fn offer(&mut self, transfer: OpenTransfer, until: Duration) -> Result<Offer, NotOffered> {
+        if let Err(error) = self.check_own(&transfer) {
+            return Err(NotOffered(Box::new(transfer), error));
         }
-        if !draft.is_whole() {
-            let (there, needed) = (draft.there, draft.manifest.sections.len());
+        if !transfer.is_whole() {
+            let (there, needed) = (transfer.there, transfer.manifest.sections.len());
             let error = TransferError::NotWhole { there, needed };
-            return Err(NotOffered(Box::new(draft), error));
+            return Err(NotOffered(Box::new(transfer), error));
         }
-        let Draft { memory, payload, manifest, .. } = draft;
+        let OpenTransfer { memory, payload, manifest, .. } = transfer;
         Ok(self.hold((memory, payload), &manifest, until))
     }
 
@@ -249,7 +249,7 @@ impl<T: Transport> Sender<T> {
         self.offered.len()
     }
 
-    /// Bytes of drafts and offers, and of memory that the transport could not give back.
+    /// Bytes of open transfers and offers, and of memory that the transport could not give back.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held

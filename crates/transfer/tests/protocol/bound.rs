@@ -15,7 +15,7 @@ fn at(tokens: u32) -> Positions {
     Positions { trunk: tokens, draft: tokens }
 }
 
-/// A draft takes only parts of its own request, until the request has advanced past it. It can be offered when it has
+/// An open transfer takes only parts of its own request, until the request has advanced past it. It can be offered when it has
 /// all parts.
 pub fn a_payload_is_of_one_position() {
     let mut world = World::new();
@@ -25,38 +25,38 @@ pub fn a_payload_is_of_one_position() {
     let World { source, story, fingerprint, .. } = &mut world;
     let stream = source.fed.stream.clone();
     let tokens: Vec<u32> = (0..134).collect();
-    let mut draft = source.draft(&mut sender, (id, *fingerprint), (at(134), &tokens));
+    let mut transfer = source.open(&mut sender, (id, *fingerprint), (at(134), &tokens));
     // Two tokens before the end: the full block is final, the state is not.
     let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
-    let ready = sender.take(&mut draft, &mut export).unwrap();
-    assert_eq!((ready.bytes, draft.is_whole()), (export.layout().block_bytes(), false));
+    let ready = sender.take(&mut transfer, &mut export).unwrap();
+    assert_eq!((ready.bytes, transfer.is_whole()), (export.layout().block_bytes(), false));
     // Refused: a number of tokens that differs from the position, and a position that the request has passed.
-    let refused = sender.draft(&export, *fingerprint, (at(134), &tokens[1..])).unwrap_err();
+    let refused = sender.open(&export, *fingerprint, (at(134), &tokens[1..])).unwrap_err();
     assert!(matches!(refused, TransferError::Image(ImageError::Tokens { .. })), "{refused}");
-    let refused = sender.draft(&export, *fingerprint, (at(129), &tokens[..129])).unwrap_err();
+    let refused = sender.open(&export, *fingerprint, (at(129), &tokens[..129])).unwrap_err();
     assert!(matches!(refused, TransferError::MovedOn { .. }), "{refused}");
-    let NotOffered(mut draft, refused) = sender.offer(draft, NEVER).unwrap_err();
+    let NotOffered(mut transfer, refused) = sender.offer(transfer, NEVER).unwrap_err();
     assert!(matches!(refused, TransferError::NotWhole { there: 1, .. }), "{refused}");
     let mut export = source.fed.manager.export(&stream, &mut source.port, other).unwrap();
-    let refused = sender.take(&mut draft, &mut export).unwrap_err();
+    let refused = sender.take(&mut transfer, &mut export).unwrap_err();
     assert!(matches!(refused, TransferError::OtherRequest { .. }), "{refused}");
     source.fed.step(&[Part::new(id, story, 132..138)], Padding::None);
     let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
-    let refused = sender.take(&mut draft, &mut export).unwrap_err();
+    let refused = sender.take(&mut transfer, &mut export).unwrap_err();
     let is_past = matches!(refused, TransferError::MovedOn { found, .. } if found == at(138));
     assert!(is_past, "{refused}");
-    sender.abandon(*draft).unwrap();
+    sender.abandon(*transfer).unwrap();
     let is_left = (0..100_000).any(|id| fabric.write(id, 0, &[]));
     assert!(sender.offers() == 0 && !is_left, "the memory was given up");
 }
 
-/// A call that fails while parts are copied leaves the draft as it was.
-pub fn a_draft_outlives_failures() {
+/// A call that fails while parts are copied leaves the transfer as it was.
+pub fn an_open_transfer_outlives_failures() {
     let mut world = World::new();
     let mut sender = Sender::new(Loopback::new(&Fabric::default()), MOST);
     let sample = &world.samples[2];
     let of = (sample.id, world.fingerprint);
-    let mut draft = world.source.draft(&mut sender, of, (sample.at, &sample.tokens));
+    let mut transfer = world.source.open(&mut sender, of, (sample.at, &sample.tokens));
     let (stream, port) = (world.source.fed.stream.clone(), &mut world.target.port);
     // A port of another cache.
     let refused = world.source.fed.manager.export(&stream, port, sample.id).unwrap_err();
@@ -66,8 +66,8 @@ pub fn a_draft_outlives_failures() {
     let refused = world.source.fed.manager.export(&other, port, sample.id).unwrap_err();
     assert!(refused.to_string().contains("stream"), "{refused}");
     let mut export = world.source.fed.manager.export(&stream, port, sample.id).unwrap();
-    sender.take(&mut draft, &mut export).unwrap();
-    let offer = sender.offer(draft, NEVER).unwrap();
+    sender.take(&mut transfer, &mut export).unwrap();
+    let offer = sender.offer(transfer, NEVER).unwrap();
     assert_eq!(decode_manifest(&offer.manifest).unwrap().0.sections.len(), {
         let layout: &PartLayout = &world.layout;
         layout.parts(sample.at).len()
@@ -115,8 +115,8 @@ pub fn requests_without_tokens_are_bounded() {
     let fingerprint = world.fingerprint;
     let opened: Vec<_> = (0..5)
         .map(|_| {
-            let draft = world.source.draft(&mut sender, (id, fingerprint), (at(0), &[]));
-            receiver.open(Duration::ZERO, &draft.opening(), &world.expected())
+            let transfer = world.source.open(&mut sender, (id, fingerprint), (at(0), &[]));
+            receiver.open(Duration::ZERO, &transfer.opening(), &world.expected())
         })
         .collect();
     assert!(opened[..4].iter().all(Result::is_ok), "{opened:?}");

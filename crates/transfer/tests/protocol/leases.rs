@@ -18,7 +18,7 @@ fn bytes(world: &World, sample: usize) -> u64 {
     world.samples[sample].payload.len() as u64
 }
 
-/// Drafts and offers count from the moment when their memory is registered until it is given back.
+/// Open transfers and offers count from the moment when their memory is registered until it is given back.
 pub fn a_sender_has_a_limit() {
     let mut world = World::new();
     let (one, two) = (bytes(&world, 2), bytes(&world, 1));
@@ -27,13 +27,13 @@ pub fn a_sender_has_a_limit() {
     let mut sender = Sender::new(Loopback::new(&fabric), limit);
     let of = (world.samples[2].id, world.fingerprint);
     let (at, tokens) = (world.samples[2].at, world.samples[2].tokens.clone());
-    let draft = world.source.draft(&mut sender, of, (at, &tokens));
+    let transfer = world.source.open(&mut sender, of, (at, &tokens));
     assert_eq!(sender.held_bytes(), one);
     let stream = world.source.fed.stream.clone();
     let again = |world: &mut World, sender: &mut Sender<Loopback>| {
         let (manager, port) = (&mut world.source.fed.manager, &mut world.source.port);
         let export = manager.export(&stream, port, of.0).unwrap();
-        sender.draft(&export, of.1, (at, &tokens))
+        sender.open(&export, of.1, (at, &tokens))
     };
     let refused = again(&mut world, &mut sender).unwrap_err();
     let is_full = matches!(
@@ -50,35 +50,35 @@ pub fn a_sender_has_a_limit() {
     let (small, _) = world.offer_until(&mut sender, 1, SECOND);
     assert_eq!(sender.held_bytes(), one + two);
     assert!(sender.claim(small));
-    sender.abandon(draft).unwrap();
+    sender.abandon(transfer).unwrap();
     assert_eq!(sender.held_bytes(), 0);
-    again(&mut world, &mut sender).map(|draft| sender.abandon(draft)).unwrap().unwrap();
+    again(&mut world, &mut sender).map(|transfer| sender.abandon(transfer)).unwrap().unwrap();
 }
 
-/// A sender offers only its own drafts: another sender's draft could take the place of one of its own, and be claimed
+/// A sender offers only transfers of its own: another sender's transfer could take the place of one of its own, and be claimed
 /// for it.
-pub fn a_draft_is_its_senders() {
+pub fn an_open_transfer_is_its_senders() {
     let (mut world, fabric) = (World::new(), Fabric::default());
     let [mut own, mut other] = [(); 2].map(|()| Sender::new(Loopback::new(&fabric), MOST));
     let (held, _) = world.offer_until(&mut other, 1, SECOND);
-    let draft = world.take(&mut own, 2, world.fingerprint);
-    let source = draft.source();
+    let transfer = world.take(&mut own, 2, world.fingerprint);
+    let source = transfer.source();
     assert_eq!(source.lease, held.lease, "each counts from the same number");
-    let NotOffered(draft, why) = other.offer(draft, SECOND).unwrap_err();
+    let NotOffered(transfer, why) = other.offer(transfer, SECOND).unwrap_err();
     assert!(matches!(why, TransferError::NotHeld { source_of } if source_of == source), "{why}");
     assert_eq!((other.offers(), other.held_bytes()), (1, bytes(&world, 1)));
-    own.offer(*draft, SECOND).unwrap();
-    // Nor does it abandon another sender's draft, whose bytes would then be counted as given back.
-    let draft = world.take(&mut own, 2, world.fingerprint);
-    let (foreign, held_bytes) = (draft.source(), own.held_bytes());
-    let why = other.abandon(draft).unwrap_err();
+    own.offer(*transfer, SECOND).unwrap();
+    // Nor does it abandon another sender's transfer, whose bytes would then be counted as given back.
+    let transfer = world.take(&mut own, 2, world.fingerprint);
+    let (foreign, held_bytes) = (transfer.source(), own.held_bytes());
+    let why = other.abandon(transfer).unwrap_err();
     assert!(matches!(why, TransferError::NotHeld { source_of } if source_of == foreign), "{why}");
     assert_eq!((other.held_bytes(), own.held_bytes()), (bytes(&world, 1), held_bytes));
     assert!(own.claim(source) && other.claim(held));
     assert_eq!(
         (own.held_bytes(), other.held_bytes()),
         (bytes(&world, 2), 0),
-        "a draft that is lost"
+        "an open transfer that is lost"
     );
 }
 

@@ -13,8 +13,8 @@ use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::{NotOffered, Offer, Opening, Ready, ReceiverStats};
 use dsv4_kv_transfer::transport::{Fabric, Files, Loopback};
 use dsv4_kv_transfer::{
-    Deadlines, Draft, Fingerprint, ImageError, Receiver, Sender, Source, Target, TransferError,
-    TransferId, Transport, Verified,
+    Deadlines, Fingerprint, ImageError, OpenTransfer, Receiver, Sender, Source, Target,
+    TransferError, TransferId, Transport, Verified,
 };
 
 use crate::faulty::{Fault, Line};
@@ -37,7 +37,7 @@ pub const SHORT: Plan = Plan { prompt: PROMPT, chunk: 100 };
 pub struct Prefill {
     pub id: RequestId,
     plan: Plan,
-    draft: Draft,
+    transfer: OpenTransfer,
     done: usize,
 }
 
@@ -60,12 +60,12 @@ impl Prefill {
         let prompt = plan.prompt as u32;
         let at = Positions { trunk: prompt, draft: prompt };
         let tokens: Vec<u32> = (0..prompt).collect();
-        let draft = site.draft(sender, (id, fingerprint), (at, &tokens));
-        Self { id, plan, draft, done: 0 }
+        let transfer = site.open(sender, (id, fingerprint), (at, &tokens));
+        Self { id, plan, transfer, done: 0 }
     }
 
     pub fn opening(&self) -> Opening {
-        self.draft.opening()
+        self.transfer.opening()
     }
 
     /// Computes a chunk, and takes the parts that are final afterwards.
@@ -83,15 +83,15 @@ impl Prefill {
         }
         let stream = site.fed.stream.clone();
         let mut export = site.fed.manager.export(&stream, &mut site.port, self.id).unwrap();
-        sender.take(&mut self.draft, &mut export).unwrap()
+        sender.take(&mut self.transfer, &mut export).unwrap()
     }
 
     pub fn is_whole(&self) -> bool {
-        self.draft.is_whole()
+        self.transfer.is_whole()
     }
 
     pub fn offer<T: Transport>(self, sender: &mut Sender<T>) -> Offer {
-        sender.offer(self.draft, NEVER).map_err(|NotOffered(_, error)| error).unwrap()
+        sender.offer(self.transfer, NEVER).map_err(|NotOffered(_, error)| error).unwrap()
     }
 }
 
@@ -231,7 +231,7 @@ pub fn silence_and_giving_up_free_memory() {
     assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().quiet), (0, 1));
     // The deadline counts from the last message, not from the opening.
     let id = prefill.id;
-    faults.sender.abandon(prefill.draft).unwrap();
+    faults.sender.abandon(prefill.transfer).unwrap();
     faults.world.source.fed.manager.release(id).unwrap();
     let (mut prefill, transfer) = faults.open();
     for _ in 0..2 {
@@ -247,7 +247,7 @@ pub fn silence_and_giving_up_free_memory() {
     ));
     // Given up while a read goes on: quarantined until it ends.
     let id = prefill.id;
-    faults.sender.abandon(prefill.draft).unwrap();
+    faults.sender.abandon(prefill.transfer).unwrap();
     faults.world.source.fed.manager.release(id).unwrap();
     let (mut prefill, transfer) = faults.open();
     (0..2).for_each(|_| {

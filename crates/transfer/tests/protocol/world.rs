@@ -10,7 +10,7 @@ use dsv4_kv_tests::fed::{Fed, Padding, Part};
 use dsv4_kv_tests::stories::{Story, config, tiny};
 use dsv4_kv_transfer::protocol::Offer;
 use dsv4_kv_transfer::{
-    Claimed, Control, Deadlines, Draft, Expected, Fingerprint, Sender, Source, Target,
+    Claimed, Control, Deadlines, Expected, Fingerprint, OpenTransfer, Sender, Source, Target,
     TransferError, Transport, Verified,
 };
 #[cfg(feature = "nixl")]
@@ -137,30 +137,30 @@ impl<B: Backend> Site<B> {
         (at, payload)
     }
 
-    /// A draft of a request of the source that will be at positions `at`.
-    pub fn draft<T: Transport>(
+    /// An open transfer of a request of the source that will be at positions `at`.
+    pub fn open<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
         (id, fingerprint): (RequestId, Fingerprint),
         (at, tokens): (Positions, &[u32]),
-    ) -> Draft {
+    ) -> OpenTransfer {
         let stream = self.fed.stream.clone();
         let export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
-        sender.draft(&export, fingerprint, (at, tokens)).unwrap()
+        sender.open(&export, fingerprint, (at, tokens)).unwrap()
     }
 
-    /// A draft of a request that is at positions `at`, with all its parts.
+    /// An open transfer of a request that is at positions `at`, with all its parts.
     pub fn whole<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
         (id, fingerprint): (RequestId, Fingerprint),
         (at, tokens): (Positions, &[u32]),
-    ) -> Draft {
-        let mut draft = self.draft(sender, (id, fingerprint), (at, tokens));
+    ) -> OpenTransfer {
+        let mut transfer = self.open(sender, (id, fingerprint), (at, tokens));
         let stream = self.fed.stream.clone();
         let mut export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
-        sender.take(&mut draft, &mut export).unwrap();
-        draft
+        sender.take(&mut transfer, &mut export).unwrap();
+        transfer
     }
 }
 
@@ -231,8 +231,8 @@ impl<B: Backend> World<B> {
         sample: usize,
         until: Duration,
     ) -> (Source, Offer) {
-        let draft = self.take(sender, sample, self.fingerprint);
-        (draft.source(), sender.offer(draft, until).unwrap())
+        let transfer = self.take(sender, sample, self.fingerprint);
+        (transfer.source(), sender.offer(transfer, until).unwrap())
     }
 
     /// Offers a complete sample.
@@ -247,17 +247,17 @@ impl<B: Backend> World<B> {
         sample: usize,
         fingerprint: Fingerprint,
     ) -> Offer {
-        let draft = self.take(sender, sample, fingerprint);
-        sender.offer(draft, NEVER).unwrap()
+        let transfer = self.take(sender, sample, fingerprint);
+        sender.offer(transfer, NEVER).unwrap()
     }
 
-    /// A draft with all parts of a sample.
+    /// An open transfer with all parts of a sample.
     pub fn take<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
         sample: usize,
         fingerprint: Fingerprint,
-    ) -> Draft {
+    ) -> OpenTransfer {
         let Self { samples, source, .. } = self;
         let Sample { id, at, tokens, .. } = &samples[sample];
         source.whole(sender, (*id, fingerprint), (*at, tokens))
@@ -273,8 +273,8 @@ impl<B: Backend> World<B> {
     ) -> Offer {
         let tokens: Vec<_> = (0..end as u32).collect();
         let at = Positions { trunk: end as u32, draft: end as u32 };
-        let draft = self.source.whole(sender, (id, self.fingerprint), (at, &tokens));
-        sender.offer(draft, NEVER).unwrap()
+        let transfer = self.source.whole(sender, (id, self.fingerprint), (at, &tokens));
+        sender.offer(transfer, NEVER).unwrap()
     }
 }
 

@@ -13,7 +13,7 @@ use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
 use rand::{Rng, SeedableRng};
 
-use super::super::inputs::{ensure_none_refused, part, repeated, upload};
+use super::super::inputs::{ensure_none_refused, part, repeated};
 use super::super::timing::{Measurement, measurement, nodes_for};
 use super::case::{Case, Queries};
 
@@ -66,7 +66,7 @@ impl<B: Backend> Layers<B> {
         let step = |label, of: &dyn Fn(u32) -> u32, padding: i32| {
             let live = (0..case.live()).map(|query| of(query) as i32);
             let padding = (case.live()..case.tokens()).map(|_| padding);
-            upload(&stream, label, &live.chain(padding).collect::<Vec<_>>())
+            stream.upload_new(label, &live.chain(padding).collect::<Vec<_>>())
         };
         let used = u64::from(case.requests * case.blocks());
         let entries = nodes * used * u64::from(entries_per_block(&case));
@@ -77,8 +77,8 @@ impl<B: Backend> Layers<B> {
             position: step("positions", &|query| case.context() - queries + query % queries, 0)?,
             slot: step("slots", &|query| query / queries, -1)?,
             index: step("indices", &|query| query % queries, 0)?,
-            table: upload(&stream, "block table", &table(&case))?,
-            lists: upload(&stream, "lists", &lists(&case, nodes * tokens))?,
+            table: stream.upload_new("block table", &table(&case))?,
+            lists: stream.upload_new("lists", &lists(&case, nodes * tokens))?,
             ring: planes(&stream, case.format, nodes * u64::from(case.requests * RING))?,
             own: has_own.then(|| planes(&stream, case.format, nodes * tokens)).transpose()?,
             entries: planes(&stream, case.format, entries)?,

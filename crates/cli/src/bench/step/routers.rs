@@ -8,7 +8,6 @@ use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::super::inputs::upload;
 use super::super::trunk::Tensors;
 
 /// The routers of a model's layers, all of the learned kind.
@@ -35,7 +34,7 @@ impl<B: Backend> Routers<B> {
         let device = stream.device();
         Ok(Self {
             routers: (0..layers).map(router).collect::<Result<_, _>>()?,
-            token: upload(stream, "tokens", &vec![1; tokens as usize])?,
+            token: stream.upload_new("tokens", &vec![1; tokens as usize])?,
             ids: device.allocate("experts", selected)?,
             weights: device.allocate("weights of experts", selected)?,
         })

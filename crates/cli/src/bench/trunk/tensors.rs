@@ -12,7 +12,7 @@ use dsv4_kv_linear::Nvfp4Linear;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::super::inputs::{part, random_nvfp4, repeated, upload};
+use super::super::inputs::{part, random_nvfp4, repeated};
 use super::super::load::Weight;
 use super::super::projections::{LayerProjections, Projections, random_bf16};
 use super::heads::Heads;
@@ -129,11 +129,8 @@ impl<B: Backend> Tensors<B> {
             projected: [projected(heads * INDEX_DIM)?, projected(heads)?],
             query: device.allocate("queries", rows(IndexFormat::MAX_QUERY_BYTES))?,
             query_weight: device.allocate("head weights", rows(heads))?,
-            frequencies: upload(
-                stream,
-                "frequencies",
-                &compress_frequencies(&model.compress_rope),
-            )?,
+            frequencies: stream
+                .upload_new("frequencies", &compress_frequencies(&model.compress_rope))?,
             lists: device.allocate("lists", rows(k))?,
             window: device.allocate("window tile", tile(WINDOW))?,
             entries: device.allocate("entry tile", tile(entry_rows))?,

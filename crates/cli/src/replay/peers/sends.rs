@@ -9,7 +9,7 @@ use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{Port, Positions};
 use dsv4_kv::{CacheConfig, RequestId};
 use dsv4_kv_transfer::transport::Storage;
-use dsv4_kv_transfer::{Draft, Fingerprint, Sender, Source, Transport};
+use dsv4_kv_transfer::{Fingerprint, OpenTransfer, Sender, Source, Transport};
 
 use super::super::full::Full;
 use super::super::setup::Setup;
@@ -42,7 +42,7 @@ pub fn storage<B: Backend>(device: &Device<B>, setup: &Setup) -> Result<Storage>
 /// A request that leaves while its prompt is computed.
 struct Leaving {
     index: usize,
-    draft: Draft,
+    transfer: OpenTransfer,
     /// Number of bytes that the other process was told of.
     told: u64,
 }
@@ -85,11 +85,11 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
         let trunk = tokens.len() as u32;
         let draft = if export.layout().has_draft_layers() { trunk } else { 0 };
         let at = Positions { trunk, draft };
-        let draft = lock(&self.sender).draft(&export, self.fingerprint, (at, tokens))?;
-        let opening = draft.opening();
+        let transfer = lock(&self.sender).open(&export, self.fingerprint, (at, tokens))?;
+        let opening = transfer.opening();
         let (manifest, payload) = (opening.manifest, opening.payload.0);
         to.send(&ToDecode::Open { index, reused, manifest, payload })?;
-        self.leaving.insert(id, Leaving { index, draft, told: 0 });
+        self.leaving.insert(id, Leaving { index, transfer, told: 0 });
         Ok(())
     }
 
@@ -97,9 +97,9 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
         let Some(leaving) = self.leaving.get_mut(&id) else { return Ok(()) };
         let (cache, stream) = cache.parts();
         let mut export = cache.export(stream, &mut self.port, id)?;
-        let ready = lock(&self.sender).take(&mut leaving.draft, &mut export)?;
+        let ready = lock(&self.sender).take(&mut leaving.transfer, &mut export)?;
         // The last part is announced by the offer.
-        if ready.bytes > leaving.told && !leaving.draft.is_whole() {
+        if ready.bytes > leaving.told && !leaving.transfer.is_whole() {
             leaving.told = ready.bytes;
             let Source { epoch, lease } = ready.source;
             to.send(&ToDecode::Ready { index: leaving.index, epoch, lease, bytes: ready.bytes })?;
@@ -108,16 +108,16 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
     }
 
     fn ended(&mut self, _cache: &mut Full<B>, to: &Link, id: RequestId) -> Result<bool> {
-        let Leaving { index, draft, .. } =
+        let Leaving { index, transfer, .. } =
             self.leaving.remove(&id).context("a prompt that leaves was admitted")?;
         let mut sender = lock(&self.sender);
-        let is_whole = draft.is_whole();
+        let is_whole = transfer.is_whole();
         if is_whole {
-            let offer = sender.offer(draft, Duration::MAX)?;
+            let offer = sender.offer(transfer, Duration::MAX)?;
             let (manifest, payload, at_ms) = (offer.manifest, offer.payload.0, now_ms());
             to.send(&ToDecode::Offer { index, manifest, payload, at_ms })?;
         } else {
-            sender.abandon(draft)?;
+            sender.abandon(transfer)?;
             to.send(&ToDecode::Forget { index })?;
         }
         Ok(is_whole)

@@ -258,7 +258,7 @@ mod tests {
     use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
     use dsv4_kv::transfer::Positions;
     use dsv4_kv_transfer::transport::{Fabric, Loopback};
-    use dsv4_kv_transfer::{Draft, Sender};
+    use dsv4_kv_transfer::{OpenTransfer, Sender};
 
     use super::*;
     use crate::replay::ReplayArgs;
@@ -282,7 +282,7 @@ mod tests {
         sender: Sender<Loopback>,
         takes: BytesIn<Emulator, Loopback>,
         seed: u64,
-        drafts: HashMap<usize, (RequestId, Draft)>,
+        open: HashMap<usize, (RequestId, OpenTransfer)>,
     }
 
     impl Moves {
@@ -300,8 +300,8 @@ mod tests {
             let (fabric, (_, answers)) = (Fabric::default(), mpsc::channel());
             let takes = BytesIn::new(&target, Loopback::new(&fabric), &setup, answers).unwrap();
             let sender = Sender::new(Loopback::new(&fabric), u64::MAX);
-            let (seed, drafts) = (setup.seed, HashMap::new());
-            Self { source, port, sender, takes, seed, drafts }
+            let (seed, open) = (setup.seed, HashMap::new());
+            Self { source, port, sender, takes, seed, open }
         }
 
         fn end(port: &Port<Emulator>) -> Positions {
@@ -317,23 +317,23 @@ mod tests {
             let end = Self::end(&self.port);
             let (cache, stream) = self.source.parts();
             let export = cache.export(stream, &mut self.port, id).unwrap();
-            let draft = self.sender.draft(&export, fingerprint, (end, &tokens)).unwrap();
-            let Opening { manifest, payload } = draft.opening();
+            let transfer = self.sender.open(&export, fingerprint, (end, &tokens)).unwrap();
+            let Opening { manifest, payload } = transfer.opening();
             let payload = payload.0;
             self.takes.hear(ToDecode::Open { index, reused: 0, manifest, payload }).unwrap();
-            self.drafts.insert(index, (id, draft));
+            self.open.insert(index, (id, transfer));
             self.takes.coming[&index].transfer.is_some()
         }
 
         /// Computes the prompt, and offers it.
         fn offer(&mut self, index: usize) {
-            let (id, mut draft) = self.drafts.remove(&index).unwrap();
+            let (id, mut transfer) = self.open.remove(&index).unwrap();
             let tokens: Vec<_> = (0..TOKENS).collect();
             self.source.step(&[StepRequest { id, start: 0, tokens: TOKENS }], &tokens).unwrap();
             let (cache, stream) = self.source.parts();
             let mut export = cache.export(stream, &mut self.port, id).unwrap();
-            self.sender.take(&mut draft, &mut export).unwrap();
-            let Offer { manifest, payload } = self.sender.offer(draft, Duration::MAX).unwrap();
+            self.sender.take(&mut transfer, &mut export).unwrap();
+            let Offer { manifest, payload } = self.sender.offer(transfer, Duration::MAX).unwrap();
             let (payload, at_ms) = (payload.0, 1.0);
             self.takes.hear(ToDecode::Offer { index, manifest, payload, at_ms }).unwrap();
             self.source.release(id).unwrap();

@@ -14,7 +14,7 @@ use crate::transport::{Descriptor, Registered};
 /// Memory for the payload of a request, which is filled part by part: blocks as they become full, the state last.
 #[derive(Debug)]
 #[must_use = "memory that is dropped is lost to its transport; offer or abandon it"]
-pub struct Draft {
+pub struct OpenTransfer {
     pub(super) memory: Registered,
     pub(super) payload: Descriptor,
     /// The manifest that will be offered. It has the digests of the parts that were copied; the others are 0.
@@ -25,7 +25,7 @@ pub struct Draft {
     pub(super) there: usize,
 }
 
-impl Draft {
+impl OpenTransfer {
     /// The lease under which the sender holds it.
     #[must_use]
     pub fn source(&self) -> Source {
@@ -52,19 +52,19 @@ impl Draft {
     }
 
     /// The parts of the request that are final and were not copied yet: full blocks, or all parts once the request has
-    /// reached the draft's positions.
+    /// reached the transfer's positions.
     pub(super) fn next<B: Backend>(
         &self,
         export: &Export<'_, B>,
     ) -> Result<Range<usize>, TransferError> {
-        let (drafted, found) = (self.manifest.at, export.positions());
+        let (opened, found) = (self.manifest.at, export.positions());
         if export.id() != self.id {
-            return Err(TransferError::OtherRequest { drafted: self.id, found: export.id() });
+            return Err(TransferError::OtherRequest { opened: self.id, found: export.id() });
         }
-        if found.trunk > drafted.trunk || found.draft > drafted.draft {
-            return Err(TransferError::MovedOn { drafted, found });
+        if found.trunk > opened.trunk || found.draft > opened.draft {
+            return Err(TransferError::MovedOn { opened, found });
         }
-        let end = match found == drafted {
+        let end = match found == opened {
             true => self.manifest.sections.len(),
             false => export.layout().full_blocks(found) as usize,
         };
