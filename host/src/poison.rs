@@ -25,7 +25,7 @@ const CAPACITY: u64 = 64;
 const RECORD: usize = FindPoisonParams::RECORD as usize;
 
 /// Words of the memory that [`crate::ops::find_poison`] and [`crate::ops::find_poisoned_keys`] write.
-pub(crate) const WORDS: u64 = 1 + CAPACITY * RECORD as u64;
+pub(crate) const WORDS: u64 = FindPoisonParams::HEAD as u64 + CAPACITY * RECORD as u64;
 
 /// Slots and blocks that were freed since the last step and must be poisoned before the next one.
 /// Each is listed once, however often it was freed.
@@ -80,24 +80,26 @@ impl Freed {
     }
 }
 
-/// Reads the results of the searches since the last read; `Ok` if nothing was found.
+/// Reads the results of a layer group's searches since the last read, and adds the rows that were recorded to `rows`.
+/// Returns how many were found. The number on the device only grows: setting it to 0 would lose what kernels in other
+/// streams count meanwhile.
 pub(crate) fn read<B: Backend>(
     stream: &Stream<B>,
     found: &Buffer<B, u32>,
     ledger: &Ledger,
-) -> Result<(), KvError> {
+    rows: &mut Vec<PoisonRead>,
+) -> Result<u32, KvError> {
     let mut words = [0_u32; WORDS as usize];
     stream.download(&found.view(), 0, &mut words)?;
-    let [count, records @ ..] = &words;
-    if *count == 0 {
-        return Ok(());
+    let [count, read, records @ ..] = &words;
+    let new = count.wrapping_sub(*read);
+    if new > 0 {
+        // If this fails, the next read reports the rows again.
+        let _ = stream.upload(&[*count], found, 1);
+        let records = records.chunks_exact(RECORD).take(new as usize);
+        rows.extend(records.map(|record| read_record(ledger, record)));
     }
-    // If the count cannot be cleared, the next read reports the rows again.
-    let _ = stream.upload(&[0], found, 0);
-    let records = records.chunks_exact(RECORD).take(*count as usize);
-    let mut rows: Vec<_> = records.map(|record| read_record(ledger, record)).collect();
-    rows.sort_unstable();
-    Err(KvError::PoisonRead { count: *count, rows })
+    Ok(new)
 }
 
 fn read_record(ledger: &Ledger, record: &[u32]) -> PoisonRead {

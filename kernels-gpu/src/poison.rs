@@ -75,15 +75,16 @@ unsafe fn is_poison(tile: Global<u16>, at: u64, lane: u32) -> bool {
 /// Counts a row, and records it while there is room.
 ///
 /// # Safety
-/// `found` has the count and `capacity` records, and is written by this function only.
+/// `found` has its head and `capacity` records. Kernels write it by this function only, and the host only its second word.
 #[inline(always)]
 pub(crate) unsafe fn record(found: GlobalMut<u32>, words: [u32; 4], capacity: u32) {
     // SAFETY: the count is only ever accessed atomically, and hands out each record once.
     unsafe {
-        let index = DeviceAtomicU32::new(found, 0).add(1);
+        let index = DeviceAtomicU32::new(found, 0).add(1).wrapping_sub(found.load(1));
         if index < capacity {
             let [a, b, c, d] = words;
-            let at = 1 + u64::from(index) * u64::from(FindPoisonParams::RECORD);
+            let record = u64::from(index) * u64::from(FindPoisonParams::RECORD);
+            let at = u64::from(FindPoisonParams::HEAD) + record;
             found.store(at, a);
             found.store(at + 1, b);
             found.store(at + 2, c);

@@ -305,7 +305,7 @@ impl Checkpoint {
         let one: &[u64] = if self.find(&whole)?.shape.is_empty() { &[] } else { &[1] };
         let found = elements(self.scales(&whole, one, Dtype::F32, "F32")?, f32::from_le_bytes)[0];
         let factor = if is_divisor { 1.0 / found } else { found };
-        if !factor.is_finite() {
+        if !found.is_finite() || !factor.is_finite() {
             return Err(CheckpointError::BadScale { name: whole, index: 0 });
         }
         Ok((bytes, factor))

@@ -172,6 +172,9 @@ fn quoted_code_is_the_code_that_is_run() {
         let text = fs::read_to_string(&document).expect("a document");
         for quoted in text.split("<!-- ").skip(1) {
             let Some((place, rest)) = quoted.split_once(" -->\n```") else { continue };
+            if place.starts_with("ANCHOR: ") {
+                continue;
+            }
             let (file, name) = place.split_once(':').expect("a file and an anchor");
             let code = rest.split_once('\n').and_then(|(_, code)| code.split_once("```"));
             let (code, _) = code.expect("a code block");

@@ -73,6 +73,8 @@ impl<B: Backend> Scratch<B> {
         if stream.is_capturing() {
             return launches(self);
         }
+        // No other thread begins a capture between the launches, which would record some of them only.
+        let _running = stream.running("routing a batch")?;
         self.follow(stream)?;
         if self.unclean {
             self.clean(stream)?;

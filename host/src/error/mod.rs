@@ -139,8 +139,8 @@ pub enum KvError {
     },
     /// The request cannot continue from the checkpoint: it has too few tokens, or other blocks than those before it.
     #[error(
-        "{request} has {committed} tokens and {blocks} blocks; to continue at position {boundary} it needs at least \
-         {boundary} tokens and exactly {needed} blocks"
+        "{request} has {committed} tokens in {blocks} blocks; to continue at position {boundary} it needs at least \
+         {boundary} tokens, in exactly {needed} blocks"
     )]
     NotRestorable {
         /// The request.
@@ -149,7 +149,7 @@ pub enum KvError {
         boundary: u32,
         /// Final tokens it has.
         committed: u32,
-        /// Blocks it has.
+        /// Blocks of its final tokens.
         blocks: u32,
         /// Blocks of `boundary` tokens.
         needed: u32,

@@ -262,6 +262,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let (queries, from, table, keys) = (&queries, &quantised, &table, &keys);
         let format = keys.format;
         if let Some(found) = &memory.poison {
+            let found = &found[access.group.index()];
             let (layer, scored) = (self.schema().layer, Scored { skip: k, columns });
             let search = PoisonedKeySearch { queries, layer, table, keys, scored, found };
             ops::find_poisoned_keys(stream, &search)?;

@@ -102,8 +102,8 @@ impl Ledger {
         }
     }
 
-    /// Checks that a request can continue from a checkpoint: it has exactly the blocks of the checkpoint's tokens, and
-    /// has computed these tokens.
+    /// Checks that a request can continue from a checkpoint: its final tokens are in exactly the blocks of the checkpoint's tokens, and
+    /// it has computed these tokens. Further blocks that it took for rejected drafts stay its own.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
@@ -113,12 +113,11 @@ impl Ledger {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
-        let request = self.request(id)?;
+        let committed = self.request(id)?.groups[LayerGroup::Trunk.index()].committed;
         self.check_in_no_step(id)?;
         self.checkpoints.check_own(from)?;
-        let (boundary, blocks) = (from.boundary(), request.blocks.len() as u32);
-        let committed = request.groups[LayerGroup::Trunk.index()].committed;
-        let needed = self.blocks_of(boundary);
+        let boundary = from.boundary();
+        let (blocks, needed) = (self.blocks_of(committed), self.blocks_of(boundary));
         // Entries of tokens after `committed` are still those of the block's previous owner.
         if blocks != needed || (needed > 0 && committed < boundary) {
             return Err(KvError::NotRestorable {

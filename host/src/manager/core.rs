@@ -72,12 +72,17 @@ impl<B: Backend> Core<B> {
         if refusals.is_empty() { Ok(()) } else { Err(KvError::KernelRefused { refusals }) }
     }
 
-    /// See [`KvCacheManager::check_poison`].
-    pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        match &self.memory.poison {
-            Some(found) => poison::read(stream, found, &self.read_ledger()),
-            None => Ok(()),
+    /// See [`KvCacheManager::check_poison`]; of the steps of these groups.
+    pub fn check_poison(&self, stream: &Stream<B>, groups: &[LayerGroup]) -> Result<(), KvError> {
+        let Some(found) = &self.memory.poison else { return Ok(()) };
+        let (mut count, mut rows) = (0_u32, Vec::new());
+        for group in groups {
+            let of_group = &found[group.index()];
+            let new = poison::read(stream, of_group, &self.read_ledger(), &mut rows)?;
+            count = count.saturating_add(new);
         }
+        rows.sort_unstable();
+        if count == 0 { Ok(()) } else { Err(KvError::PoisonRead { count, rows }) }
     }
 
     /// Refuses a stream of another device.

@@ -233,12 +233,13 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Waits for `stream` and reports rows and keys that were gathered or scored since the last check although no
-    /// kernel had written them. Without [`CacheConfig::poison`] there is nothing to report.
+    /// kernel had written them. Of kernels that run in another stream meanwhile, rows may be counted whose records are not
+    /// there yet: check each layer group by its own step then. Without [`CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors
     /// [`KvError::PoisonRead`]; [`KvError::Device`].
     pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        self.core.check_poison(stream)
+        self.core.check_poison(stream, &LayerGroup::ALL)
     }
 
     /// The pools of a layer, read-only, for inspection.

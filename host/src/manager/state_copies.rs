@@ -39,8 +39,8 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Restores a request from a checkpoint of itself: one launch copies the saved state to its slot. The request must
-    /// have exactly the blocks of the checkpoint's tokens, as after a step that was rejected and had overwritten rows
+    /// Restores a request from a checkpoint of itself: one launch copies the saved state to its slot. The final tokens of
+    /// the request must be in exactly the blocks of the checkpoint's tokens, as after a step that was rejected and had overwritten rows
     /// ([`KvError::Overwritten`]). Positions of earlier [`Self::want_checkpoint`] calls are forgotten, but for the
     /// checkpoint's own, if a step has passed it and it is not saved yet. Queued in `stream`, after the earlier steps.
     /// Other requests with the same tokens continue from checkpoints by [`Self::admit_with`].

@@ -27,7 +27,7 @@ struct Specs {
 impl Specs {
     fn of(config: &CacheConfig) -> Self {
         let blocks = u64::from(config.max_requests) * u64::from(config.max_blocks_per_request());
-        let poison = BufferSpec::new("poison records", poison::WORDS);
+        let poison = BufferSpec::new("poison records", 2 * poison::WORDS);
         Self {
             table: BufferSpec::new("block table", blocks),
             frequencies: BufferSpec::new("rotary frequencies", 2 * rope::PAIRS as u64),
@@ -73,8 +73,8 @@ pub(crate) struct CacheMemory<B: Backend> {
     /// By [`LayerGroup::index`]: counts of what kernels refused in steps of the group. Each group has its own,
     /// since steps of both groups may run at the same time.
     pub faults: [FaultWords<B>; 2],
-    /// Poison that kernels read; only in a poisoned cache.
-    pub poison: Option<Buffer<B, u32>>,
+    /// Poison that kernels read, by [`LayerGroup::index`]; only in a poisoned cache.
+    pub poison: Option<[Buffer<B, u32>; 2]>,
     memory: Vec<Memory<B>>,
 }
 
@@ -115,6 +115,11 @@ impl<B: Backend> CacheMemory<B> {
         let both = allocator.allocate(specs.frequencies)?;
         let faults = allocator.allocate(specs.faults)?;
         let poison = specs.poison.map(|spec| allocator.allocate(spec)).transpose()?;
+        let of_group = |all: &Buffer<B, u32>, group: LayerGroup| {
+            let part = all.slice(group.index() as u64 * poison::WORDS, poison::WORDS);
+            part.expect("both groups have a part")
+        };
+        let poison = poison.map(|all| LayerGroup::ALL.map(|group| of_group(&all, group)));
         let stream = device.stream()?;
         let state = StateMemory::new(device, &stream, (schema, config), &pools)?;
         if config.poison {

@@ -38,7 +38,8 @@ pub struct PoisonSearch<'a, B: Backend> {
     pub tile: &'a View<B, bf16>,
     /// The kind of its rows.
     pub rows: GatheredRows<'a, B>,
-    /// `[1 + 4 * capacity]` the number of rows found, then records of the first of them.
+    /// `[2 + 4 * capacity]` the number of rows found so far, and what that number was when the records were last read; then
+    /// records of the first rows since.
     pub found: &'a Buffer<B, u32>,
 }
 
@@ -85,9 +86,10 @@ pub fn find_poison<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Number of records that `found` has room for after the count.
+/// Number of records that `found` has room for after its head.
 pub(super) fn capacity<B: Backend>(found: &Buffer<B, u32>) -> u32 {
-    const MOST: u32 = (u32::MAX - 1) / FindPoisonParams::RECORD;
-    let records = found.len().saturating_sub(1) / u64::from(FindPoisonParams::RECORD);
+    const MOST: u32 = (u32::MAX - FindPoisonParams::HEAD) / FindPoisonParams::RECORD;
+    let words = found.len().saturating_sub(FindPoisonParams::HEAD.into());
+    let records = words / u64::from(FindPoisonParams::RECORD);
     u32::try_from(records).unwrap_or(MOST).min(MOST)
 }

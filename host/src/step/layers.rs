@@ -182,12 +182,12 @@ impl<'a, B: Backend> Layers<'a, B> {
         self.core.check_faults(&self.stream, &[self.group])
     }
 
-    /// Waits for the step's stream and reports reads of rows that were never written.
+    /// Waits for the step's stream and reports reads of rows that were never written, by steps of its layer group.
     ///
     /// # Errors
     /// As [`crate::KvCacheManager::check_poison`].
     pub fn check_poison(&self) -> Result<(), KvError> {
-        self.core.check_poison(&self.stream)
+        self.core.check_poison(&self.stream, &[self.group])
     }
 
     pub(super) fn core(&self) -> &Core<B> {

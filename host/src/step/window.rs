@@ -103,6 +103,7 @@ impl<B: Backend> Access<'_, B> {
         rows: GatheredRows<'_, B>,
     ) -> Result<(), KvError> {
         let Some(found) = &self.core.memory.poison else { return Ok(()) };
+        let found = &found[self.group.index()];
         let layer = self.pools.schema.layer;
         let search = ops::PoisonSearch { queries, layer, tile, rows, found };
         Ok(ops::find_poison(self.stream, &search)?)

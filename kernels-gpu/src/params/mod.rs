@@ -333,6 +333,8 @@ impl FindPoisonParams {
     pub const LIST: u32 = 1;
     /// Row `i` is entry `i`; a record has the entry.
     pub const ALL: u32 = 2;
+    /// Words before the records: the number of rows found so far, and what that number was when the host last read the records.
+    pub const HEAD: u32 = 2;
     /// Words of a record.
     pub const RECORD: u32 = 4;
     /// The first word of a record is the layer times this, plus the source.
