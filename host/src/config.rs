@@ -37,7 +37,8 @@ pub struct CacheConfig {
     #[serde(default)]
     pub num_checkpoints: u32,
     /// Tokens between additional checkpoints of a prompt: a multiple of 128, or 0 for none. Two checkpoints are always
-    /// taken: at the last block boundary of the prompt, and where the prompt diverges from the prefix tree.
+    /// wanted: at the last block boundary of the prompt, and where the prompt diverges from the prefix tree. If a step
+    /// passes more wanted positions than checkpoints can be had, the earlier ones get them.
     #[serde(default = "checkpoint_interval")]
     pub checkpoint_interval: u32,
     /// Whether the last block boundary of an answer gets a checkpoint, so that the next turn of the conversation can

@@ -25,6 +25,9 @@ struct Records {
     closing: Global<i32>,
     token_position: Global<i32>,
     token_slot: Global<i32>,
+    token_index: Global<i32>,
+    /// For HCA.
+    token_remaining: Option<Global<i32>>,
     table: Global<i32>,
     ratio: u32,
     params: FlushParams,
@@ -37,7 +40,7 @@ impl Records {
     /// The pointers have the shapes of the kernel table; `record < capacity`.
     #[inline(always)]
     unsafe fn destination(self, record: u32) -> Destination {
-        let Self { closing, token_position, token_slot, table, ratio, params } = self;
+        let Self { closing, token_position, token_slot, table, ratio, params, .. } = self;
         // SAFETY: by this function's own contract; a slot is checked before its table row is read.
         unsafe {
             let token = closing.load(u64::from(record));
@@ -52,7 +55,7 @@ impl Records {
                 return Destination::Nothing;
             }
             let slot = token_slot.load(token as u64) as u32;
-            if slot >= params.slots {
+            if slot >= params.slots || !self.has_tokens(token as u32) {
                 return Destination::Refused;
             }
             let row = TableRow {
@@ -69,11 +72,28 @@ impl Records {
     }
 }
 
+impl Records {
+    /// Whether the step has the tokens that a token says come before and after it. If not, the compressor has pooled nothing for
+    /// it, and the record's place holds an entry of an earlier step.
+    ///
+    /// # Safety
+    /// As [`Self::destination`]; `token < tokens`.
+    #[inline(always)]
+    unsafe fn has_tokens(self, token: u32) -> bool {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let index = self.token_index.load(token.into()) as u32;
+            let remaining = self.token_remaining.map_or(0, |all| all.load(token.into()) as u32);
+            index <= token && remaining < self.params.tokens - token
+        }
+    }
+}
+
 /// The destination of a record.
 enum Destination {
     /// No record, or one that closes no window.
     Nothing,
-    /// The record's token, slot or block does not exist.
+    /// The record's token, slot or block does not exist, or tokens that it says come before or after it.
     Refused,
     /// The plane row, and the index of the entry.
     Row { row: u64, entry: u32 },
@@ -96,6 +116,8 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
             closing: args.closing,
             token_position: args.token_position,
             token_slot: args.token_slot,
+            token_index: args.token_index,
+            token_remaining: None,
             table: args.table,
             ratio: CSA_RATIO,
             params: args.params,
@@ -134,6 +156,8 @@ pub unsafe fn hca<F: RowFormat>(args: FlushHca) {
             closing: args.runs,
             token_position: args.token_position,
             token_slot: args.token_slot,
+            token_index: args.token_index,
+            token_remaining: Some(args.token_remaining),
             table: args.table,
             ratio: HCA_RATIO,
             params: args.params,

@@ -111,7 +111,7 @@ pub unsafe fn valid_lens(args: ValidLens) {
     unsafe {
         let (slot, position) = (args.token_slot.load(token), args.token_position.load(token));
         let seen = (position as u32).wrapping_add(1) / params.ratio;
-        let visible = if slot >= 0 { seen } else { 0 };
+        let visible = if slot >= 0 && position >= 0 { seen } else { 0 };
         args.lengths.store(u64::from(query), visible as i32);
     }
 }
@@ -128,9 +128,9 @@ fn query_and_row(rows: u32) -> (u32, u32) {
 /// A query: the row of the block table of its request, and the entries that it sees.
 #[derive(Clone, Copy)]
 struct Query {
-    /// Whether the query is valid: it is not padding, and its slot exists.
+    /// Whether the query is valid: it is not padding, its slot exists, and its position is not negative.
     live: bool,
-    /// Whether its slot does not exist.
+    /// Whether it is neither valid nor padding.
     refused: bool,
     /// Number of entries that the query sees; 0 unless it is live.
     visible: u32,
@@ -153,7 +153,7 @@ impl Query {
         let token = u64::from(first + query);
         // SAFETY: a query of the launch, by this function's own contract.
         let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
-        let live = slot >= 0 && (slot as u32) < slots;
+        let live = slot >= 0 && (slot as u32) < slots && position >= 0;
         let seen = (position as u32).wrapping_add(1) >> params.ratio_log2;
         let visible = fault_injection::visible(seen);
         let start = if live { slot as u64 * u64::from(max_blocks) } else { 0 };

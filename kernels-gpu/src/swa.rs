@@ -88,11 +88,11 @@ pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
     // has the `index` tokens before it, its own rows. The branches depend on token and row, never on the lane.
     unsafe {
         let slot = args.token_slot.load(u64::from(token));
-        let position = args.token_position.load(u64::from(token)) as u32;
+        let position = args.token_position.load(u64::from(token));
         let index = args.token_index.load(u64::from(token)) as u32;
-        let refused = slot >= 0 && (slot as u32 >= params.slots || index > token);
-        let live = slot >= 0 && !refused;
-        // A position of -1 is no position: its window has no rows.
+        let exists = (slot as u32) < params.slots && index <= token && position >= 0;
+        let (live, refused) = (slot >= 0 && exists, slot >= 0 && !exists);
+        let position = position as u32;
         let length = if live { position.wrapping_add(1).min(WINDOW) } else { 0 };
         if first == 0 {
             if lane == 0 {

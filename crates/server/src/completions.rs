@@ -73,8 +73,8 @@ async fn take(
         Prompt::Tokens(_) => None,
     });
     texts.clone().try_for_each(|text| check_length(app, text, request.max_tokens))?;
-    // If the client disconnects, this wait ends. A thread that has started encoding keeps its permit until it is done,
-    // even then.
+    // If the client disconnects, this wait ends, and its places are free. A thread that has started encoding keeps its permit
+    // until it is done, even then.
     let encoder = match texts.count() {
         0 => None,
         _ => Arc::clone(&app.encoders).acquire_owned().await.ok(),
@@ -83,10 +83,9 @@ async fn take(
     // Encoding a long prompt takes time, and would block a thread that serves other connections.
     let submitted = tokio::task::spawn_blocking(move || {
         let _encoder = encoder;
-        submissions(&reading.0, reading.1).map(|read| (read, places))
+        submissions(&reading.0, reading.1)
     });
-    let submitted = submitted.await;
-    let ((request, submissions), places) = submitted.map_err(|error| {
+    let (request, submissions) = submitted.await.map_err(|error| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the prompt: {error}"))
     })??;
     let prompts = submissions.iter().step_by(request.n as usize);

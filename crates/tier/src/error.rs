@@ -93,8 +93,15 @@ impl ColdError {
         }
     }
 
-    /// Whether the object is missing, damaged or foreign: a retry would not help.
+    /// Whether the object is missing, damaged, foreign, or one that may not be read, such as an archived one: a retry would not
+    /// help, and shorter prefixes may be there.
     pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Image { .. } | Self::Store(object_store::Error::NotFound { .. }))
+        use object_store::Error::{NotFound, PermissionDenied};
+        let is_of_object = |error: &_| matches!(error, NotFound { .. } | PermissionDenied { .. });
+        match self {
+            Self::Image { .. } => true,
+            Self::Store(error) => is_of_object(error),
+            _ => false,
+        }
     }
 }

@@ -229,8 +229,8 @@ impl Objects {
         (None, errors)
     }
 
-    /// Reads the images of a prefix, the last one first, back to the blocks that host memory has. A missing, damaged or
-    /// foreign object is forgotten, together with the objects whose chains lead to it, so that they are stored again.
+    /// Reads the images of a prefix, the last one first, back to the blocks that host memory has. A missing, damaged,
+    /// foreign or forbidden object is forgotten, together with the objects whose chains lead to it, so that they are stored again.
     /// `None` if the read is cancelled.
     async fn read_parts(
         &mut self,

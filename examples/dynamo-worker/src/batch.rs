@@ -119,7 +119,8 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// Runs until all senders of jobs are dropped. Jobs that are not done then are dropped.
+    /// Runs until all senders of jobs are dropped. Jobs that are not done then are dropped; prefill workers whose
+    /// requests are among them are told.
     pub fn run(&mut self, jobs: &Receiver<Job>) {
         while self.take(jobs) {
             self.drop_cancelled();
@@ -132,6 +133,10 @@ impl<B: Backend> Batch<B> {
             self.end_finished();
             self.tell_routers();
         }
+        for arriving in std::mem::take(&mut self.arriving) {
+            moves::give_up(&mut self.engine, &mut self.port, arriving.asked);
+        }
+        self.waiting.clear();
     }
 
     /// Takes new jobs, and waits a moment if there is nothing to do. Returns `false` once all senders of jobs are
@@ -182,11 +187,11 @@ impl<B: Backend> Batch<B> {
         let Some(sequence) = Sequence::new(prompt, continuation) else {
             return Err(ModelError::EmptyPrompt);
         };
-        if let Some((verified, ticket)) = moved {
-            let came = (&verified, &ticket, self.fingerprint.weights);
+        if let Some(fetched) = moved {
+            let tokens = fetched.verified().manifest().at.trunk;
+            let came = (fetched, self.fingerprint.weights);
             match moves::load(&mut self.engine, &mut self.port, came) {
                 Ok(asked) => {
-                    let tokens = verified.manifest().at.trunk;
                     self.arriving.push(Arriving { asked, sequence, updates, tokens });
                     return Ok(());
                 }
@@ -277,12 +282,21 @@ impl<B: Backend> Batch<B> {
             None => request.sequence.finish().is_some(),
         };
         for Running { id, sequence, updates, reused } in running.extract_if(.., is_done) {
+            if updates.is_closed() {
+                // Nobody would get the ticket.
+                release(engine, id);
+                continue;
+            }
+            let mut offered = None;
             let update = match (&*offers, sequence.finish()) {
                 (Some(_), _) if sequence.cached() == 0 => Update::Offered(None, reused),
                 (Some(offers), _) => {
                     let request = (id, sequence.tokens());
                     match moves::offer(engine, port, offers, *fingerprint, request) {
-                        Ok(ticket) => Update::Offered(Some(ticket), reused),
+                        Ok((ticket, source)) => {
+                            offered = Some((offers, source));
+                            Update::Offered(Some(ticket), reused)
+                        }
                         // For example, if there is no room for the payload. The decode worker then computes the prompt
                         // again.
                         Err(error) => {
@@ -295,7 +309,11 @@ impl<B: Backend> Batch<B> {
                 (None, None) => unreachable!("it is done"),
             };
             release(engine, id);
-            let _ = updates.send(update);
+            if updates.send(update).is_err()
+                && let Some((offers, source)) = offered
+            {
+                offers.take_back(source);
+            }
         }
     }
 

@@ -10,11 +10,13 @@ use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::{PartLayout, Port};
 use dsv4_kv_model::Engine;
+use dsv4_kv_transfer::image::decode_manifest;
 use dsv4_kv_transfer::transport::Files;
 use dsv4_kv_transfer::{
-    Claim, Claimed, Deadlines, Expected, Fingerprint, Receiver, Sender, Target, TransferError,
-    Verified,
+    Claim, Claimed, Control, Deadlines, Expected, Fingerprint, Offer, Receiver, Sender, Source,
+    Target, TransferError, Verified,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::args::Options;
 use crate::questions::{ANSWER_TIMEOUT, Answers, Question, answer_all, wake};
@@ -22,8 +24,12 @@ use crate::ticket::{Asks, Remote, Ticket, asked};
 
 /// How long an offer is kept that is not claimed.
 const OFFER_LIFETIME: Duration = Duration::from_secs(60);
-/// Most bytes of all offers together.
+/// Most bytes of all offers together. Each is in memory twice, in the sender's and in its file in `/dev/shm`.
 const HELD: u64 = 16 << 30;
+/// Bytes of a permit for the memory of payloads that are fetched.
+const PERMIT: u64 = 64 << 10;
+/// Permits for all payloads together that are being read, or that wait for their admission: 4 GiB.
+pub const PERMITS: usize = (4 << 30) / PERMIT as usize;
 /// Deadlines of reads.
 const DEADLINES: Deadlines = Deadlines {
     read: Duration::from_secs(10),
@@ -64,6 +70,11 @@ impl Offers {
         self.lock().sender.offers()
     }
 
+    /// Takes back an offer whose ticket nobody has.
+    pub fn take_back(&self, source: Source) {
+        self.lock().sender.take_back(source.lease);
+    }
+
     /// Takes back offers whose lifetime has ended.
     pub fn expire(&self) {
         let Held { sender, start } = &mut *self.lock();
@@ -93,7 +104,8 @@ impl Drop for Offers {
     }
 }
 
-/// Offers a request at its current position. `tokens` has its tokens, at least up to that position.
+/// Offers a request at its current position. `tokens` has its tokens, at least up to that position. Returns the ticket,
+/// and the source for [`Offers::take_back`].
 ///
 /// # Errors
 /// Any error of the device, the cache or the transport; nothing is offered then.
@@ -103,12 +115,13 @@ pub fn offer<B: Backend>(
     offers: &Offers,
     fingerprint: Fingerprint,
     (id, tokens): (RequestId, &[u32]),
-) -> Result<Ticket> {
+) -> Result<(Ticket, Source)> {
     let (cache, stream) = engine.moves();
     let mut export = cache.export(stream, port, id)?;
     let at = export.positions();
     let Held { sender, start } = &mut *offers.lock();
     let mut transfer = sender.open(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
+    let source = transfer.source();
     if let Err(error) = sender.take(&mut transfer, &mut export) {
         sender.abandon(transfer)?;
         return Err(error.into());
@@ -120,29 +133,108 @@ pub fn offer<B: Backend>(
             return Err(refused.1.into());
         }
     };
-    Ok(Ticket::new(offers.control, &offer))
+    Ok((Ticket::new(offers.control, &offer), source))
 }
 
-/// Reads and verifies the request of a ticket, which must have all tokens of `prompt` but the last. Waits for the read.
+/// An offer that was not loaded yet. If it is dropped before, for whatever reason, its prefill worker is told, which
+/// frees the memory.
+struct Lease {
+    control: SocketAddr,
+    source: Source,
+    is_told: bool,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.is_told {
+            Remote::new(self.control).give_up(self.source);
+        }
+    }
+}
+
+/// An offer that this worker can take, and that was not read yet.
+pub struct Offered {
+    offer: Offer,
+    lease: Lease,
+    permits: u32,
+}
+
+impl Offered {
+    /// The offer of a ticket, which must have all tokens of `prompt` but the last. Reads no payload.
+    ///
+    /// # Errors
+    /// A ticket that is no offer; a request of another owner or another model, or one that is too large.
+    pub fn new(ticket: &Ticket, own: Own<'_>, prompt: &[u32]) -> Result<Self> {
+        let offer = ticket.offer().context("the ticket is no offer")?;
+        let (manifest, _) = decode_manifest(&offer.manifest)?;
+        let lease = Lease { control: ticket.control, source: manifest.source, is_told: false };
+        manifest.check(&own.expected(prompt))?;
+        let bytes = manifest.payload_bytes();
+        let permits = u32::try_from(bytes.max(1).div_ceil(PERMIT)).unwrap_or(u32::MAX);
+        anyhow::ensure!(permits as usize <= PERMITS, "a payload of {bytes} bytes is too large");
+        Ok(Self { offer, lease, permits })
+    }
+
+    /// Permits that its payload needs, at most [`PERMITS`].
+    #[must_use]
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+}
+
+/// What a request that arrives must have in common with this worker.
+#[derive(Clone, Copy)]
+pub struct Own<'o> {
+    /// Model, formats, weights and owner.
+    pub fingerprint: &'o Fingerprint,
+    /// The layout of parts of the cache.
+    pub layout: &'o PartLayout,
+    /// Most tokens of a request.
+    pub max_context: u32,
+}
+
+impl<'o> Own<'o> {
+    fn expected(self, prompt: &'o [u32]) -> Expected<'o> {
+        let Self { fingerprint, layout, max_context } = self;
+        let tokens = prompt.split_last().map(|(_, tokens)| tokens);
+        Expected { fingerprint, layout, tokens, max_context }
+    }
+}
+
+/// A request that was read and verified. If it is dropped before it is loaded, its prefill worker is told.
+pub struct Fetched {
+    verified: Verified,
+    lease: Lease,
+    /// Last field: the memory is free when the permits are given back.
+    _permits: OwnedSemaphorePermit,
+}
+
+impl Fetched {
+    /// The payload.
+    #[must_use]
+    pub fn verified(&self) -> &Verified {
+        &self.verified
+    }
+}
+
+/// Reads and verifies an offer, into memory for which there are permits. Waits for the read.
 ///
 /// # Errors
-/// A request of another owner or another model, a damaged request, or a read that fails or is late.
+/// A damaged request, or a read that fails or is late. The prefill worker is told.
 pub fn fetch(
     exchange: &Path,
-    ticket: &Ticket,
-    (fingerprint, layout, max_context): (&Fingerprint, &PartLayout, u32),
+    (offered, permits): (Offered, OwnedSemaphorePermit),
+    own: Own<'_>,
     prompt: &[u32],
-) -> Result<Verified> {
-    let offer = ticket.offer().context("the ticket is no offer")?;
-    // No limit is needed: the receiver refuses payloads that do not fit the layout and `max_context`.
-    let mut receiver = Receiver::new(Files::new(exchange)?, DEADLINES, u64::MAX);
-    let tokens = &prompt[..prompt.len() - 1];
-    let expected = Expected { fingerprint, layout, tokens: Some(tokens), max_context };
+) -> Result<Fetched> {
+    let Offered { offer, lease, permits: count } = offered;
+    let most = u64::from(count) * PERMIT;
+    let mut receiver = Receiver::new(Files::new(exchange)?, DEADLINES, most);
     let begun = Instant::now();
-    receiver.begin(begun.elapsed(), &offer, &expected)?;
+    receiver.begin(begun.elapsed(), &offer, &own.expected(prompt))?;
     loop {
         if let Some((_, ended)) = receiver.poll(begun.elapsed()).pop() {
-            return Ok(ended?);
+            return Ok(Fetched { verified: ended?, lease, _permits: permits });
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -157,22 +249,28 @@ pub struct Asked {
     weights: [u8; 32],
 }
 
-/// Loads a verified request, and asks its prefill worker for it.
+/// Loads a verified request, asks its prefill worker for it, and frees the payload.
 ///
 /// # Errors
-/// As [`Target::load`]; an error if the cache has no room.
+/// As [`Target::load`]; an error if the cache has no room. The prefill worker is told.
 pub fn load<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
-    (verified, ticket, weights): (&Verified, &Ticket, [u8; 32]),
+    (fetched, weights): (Fetched, [u8; 32]),
 ) -> Result<Asked, TransferError> {
     let (cache, stream) = engine.moves();
-    let room = cache.reserve(verified.manifest().at)?;
-    let (mut remote, begun) = (Remote::new(ticket.control), Instant::now());
+    let room = cache.reserve(fetched.verified.manifest().at)?;
+    let Fetched { verified, mut lease, _permits } = fetched;
+    // From here on the target tells the prefill worker.
+    lease.is_told = true;
+    let (mut remote, begun) = (Remote::new(lease.control), Instant::now());
     // Connecting and answering may each take `ANSWER_TIMEOUT`.
     let until = 2 * ANSWER_TIMEOUT;
-    let claim = Target { cache, stream, port, weights }.load(verified, room, until, &mut remote)?;
-    Ok(Asked { claim, remote, begun, weights })
+    let mut target = Target { cache, stream, port, weights };
+    let claim = target.load(&verified, room, until, &mut remote);
+    // Before the permits.
+    drop(verified);
+    Ok(Asked { claim: claim?, remote, begun, weights })
 }
 
 /// Admits a request if its prefill worker has said yes. Returns the request, or `Asked` if the answer is outstanding.

@@ -34,8 +34,15 @@ pub fn answer_all<A: Answers>(listener: TcpListener, who: &Weak<A>) -> std::io::
         let answer = move || {
             for asks in listener.incoming() {
                 let Some(who) = who.upgrade() else { break };
-                if let Err(error) = asks.and_then(|asks| answer_one(asks, &*who)) {
-                    tracing::warn!(%error, "a claim could not be answered");
+                match asks.map(|asks| answer_one(asks, &*who)) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(%error, "a claim could not be answered"),
+                    Err(error) => {
+                        // Without file descriptors `accept` fails at once, again and again.
+                        tracing::warn!(%error, "no connection could be accepted");
+                        drop(who);
+                        std::thread::sleep(ASK_TIMEOUT);
+                    }
                 }
             }
         };

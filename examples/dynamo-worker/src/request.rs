@@ -4,12 +4,12 @@ use std::hash::{BuildHasher, RandomState};
 
 use dsv4_kv_model::sample::Sampling;
 use dsv4_kv_model::sequence::{Continuation, Finish};
-use dsv4_kv_transfer::Verified;
 use dynamo_backend_common::{
     BackendError, DynamoError, ErrorType, PreprocessedRequest, SamplingOptions, StopConditions,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::moves::Fetched;
 use crate::ticket::Ticket;
 
 /// A prompt, how it is continued, and where its tokens go.
@@ -18,8 +18,8 @@ pub struct Job {
     pub prompt: Vec<u32>,
     /// How it is continued.
     pub continuation: Continuation,
-    /// The part that a prefill worker has computed, and the ticket by which to claim it.
-    pub moved: Option<(Verified, Ticket)>,
+    /// The part that a prefill worker has computed. If the job is dropped before it is admitted, that worker is told.
+    pub moved: Option<Fetched>,
     /// Gets the updates. Dropping the receiver cancels the request.
     pub updates: UnboundedSender<Update>,
 }

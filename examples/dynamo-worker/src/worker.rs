@@ -13,12 +13,13 @@ use dynamo_backend_common::{
 };
 use futures::stream::BoxStream;
 use kv_layout::geometry::BLOCK_TOKENS;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::args::Options;
 use crate::batch::Ready;
 use crate::device;
-use crate::moves;
+use crate::moves::{self, Fetched, Offered, Own, PERMITS};
 use crate::request::{Job, Update, continuation, error};
 use crate::ticket::Ticket;
 
@@ -26,6 +27,8 @@ use crate::ticket::Ticket;
 pub struct KvWorker {
     options: Options,
     running: Mutex<Option<Running>>,
+    /// Permits for the memory of payloads, from before they are read until they are loaded.
+    memory: Arc<Semaphore>,
 }
 
 struct Running {
@@ -38,7 +41,8 @@ impl KvWorker {
     /// A worker that is not started.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        Self { options, running: Mutex::new(None) }
+        let memory = Arc::new(Semaphore::new(PERMITS));
+        Self { options, running: Mutex::new(None), memory }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Running>> {
@@ -47,6 +51,13 @@ impl KvWorker {
 
     fn handles(&self) -> Option<(Sender<Job>, Arc<Ready>)> {
         self.lock().as_ref().map(|running| (running.jobs.clone(), Arc::clone(&running.ready)))
+    }
+
+    /// Number of offers of a prefill worker that were not claimed yet.
+    #[must_use]
+    pub fn offers(&self) -> usize {
+        let offers = self.handles().and_then(|(_, ready)| ready.offers.clone());
+        offers.map_or(0, |offers| offers.open())
     }
 
     fn registration(&self, ready: &Ready) -> EngineConfig {
@@ -65,26 +76,38 @@ impl KvWorker {
         }
     }
 
-    /// Reads and verifies the request that a prefill worker has computed. `None` if that fails; the prompt is then
-    /// computed here.
+    /// Reads and verifies the request that a prefill worker has offered, when there is memory for it. `None` if that
+    /// fails; the prompt is then computed here. If the request is cancelled meanwhile, this ends early; a read that has
+    /// begun goes on, and its result is dropped. The prefill worker is told whenever its request is not taken.
     async fn fetch(
         &self,
+        offered: Offered,
         request: &PreprocessedRequest,
         ready: &Arc<Ready>,
-    ) -> Option<(dsv4_kv_transfer::Verified, Ticket)> {
-        let params = &request.prefill_result.as_ref()?.disaggregated_params;
-        let ticket: Ticket = serde_json::from_value(params.clone()).ok()?;
+        ctx: &GenerateContext,
+    ) -> Option<Fetched> {
+        let permits = Arc::clone(&self.memory).acquire_many_owned(offered.permits());
+        let permits = tokio::select! {
+            biased;
+            () = ctx.stopped() => return None,
+            permits = permits => permits.ok()?,
+        };
         let (exchange, prompt) = (self.options.exchange.clone(), Arc::clone(&request.token_ids));
-        let (ready, of) = (Arc::clone(ready), ticket.clone());
+        let ready = Arc::clone(ready);
         let read = tokio::task::spawn_blocking(move || {
-            let own = (&ready.fingerprint, &ready.layout, ready.context);
-            moves::fetch(&exchange, &of, own, &prompt)
+            moves::fetch(&exchange, (offered, permits), own(&ready), &prompt)
         });
-        match read.await {
-            Ok(Ok(verified)) => {
+        let read = tokio::select! {
+            biased;
+            () = ctx.stopped() => return None,
+            read = read => read,
+        };
+        match read {
+            Ok(Ok(fetched)) => {
+                let verified = fetched.verified();
                 let tokens = verified.manifest().at.trunk;
                 tracing::info!(tokens, bytes = verified.bytes(), "a request has come");
-                return Some((verified, ticket));
+                return Some(fetched);
             }
             Ok(Err(error)) => tracing::warn!("{error:#}; the prompt is computed here"),
             Err(error) => tracing::error!(%error, "reading a request has panicked"),
@@ -124,8 +147,13 @@ impl LLMEngine for KvWorker {
         let ended = || error(BackendError::EngineShutdown, "the engine does not run");
         let (jobs, ready) = self.handles().ok_or_else(ended)?;
         let limits = (ready.context, ready.vocabulary);
+        // Before the request can be refused: an offer that is dropped tells its prefill worker.
+        let offered = offered(&request, &ready);
         let continuation = continuation(&request, limits, &ready.end)?;
-        let moved = self.fetch(&request, &ready).await;
+        let moved = match offered {
+            Some(offered) => self.fetch(offered, &request, &ready, &ctx).await,
+            None => None,
+        };
         let (updates, mut told) = unbounded_channel();
         let prompt = request.token_ids.to_vec();
         let prompt_tokens = prompt.len() as u32;
@@ -177,8 +205,7 @@ impl LLMEngine for KvWorker {
     }
 
     async fn is_quiescent(&self) -> Result<Option<bool>, DynamoError> {
-        let offers = self.handles().and_then(|(_, ready)| ready.offers.clone());
-        Ok(Some(offers.is_none_or(|offers| offers.open() == 0)))
+        Ok(Some(self.offers() == 0))
     }
 
     async fn cleanup(&self) -> Result<(), DynamoError> {
@@ -201,6 +228,19 @@ impl LLMEngine for KvWorker {
         };
         Ok(endpoint.map(source).into_iter().collect())
     }
+}
+
+/// The offer of a prefill worker, if this worker can take it.
+fn offered(request: &PreprocessedRequest, ready: &Ready) -> Option<Offered> {
+    let params = &request.prefill_result.as_ref()?.disaggregated_params;
+    let ticket: Ticket = serde_json::from_value(params.clone()).ok()?;
+    Offered::new(&ticket, own(ready), &request.token_ids)
+        .inspect_err(|error| tracing::warn!("{error:#}; the prompt is computed here"))
+        .ok()
+}
+
+fn own(ready: &Ready) -> Own<'_> {
+    Own { fingerprint: &ready.fingerprint, layout: &ready.layout, max_context: ready.context }
 }
 
 /// The next update; an engine that ends drops its jobs.

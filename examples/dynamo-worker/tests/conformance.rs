@@ -74,6 +74,15 @@ async fn ticket(worker: &KvWorker, prompt: &[u32]) -> Value {
     answers.remove(0).disaggregated_params.expect("a ticket")
 }
 
+/// Waits until a prefill worker has this many offers; decode workers tell it by messages.
+async fn wait_for_offers(prefill: &KvWorker, count: usize) {
+    let begun = std::time::Instant::now();
+    while prefill.offers() != count {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} offers", prefill.offers());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 async fn start(mode: DisaggregationMode, exchange: &Path) -> KvWorker {
     let worker = KvWorker::new(options(mode, exchange));
     worker.start(0).await.unwrap();
@@ -106,9 +115,12 @@ async fn a_request_that_moved_has_the_same_answer() {
     let mut other_prompt = prompt;
     other_prompt[3] = 10;
     let (other, _) = tokens(&alone, request(&other_prompt, None)).await;
-    // A ticket of other tokens, an invalid ticket, one with changed bytes, and one whose worker cannot be reached.
-    let foreign = request(&other_prompt, Some(good.clone()));
+    // A ticket of other tokens is refused, and its worker is told: only the first offer is left.
+    let foreign = ticket(&prefill, &prompt).await;
+    let foreign = request(&other_prompt, Some(foreign));
     assert_eq!(tokens(&decode, foreign).await, (other, Some(0)));
+    wait_for_offers(&prefill, 1).await;
+    // An invalid ticket, one with changed bytes, and one whose worker cannot be reached.
     let mut damaged = good.clone();
     let manifest = damaged["manifest"].as_str().unwrap().to_owned();
     damaged["manifest"] =
@@ -122,6 +134,11 @@ async fn a_request_that_moved_has_the_same_answer() {
     // None of them has claimed the request.
     let moved = request(&prompt, Some(good));
     assert_eq!(tokens(&decode, moved).await, (expected, Some(49)));
+    // A client that leaves: whether the request was admitted by then or not, the prefill worker keeps nothing.
+    let left = ticket(&prefill, &prompt).await;
+    let ctx = GenerateContext::new(mock_context(), None);
+    drop(decode.generate(request(&prompt, Some(left)), ctx).await.unwrap());
+    wait_for_offers(&prefill, 0).await;
     for worker in [alone, prefill, decode] {
         worker.cleanup().await.unwrap();
     }

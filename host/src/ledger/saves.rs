@@ -100,22 +100,15 @@ impl Ledger {
         // A step with few tokens per request has one launch per layer, whose kernel writes no checkpoints.
         let free = if most <= self.rollback_tokens { 0 } else { self.checkpoints.free() as usize };
         let Saves { wanted, planned, .. } = &mut self.saves;
-        // If there are too few checkpoints, the last position of each request comes first: of its prompt most is reused there.
-        for are_last in [true, false] {
-            let mut token = 0;
-            for &StepRequest { id, start, tokens } in step {
-                let slot = id.slot();
-                let wanted = wanted.get(slot.0 as usize).map_or(&[][..], Vec::as_slice);
-                let [before, end] = [start, start + tokens]
-                    .map(|position| wanted.partition_point(|&at| at <= position));
-                let last = end.saturating_sub(1).max(before);
-                let positions = if are_last { last..end } else { before..last };
-                let save = |&boundary: &u32| PlannedSave { slot, boundary, token, start };
-                planned.extend(wanted[positions].iter().map(save).take(free - planned.len()));
-                token += tokens;
-            }
+        let mut token = 0;
+        for &StepRequest { id, start, tokens } in step {
+            let slot = id.slot();
+            let wanted = wanted.get(slot.0 as usize).map_or(&[][..], Vec::as_slice);
+            let inside = wanted.iter().filter(|&&at| (start + 1..=start + tokens).contains(&at));
+            let save = |&boundary: &u32| PlannedSave { slot, boundary, token, start };
+            planned.extend(inside.map(save).take(free - planned.len()));
+            token += tokens;
         }
-        planned.sort_unstable_by_key(|save| (save.token, save.boundary));
         let copies = planned.iter().filter(|save| save.copied().is_some()).count();
         StepPlan { saves: Some(copies as u32), ..plan }
     }

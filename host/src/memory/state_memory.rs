@@ -46,6 +46,8 @@ pub(crate) struct StateMemory<B: Backend> {
     checkpoints: Buffer<B, u8>,
     number: u32,
     checkpoint_bytes: u64,
+    /// Bytes of the trunk's part of a checkpoint, which comes first.
+    trunk_bytes: u64,
     /// Pieces of checkpoints, of slots, and of blocks.
     tables: [Buffer<B, u32>; 3],
     /// Pieces of the trunk's part of checkpoints.
@@ -80,11 +82,12 @@ impl<B: Backend> StateMemory<B> {
         };
         let [of_checkpoints, of_slots, of_blocks] = pieces(config, schema, offset);
         let tables = [fill(of_checkpoints)?, fill(of_slots)?, fill(of_blocks)?];
-        let trunk = config.group_layers(LayerGroup::Trunk).len();
-        let trunk = Schema { layers: schema.layers[..trunk].to_vec() };
+        let layers = config.group_layers(LayerGroup::Trunk).len();
+        let trunk = Schema { layers: schema.layers[..layers].to_vec() };
         let [of_trunk, ..] = pieces(config, &trunk, |_, _| 0);
         let words = of_trunk.as_flattened().len() as u64;
-        let trunk = tables[0].slice(0, words).expect("the trunk comes before the draft layers");
+        let trunk_pieces =
+            tables[0].slice(0, words).expect("the trunk comes before the draft layers");
         let memory = (config.num_checkpoints > 0).then(|| checkpoints.memory());
         Ok(Self {
             slots,
@@ -94,8 +97,9 @@ impl<B: Backend> StateMemory<B> {
             checkpoints,
             number: config.num_checkpoints,
             checkpoint_bytes: state_layout::checkpoint_bytes(schema),
+            trunk_bytes: state_layout::checkpoint_bytes(&trunk),
             tables,
-            trunk,
+            trunk: trunk_pieces,
             images: state_layout::images(schema),
             memory,
         })
@@ -160,6 +164,12 @@ impl<B: Backend> StateMemory<B> {
         let bytes = self.checkpoint_bytes;
         let found = self.checkpoints.slice(u64::from(checkpoint.0) * bytes, bytes);
         found.expect("ids are given out for checkpoints that there are")
+    }
+
+    /// The windows of the draft layers in a checkpoint; empty without such layers.
+    pub fn draft_windows(&self, checkpoint: CheckpointId) -> Buffer<B, u8> {
+        let (start, bytes) = (self.trunk_bytes, self.checkpoint_bytes - self.trunk_bytes);
+        self.checkpoint(checkpoint).slice(start, bytes).expect("the trunk's part comes first")
     }
 
     /// The memory outside the pools, for a graph to retain; `None` without checkpoints.

@@ -34,7 +34,7 @@ pub struct KeyFlush<'a, B: Backend> {
 }
 
 /// Queues `flush_csa_*`: entries and indexer keys of the listed windows, each to the row that the block
-/// table gives it. A window without a block is left out and counted in the fault word.
+/// table gives it. A window without a block, or of which the step lacks tokens, is left out and counted in the fault word.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] unless a block has 32 entries; [`DeviceError::NotADivisor`] if `entries_per_block` does
@@ -56,6 +56,7 @@ pub fn flush_csa<B: Backend>(
         closing: closing.records.ptr(),
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
+        token_index: tokens.index.ptr(),
         table: table.table.ptr(),
         entry_data: to.data.ptr_mut(),
         entry_scale: to.scale.ptr_mut(),

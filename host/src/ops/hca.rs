@@ -135,6 +135,8 @@ pub unsafe fn flush_hca<B: Backend>(
         runs: runs.records.ptr(),
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
+        token_index: tokens.index.ptr(),
+        token_remaining: tokens.remaining.ptr(),
         table: table.table.ptr(),
         entry_data: to.data.ptr_mut(),
         entry_scale: to.scale.ptr_mut(),

@@ -61,7 +61,7 @@ pub struct ScoreSelection<'a, B: Backend> {
 }
 
 /// Queues `index_score_topk`: the same lists over MXFP4 keys that [`super::index_score`], with a `skip`
-/// of `k`, and [`super::index_topk`] make, in one launch and without scores in memory.
+/// of `k`, and [`super::index_topk`] make for slots in the table, in one launch and without scores in memory.
 ///
 /// A query that sees more than `columns` entries is counted in the fault word, and its list is made of the
 /// first `columns`; an entry whose block is missing comes last and is counted too.

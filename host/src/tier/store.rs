@@ -8,6 +8,7 @@ use super::in_flight::{CopyStatus, InFlightCopies};
 use super::mistake::{Mistake, made};
 use super::state::{HostCheckpoint, PendingStore, Tier};
 use super::stats::{TierEvent, TierMiss};
+use crate::checkpoints::SavedPlace;
 use crate::device::{Backend, HostUnit, Stream};
 use crate::error::KvError;
 use crate::ledger::{Ledger, StoreSource};
@@ -54,7 +55,12 @@ impl<B: Backend> Tier<B> {
         in_flight.queue(streams, |streams, copies| {
             streams.follow(stream)?;
             streams.store(core, &missing, units, copies)?;
-            let checkpoint = core.memory.state.checkpoint(source.checkpoint.checkpoint);
+            let SavedPlace { checkpoint, has_draft, .. } = source.checkpoint;
+            if !has_draft {
+                // They hold what the storage was used for before, perhaps a request of another salt.
+                streams.copies.fill(&core.memory.state.draft_windows(checkpoint), 0)?;
+            }
+            let checkpoint = core.memory.state.checkpoint(checkpoint);
             Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
         })?;
         if made(Mistake::ReadNotHeld) {

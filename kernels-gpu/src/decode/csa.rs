@@ -81,11 +81,8 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
             };
             index.update(step, row, Key::<I>(place, PhantomData));
         } else if warp_id == WINDOW_WARP {
-            Appended::load(args.window_kv, step, row).store::<F>(
-                args.ring_data,
-                args.ring_scale,
-                params,
-            );
+            let planes = [args.ring_data, args.ring_scale];
+            Appended::load(args.window_kv, step, row).store::<F>(planes, args.faults, params);
         }
     }
 }

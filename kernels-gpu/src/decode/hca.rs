@@ -59,7 +59,7 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
         let row = (row - params.tokens) * MAIN_WARPS as u32 + thread::warp_id();
         if row < params.tokens {
             let appended = Appended::load(args.window_kv, step, row);
-            appended.store::<F>(args.ring_data, args.ring_scale, params);
+            appended.store::<F>([args.ring_data, args.ring_scale], args.faults, params);
         }
     }
 }

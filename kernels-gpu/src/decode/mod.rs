@@ -17,6 +17,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::block_table::TableRow;
+use crate::fault;
 use crate::row::{Bf16Lane, RowFormat};
 
 /// StepMeta's arrays, one element a token.
@@ -108,7 +109,7 @@ impl Appended {
         }
     }
 
-    /// Writes a live token's row to the sliding window's ring.
+    /// Writes a live token's row to the sliding window's ring. Counts a row that the planes do not have.
     ///
     /// # Safety
     /// The planes have `params.window_rows` rows; all lanes of the warp call it together, with the
@@ -116,15 +117,18 @@ impl Appended {
     #[inline(always)]
     unsafe fn store<F: RowFormat>(
         self,
-        data: GlobalMut<u8>,
-        scale: GlobalMut<u8>,
+        [data, scale]: [GlobalMut<u8>; 2],
+        faults: GlobalMut<u32>,
         params: DecodeParams,
     ) {
-        let Self { is_live, values, ring_row } = self;
+        let (Self { is_live, values, ring_row }, lane) = (self, thread::lane_id());
         let wanted = is_live && ring_row < params.window_rows;
         let row = wanted.then_some(u64::from(ring_row));
         // SAFETY: the row exists, and the lanes are together.
-        unsafe { values.store_quantised::<F>(data, scale, row, thread::lane_id()) }
+        unsafe {
+            fault::count(faults, lane, u32::from(is_live && !wanted));
+            values.store_quantised::<F>(data, scale, row, lane);
+        }
     }
 }
 

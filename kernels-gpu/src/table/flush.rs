@@ -20,6 +20,8 @@ macro_rules! flush_rows {
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
+                /// `[step]` tokens of the same request that precede each token in the step.
+                token_index: const i32 [p.tokens],
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
                 table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[num_blocks * 32, 576]` u8, the data plane of the entries.
@@ -30,7 +32,7 @@ macro_rules! flush_rows {
                 index_code: mut u8 align 4 [p.num_blocks, BLOCK_TOKENS / CSA_RATIO, f.1.code_bytes() as u32],
                 /// `[num_blocks * 32, scale_bytes]` u8, their scale plane.
                 index_scale: mut u8 align 4 [p.num_blocks, BLOCK_TOKENS / CSA_RATIO, f.1.scale_bytes() as u32],
-                /// `[1]` count of records refused for want of a token, a slot or a block.
+                /// `[1]` count of records refused for want of a token, tokens before or after it, a slot or a block.
                 faults: mut u32 [1];
                 FlushParams
             )
@@ -66,13 +68,17 @@ macro_rules! flush_rows {
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
+                /// `[step]` tokens of the same request that precede each token in the step.
+                token_index: const i32 [p.tokens],
+                /// `[step]` tokens of the same request that follow each token in the step.
+                token_remaining: const i32 [p.tokens],
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
                 table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[num_blocks, 576]` u8, the data plane of the entries.
                 entry_data: mut u8 align 16 [p.num_blocks, BLOCK_TOKENS / HCA_RATIO, DATA_BYTES],
                 /// `[num_blocks, scale_bytes]` u8, their scale plane.
                 entry_scale: mut u8 align 4 [p.num_blocks, BLOCK_TOKENS / HCA_RATIO, f.scale_bytes() as u32],
-                /// `[1]` count of records refused for want of a token, a slot or a block.
+                /// `[1]` count of records refused for want of a token, tokens before or after it, a slot or a block.
                 faults: mut u32 [1];
                 FlushParams
             )

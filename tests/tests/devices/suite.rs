@@ -153,6 +153,7 @@ suite! {
         gather_equals_the_oracle_in_prefill,
         gather_leaves_padding_alone,
         gather_counts_slots_out_of_range,
+        gather_counts_negative_positions,
     }
     compress::entries {
         work_lists_name_every_closing_token,
@@ -169,6 +170,7 @@ suite! {
         flush_equals_the_oracle_in_every_format,
         flush_of_hca_entries_equals_the_oracle,
         flush_counts_windows_without_a_block,
+        flush_counts_windows_without_their_tokens,
     }
     compress::refusals {
         short_rings_are_refused,
@@ -314,6 +316,7 @@ suite! {
         interleaved_requests_do_not_mix,
         memory_is_what_the_schema_says,
         faults_name_every_kernel,
+        fused_layers_count_ring_rows_out_of_range,
         nothing_behind_a_steps_sections_is_read,
         a_step_out_of_range_is_refused,
     }
@@ -329,6 +332,7 @@ suite! {
         a_restored_request_goes_on_as_if_alone,
         stale_rows_are_found,
         a_leaked_step_is_rejected_before_a_restore,
+        a_block_of_rejected_drafts_does_not_prevent_a_restore,
         what_cannot_be_copied_changes_nothing,
         jobs_out_of_range_are_counted,
         copies_without_memory_are_refused,

@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 
-use dsv4_kv::device::{Backend, Buffer, EmuOptions, Stream};
+use dsv4_kv::device::{Backend, Buffer, EmuOptions, Memory, Stream};
 use dsv4_kv_router::{
     Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights, Routing,
 };
 use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::inputs::{download, upload};
 use half::bf16;
+
+use crate::cache::recorded::{Capture, beside_a_capture};
 
 const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
 /// So many tokens that a batch takes two launches.
@@ -58,6 +60,11 @@ impl<B: Backend> Tensors<B> {
             ids: upload(stream, &vec![-2; tokens]),
             weights: upload(stream, &vec![0.0; tokens]),
         }
+    }
+
+    fn memory(&self) -> [Memory<B>; 4] {
+        let Self { x, token, ids, weights, .. } = self;
+        [x.memory(), token.memory(), ids.memory(), weights.memory()]
     }
 
     fn route(&self, router: &mut Router<B>, stream: &Stream<B>) -> Result<(), RouterError> {
@@ -115,4 +122,34 @@ fn a_router_goes_on_after_every_failure() {
     for name in ["record", "wait in stream", "launch"] {
         assert!(failed.contains(&name), "{name} is not in {failed:?}");
     }
+}
+
+/// A capture that another thread begins while a batch is routed has all of its launches, or none.
+#[test]
+fn a_capture_has_a_whole_routing_or_nothing() {
+    let device = Failing::emulated(OPTIONS);
+    let (stream, aside) = (device.stream().unwrap(), device.stream().unwrap());
+    let mut router = router(&stream);
+    let (mut whole, mut refused) = (0, 0);
+    for question in 0.. {
+        let batch = Tensors::new(&stream, 5);
+        let retained = [&router.memory()[..], &batch.memory()[..]].concat();
+        let route = || batch.route(&mut router, &stream);
+        let (result, capture) = beside_a_capture(&stream, &retained, question, route);
+        match (&result, &capture) {
+            (Ok(()), Some(Capture::Ended(2))) => whole += 1,
+            (Ok(()), Some(Capture::Refused)) => refused += 1,
+            (Ok(()), None | Some(Capture::Ended(0))) | (Err(_), Some(Capture::Ended(0))) => {}
+            _ => panic!("{result:?}, {capture:?}"),
+        }
+        if result.is_err() || matches!(capture, Some(Capture::Ended(2))) {
+            batch.route(&mut router, &stream).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert!(batch.is_routed(&aside), "{question}: {capture:?}");
+        if capture.is_none() {
+            break;
+        }
+    }
+    assert!(whole > 0 && refused > 0, "{whole} whole, {refused} refused");
 }

@@ -124,8 +124,8 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
     for (kind, count) in entry.counts.iter().filter(|(kind, _)| kind.ends_with(".generic")) {
         fault(Rule::Generic, format!("{name} has {count} {kind}"));
     }
-    if !entry.waits || entry.early_accesses > 0 {
-        let early = entry.early_accesses;
+    let early = entry.early_accesses();
+    if !entry.waits || early > 0 {
         fault(Rule::Wait, format!("{name} makes {early} accesses before griddepcontrol.wait"));
     }
     let params = params_of(kernel);

@@ -6,7 +6,7 @@
 //! | [`toolchain`], [`debian`] | find a compiler that can make PTX (`dsv4_kv_device_compiler`), or fetch one into `target/` without root |
 //! | [`build`] | compiles, patches, lints, assembles and writes the PTX |
 //! | [`patch`] | writes the kernel table's launch bounds into PTX |
-//! | [`module`] | reads PTX text |
+//! | [`module`], [`paths`] | read PTX text, and its control flow |
 //! | [`lint`] | the rules that PTX must keep |
 //! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
 //! | [`compressed`] | the form in which PTX is committed |
@@ -23,6 +23,7 @@ pub mod lint;
 pub mod manifest;
 pub mod module;
 pub mod patch;
+pub mod paths;
 pub mod ptxas;
 pub mod recipe;
 pub mod show;

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use super::paths::Paths;
+
 /// Number of instructions of each recorded kind in an entry; see [`kind`].
 pub type Counts = BTreeMap<String, u32>;
 
@@ -34,22 +36,9 @@ pub struct Entry {
     pub calls: u32,
     /// Whether it waits for the earlier launches (`griddepcontrol.wait`).
     pub waits: bool,
-    /// Number of accesses to global memory that may execute before that wait.
-    pub early_accesses: u32,
     /// Number of its recorded instructions, by kind.
     pub counts: Counts,
     paths: Paths,
-}
-
-/// State of the control flow at the current place of the text.
-#[derive(Debug, Default)]
-struct Paths {
-    /// Whether the previous instruction ended the path, so that the next one is reached only by branches.
-    ended: bool,
-    /// Whether every path to this place has waited for the earlier launches.
-    waited: bool,
-    /// Labels that earlier branches lead to, and whether every one of these branches had waited.
-    labels: BTreeMap<String, bool>,
 }
 
 /// One PTX module.
@@ -110,9 +99,14 @@ impl Module {
 }
 
 impl Entry {
+    /// Number of accesses to global memory that may execute before that wait.
+    pub fn early_accesses(&self) -> u32 {
+        self.paths.early_accesses()
+    }
+
     fn read_instruction(&mut self, words: &[&str]) {
         for label in words.iter().filter_map(|word| word.strip_suffix(':')) {
-            self.paths.enter(label);
+            self.paths.label(label);
         }
         let is_predicated = words.iter().any(|word| word.starts_with('@'));
         let mut words = words.iter().copied().skip_while(|word| {
@@ -121,8 +115,12 @@ impl Entry {
         });
         let Some(opcode) = words.next() else { return };
         match opcode.trim_end_matches(';').split('.').next() {
-            Some("bra") => self.paths.branch(words.next(), is_predicated),
-            Some("ret" | "exit" | "trap") if !is_predicated => self.paths.ended = true,
+            Some("bra") => {
+                if let Some(label) = words.next() {
+                    self.paths.branch(label, is_predicated);
+                }
+            }
+            Some("ret" | "exit" | "trap") if !is_predicated => self.paths.end(),
             _ => {}
         }
         if opcode == ".local" {
@@ -132,36 +130,15 @@ impl Entry {
             self.calls += 1;
         }
         if opcode.trim_end_matches(';') == "griddepcontrol.wait" {
-            (self.waits, self.paths.waited) = (true, true);
+            self.waits = true;
+            self.paths.wait();
         }
-        if !self.paths.waited && is_global(opcode) {
-            self.early_accesses += 1;
+        if is_global(opcode) {
+            self.paths.access();
         }
         if let Some(kind) = kind(opcode) {
             *self.counts.entry(kind).or_default() += 1;
         }
-    }
-}
-
-impl Paths {
-    /// Reads a label. The code after it is reached from the code before it, and by branches.
-    fn enter(&mut self, label: &str) {
-        // A label to which no earlier branch leads is that of a loop, which is entered from the code before it.
-        let by_branch = self.labels.get(label).copied();
-        let from_before = if self.ended { None } else { Some(self.waited) };
-        self.waited = match (from_before, by_branch) {
-            (Some(one), Some(other)) => one && other,
-            (one, other) => one.or(other).unwrap_or(self.waited),
-        };
-        self.ended = false;
-    }
-
-    fn branch(&mut self, label: Option<&str>, is_predicated: bool) {
-        if let Some(label) = label.map(|label| label.trim_end_matches(';').to_owned()) {
-            let waited = self.labels.entry(label).or_insert(true);
-            *waited &= self.waited;
-        }
-        self.ended |= !is_predicated;
     }
 }
 
@@ -335,7 +312,7 @@ $L__BB0_2:
     fn early_accesses_are_found_on_each_way() {
         let early = |body: &str| {
             let text = format!(".visible .entry one()\n{{\n{body}\n\tret;\n}}\n");
-            Module::parse(&text).entry("one").expect("an entry").early_accesses
+            Module::parse(&text).entry("one").expect("an entry").early_accesses()
         };
         let (wait, load) = ("\tgriddepcontrol.wait;\n", "\tld.global.b32 %r1, [%rd1];\n");
         let (skip, jump) = ("\t@%p1 bra $L__BB0_2;\n", "\tbra.uni $L__BB0_3;\n");
@@ -350,6 +327,18 @@ $L__BB0_2:
         assert_eq!(early(&one), 1, "one of them waits too late");
         let loops = [wait, three, load, "\t@%p1 bra $L__BB0_3;\n", load].concat();
         assert_eq!(early(&loops), 0);
+        // Reached by a later branch alone, and by a branch back that has not waited.
+        let (back, end) = ("\tbra.uni $L__BB0_3;\n", "\tret;\n");
+        let later = [skip, wait, end, three, load, end, two, back].concat();
+        assert_eq!(early(&later), 1, "by a later branch");
+        let waited = [skip, wait, end, three, load, end, two, wait, back].concat();
+        assert_eq!(early(&waited), 0, "by a later branch that has waited");
+        let again = [skip, wait, three, load, end, two, back].concat();
+        assert_eq!(
+            early(&again),
+            1,
+            "by the code before it, which has waited, and by a later branch"
+        );
     }
 
     #[test]

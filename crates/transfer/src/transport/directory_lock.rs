@@ -38,7 +38,9 @@ impl DirectoryLock {
 /// Removes the files whose lock nobody holds: their processes have ended without removing them. What it may not remove
 /// stays.
 pub(super) fn remove_stale(directory: &Path) {
-    for name in names(directory) {
+    // Where the directory cannot be listed, a later transport does it.
+    let Ok(all) = names(directory) else { return };
+    for name in all {
         let Some(token) = name.strip_suffix(".lock") else { continue };
         let path = directory.join(format!("{token}.lock"));
         // It is not there if its process has just ended.
@@ -50,8 +52,9 @@ pub(super) fn remove_stale(directory: &Path) {
             name.strip_prefix(token).is_some_and(|rest| rest.starts_with('-'))
                 && name.ends_with(".payload")
         };
-        // Listed again: the process may have run until now.
-        let payloads = names(directory).into_iter().filter(is_own);
+        // Listed again: the process may have run until now. Without a list of all payloads, the lock stays with them.
+        let Ok(all) = names(directory) else { continue };
+        let payloads = all.into_iter().filter(is_own);
         let removed = payloads.map(|name| fs::remove_file(directory.join(name)));
         // The lock stays with a file that could not be removed.
         if removed.filter(|removed| removed.is_err()).count() == 0 {
@@ -60,13 +63,17 @@ pub(super) fn remove_stale(directory: &Path) {
     }
 }
 
-/// The names of the files in a directory, in order.
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut names: Vec<_> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+/// The names of all files in a directory, in order.
+///
+/// # Errors
+/// The directory cannot be listed, as when the process has no file descriptor left.
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        names.extend(entry?.file_name().into_string().ok());
+    }
     names.sort();
-    names
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -86,12 +93,12 @@ mod tests {
             File::create_new(path.join(name)).unwrap();
         }
         remove_stale(path);
-        assert_eq!(names(path), ["a-1.payload", "a.lock", "b-notes", "c-1.payload"]);
+        assert_eq!(names(path).unwrap(), ["a-1.payload", "a.lock", "b-notes", "c-1.payload"]);
         // The process ends.
         drop(own);
         remove_stale(path);
-        assert_eq!(names(path), ["b-notes", "c-1.payload"]);
+        assert_eq!(names(path).unwrap(), ["b-notes", "c-1.payload"]);
         DirectoryLock::take(path, "d").unwrap().unwrap().remove();
-        assert_eq!(names(path), ["b-notes", "c-1.payload"]);
+        assert_eq!(names(path).unwrap(), ["b-notes", "c-1.payload"]);
     }
 }

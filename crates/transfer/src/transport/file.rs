@@ -1,10 +1,11 @@
 //! A transport through a directory that source and target share.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use super::directory_lock::{DirectoryLock, remove_stale};
@@ -19,6 +20,9 @@ use super::{
 /// A process that is killed leaves its files. The next transport through the directory removes them: it finds them by a
 /// file `*.lock`, which a running process has locked. So all users of the directory must see each other's file locks, as
 /// on a local file system or `tmpfs`, in containers too.
+///
+/// Payloads, and a directory that is created, belong to the process's user alone: source and target run as one user. Bytes of a
+/// published region are there twice, in the region and in its file.
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
@@ -39,7 +43,11 @@ impl Files {
     /// [`TransportError::File`].
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self, TransportError> {
         let directory = directory.into();
-        fs::create_dir_all(&directory).map_err(|error| failed(&directory, error))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(|error| failed(&directory, error))?;
         // Random, because std seeds its hasher randomly.
         let token = RandomState::new().hash_one("files");
         remove_stale(&directory);
@@ -134,7 +142,8 @@ impl Transport for Files {
         let (id, len) = (memory.id(), self.region(memory.id())?.len());
         let name = self.name(id);
         let path = self.directory.join(&name);
-        let file = File::create_new(&path).map_err(|error| failed(&path, error))?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(|error| failed(&path, error))?;
         self.published.insert(id);
         file.set_len(len as u64).map_err(|error| failed(&path, error))?;
         Ok(Descriptor(name.into_bytes()))

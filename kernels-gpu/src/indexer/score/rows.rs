@@ -77,7 +77,8 @@ impl Sink for Rows {
 }
 
 /// Stores the scores of a tile, and the largest of each of its groups. Element `i` of the query's row of `width` elements is
-/// element `at(width, i)` of `scores` or `maxima`; a row of scores has `columns` elements, a group `1 << group_log2`. `lane` is the lane, `tile` as of [`Sink::take`].
+/// element `at(width, i)` of `scores` or `maxima`; a row of scores has `columns` elements, a group `1 << group_log2`. `lane` is
+/// the lane, entry, score and `is_seen` as of [`Sink::take`].
 ///
 /// # Safety
 /// The elements exist; all lanes of the warp call it together.

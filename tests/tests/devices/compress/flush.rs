@@ -274,3 +274,56 @@ pub fn flush_counts_windows_without_a_block<B: Backend>(device: &Device<B>) {
         written.filter(|(_, row)| row.iter().any(|&byte| byte != 0)).map(|(row, _)| row).collect();
     assert_eq!(written, [paged.row(95)], "entry 95 alone has a block");
 }
+
+/// A record whose token has fewer tokens before or after it in the step than it says: nothing was pooled for it, so nothing is
+/// stored, and it is counted.
+pub fn flush_counts_windows_without_their_tokens<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let written = |paged: &Paged<B>| {
+        let data = download(&stream, &paged.data);
+        let rows = data.chunks_exact(DATA_BYTES as usize).enumerate();
+        let rows = rows.filter(|(_, row)| row.iter().any(|&byte| byte != 0));
+        (rows.map(|(row, _)| row).collect::<Vec<_>>(), download(&stream, &paged.faults)[0])
+    };
+    let step = Step::new(&stream, 0, &[Chunk { slot: SlotId(1), start: 0, end: 8 }]);
+    let index = upload(&stream, &[0, 1, 2, 4, 4, 5, 6, 7]);
+    let tokens = ops::StepTokens { index: &index, ..step.tokens() };
+    let capacity = step.plans[0].len() as usize;
+    let entries = upload_bf16(&stream, &rows(capacity, 15).concat());
+    let keys = upload_bf16(&stream, &rows(capacity, 16).concat());
+    let paged = Paged::new(&stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
+    let (table, to, index) = (paged.table(), paged.entries(), paged.keys(true));
+    let (closing, faults, entries) = (&step.plan(0), &paged.faults, &entries);
+    let flush = ops::Flush { tokens: &tokens, closing, entries, table: &table, to: &to, faults };
+    ops::flush_csa(&stream, &flush, &ops::KeyFlush { keys: &keys, to: &index }).unwrap();
+    assert_eq!(written(&paged), (vec![paged.row(1)], 1));
+
+    let step = Step::new(&stream, 0, &[Chunk { slot: SlotId(1), start: 0, end: 256 }]);
+    let frequencies = upload(&stream, &Table::Compress.frequencies());
+    let norm = upload(&stream, &[1_f32; 512]);
+    let pooled = upload(&stream, &vec![1_f32; step.plans[1].len() as usize * 512]);
+    let counts = |damaged: i32| {
+        let counts: Vec<i32> = (0..256).map(|i| if i == 127 { damaged } else { 0 }).collect();
+        upload(&stream, &counts)
+    };
+    let (index, remaining) = (counts(128), counts(129));
+    for tokens in [
+        ops::StepTokens { index: &index, ..step.tokens() },
+        ops::StepTokens { remaining: &remaining, ..step.tokens() },
+    ] {
+        let paged = Paged::new(&stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 1);
+        let flush = ops::HcaFlush {
+            tokens: &tokens,
+            runs: &step.plan(1),
+            pooled: &pooled,
+            norm: &norm,
+            frequencies: &frequencies,
+            table: &paged.table(),
+            to: &paged.entries(),
+            faults: &paged.faults,
+        };
+        // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+        unsafe { ops::flush_hca(&stream, &flush) }.unwrap();
+        assert_eq!(written(&paged), (vec![paged.row(1)], 1));
+    }
+}

@@ -17,7 +17,7 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::fed::{Fed, Padding, Part, assert_pools};
+use crate::fed::{Fed, Padding, Part, assert_pools, begin};
 use crate::inputs::{assert_same, download, filled, upload};
 use crate::refused::named;
 use crate::stories::{Formats, Story, config, tiny};
@@ -256,6 +256,33 @@ pub fn a_leaked_step_is_rejected_before_a_restore<B: Backend>(device: &Device<B>
     std::mem::forget(fed.manager.begin_step(&stream, Launches::Eager, &step).unwrap());
     fed.manager.restore_from_other(&stream, b, &saved).unwrap();
     assert_eq!(fed.manager.ledger().committed(b).unwrap(), 128);
+}
+
+/// A block that a request took for rejected drafts does not prevent its restore.
+pub fn a_block_of_rejected_drafts_does_not_prevent_a_restore<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 260, 98);
+    let stored = story.stored(device, FORMATS[0]);
+    let mut fed = fed(device, FORMATS[0], 1);
+    let (stream, id) = (fed.stream.clone(), fed.manager.admit().unwrap());
+    fed.step(&[Part::new(id, &story, 0..127)], Padding::None);
+    fed.run(&[Part::new(id, &story, 127..129)], Padding::None, &[1], &mut |_, _| Ok(()));
+    let blocks = fed.manager.config().num_blocks;
+    assert_eq!(blocks - fed.manager.ledger().free_blocks(), 2, "one block is for a rejected token");
+    let saved = fed.manager.save_checkpoints(&stream, &[(id, 128)]).unwrap().remove(0);
+    let rejected = [Part::new(id, &story, 128..148)];
+    fed.inputs.load(&stream, &rejected, 20);
+    for mut step in begin(&mut fed.manager, &stream, &rejected, Padding::None).unwrap() {
+        fed.inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
+    }
+    let next = [Part::new(id, &story, 128..129)];
+    let refused = begin(&mut fed.manager, &stream, &next, Padding::None).err().unwrap();
+    assert!(matches!(refused, KvError::Overwritten { .. }), "{refused}");
+    fed.manager.restore_checkpoint(&stream, id, &saved).unwrap();
+    assert_eq!(fed.manager.ledger().committed(id).unwrap(), 128);
+    fed.step(&[Part::new(id, &story, 128..260)], Padding::None);
+    fed.assert_holds(id, &story, &stored, 260);
+    fed.manager.ledger().audit().unwrap();
+    fed.manager.discard_checkpoint(saved).unwrap();
 }
 
 /// Refusals name the cause, and leave every byte, request and checkpoint as it was.

@@ -1,6 +1,7 @@
 //! `KvCacheManager` and its steps: chunking, rollback, isolation, accounting, faults.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream, bf16};
+use dsv4_kv::error::Refusal;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{
@@ -13,7 +14,7 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::fed::{Fed, Padding, Part};
+use crate::fed::{Fed, Padding, Part, begin};
 use crate::inputs::{assert_same, rows, upload_bf16};
 use crate::rings::assert_ring;
 use crate::stories::{Story, config, tiny};
@@ -180,6 +181,31 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     assert!(refusals.iter().all(|refusal| refusal.count > 0), "{refusals:?}");
     assert!(refusals.iter().map(|refusal| refusal.writes).eq([true, false]), "{refusals:?}");
     small.check_faults(&stream).unwrap();
+}
+
+/// In decode steps, layers of each kind count a live token's ring row that does not exist.
+pub fn fused_layers_count_ring_rows_out_of_range<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 8, 6);
+    for row in [i32::MAX, -1] {
+        let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+        let mut fed = Fed::new(device, config(&tiny(), formats, 2));
+        let (stream, id) = (fed.stream.clone(), fed.manager.admit().unwrap());
+        let parts = [Part::new(id, &story, 0..1)];
+        fed.inputs.load(&stream, &parts, 1);
+        let step_meta = fed.manager.writable_step_meta(LayerGroup::Trunk).unwrap();
+        let at = StepLayout::new(1, 1).range(Section::RingRow).start as u64;
+        let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
+        stream.upload(&[row], &step_meta, at).unwrap();
+        fed.inputs.run(&mut steps[0], &mut |_, _| Ok(())).unwrap();
+        let error = steps[0].check_faults().unwrap_err();
+        let KvError::KernelRefused { refusals } = error else { panic!("{error}") };
+        for kernel in ["decode_csa_", "decode_hca_"] {
+            let of_kernel = |refusal: &&Refusal| refusal.kernel.starts_with(kernel);
+            let refusal =
+                refusals.iter().find(of_kernel).unwrap_or_else(|| panic!("{kernel}: {row}"));
+            assert!(refusal.count > 0 && refusal.writes, "{refusal:?}");
+        }
+    }
 }
 
 /// The part of the StepMeta buffer after the sections of a step, left by earlier steps or never written, is not read.

@@ -436,6 +436,27 @@ pub fn gather_counts_slots_out_of_range<B: Backend>(device: &Device<B>) {
     });
 }
 
+/// A query at a negative position has no window: no row is gathered, and it is counted.
+pub fn gather_counts_negative_positions<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    each_format(|format| {
+        let rings = Rings::new(device, format, 2, 128);
+        let chunks = [0, 1].map(|slot| Chunk { slot: SlotId(slot), start: 9, end: 10 });
+        let step = Step::new(&stream, 128, 0, &chunks);
+        let kv = upload_bf16(&stream, &rows(2, 82).concat());
+        for position in [-1, -2, i32::MIN] {
+            let before = rings.fault_count(&stream);
+            stream.upload(&[position], &step.sections[0], 0).unwrap();
+            let (tiles, lengths) = step.gather(&rings, &stream, &kv, (0, 2));
+            assert_eq!(lengths, [0, 10], "position {position}");
+            let canary = u16::from_ne_bytes([CANARY; 2]);
+            let untouched = tiles[..(WINDOW * HEAD_DIM) as usize].iter().all(|&x| x == canary);
+            assert!(untouched, "position {position}");
+            assert_eq!(rings.fault_count(&stream) - before, 1, "position {position}");
+        }
+    });
+}
+
 /// The same inputs on both devices give rings and tiles that are equal byte for byte.
 pub fn both_devices_give_equal_bytes(cuda: &CudaDevice, emulated: &EmuDevice) {
     each_format(|format| {

@@ -14,7 +14,7 @@ mod identity;
 mod ledger;
 mod moved;
 mod planned_checkpoints;
-mod recorded;
+pub(crate) mod recorded;
 mod salts;
 mod selection;
 mod sent;

@@ -24,17 +24,17 @@ const LAYER: LayerId = LayerId(0);
 
 /// What became of a capture that another thread tried.
 #[derive(Debug)]
-enum Capture {
-    /// It recorded whatever was queued.
-    Ended,
+pub(crate) enum Capture {
+    /// It recorded so many launches.
+    Ended(u64),
     /// It was refused: the stream is in use.
     Refused,
 }
 
 /// Runs `call`. Inside its call number `question` of `Backend::stream_id`, counted from 0, another thread begins a
 /// capture of `stream`, which ends after `call`. Returns the result, and what became of the capture, if there were that
-/// many such calls. The graph has no nodes, whatever the call queued: it would be replayed beside later steps.
-fn beside_a_capture<R>(
+/// many such calls.
+pub(crate) fn beside_a_capture<R>(
     stream: &Stream<Device>,
     retained: &[Memory<Device>],
     question: u64,
@@ -71,9 +71,10 @@ fn beside_a_capture_of<R>(
             let nodes = own.capture(retained, record).map(|graph| graph.nodes());
             // It fails as well if the call asked for something that a capture forbids.
             *found.lock().unwrap() = Some(match nodes {
-                Ok(0) | Err(DeviceError::ForbiddenInCapture { .. }) => Capture::Ended,
+                Ok(nodes) => Capture::Ended(nodes),
+                Err(DeviceError::ForbiddenInCapture { .. }) => Capture::Ended(0),
                 Err(DeviceError::StreamInUse) => Capture::Refused,
-                other => panic!("{other:?} instead of a graph without nodes"),
+                Err(other) => panic!("{other:?} instead of a graph"),
             });
         });
         let end = move || {
@@ -104,16 +105,18 @@ struct Counts {
 }
 
 impl Counts {
-    /// The result of a call, `None` if it failed because of a capture. A call beside a refused capture succeeds.
+    /// The result of a call, `None` if it failed because of a capture. A call beside a refused capture succeeds. A graph has
+    /// no nodes, whatever the call queued: it would be replayed beside later steps.
     fn count<R, E: Display>(
         &mut self,
         (answer, capture): (Result<R, E>, Option<Capture>),
     ) -> Option<R> {
         self.refused_captures += u32::from(matches!(capture, Some(Capture::Refused)));
+        assert!(!matches!(capture, Some(Capture::Ended(1..))), "{capture:?}");
         match answer {
             Ok(answer) => Some(answer),
             Err(error) => {
-                assert!(matches!(capture, Some(Capture::Ended)), "{error}, {capture:?}");
+                assert!(matches!(capture, Some(Capture::Ended(_))), "{error}, {capture:?}");
                 assert!(error.to_string().contains("captur"), "{error}");
                 self.failed_calls += 1;
                 None

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use dsv4_kv::device::{Backend, Device, EmuOptions, Emulator, NullDevice};
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions, Emulator, NullDevice};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Prompt, RequestId, StepRequest, TierMiss};
 use dsv4_kv_tests::failing::{Failing, Failure, each_call};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::lazy::Lazy;
-use dsv4_kv_tests::stories::{Story, config};
+use dsv4_kv_tests::stories::{Story, config, tiny};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -74,6 +74,27 @@ pub(super) fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<
     }
     fed.manager.audit_tier().unwrap();
     fed
+}
+
+/// A checkpoint that a chunk saved has no windows of draft layers. In its place on the device are those of a request that used it
+/// before, perhaps one of another salt; they do not go to host memory.
+#[test]
+fn draft_windows_of_others_stay_on_the_device() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let base = config(&tiny(), FORMATS, 2);
+    let settings = CacheConfig { model: base.model.clone(), num_blocks: 10, ..settings() };
+    let mut fed = Fed::new(&device, CacheConfig { max_context: base.max_context, ..settings });
+    fed.manager.offer_host_images();
+    let (story, tokens) = (Story::random(&tiny(), TOKENS, 436), tokens());
+    let id = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"a")).unwrap().id;
+    run(&mut fed, id, &story, 0);
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    let image = fed.manager.next_host_image().expect("it has arrived");
+    assert!(!image.has_draft);
+    let bytes: Vec<u8> = image.checkpoint().flatten().copied().collect();
+    // The cache is poisoned, so that memory to which nothing was written is not 0.
+    let (trunk, draft) = bytes.split_at(bytes.len() - 128 * (576 + 8));
+    assert!(trunk.iter().any(|&byte| byte != 0) && draft.iter().all(|&byte| byte == 0));
 }
 
 /// Every device call of a transfer fails in turn, in both directions. Afterwards everything is held as before, and the

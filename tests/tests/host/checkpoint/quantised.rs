@@ -224,7 +224,12 @@ fn nvfp4_is_given_as_it_is() {
         let error = checkpoint.nvfp4(NAME, [2, 32]).unwrap_err();
         assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
     }
-    for (last, value) in [("weight_scale_2", f32::NAN), ("weight_global_scale", 0.0)] {
+    let bad = [
+        ("weight_scale_2", f32::NAN),
+        ("weight_global_scale", 0.0),
+        ("weight_global_scale", f32::INFINITY),
+    ];
+    for (last, value) in bad {
         let error = weight("weight", last, value).nvfp4(NAME, [2, 64]).unwrap_err();
         let named =
             matches!(&error, CheckpointError::BadScale { name, .. } if name.ends_with(last));

@@ -80,6 +80,14 @@ fn place(region: &Region, id: u64) -> Result<Place, TransportError> {
 }
 
 impl Nixl {
+    /// Destroys the agent, before the memory that it may write is freed. That unmaps device memory in the current context.
+    fn destroy_agent(&mut self) {
+        for held in self.regions.values() {
+            let _ = held.region().enter();
+        }
+        self.agent = None;
+    }
+
     /// Loads the library and creates an agent.
     ///
     /// # Errors
@@ -251,16 +259,17 @@ impl Transport for Nixl {
     }
 
     fn fence(&mut self) -> Result<(), TransportError> {
-        // Destroying the agent unmaps device memory in the current context.
-        for held in self.regions.values() {
-            let _ = held.region().enter();
-        }
-        // The agent is destroyed before the memory that it may write is freed.
-        self.agent = None;
+        self.destroy_agent();
         self.reads.clear();
         self.regions.clear();
         self.agent = Some(Self::agent(&self.api, &self.plugin)?);
         Ok(())
+    }
+}
+
+impl Drop for Nixl {
+    fn drop(&mut self) {
+        self.destroy_agent();
     }
 }
 
