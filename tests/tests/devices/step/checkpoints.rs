@@ -262,10 +262,10 @@ pub fn a_leaked_step_is_rejected_before_a_restore<B: Backend>(device: &Device<B>
 pub fn a_block_of_rejected_drafts_does_not_prevent_a_restore<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 260, 98);
     let stored = story.stored(device, FORMATS[0]);
-    let mut fed = fed(device, FORMATS[0], 1);
+    let mut fed = fed(device, FORMATS[0], 8);
     let (stream, id) = (fed.stream.clone(), fed.manager.admit().unwrap());
-    fed.step(&[Part::new(id, &story, 0..127)], Padding::None);
-    fed.run(&[Part::new(id, &story, 127..129)], Padding::None, &[1], &mut |_, _| Ok(()));
+    fed.step(&[Part::new(id, &story, 0..126)], Padding::None);
+    fed.run(&[Part::new(id, &story, 126..134)], Padding::None, &[2], &mut |_, _| Ok(()));
     let blocks = fed.manager.config().num_blocks;
     assert_eq!(blocks - fed.manager.ledger().free_blocks(), 2, "one block is for a rejected token");
     let saved = fed.manager.save_checkpoints(&stream, &[(id, 128)]).unwrap().remove(0);
