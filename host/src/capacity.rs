@@ -4,6 +4,10 @@
 //! requests fits if its slots and blocks fit, independent of the order of admission and of the
 //! chunks. Tokens are all that are written: drafts after the last accepted token of a request count
 //! too.
+//!
+//! With shared prefixes a set may need more: requests that compute the same prompt at the same time keep their own blocks, and
+//! hold those that the first of them gave to the prefix tree. Release such a request and admit it again: it then shares the
+//! tree's blocks.
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, LayerKind};

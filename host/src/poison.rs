@@ -19,7 +19,8 @@ use crate::schema::Pool;
 /// Every byte of poisoned memory: NaN as E4M3, BF16, UE8M0 and f32.
 pub const POISON: u8 = 0xFF;
 
-/// Most rows that are recorded between two checks; further rows are only counted.
+/// Most rows that are recorded between two checks; further rows are only counted. A power of two, so that places follow each
+/// other where the number of rows wraps around.
 const CAPACITY: u64 = 64;
 /// Words of a record.
 const RECORD: usize = FindPoisonParams::RECORD as usize;
@@ -96,14 +97,19 @@ pub(crate) fn read<B: Backend>(
     if new > 0 {
         // If this fails, the next read reports the rows again.
         let _ = stream.upload(&[*count], found, 1);
-        let records = records.chunks_exact(RECORD).take(new as usize);
-        rows.extend(records.map(|record| read_record(ledger, record)));
+        let (records, _) = records.as_chunks::<RECORD>();
+        for index in (0..new.min(CAPACITY as u32)).map(|i| read.wrapping_add(i)) {
+            let record = &records[(index % CAPACITY as u32) as usize];
+            // It may not be there yet, or never, of a row that was found while more rows than there is room for were read.
+            if record[RECORD - 1] == index.wrapping_add(1) {
+                rows.push(read_record(ledger, record));
+            }
+        }
     }
     Ok(new)
 }
 
-fn read_record(ledger: &Ledger, record: &[u32]) -> PoisonRead {
-    let [place, slot, position, what] = [record[0], record[1], record[2], record[3]];
+fn read_record(ledger: &Ledger, &[place, slot, position, what, _]: &[u32; RECORD]) -> PoisonRead {
     let source = place % FindPoisonParams::LAYER;
     PoisonRead {
         layer: LayerId(place / FindPoisonParams::LAYER),

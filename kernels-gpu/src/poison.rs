@@ -80,15 +80,16 @@ unsafe fn is_poison(tile: Global<u16>, at: u64, lane: u32) -> bool {
 pub(crate) unsafe fn record(found: GlobalMut<u32>, words: [u32; 4], capacity: u32) {
     // SAFETY: the count is only ever accessed atomically, and hands out each record once.
     unsafe {
-        let index = DeviceAtomicU32::new(found, 0).add(1).wrapping_sub(found.load(1));
-        if index < capacity {
+        let index = DeviceAtomicU32::new(found, 0).add(1);
+        if index.wrapping_sub(found.load(1)) < capacity {
             let [a, b, c, d] = words;
-            let record = u64::from(index) * u64::from(FindPoisonParams::RECORD);
-            let at = u64::from(FindPoisonParams::HEAD) + record;
+            let place = u64::from(index % capacity) * u64::from(FindPoisonParams::RECORD);
+            let at = u64::from(FindPoisonParams::HEAD) + place;
             found.store(at, a);
             found.store(at + 1, b);
             found.store(at + 2, c);
             found.store(at + 3, d);
+            found.store(at + 4, index.wrapping_add(1));
         }
     }
 }

@@ -300,7 +300,9 @@ impl<B: Backend> Batch<B> {
                         // For example, if there is no room for the payload. The decode worker then computes the prompt
                         // again.
                         Err(error) => {
-                            tracing::warn!("a prompt was computed and cannot be offered: {error:#}");
+                            tracing::warn!(
+                                "a prompt was computed and cannot be offered: {error:#}"
+                            );
                             Update::Offered(None, reused)
                         }
                     }

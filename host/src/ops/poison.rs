@@ -38,8 +38,8 @@ pub struct PoisonSearch<'a, B: Backend> {
     pub tile: &'a View<B, bf16>,
     /// The kind of its rows.
     pub rows: GatheredRows<'a, B>,
-    /// `[2 + 4 * capacity]` the number of rows found so far, and what that number was when the records were last read; then
-    /// records of the first rows since.
+    /// `[2 + 5 * capacity]` the number of rows found so far, and what that number was when the records were last read; then
+    /// records of the first rows since, row `i` at place `i % capacity`.
     pub found: &'a Buffer<B, u32>,
 }
 

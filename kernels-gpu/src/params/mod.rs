@@ -335,8 +335,8 @@ impl FindPoisonParams {
     pub const ALL: u32 = 2;
     /// Words before the records: the number of rows found so far, and what that number was when the host last read the records.
     pub const HEAD: u32 = 2;
-    /// Words of a record.
-    pub const RECORD: u32 = 4;
+    /// Words of a record. The last one is the row's number, counted from 1, modulo 2^32: the record is another row's if it differs.
+    pub const RECORD: u32 = 5;
     /// The first word of a record is the layer times this, plus the source.
     pub const LAYER: u32 = 4;
 }

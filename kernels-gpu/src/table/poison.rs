@@ -19,8 +19,9 @@ macro_rules! poison_rows {
                 token_position: const i32 [end(p.first, p.tokens)],
                 /// `[step]` slot of each query's request; -1 = padding.
                 token_slot: const i32 [end(p.first, p.tokens)],
-                /// `[2 + 4 * capacity]` rows found so far, and what that number was when the host last read; then of the first
-                /// `capacity` since: layer and source, slot, position of the query, and what the row is (see `FindPoisonParams`).
+                /// `[2 + 5 * capacity]` rows found so far, and what that number was when the host last read; then of the first
+                /// `capacity` since, row `i` at place `i % capacity`: layer and source, slot, position of the query, what the row
+                /// is, and `i + 1` (see `FindPoisonParams`).
                 found: mut u32 [params::FindPoisonParams::HEAD + params::FindPoisonParams::RECORD * p.capacity];
                 FindPoisonParams
             )
@@ -44,7 +45,7 @@ macro_rules! poison_rows {
                 index_code: const u8 align 4 [p.num_blocks, indexer::TILE, f.code_bytes() as u32],
                 /// `[num_blocks * 32, scale_bytes]` u8, the scale plane.
                 index_scale: const u8 align 4 [p.num_blocks, indexer::TILE, f.scale_bytes() as u32],
-                /// `[2 + 4 * capacity]`, as of `find_poison`.
+                /// `[2 + 5 * capacity]`, as of `find_poison`.
                 found: mut u32 [params::FindPoisonParams::HEAD + params::FindPoisonParams::RECORD * p.capacity];
                 FindPoisonedKeysParams
             )

@@ -237,7 +237,7 @@ fn list(case: &mut Case<'_>) -> Result<(), DeviceError> {
         },
         &selected,
     )?;
-    let found = case.buffer(2 + 4 * 2);
+    let found = case.buffer(2 + 5 * 2);
     let kind = GatheredRows::List(&selected, paged.rows);
     ops::find_poison(
         &case.stream,
@@ -294,7 +294,7 @@ fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
         },
         &lengths,
     )?;
-    let found = case.buffer(2 + 4 * 2);
+    let found = case.buffer(2 + 5 * 2);
     let kind = GatheredRows::All(&lengths, paged.rows);
     ops::find_poison(
         &case.stream,
