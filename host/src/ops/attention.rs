@@ -100,7 +100,7 @@ pub struct Attention<'a, B: Backend> {
     /// - Consecutive: with `own`, without entries, [`QueryForm::Rotated`], more queries than `multiprocessors / ceil(heads / 64)`. A block takes
     ///   up to 32 consecutive queries, and loads the rows once that they share.
     /// - Two clusters, or two blocks, for each work item, with half of the channels of the values each: if these are at most
-    ///   `multiprocessors / 2` blocks.
+    ///   `multiprocessors / 2` blocks, or for windows alone `multiprocessors / 4`.
     /// - Else the blocks of `split`.
     ///
     /// Work items are counted for the capacity of the launch: padding too, and the parts of a query with `rows` entries.
@@ -265,7 +265,12 @@ impl<B: Backend> Attention<'_, B> {
         };
         let clusters_per_part = match plan.spread {
             Some(SpreadLaunch { halves }) => halves,
-            None => halves_of_channels(work_items(&params), params.split, self.multiprocessors),
+            None => {
+                // Windows as if they had two blocks: in a graph for 32 requests they would take 0.9 us less, and so 1.4 us less
+                // than in a graph for 256 requests (docs/experiments-attention.md).
+                let split = if self.entries.is_some() { params.split } else { 2 };
+                halves_of_channels(work_items(&params), split, self.multiprocessors)
+            }
         };
         let params = AttendParams { clusters_per_part, ..params };
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
