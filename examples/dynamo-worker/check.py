@@ -26,7 +26,7 @@ for prompt, tokens in prompts:
     with urllib.request.urlopen(asked, timeout=300) as answer:
         got = json.load(answer)
     seconds = time.time() - begun
-    command = [program, "generate", "--checkpoint", checkpoint, "--prompt", prompt]
+    command = [program, "generate", "--model", checkpoint, "--prompt", prompt]
     command += ["--max-tokens", str(tokens), "--device", "cpu", "--json"]
     alone = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     equal = got["choices"][0]["text"] == alone["text"]

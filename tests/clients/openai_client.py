@@ -1,9 +1,9 @@
 """Real clients against `cargo kv serve`: curl, and the package `openai` from PyPI.
 
-    cargo kv serve --checkpoint tests/e2e/hash --device cpu --listen 127.0.0.1:8000 \
+    cargo kv serve --model tests/e2e/hash --device cpu --listen 127.0.0.1:8000 \
         --max-requests 16 --context 512 --cached-tokens 768 --draft 2 &
     python tests/clients/openai_client.py --url http://127.0.0.1:8000 \
-        --program target/release/dsv4-kv --checkpoint tests/e2e/hash
+        --program target/release/dsv4-kv --model tests/e2e/hash
 
 Every completion that comes to its end is compared with what `dsv4-kv generate` (--program) answers alone, also
 while other clients disconnect at random. In the end the cache is empty. Needs a checkpoint whose text is bytes.
@@ -22,7 +22,7 @@ import openai
 ARGS = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 ARGS.add_argument("--url", default="http://127.0.0.1:8000")
 ARGS.add_argument("--program", required=True, help="the program dsv4-kv, built with --features serve")
-ARGS.add_argument("--checkpoint", required=True)
+ARGS.add_argument("--model", required=True)
 ARGS.add_argument("--requests", type=int, default=64, help="how many at once")
 ARGS.add_argument("--seed", type=int, default=1)
 args = ARGS.parse_args()
@@ -36,7 +36,7 @@ def alone(prompt, max_tokens, temperature=0.0, top_p=1.0, seed=0):
     """What one request without a server gets."""
     key = (prompt, max_tokens, temperature, top_p, seed)
     if key not in ALONE:
-        command = [args.program, "generate", "--checkpoint", args.checkpoint, "--device", "cpu", "--json"]
+        command = [args.program, "generate", "--model", args.model, "--device", "cpu", "--json"]
         options = {"prompt": prompt, "max-tokens": max_tokens, "temperature": temperature, "top-p": top_p}
         for name, value in {**options, "seed": seed}.items():
             command += [f"--{name}={value}"]

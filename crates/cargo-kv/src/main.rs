@@ -115,7 +115,7 @@ mod tests {
             let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
             features(&words[0], &words)
         };
-        assert_eq!(of("serve --checkpoint DIR"), Some("serve"));
+        assert_eq!(of("serve --model DIR"), Some("serve"));
         assert_eq!(of("generate"), Some("generate"));
         assert_eq!(of("replay --peers 3"), Some("nixl"));
         assert_eq!(of("replay --json --peers=2"), Some("nixl"));

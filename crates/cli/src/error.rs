@@ -153,9 +153,9 @@ pub enum InputError {
         /// Why it is refused.
         reason: String,
     },
-    /// A checkpoint that cannot be read.
+    /// A model that cannot be read.
     #[cfg(feature = "generate")]
-    #[error("--checkpoint: {0}; give a folder with config.json and safetensors files")]
+    #[error("--model: {0}; give a folder with config.json and safetensors files")]
     Checkpoint(#[source] dsv4_kv_model::ModelError),
     /// A text prompt without a tokenizer.
     #[cfg(feature = "generate")]

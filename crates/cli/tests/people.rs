@@ -71,7 +71,7 @@ fn what_json_prints_is_as_its_schema_says() {
         &reuse,
     ];
     let checkpoint = docs().join("../tests/e2e/hash");
-    let checkpoint = format!("--checkpoint {} --device cpu", checkpoint.display());
+    let checkpoint = format!("--model {} --device cpu", checkpoint.display());
     let generate = format!("generate {checkpoint} --prompt Once --max-tokens 2");
     if cfg!(feature = "generate") {
         commands.push(&generate);

@@ -42,7 +42,7 @@ fn copy() -> TempDir {
 /// The JSON that `generate` prints.
 fn generate(folder: &Path, prompt: [&str; 2]) -> Value {
     let mut command = Command::new(cargo_bin("dsv4-kv"));
-    command.args(["generate", "--device", "cpu", "--json", "--checkpoint"]).arg(folder);
+    command.args(["generate", "--device", "cpu", "--json", "--model"]).arg(folder);
     let output = command.args(prompt).args(DRAWN).output().expect("a program");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
@@ -223,7 +223,7 @@ fn a_prompt_has_the_tokens_of_its_text() {
     file["model"]["dropout"] = json!(0.5);
     fs::write(&path, file.to_string()).expect("room");
     let mut command = Command::new(cargo_bin("dsv4-kv"));
-    command.args(["generate", "--device", "cpu", "--prompt", PROMPT, "--checkpoint"]);
+    command.args(["generate", "--device", "cpu", "--prompt", PROMPT, "--model"]);
     let output = command.arg(small.folder.path()).output().expect("a program");
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");

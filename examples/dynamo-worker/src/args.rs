@@ -19,9 +19,9 @@ pub struct Cli {
 /// What is the worker's own.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The checkpoint: config.json, safetensors files and tokenizer.json.
+    /// The model: config.json, safetensors files and tokenizer.json.
     #[arg(long, value_name = "DIR")]
-    pub checkpoint: PathBuf,
+    pub model: PathBuf,
     /// What clients call the model.
     #[arg(long, default_value = "dsv4-kv")]
     pub model_name: String,
@@ -65,7 +65,7 @@ impl Cli {
             // As the frontend's router expects it.
             component: if prefill { "prefill".into() } else { common.component },
             endpoint: common.endpoint,
-            model_name: options.checkpoint.to_string_lossy().into_owned(),
+            model_name: options.model.to_string_lossy().into_owned(),
             served_model_name: Some(options.model_name.clone()),
             model_input: ModelInput::Tokens,
             endpoint_types: common.endpoint_types,

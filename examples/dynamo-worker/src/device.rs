@@ -37,8 +37,8 @@ pub fn run(options: &Options, jobs: &Receiver<Job>, ready: &Sender<Result<Ready>
 }
 
 fn load(options: &Options) -> Result<Arc<Model>> {
-    let of = || options.checkpoint.display().to_string();
-    let checkpoint = Checkpoint::open(&options.checkpoint).with_context(of)?;
+    let of = || options.model.display().to_string();
+    let checkpoint = Checkpoint::open(&options.model).with_context(of)?;
     Ok(Arc::new(Model::load(&checkpoint, |_| {}).with_context(of)?))
 }
 

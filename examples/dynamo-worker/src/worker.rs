@@ -62,7 +62,7 @@ impl KvWorker {
 
     fn registration(&self, ready: &Ready) -> EngineConfig {
         EngineConfig {
-            model: self.options.checkpoint.to_string_lossy().into_owned(),
+            model: self.options.model.to_string_lossy().into_owned(),
             served_model_name: Some(self.options.model_name.clone()),
             llm: Some(LlmRegistration {
                 context_length: Some(ready.context),

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 fn options(mode: DisaggregationMode, exchange: &Path) -> Options {
     Options {
-        checkpoint: PathBuf::from("../../tests/e2e/hash"),
+        model: PathBuf::from("../../tests/e2e/hash"),
         model_name: "hash".into(),
         revision: "r1".into(),
         exchange: exchange.into(),

@@ -12,18 +12,18 @@ use crate::outcome::{Exit, after_help};
 /// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
     "20 tokens of a tiny model of random weights",
-    "cargo kv generate --checkpoint tests/e2e/hash --prompt Once --max-tokens 20",
+    "cargo kv generate --model tests/e2e/hash --prompt Once --max-tokens 20",
 )];
 
 /// Exit codes.
 const EXITS: [Exit; 4] = [
     (0, "the request has ended"),
     (1, "a step or the device failed, or a result could not be written"),
-    (2, "an option, a file or the checkpoint was refused"),
+    (2, "an option, a file or the model was refused"),
     (130, "SIGINT (Ctrl-C) ended it early; the result is of the tokens until then"),
 ];
 
-/// Continues a prompt with a checkpoint's model.
+/// Continues a prompt with a model.
 ///
 /// Tokens are printed as they come, then a table: time to first token, tokens a second, bytes of the cache.
 /// The cache, the indexer and the router run on the device, on a GPU attention too; dense mathematics in f32 on the
@@ -32,11 +32,11 @@ const EXITS: [Exit; 4] = [
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 #[command(group(ArgGroup::new("input").required(true)))]
 pub struct GenerateArgs {
-    /// The checkpoint: a folder with config.json and safetensors files.
+    /// The model: a folder with config.json and safetensors files.
     #[arg(long, value_name = "DIR")]
-    pub checkpoint: PathBuf,
+    pub model: PathBuf,
 
-    /// The prompt as text: through the checkpoint's tokenizer.json, or a token for each byte if its vocabulary
+    /// The prompt as text: through the model's tokenizer.json, or a token for each byte if its vocabulary
     /// has 256 tokens.
     #[arg(long, value_name = "TEXT", group = "input")]
     pub prompt: Option<String>,

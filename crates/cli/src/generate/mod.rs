@@ -47,8 +47,8 @@ pub const EMULATED_MEMORY: u64 = 64 << 30;
 /// # Errors
 /// Refused input; an error of the device; output that cannot be written.
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
-    let model = Arc::new(load(&args.checkpoint)?);
-    let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
+    let model = Arc::new(load(&args.model)?);
+    let text = Text::of_checkpoint(&args.model, model.config.vocab_size);
     let tokens = prompt::tokens(args, &text)?;
     match args.device.gpu(0)? {
         Some(device) => on_device(&device, args, model, text.ok(), &tokens),

@@ -14,35 +14,35 @@ use crate::outcome::{Exit, after_help};
 /// Examples for `--help`: the purpose of each, and the command.
 const EXAMPLES: [(&str, &str); 1] = [(
     "a tiny model of random weights",
-    "cargo kv serve --checkpoint tests/e2e/hash --listen 127.0.0.1:8000",
+    "cargo kv serve --model tests/e2e/hash --listen 127.0.0.1:8000",
 )];
 
 /// Exit codes.
 const EXITS: [Exit; 5] = [
     (0, "SIGINT or SIGTERM has ended it, with all that it had taken"),
     (1, "the device failed"),
-    (2, "an option, the checkpoint or the address was refused, or the cache does not fit"),
+    (2, "an option, the model or the address was refused, or the cache does not fit"),
     (130, "a signal has ended it before all was done; or a second SIGINT, at once"),
     (143, "a second SIGTERM has ended it at once"),
 ];
 
-/// Serves a checkpoint's model over HTTP, as OpenAI's /v1/completions.
+/// Serves a model over HTTP, as OpenAI's /v1/completions.
 ///
 /// Also /v1/models, /health and /metrics; docs/serving.md describes all of it. SIGINT and SIGTERM end the server
 /// once the requests that it has taken are done; a second one ends it at once.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct ServeArgs {
-    /// The checkpoint: a folder with config.json and safetensors files, and tokenizer.json unless its vocabulary
+    /// The model: a folder with config.json and safetensors files, and tokenizer.json unless its vocabulary
     /// has 256 tokens, which are bytes then.
     #[arg(long, value_name = "DIR")]
-    pub checkpoint: PathBuf,
+    pub model: PathBuf,
 
     /// Where to listen. Whoever reaches it may use it: there are no keys.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
     pub listen: String,
 
-    /// The model's name for clients [default: the name of the checkpoint's folder]
+    /// The model's name for clients [default: the name of its folder]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
 
@@ -72,7 +72,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,
 
-    /// Where prefixes that came to host memory are stored, for this server and for later ones with the same checkpoint,
+    /// Where prefixes that came to host memory are stored, for this server and for later ones with the same model,
     /// build, device, kind of processor, --attention and --attention-split: a directory, or the URL of a store; needs
     /// --host-cache.
     #[arg(long, value_name = "URL")]

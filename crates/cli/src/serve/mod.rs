@@ -42,10 +42,10 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
         return Err(InputError::ColdWithoutHost.into());
     }
     let interrupt = Interrupt::listen_to_both()?;
-    let files = args.cold_cache.as_ref().map(|_| Files::of(&args.checkpoint)).transpose()?;
-    let model = Arc::new(load(&args.checkpoint)?);
+    let files = args.cold_cache.as_ref().map(|_| Files::of(&args.model)).transpose()?;
+    let model = Arc::new(load(&args.model)?);
     let digest = files.as_ref().map(Files::digest).transpose()?;
-    let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
+    let text = Text::of_checkpoint(&args.model, model.config.vocab_size);
     let text = text.map_err(|error| InputError::Serve(error.to_string()))?;
     let loaded = Loaded { model, text, digest };
     match args.device.gpu(0)? {
@@ -129,7 +129,7 @@ fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Setti
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
     Settings {
         cold: args.cold_cache.as_ref().zip(identity).map(cold),
-        model: args.model_name.clone().unwrap_or_else(|| folder_name(&args.checkpoint)),
+        model: args.model_name.clone().unwrap_or_else(|| folder_name(&args.model)),
         end: model.config.eos.clone(),
         drafts: args.draft as usize,
         scheduler: SchedulerLimits { chunk, waiting },

@@ -16,7 +16,7 @@ pub fn checkpoint() -> PathBuf {
 /// The command `serve` on the CPU.
 pub fn command(checkpoint: &Path, options: &str) -> Command {
     let mut command = Command::new(cargo_bin("dsv4-kv"));
-    command.args(["serve", "--device", "cpu", "--checkpoint"]).arg(checkpoint);
+    command.args(["serve", "--device", "cpu", "--model"]).arg(checkpoint);
     command.args(options.split_whitespace());
     command
 }

@@ -66,7 +66,7 @@ impl Fleet {
         fleet.spawn(&mut frontend)?;
         for mode in modes {
             let mut worker = Command::new(env!("CARGO_BIN_EXE_dynamo-worker"));
-            worker.arg("--checkpoint").arg(&model).args(["--model-name", MODEL, "--revision", "1"]);
+            worker.arg("--model").arg(&model).args(["--model-name", MODEL, "--revision", "1"]);
             worker.arg("--exchange").arg(fleet.directory.path().join("exchange"));
             if *mode != "agg" {
                 worker.args(["--disaggregation-mode", mode]);
