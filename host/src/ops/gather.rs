@@ -30,7 +30,7 @@ pub struct EntryGather<'a, B: Backend> {
 /// rows]`, -1 = none), zero where there is none.
 ///
 /// An index that the query may not see, or whose block is missing, gives a zero row and is counted
-/// in the fault word.
+/// in the fault word. So is a query whose slot is past the last or whose position is negative; its tile stays untouched.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape;

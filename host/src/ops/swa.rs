@@ -98,7 +98,9 @@ pub struct WindowGather<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Queues `gather_swa`: the window of each query into its tile, and its number of rows.
+/// Queues `gather_swa`: the window of each query into its tile, and its number of rows. A query whose slot is past the last, whose
+/// position is negative, or that has fewer tokens before it in the step than its index says, has no rows and is counted in the
+/// fault word.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a ring shorter than a window; [`DeviceError::Argument`] for rings of more than `i32::MAX`

@@ -1,6 +1,8 @@
 //! Transports without faults: reads return the published bytes, and reads of memory that is gone are refused.
 
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use dsv4_kv_transfer::transport::{
     Descriptor, Fabric, Files, Loopback, NotPosted, Polled, Region, Registered,
@@ -157,4 +159,11 @@ pub fn through_a_directory() {
     assert!(!file.exists(), "what it had left");
     drop((own, other));
     assert_eq!(directory.path().read_dir().unwrap().count(), 0, "no file is left");
+    // Payloads, and a directory that is created, are of one user.
+    let made = directory.path().join("made");
+    let mut own = Files::new(&made).unwrap();
+    let memory = own.register(region(&[1])).unwrap();
+    let name = String::from_utf8(own.publish(&memory).unwrap().0).unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!([mode(&made), mode(&made.join(name))], [0o700, 0o600]);
 }

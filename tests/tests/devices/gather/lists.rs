@@ -72,7 +72,17 @@ pub fn lists_count_what_they_refuse<B: Backend>(device: &Device<B>) {
         let query = |slot| (slot, pool.shape.position(70));
         // Entry 70 lies in a block that exists, or one after the end of the table's row. The query sees neither.
         let early = (0, pool.shape.position(40));
-        let queries = [query(0), early, query(3), query(i32::MAX), PADDING, query(1), query(2)];
+        let queries = [
+            query(0),
+            early,
+            query(3),
+            query(i32::MAX),
+            PADDING,
+            query(1),
+            query(2),
+            (0, -1),
+            (0, i32::MIN),
+        ];
         pool.name(1, 0, -1);
         pool.name(1, 1, pool.shape.num_blocks as i32);
         pool.name(2, 0, i32::MAX);
@@ -90,9 +100,11 @@ pub fn lists_count_what_they_refuse<B: Backend>(device: &Device<B>) {
             list([0; 6]),
             list([0, per_block, -1, per_block - 1, 0, 0]),
             list([0, per_block, -1, per_block - 1, 2 * per_block - 1, 0]),
+            list([0; 6]),
+            list([0; 6]),
         ];
         let early_too_far = if entries_per_block == 32 { 12 } else { 0 };
-        let counts = [2, 2 + early_too_far, 1, 1, 0, 5, 5];
+        let counts = [2, 2 + early_too_far, 1, 1, 0, 5, 5, 1, 1];
         for (at, (list, &count)) in lists.iter().zip(&counts).enumerate() {
             assert_eq!(pool.check_lists(&queries, at, std::slice::from_ref(list)), count, "{at}");
         }
@@ -129,18 +141,18 @@ pub fn all_counts_what_it_cannot_give<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let mut pool = Pool::scattered(device, format, entries_per_block, &[70, 70, 70]);
         let query = |slot| (slot, pool.shape.position(70));
-        let queries = [query(0), query(3), PADDING, query(1), query(2)];
+        let queries = [query(0), query(3), PADDING, query(1), query(2), (0, -2)];
         for (rows, truncated) in [(1, 3), (16, 3), (33, 3), (69, 3), (70, 0)] {
-            let got = pool.check_all(&queries, (0, 5), rows);
+            let got = pool.check_all(&queries, (0, 6), rows);
             assert_eq!(
                 got,
-                1 + truncated,
-                "a wrong slot, and {truncated} that see more than {rows}"
+                2 + truncated,
+                "a wrong slot, a wrong position, and {truncated} that see more than {rows}"
             );
         }
         pool.name(1, 1, -1);
         pool.name(2, 0, pool.shape.num_blocks as i32);
-        assert_eq!(pool.check_all(&queries, (0, 5), 70), 1 + 2 * entries_per_block);
+        assert_eq!(pool.check_all(&queries, (0, 6), 70), 2 + 2 * entries_per_block);
     });
 }
 
@@ -171,7 +183,11 @@ pub fn far_positions_equal_the_oracle<B: Backend>(device: &Device<B>) {
 pub fn valid_lens_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let pool = Pool::scattered(device, format, entries_per_block, &[1]);
-        let position = |p| if p % 7 == 5 { PADDING } else { (p % 3, p) };
+        let position = |p: i32| match p % 7 {
+            5 => PADDING,
+            6 => (p % 3, -p),
+            _ => (p % 3, p),
+        };
         check_valid_lens(&pool, &(0..300).map(position).collect::<Vec<_>>());
     });
 }
@@ -190,7 +206,7 @@ fn check_valid_lens<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
     )
     .unwrap();
     let want = |&(slot, position): &Query| {
-        if slot < 0 { 0 } else { visible(position as usize, ratio as usize) as i32 }
+        if slot < 0 || position < 0 { 0 } else { visible(position as usize, ratio as usize) as i32 }
     };
     let mut want: Vec<i32> = queries[1..].iter().map(want).collect();
     want.push(-9);

@@ -257,8 +257,8 @@ impl<B: Backend> Pool<B> {
         self.take_faults()
     }
 
-    fn is_live(&self, (slot, _): Query) -> bool {
-        (0..self.shape.slots as i32).contains(&slot)
+    fn is_live(&self, (slot, position): Query) -> bool {
+        (0..self.shape.slots as i32).contains(&slot) && position >= 0
     }
 }
 

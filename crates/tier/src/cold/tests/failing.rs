@@ -324,6 +324,26 @@ fn a_store_that_is_down_is_asked_once() {
     assert_eq!((gets.load(Ordering::Relaxed), cold.stats().failed), (1, 1));
 }
 
+/// An object that may not be read is a miss: the next shorter prefix is read, and the object is stored again.
+#[test]
+fn what_may_not_be_read_is_stored_again() {
+    let denied = || object_store::Error::PermissionDenied {
+        path: "an object".into(),
+        source: "it is archived".into(),
+    };
+    let gets = AtomicUsize::new(0);
+    let answer = move |call| match call {
+        Call::Get if gets.fetch_add(1, Ordering::Relaxed) == 0 => Err(denied()),
+        _ => Ok(()),
+    };
+    let (mut fed, mut cold) = over(&stored(), answer);
+    cold.fetch(&fed.manager, &prompt(&long())).unwrap().expect("the store has it");
+    cold.settle(&mut fed.manager);
+    assert_eq!((cold.stats().restored, cold.stats().failed), (1, 1), "{:?}", cold.stats());
+    turn(&mut fed, &mut cold, &long());
+    assert!(cold.stats().stored > 0, "{:?}", cold.stats());
+}
+
 /// A cancelled read, and a read of a dropped tier, ends with the object that is under way.
 #[test]
 fn a_read_that_nobody_wants_ends() {
