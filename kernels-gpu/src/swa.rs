@@ -55,12 +55,22 @@ unsafe fn checkpoint_row(args: AppendSwa, token: u32) -> Option<([GlobalMut<u8>;
         return None;
     }
     // SAFETY: there is a row a token where there are checkpoints.
-    let row = unsafe { args.token_checkpoint_row.load(u64::from(token)) }.cast_unsigned();
-    let (checkpoint, row) = (row / WINDOW, row % WINDOW);
+    let (checkpoint, row) = unsafe { row_of_checkpoint(args.token_checkpoint_row, token) };
     let first = u64::from(checkpoint) * u64::from(checkpoint_units);
     let plane = |units: u32| args.checkpoints.skip(256 * (first + u64::from(units)));
-    // A row of -1 gives a checkpoint index that is larger than any number of checkpoints.
     (checkpoint < checkpoints).then(|| ([plane(data_units), plane(scale_units)], u64::from(row)))
+}
+
+/// The checkpoint in which a token has a row, and its row there, 0 to 127. A token that has none (-1) gets a checkpoint
+/// past any number of checkpoints.
+///
+/// # Safety
+/// `rows` has a row for the token.
+#[inline(always)]
+pub unsafe fn row_of_checkpoint(rows: Global<i32>, token: u32) -> (u32, u32) {
+    // SAFETY: by this function's own contract.
+    let row = unsafe { rows.load(u64::from(token)) }.cast_unsigned();
+    (row / WINDOW, row % WINDOW)
 }
 
 /// Gathers the window of each query, oldest key first, as BF16; rows past the window's length are

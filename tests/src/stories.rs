@@ -185,7 +185,7 @@ pub fn entries_alone<B: Backend>(device: &Device<B>, history: &History) -> Vec<V
 /// An indexer key after the Hadamard transform, by f32 additions of neighbours at distances 1, 2, .. 64, as the kernels
 /// do it. It is checked against the exact transform, from which it may differ by the rounding of a value.
 pub fn rotated(key: &[u16]) -> Vec<u16> {
-    const SCALE: f32 = 0.088_388_35; // 1 / sqrt(128)
+    let scale = (1.0 / 128_f64.sqrt()) as f32;
     let exact: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();
     let mut values: Vec<f32> = exact.iter().map(|&value| value as f32).collect();
     for distance in [1, 2, 4, 8, 16, 32, 64] {
@@ -194,7 +194,7 @@ pub fn rotated(key: &[u16]) -> Vec<u16> {
             (values[low], values[low + distance]) = (a + b, a - b);
         }
     }
-    let rotated: Vec<u16> = values.iter().map(|value| bf16_nearest(value * SCALE)).collect();
+    let rotated: Vec<u16> = values.iter().map(|value| bf16_nearest(value * scale)).collect();
     let exact: Vec<f32> = hadamard(&exact).iter().map(|&value| value as f32).collect();
     assert_rounds(&rotated, &exact, 2e-6, "the rotation of an indexer key");
     rotated

@@ -182,13 +182,13 @@ impl AttendKernel {
 
     /// Number of pieces into which the keys of a query are divided, in a launch for `parts` parts. A cluster has a
     /// piece; with [`KeySplit::OneBlock`], a block has one. In [`AttendForm::SpreadParts`] each part has
-    /// `clusters_per_part` pieces, 1 or 2.
+    /// `key_halves` pieces, 1 or 2.
     #[must_use]
-    pub const fn pieces(self, parts: u32, clusters_per_part: u32) -> u32 {
+    pub const fn pieces(self, parts: u32, key_halves: u32) -> u32 {
         match self.form {
             AttendForm::Whole(_) => parts,
             AttendForm::Spread(_) | AttendForm::Consecutive => 1,
-            AttendForm::SpreadParts(_) => parts.saturating_mul(clusters_per_part),
+            AttendForm::SpreadParts(_) => parts.saturating_mul(key_halves),
         }
     }
 

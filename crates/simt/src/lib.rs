@@ -55,10 +55,10 @@
 //! | [`atomic::BlockAtomicU32`] | `atom`, `ld`, `st` `.relaxed.cta.shared` | bounds, unwritten words, races with plain accesses |
 //! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | a missing device fence around a device atomic, as a race on global memory. Not modelled, so that correct code which relies on it is reported as a race: order by fences and atomics of block scope, and by a relaxed atomic store that follows a releasing atomic |
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
-//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; bounds, unwritten words and races of operands in shared memory; a missing [`warpgroup::fence_shared`]; when the block returns, a warp that left out a product of its warpgroup |
+//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; bounds, unwritten words and races of operands in shared memory; a missing [`warpgroup::fence_proxy_async`]; when the block returns, a warp that left out a product of its warpgroup |
 //! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait`, [`warpgroup::wait_for_products`] | the same, and `wgmma.wait_group` | writes to operands between the start and the wait, also of products whose sum is added to while in flight; a wait that leaves the product in flight; a product that is never waited for |
-//! | [`warpgroup::fence_shared`] | `fence.proxy.async.shared::cta` on sm_90a | its absence, at the product that reads the store |
-//! | [`warpgroup::more_registers`], [`warpgroup::fewer_registers`] | `setmaxnreg` on sm_90a | nothing |
+//! | [`warpgroup::fence_proxy_async`] | `fence.proxy.async.shared::cta` on sm_90a | its absence, at the product that reads the store |
+//! | [`warpgroup::setmaxnreg_inc`], [`warpgroup::setmaxnreg_dec`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that uses the value without comparing it again: about half of the blocks get wrong values |
 //! | [`math`] | one instruction each | nothing; bit-equal except in [`math::approx`] |

@@ -97,7 +97,7 @@ impl NamedBarrier {
     /// - All lanes of the warp make this call together; number and threads are in range, and all calls for a number
     ///   name the same threads.
     /// - No warp arrives twice before the barrier is complete: by barriers, all arrivals of a completion happen before
-    ///   each arrival of the next completion. No thread returns before the barrier is complete.
+    ///   each arrival of the next completion. No thread returns before the barrier is complete (*unchecked*).
     #[inline(always)]
     #[track_caller]
     pub unsafe fn sync(self) {

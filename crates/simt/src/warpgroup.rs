@@ -38,22 +38,22 @@ use by_warp as form;
 ///
 /// On the emulator it is a fault if a product reads a store that no such fence has made visible.
 #[inline(always)]
-pub fn fence_shared() {
-    form::fence_shared();
+pub fn fence_proxy_async() {
+    form::fence_proxy_async();
 }
 
 /// Raises the number of registers of each thread of the warpgroup to `REGISTERS`. Waits until the block's other
-/// warpgroups have given up enough registers ([`fewer_registers`]; `setmaxnreg.inc.sync.aligned.u32`, PTX ISA 9.7.19,
+/// warpgroups have given up enough registers ([`setmaxnreg_dec`]; `setmaxnreg.inc.sync.aligned.u32`, PTX ISA 9.7.19,
 /// `sm_90a`). Does nothing on other targets.
 ///
 /// # Safety
 /// - All threads of four warps, the first of which is a multiple of four, make this call together, once, from the same
-///   place in the source (*unchecked*); other warpgroups of the block give up registers ([`fewer_registers`]), so
+///   place in the source (*unchecked*); other warpgroups of the block give up registers ([`setmaxnreg_dec`]), so
 ///   that the block uses no more than it started with (*unchecked*): else the wait never ends.
 #[inline(always)]
-pub unsafe fn more_registers<const REGISTERS: u32>() {
+pub unsafe fn setmaxnreg_inc<const REGISTERS: u32>() {
     // SAFETY: the caller's duty is this callee's.
-    unsafe { form::more_registers::<REGISTERS>() }
+    unsafe { form::setmaxnreg_inc::<REGISTERS>() }
 }
 
 /// Lowers the number of registers of each thread of the warpgroup to `REGISTERS`
@@ -63,9 +63,9 @@ pub unsafe fn more_registers<const REGISTERS: u32>() {
 /// - All threads of four warps, the first of which is a multiple of four, make this call together, once, from the same
 ///   place in the source (*unchecked*).
 #[inline(always)]
-pub unsafe fn fewer_registers<const REGISTERS: u32>() {
+pub unsafe fn setmaxnreg_dec<const REGISTERS: u32>() {
     // SAFETY: the caller's duty is this callee's.
-    unsafe { form::fewer_registers::<REGISTERS>() }
+    unsafe { form::setmaxnreg_dec::<REGISTERS>() }
 }
 
 /// `A B` of BF16 matrices in f32: A of 64 x 128, of which `left` has one fragment per step, and B of 128 x 64
@@ -77,9 +77,9 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
 /// # Safety
 /// - All threads of four warps, the first of which is a multiple of four, make this call together,
 ///   from the same place in the source.
-/// - B is written, a barrier lies between, and no thread writes it without a barrier between; its address is a multiple
-///   of 16 bytes.
-/// - The writers of B called [`fence_shared`] before that barrier, or this thread called it after the barrier.
+/// - B is the same in all threads. It is written, a barrier lies between, and no thread writes it without a barrier
+///   between; its address is a multiple of 16 bytes.
+/// - The writers of B called [`fence_proxy_async`] before that barrier, or this thread called it after the barrier.
 #[inline(always)]
 #[track_caller]
 #[must_use]
@@ -196,7 +196,7 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 ///
 /// # Safety
 /// - As [`start_bf16_m64n64k512`]. So a warp which has written its own rows of A itself needs no barrier of more warps:
-///   [`crate::warp::sync_warp`] after its stores, and then [`fence_shared`] in all lanes, are enough.
+///   [`crate::warp::sync_warp`] after its stores, and then [`fence_proxy_async`] in all lanes, are enough.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(

@@ -39,7 +39,7 @@ const RESULTS: [&str; 13] = [
     "lse",
     "maxima",
     "out",
-    "part_lse",
+    "part_softmax",
     "part_sums",
     "records",
     "scores",

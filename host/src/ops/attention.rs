@@ -194,7 +194,7 @@ fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
 
 /// How a call is launched. Decided once, for all its queries.
 struct Plan {
-    /// Parameters of one launch of all queries; each launch has its own `clusters_per_part`.
+    /// Parameters of one launch of all queries; each launch has its own halves.
     params: AttendParams,
     spread: Option<SpreadLaunch>,
     kernel: AttendKernel,
@@ -263,16 +263,16 @@ impl<B: Backend> Attention<'_, B> {
             skipped: range.start,
             ..plan.params
         };
-        let clusters_per_part = match plan.spread {
-            Some(SpreadLaunch { halves }) => halves,
+        let (channel_halves, key_halves) = match plan.spread {
+            Some(SpreadLaunch { halves }) => (1, halves),
             None => {
                 // Windows as if they had two blocks: in a graph for 32 requests they would take 0.9 us less, and so 1.4 us less
                 // than in a graph for 256 requests (docs/experiments-attention.md).
                 let split = if self.entries.is_some() { params.split } else { 2 };
-                halves_of_channels(work_items(&params), split, self.multiprocessors)
+                (halves_of_channels(work_items(&params), split, self.multiprocessors), 1)
             }
         };
-        let params = AttendParams { clusters_per_part, ..params };
+        let params = AttendParams { channel_halves, key_halves, ..params };
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
         let own = self.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
         let entries = self.entries.as_ref();
@@ -292,7 +292,7 @@ impl<B: Backend> Attention<'_, B> {
             let parts = self.parts().filter(|_| params.parts > 1);
             parts.map(|of| (&of.sums, &of.lse, &of.arrivals))
         };
-        let (part_sums, part_lse, arrivals) =
+        let (part_sums, part_softmax, arrivals) =
             workspace.unwrap_or((&no_floats, &no_floats, &no_counts));
         Ok(Attend {
             query: query.ptr(),
@@ -312,7 +312,7 @@ impl<B: Backend> Attention<'_, B> {
             out: out.ptr_mut(),
             lse: self.lse.unwrap_or(&no_floats).ptr_mut(),
             part_sums: part_sums.ptr_mut(),
-            part_lse: part_lse.ptr_mut(),
+            part_softmax: part_softmax.ptr_mut(),
             arrivals: arrivals.ptr_mut(),
             exchange: self.exchange.map_or(&no_exchange, |of| &of.weights).ptr_mut(),
             faults: faults.ptr_mut(),
@@ -384,7 +384,8 @@ impl<B: Backend> Attention<'_, B> {
             max_blocks: 0,
             num_blocks: 0,
             split: self.split.blocks(self.keys()),
-            clusters_per_part: 1,
+            channel_halves: 1,
+            key_halves: 1,
             queries_per_block: 1,
         };
         self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, self.split, ring))

@@ -15,7 +15,7 @@ use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 pub struct DecodeStep<'a, B: Backend> {
     /// The step's tokens; of each request at most as many as its rings can take back.
     pub tokens: &'a StepTokens<'a, B>,
-    /// `[tokens]` row of the window each token goes to; -1 = none.
+    /// `[tokens]` row of the window each token goes to. A token whose row does not exist is counted as a fault.
     pub ring_row: &'a View<B, i32>,
     /// `[tokens, 512]` BF16, the window rows, after norm and RoPE.
     pub window_kv: &'a View<B, bf16>,

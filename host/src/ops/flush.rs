@@ -19,6 +19,8 @@ pub struct Flush<'a, B: Backend> {
     pub entries: &'a View<B, bf16>,
     /// Which block holds each window.
     pub table: &'a BlockTable<'a, B>,
+    /// Slots of the compressor's state. Nothing was pooled for tokens in other slots.
+    pub state_slots: u32,
     /// The pool.
     pub to: &'a Entries<'a, B>,
     /// `[1]` count of windows without a block.
@@ -34,7 +36,8 @@ pub struct KeyFlush<'a, B: Backend> {
 }
 
 /// Queues `flush_csa_*`: entries and indexer keys of the listed windows, each to the row that the block
-/// table gives it. A window without a block, or of which the step lacks tokens, is left out and counted in the fault word.
+/// table gives it. A window is left out and counted in the fault word if it has no block, if the step lacks some of
+/// its tokens, or if its slot is not one of the state's.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] unless a block has 32 entries; [`DeviceError::NotADivisor`] if `entries_per_block` does
@@ -44,7 +47,7 @@ pub fn flush_csa<B: Backend>(
     flush: &Flush<'_, B>,
     keys: &KeyFlush<'_, B>,
 ) -> Result<(), DeviceError> {
-    let Flush { tokens, closing, entries, table, to, faults } = *flush;
+    let Flush { tokens, closing, entries, table, state_slots, to, faults } = *flush;
     let KeyFlush { keys, to: index } = *keys;
     to.check_ratio(CSA_RATIO)?;
     if closing.capacity == 0 {
@@ -65,7 +68,7 @@ pub fn flush_csa<B: Backend>(
         faults: faults.ptr_mut(),
         params: FlushParams {
             capacity: closing.capacity,
-            slots: table.slots,
+            slots: table.slots.min(state_slots),
             max_blocks: table.max_blocks,
             num_blocks: to.num_blocks,
             hadamard: index.hadamard.into(),

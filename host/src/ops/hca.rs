@@ -103,6 +103,8 @@ pub struct HcaFlush<'a, B: Backend> {
     pub frequencies: &'a View<B, f32>,
     /// Which block holds each window.
     pub table: &'a BlockTable<'a, B>,
+    /// Slots of the compressor's state. Nothing was pooled for tokens in other slots.
+    pub state_slots: u32,
     /// The pool.
     pub to: &'a Entries<'a, B>,
     /// `[1]` count of windows without a block.
@@ -110,7 +112,8 @@ pub struct HcaFlush<'a, B: Backend> {
 }
 
 /// Queues `flush_hca_*`: the entries of the runs that close a window are normed, rotated and quantised, each to
-/// the row that the block table gives it. A window without a block is left out and counted in the fault word.
+/// the row that the block table gives it. A window without a block, or whose slot is not one of the state's, is left out and
+/// counted in the fault word.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] unless a block has one entry; [`DeviceError::NotADivisor`] if `entries_per_block` does
@@ -123,7 +126,8 @@ pub unsafe fn flush_hca<B: Backend>(
     stream: &Stream<B>,
     flush: &HcaFlush<'_, B>,
 ) -> Result<(), DeviceError> {
-    let HcaFlush { tokens, runs, pooled, norm, frequencies, table, to, faults } = *flush;
+    let HcaFlush { tokens, runs, pooled, norm, frequencies, table, state_slots, to, faults } =
+        *flush;
     to.check_ratio(HCA_RATIO)?;
     if runs.capacity == 0 {
         return Ok(());
@@ -143,7 +147,7 @@ pub unsafe fn flush_hca<B: Backend>(
         faults: faults.ptr_mut(),
         params: FlushParams {
             capacity: runs.capacity,
-            slots: table.slots,
+            slots: table.slots.min(state_slots),
             max_blocks: table.max_blocks,
             num_blocks: to.num_blocks,
             hadamard: 0,

@@ -30,7 +30,7 @@ pub struct PoisonedKeySearch<'a, B: Backend> {
     pub keys: &'a IndexKeys<'a, B>,
     /// Which scores were made.
     pub scored: Scored,
-    /// `[1 + 4 * capacity]` the number of keys found, then records of the first of them.
+    /// `[2 + 5 * capacity]` as of `find_poison`.
     pub found: &'a Buffer<B, u32>,
 }
 

@@ -104,6 +104,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
             closing: &closing,
             entries: &scratch.entries,
             table: &access.core.memory.table(),
+            state_slots: access.core.config.max_requests,
             to: &to,
             faults: access.fault_word::<FlushCsa>((to.format, keys.format)),
         };

@@ -91,6 +91,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
             norm: inputs.main.norm,
             frequencies: &access.core.memory.frequencies,
             table: &access.core.memory.table(),
+            state_slots: access.core.config.max_requests,
             to: &to,
             faults: access.fault_word::<FlushHca>(to.format),
         };

@@ -9,7 +9,7 @@ use kv_layout::main_row::{DATA_BYTES, data_offset};
 use simt::{thread, warp};
 
 use super::keys::{KeySet, Keys, Listed, Located};
-use super::memory::{Arrays, FOUND_TILES, TILE, WARPGROUP, found};
+use super::memory::{Arrays, FOUND_TILES, TILE, WARPGROUP, rows_full};
 use super::rows::{Row, Source};
 use crate::fault;
 
@@ -133,7 +133,7 @@ impl Finder<'_> {
     }
 
     /// Publishes later row locations; called for each tile, once its weights are stored. By then the third warpgroup
-    /// has read the row locations of this tile and of earlier ones: it reads them before it arrives at `unpacked`. For
+    /// has read the row locations of this tile and of earlier ones: it reads them before it arrives at `keys_full`. For
     /// every second tile, this publishes the row locations of the tiles three and four after it, in the place of those
     /// of this tile and the one before.
     ///
@@ -181,7 +181,7 @@ impl Finder<'_> {
         // SAFETY: words by one thread each, with a barrier before others read them.
         unsafe {
             arrays.found.store_u32x2(2 * (WARPGROUP * (pair % 2) + key), words);
-            found(pair).arrive();
+            rows_full(pair).arrive();
         }
         self.refused += u32::from(self.keys.is_unreadable::<W>(self.source, located));
     }
@@ -208,7 +208,7 @@ impl Finder<'_> {
 #[inline(always)]
 pub unsafe fn wait_for(tile: u32) {
     // SAFETY: by this function's own contract.
-    unsafe { found(tile / TILES).sync() }
+    unsafe { rows_full(tile / TILES).sync() }
 }
 
 /// Row `row` of tile `tile`.

@@ -19,7 +19,9 @@ pub const BLOCK_THREADS: u32 = 3 * WARPGROUP;
 pub(super) const CLUSTER_BLOCKS: u32 = AttendedKeys::All.blocks();
 /// Keys of a tile, and groups of eight keys in it.
 pub(super) const TILE: u32 = TILE_KEYS;
-pub(super) const EIGHTS: u32 = TILE / 8;
+pub(super) const KEY_GROUPS: u32 = TILE / 8;
+/// 16-byte vectors of a head in BF16.
+pub(super) const HEAD_VECTORS: u32 = HEAD_DIM / 8;
 /// Words of a matrix of 64 rows of BF16.
 pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
 /// Words of a panel (64 columns) of such a matrix.
@@ -46,7 +48,7 @@ const FOUND: usize = (FOUND_TILES * TILE * 2) as usize;
 #[derive(Clone, Copy)]
 pub(super) struct Arrays {
     /// `[2, 8]`, for both tiles: which keys count, as bit `4 i` of word `n` for key `8 n + i`.
-    pub mask: Shared<u32, { 2 * EIGHTS as usize }>,
+    pub mask: Shared<u32, { 2 * KEY_GROUPS as usize }>,
     /// `[2, 64]`, for both tiles: the factor by which a head's sums of values of earlier tiles are multiplied.
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
@@ -62,7 +64,7 @@ pub(super) struct Arrays {
 }
 
 impl Arrays {
-    const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM + FOUND as u32);
+    const BYTES: u32 = 4 * (2 * KEY_GROUPS + 2 * HEADS + ROPE_DIM + FOUND as u32);
     /// Byte at which `found` starts.
     pub(super) const FOUND_AT: u32 = ARRAYS + Self::BYTES - 4 * FOUND as u32;
 
@@ -74,8 +76,8 @@ impl Arrays {
         unsafe {
             Self {
                 mask: Shared::at(ARRAYS),
-                factor: Shared::at(ARRAYS + 4 * 2 * EIGHTS),
-                rotation: Shared::at(ARRAYS + 4 * (2 * EIGHTS + 2 * HEADS)),
+                factor: Shared::at(ARRAYS + 4 * 2 * KEY_GROUPS),
+                rotation: Shared::at(ARRAYS + 4 * (2 * KEY_GROUPS + 2 * HEADS)),
                 found: Shared::at(Self::FOUND_AT),
                 base: Shared::at(4 * QUERIES),
                 sum: Shared::at(4 * (QUERIES + HEADS)),
@@ -104,15 +106,49 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
     panels(WEIGHTS + tile % 2 * PANEL).panel(0)
 }
 
+// Named barriers, in the order of their ids. Barrier 0 is that of the block.
+//
+// | id | barrier | arrives | waits |
+// |---|---|---|---|
+// | 1 | `QUERIES_FULL` | second warpgroup | first |
+// | 2, 3 | `keys_full` | third | first |
+// | 4, 5 | `weights_full` | first | second |
+// | 6 to 9 | `keys_empty` | first and second | third |
+// | 10 | `ROTATION_FULL` | first and second | first and second |
+// | 11 | `PART_WRITTEN` | first and second | first and second |
+// | 12, 13 | `rows_full` | second | third |
+
 /// The queries are in shared memory. The second warpgroup arrives: at once, unless it writes some of the queries
 /// because they are raw. The first warpgroup waits. The barrier also orders what the four warps of the first have
 /// copied (each after `wait_for_groups`) or written, since they write rows of other warps. A warp's product reads its
 /// own 16 rows of the queries, after the fence for the keys of the first tile.
-pub(super) const QUERIES_READY: NamedBarrier = NamedBarrier::new(1, 2 * WARPGROUP);
+pub(super) const QUERIES_FULL: NamedBarrier = NamedBarrier::new(1, 2 * WARPGROUP);
+
+/// The keys of a tile, and the mask of those that count, are in shared memory. The third warpgroup arrives, the first
+/// waits. The first may then write weights and factors in the place of those of the tile two before: the third has
+/// waited for [`keys_empty`].
+#[inline(always)]
+pub(super) const fn keys_full(tile: u32) -> NamedBarrier {
+    NamedBarrier::new(2 + tile % 2, 2 * WARPGROUP)
+}
+
+/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. The barrier
+/// also orders the tile's keys for the second: the first has waited for [`keys_full`] and has called `fence_proxy_async`.
+#[inline(always)]
+pub(super) const fn weights_full(tile: u32) -> NamedBarrier {
+    NamedBarrier::new(4 + tile % 2, 2 * WARPGROUP)
+}
+
+/// The first (0) or second (1) half of a tile's keys is no longer read; after the second half, nor are its weights. The
+/// first two warpgroups arrive; the third waits before it writes the tile two after this one, which has the same place.
+#[inline(always)]
+pub(super) const fn keys_empty(tile: u32, half: u32) -> NamedBarrier {
+    NamedBarrier::new(6 + 2 * half + tile % 2, 3 * WARPGROUP)
+}
 
 /// The cosines and sines of the query's position are in shared memory. The first two warpgroups wait if queries are
 /// raw; otherwise the block's barrier in `merge::write` orders them.
-pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * WARPGROUP);
+pub(super) const ROTATION_FULL: NamedBarrier = NamedBarrier::new(10, 2 * WARPGROUP);
 
 /// Used twice by the multiplying warpgroups: after they have stored their partial outputs of a part, and after one
 /// thread has stored whether the block is the last to do so.
@@ -120,30 +156,8 @@ pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * WARPGROU
 
 /// The row locations of two tiles are in shared memory. The second warpgroup arrives, the third waits.
 #[inline(always)]
-pub(super) const fn found(pair: u32) -> NamedBarrier {
+pub(super) const fn rows_full(pair: u32) -> NamedBarrier {
     NamedBarrier::new(12 + pair % 2, 2 * WARPGROUP)
-}
-
-/// The keys of a tile, and the mask of those that count, are in shared memory. The third warpgroup arrives, the first
-/// waits. The first may then write weights and factors in the place of those of the tile two before: the third has
-/// waited for [`multiplied`].
-#[inline(always)]
-pub(super) const fn unpacked(tile: u32) -> NamedBarrier {
-    NamedBarrier::new(2 + tile % 2, 2 * WARPGROUP)
-}
-
-/// The weights and factors of a tile are in shared memory. The first warpgroup arrives, the second waits. The barrier
-/// also orders the tile's keys for the second: the first has waited for [`unpacked`] and has called `fence_shared`.
-#[inline(always)]
-pub(super) const fn weighed(tile: u32) -> NamedBarrier {
-    NamedBarrier::new(4 + tile % 2, 2 * WARPGROUP)
-}
-
-/// The first (0) or second (1) half of a tile's keys is no longer read; after the second half, nor are its weights. The
-/// first two warpgroups arrive; the third waits before it writes the tile two after this one, which has the same place.
-#[inline(always)]
-pub(super) const fn multiplied(tile: u32, half: u32) -> NamedBarrier {
-    NamedBarrier::new(6 + 2 * half + tile % 2, 3 * WARPGROUP)
 }
 
 /// Waits for all threads of the block. Warps may call it at different places.

@@ -216,7 +216,7 @@ unsafe fn store_output_scales<W: KeySet>(
             arrays.output_scales.store(CLUSTER_BLOCKS * head + i as u32, scales[i]);
         });
         if is_part && head % split.blocks == split.rank && task.channels.is_first() {
-            args.part_lse.store(
+            args.part_softmax.store(
                 task.heads.part(args, task.heads.part) * u64::from(HEADS) + u64::from(head),
                 lse,
             );

@@ -21,13 +21,24 @@
 //!
 //! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights; each
 //! accumulates half of the channels of the values (`work_item::Channels`). With fewer queries still, [`spread`] uses
-//! eight blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block takes several
+//! group blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block takes several
 //! queries in turn, and keeps the rows that they share.
 //!
-//! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by the first half of the
-//! channels of the values. The second warpgroup multiplies the weights by the other half, and finds the rows of the
-//! next tiles. If the block has only half of the channels, the second warpgroup multiplies all of these. The third
-//! warpgroup loads and unpacks the next tiles meanwhile. Named barriers hand tiles over.
+//! A block has 384 threads, three warpgroups, and 211 KiB of shared memory, so one block runs on a multiprocessor:
+//!
+//! ```text
+//! shared memory   keys 2 x 64 KiB | weights 2 x 8 KiB | queries 64 KiB | masks, factors, row locations 3 KiB
+//!
+//! first   S = Q K^T (m64n64k512), softmax, weights -> shared memory, O[:, ..256] += P V    216 registers a thread
+//! second  O[:, 256..] += P V; row locations of later tiles -> shared memory                160
+//! third   global memory -> registers -> BF16 keys in shared memory (unpack)                128
+//!
+//! tile t  third: unpack t        -> keys_full(t)    -> first: S(t), while P V(t - 1) runs; softmax
+//!                                -> weights_full(t) -> first, second: P V(t)
+//!                                -> keys_empty(t)   -> third: unpack t + 2 in the same place
+//! ```
+//!
+//! If the block has only half of the channels, the second warpgroup multiplies all of these.
 
 pub mod consecutive;
 mod find;
@@ -45,7 +56,7 @@ mod work_item;
 
 use kv_layout::main_row::MainFormat;
 use simt::warpgroup::{
-    FragmentsN256, InFlight, InFlightN256, fence_shared, fewer_registers, more_registers,
+    FragmentsN256, InFlight, InFlightN256, fence_proxy_async, setmaxnreg_dec, setmaxnreg_inc,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 use simt::{copy, thread, warp};
@@ -56,8 +67,8 @@ use find::{Finder, FirstKeys};
 pub use keys::{All, KeySet, List, Short, Window};
 use keys::{Keys, Token};
 use memory::{
-    Arrays, EIGHTS, MULTIPLYING_THREADS, QUERIES, QUERIES_READY, TILE, WARPGROUP, WORDS, keys_of,
-    multiplied, panels, unpacked, weighed, weights_of,
+    Arrays, KEY_GROUPS, MULTIPLYING_THREADS, QUERIES, QUERIES_FULL, ROTATION_FULL, TILE, WARPGROUP,
+    WORDS, keys_empty, keys_full, keys_of, panels, weights_full, weights_of,
 };
 pub use memory::{BLOCK_THREADS, HEADS, SHARED_BYTES};
 use rows::{Row, Source};
@@ -91,7 +102,7 @@ const fn can_be_set(scorer: u32, unpacker: u32) -> bool {
 /// Computes attention for one work item: up to 64 heads of a query, and a part of its keys.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * clusters_per_part *
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `split * groups * channel_halves *
 /// parts * tokens`, rounded up, of `heads / 64` groups, rounded up, with 384 threads a block and `W::CLUSTER_BLOCKS`
 /// blocks a cluster call it.
 #[inline(always)]
@@ -128,60 +139,123 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
         let heads = Heads { query, first: first_head, part, parts };
         let task = Task { heads, split, channels };
         let arrays = Arrays::new();
-        let own = own_tiles(keys, split);
         // The shuffle shows the compiler that the value is the same in all lanes, so that descriptors stay in uniform
         // registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
+        let block = Block { args: &args, arrays, keys, task, tiles: own_tiles(keys, split) };
         if group == 2 {
-            if is_f32::<F>() {
-                fewer_registers::<UNPACKER_F32>();
-            } else {
-                fewer_registers::<UNPACKER>();
-            }
-            unpack_tiles::<F>(Source(&args), own, arrays);
-            merge::wait(split);
+            unpack_role::<F>(block);
         } else if group == 1 {
-            fewer_registers::<MULTIPLIER>();
-            let first = FirstKeys::start::<W>(Source(&args), keys, own);
-            let finder = query::start::<{ query::COPIES_NONE }, _, _>(
-                &args,
-                arrays,
-                task,
-                || first.locate::<W>(),
-                |found| found.publish::<W>(arrays),
-            );
-            let reports_refused = first_head == 0 && channels.is_first();
-            let finder = (finder, reports_refused);
-            let values = if channels.halves == 2 && channels.half == 0 {
-                multiply_tiles::<W, 0>(own, arrays, finder)
-            } else {
-                multiply_tiles::<W, HALF>(own, arrays, finder)
-            };
-            merge::store(values);
-            merge::write::<W>(&args, keys, arrays, 0.0, task);
+            multiply_role::<W>(block);
         } else {
-            if is_f32::<F>() {
-                more_registers::<SCORER_F32>();
-            } else {
-                more_registers::<SCORER>();
-            }
-            let start = || merge::load_early(&args, keys, arrays, task);
-            let sink =
-                query::start::<{ query::COPIES_ALL }, _, _>(&args, arrays, task, start, |sink| {
-                    sink
-                });
-            let softmax = if channels.halves == 1 {
-                let (values, softmax) = score_tiles(own, arrays);
-                merge::store(values);
-                softmax
-            } else {
-                let softmax = score_tiles_alone(own, arrays);
-                merge::store_none();
-                softmax
-            };
-            softmax.store(arrays);
-            merge::write::<W>(&args, keys, arrays, sink, task);
+            score_role::<F, W>(block);
         }
+    }
+}
+
+/// What a block computes, and where.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    args: &'a Attend,
+    arrays: Arrays,
+    keys: Keys,
+    task: Task,
+    /// The range of the block's tiles: the first, and one past the last.
+    tiles: (u32, u32),
+}
+
+/// The first warpgroup: scores, weights, and the sums of values of the first half of the channels.
+///
+/// # Safety
+/// As [`attend`]: all threads of the warpgroup call it together, those of the second [`multiply_role`], those of the
+/// third [`unpack_role`].
+#[inline(always)]
+unsafe fn score_role<F: KeyFormat, W: KeySet>(block: Block<'_>) {
+    let Block { args, arrays, keys, task, tiles } = block;
+    let is_raw = args.params.raw_queries != 0;
+    // SAFETY: by this function's own contract; the launch's threads all see the same parameters.
+    unsafe {
+        if is_f32::<F>() {
+            setmaxnreg_inc::<SCORER_F32>();
+        } else {
+            setmaxnreg_inc::<SCORER>();
+        }
+        if !is_raw {
+            query::start_copies(args, task);
+        }
+        let sink = merge::load_early(args, keys, arrays, task);
+        if is_raw {
+            ROTATION_FULL.sync();
+            query::norm_and_rotate(args, arrays, task);
+        }
+        copy::commit_group();
+        let softmax = if task.channels.halves == 1 {
+            let (values, softmax) = score_tiles(tiles, arrays);
+            merge::store(values);
+            softmax
+        } else {
+            let softmax = score_tiles_alone(tiles, arrays);
+            merge::store_none();
+            softmax
+        };
+        softmax.store(arrays);
+        merge::write::<W>(args, keys, arrays, sink, task);
+    }
+}
+
+/// The second warpgroup: the sums of values of the second half of the channels, or of all channels of a block that has
+/// half of them; meanwhile the row locations of later tiles.
+///
+/// # Safety
+/// As [`score_role`].
+#[inline(always)]
+unsafe fn multiply_role<W: KeySet>(block: Block<'_>) {
+    let Block { args, arrays, keys, task, tiles } = block;
+    let channels = task.channels;
+    let is_raw = args.params.raw_queries != 0;
+    // SAFETY: as in `score_role`.
+    unsafe {
+        setmaxnreg_dec::<MULTIPLIER>();
+        let first = FirstKeys::start::<W>(Source(args), keys, tiles);
+        if !is_raw {
+            QUERIES_FULL.arrive();
+        }
+        let found = first.locate::<W>();
+        if is_raw {
+            ROTATION_FULL.sync();
+        }
+        let finder = found.publish::<W>(arrays);
+        if is_raw {
+            query::norm_and_rotate(args, arrays, task);
+            QUERIES_FULL.arrive();
+        }
+        let reports_refused = task.heads.first == 0 && channels.is_first();
+        let finder = (finder, reports_refused);
+        let values = if channels.halves == 2 && channels.half == 0 {
+            multiply_tiles::<W, 0>(tiles, arrays, finder)
+        } else {
+            multiply_tiles::<W, HALF>(tiles, arrays, finder)
+        };
+        merge::store(values);
+        merge::write::<W>(args, keys, arrays, 0.0, task);
+    }
+}
+
+/// The third warpgroup: loads rows and unpacks them.
+///
+/// # Safety
+/// As [`score_role`].
+#[inline(always)]
+unsafe fn unpack_role<F: KeyFormat>(block: Block<'_>) {
+    // SAFETY: as in `score_role`.
+    unsafe {
+        if is_f32::<F>() {
+            setmaxnreg_dec::<UNPACKER_F32>();
+        } else {
+            setmaxnreg_dec::<UNPACKER>();
+        }
+        unpack_tiles::<F>(Source(block.args), block.tiles, block.arrays);
+        merge::wait(block.task.split);
     }
 }
 
@@ -232,40 +306,40 @@ unsafe fn score_tiles((first, end): (u32, u32), arrays: Arrays) -> (FragmentsN25
     copy::wait_for_groups::<0>();
     // SAFETY: words of shared memory are written before a barrier that their readers come after; tiles change places.
     unsafe {
-        QUERIES_READY.sync();
+        QUERIES_FULL.sync();
         if tiles > 0 {
-            unpacked(0).sync();
+            keys_full(0).sync();
             // Products read, by the async proxy, what other threads stored: the third warpgroup, and all threads that
             // copied queries. The reader fences, for both multiplying warpgroups: a fence in the third would make it
             // wait for its loads.
-            fence_shared();
+            fence_proxy_async();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             let mask = KeyMask::load(arrays, 0);
             softmax.weigh_first(mask.apply(scores.wait::<0>()), arrays);
             // Makes the weights visible to the async proxy. `sync_warp` in `softmax` orders them for the warp's own
             // products, and the barrier for the second warpgroup's.
-            fence_shared();
-            weighed(0).arrive();
+            fence_proxy_async();
+            weights_full(0).arrive();
             let mut tile = 0;
             while tile + 1 < tiles {
                 let low = start_values((tile, 0), 0, InFlight::idle(values));
                 let both = start_values((tile, 1), 0, low);
-                unpacked(tile + 1).sync();
-                fence_shared();
+                keys_full(tile + 1).sync();
+                fence_proxy_async();
                 let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile + 1));
                 if tile + 2 < tiles {
                     wait_for_products::<2>();
-                    multiplied(tile, 0).arrive();
+                    keys_empty(tile, 0).arrive();
                 }
                 values = both.wait::<1>();
                 if tile + 2 < tiles {
-                    multiplied(tile, 1).arrive();
+                    keys_empty(tile, 1).arrive();
                 }
                 let mask = KeyMask::load(arrays, tile + 1);
                 let scores = scores.wait::<0>();
                 let factor = softmax.weigh(mask.apply(scores), arrays, tile + 1);
-                fence_shared();
-                weighed(tile + 1).arrive();
+                fence_proxy_async();
+                weights_full(tile + 1).arrive();
                 values = rescale(values, factor);
                 tile += 1;
             }
@@ -288,17 +362,17 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), arrays: Arrays) -> Softmax
     copy::wait_for_groups::<0>();
     // SAFETY: as in `score_tiles`.
     unsafe {
-        QUERIES_READY.sync();
+        QUERIES_FULL.sync();
         let mut tile = 0;
         while tile < tiles {
-            unpacked(tile).sync();
-            fence_shared();
+            keys_full(tile).sync();
+            fence_proxy_async();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile));
             let mask = KeyMask::load(arrays, tile);
             let scores = scores.wait::<0>();
             if tile + 2 < tiles {
-                multiplied(tile, 0).arrive();
-                multiplied(tile, 1).arrive();
+                keys_empty(tile, 0).arrive();
+                keys_empty(tile, 1).arrive();
             }
             let scores = mask.apply(scores);
             if tile == 0 {
@@ -306,8 +380,8 @@ unsafe fn score_tiles_alone((first, end): (u32, u32), arrays: Arrays) -> Softmax
             } else {
                 softmax.weigh(scores, arrays, tile);
             }
-            fence_shared();
-            weighed(tile).arrive();
+            fence_proxy_async();
+            weights_full(tile).arrive();
             tile += 1;
         }
     }
@@ -332,7 +406,7 @@ unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
     unsafe {
         let mut tile = 0;
         while tile < tiles {
-            weighed(tile).sync();
+            weights_full(tile).sync();
             let row = tile % 2 * HEADS + first_row();
             let factor = [arrays.factor.load(row), arrays.factor.load(row + 8)];
             values = rescale(values, factor);
@@ -340,11 +414,11 @@ unsafe fn multiply_tiles<W: KeySet, const PANEL: u32>(
             let both = start_values((tile, 1), PANEL, low);
             if tile + 2 < tiles {
                 wait_for_products::<1>();
-                multiplied(tile, 0).arrive();
+                keys_empty(tile, 0).arrive();
             }
             values = both.wait::<0>();
             if tile + 2 < tiles {
-                multiplied(tile, 1).arrive();
+                keys_empty(tile, 1).arrive();
             }
             finder.advance::<W>(arrays, tile);
             tile += 1;
@@ -383,7 +457,7 @@ unsafe fn unpack_tiles<F: KeyFormat>(source: Source<'_>, (first, end): (u32, u32
             // After the last tile any row serves: its load is not used.
             let first = if next < tiles { (next, row) } else { second };
             raw = unpack_half::<F>(raw, arrays, (tile, 1), find::row_of(source, arrays, first));
-            unpacked(tile).arrive();
+            keys_full(tile).arrive();
             tile = next;
         }
     }
@@ -409,14 +483,14 @@ unsafe fn unpack_half<F: KeyFormat>(
         let is_nan = raw.has_nan::<F>();
         let next = RawKeys::load::<F>(next);
         if tile >= 2 {
-            multiplied(tile, half).sync();
+            keys_empty(tile, half).sync();
         }
         raw.unpack::<F>(is_nan, tile, row + TILE / 2 * half);
         // Four lanes, and so four bits of the mask, belong to one key.
         let mask = warp::ballot(raw.is_there());
         if thread::lane_id() == 0 {
-            let eight = EIGHTS / 2 * half + thread::warp_id() - MULTIPLYING_THREADS / 32;
-            arrays.mask.store(tile % 2 * EIGHTS + eight, mask);
+            let group = KEY_GROUPS / 2 * half + thread::warp_id() - MULTIPLYING_THREADS / 32;
+            arrays.mask.store(tile % 2 * KEY_GROUPS + group, mask);
         }
         next
     }

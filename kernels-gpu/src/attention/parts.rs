@@ -142,7 +142,7 @@ unsafe fn lse_of(args: &Attend, task: Task, first: u32, head: u32) -> [f32; AT_O
         let of_head = task.heads.part(args, part) * u64::from(HEADS) + u64::from(head);
         if part < task.heads.parts {
             // SAFETY: by this function's own contract.
-            unsafe { args.part_lse.load(of_head) }
+            unsafe { args.part_softmax.load(of_head) }
         } else {
             f32::NEG_INFINITY
         }

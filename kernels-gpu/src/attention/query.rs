@@ -1,13 +1,17 @@
-//! Brings the queries of a block's heads into shared memory: as they are, or normed and rotated.
+//! Brings the queries of a block's heads into shared memory: as they are, or normed and rotated. Heads past the last are
+//! zero.
+//!
+//! Queries that are ready are copied by the first warpgroup alone, so that the second can look for the first rows. Raw
+//! queries are normed and rotated by both, each for a share of the heads.
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::math::mul_add;
 use simt::shared::Shared;
 use simt::warpgroup::Panels;
-use simt::{copy, thread, warp};
+use simt::{thread, warp};
 
 use super::memory::{
-    Arrays, HEADS, MULTIPLYING_THREADS, Memory, QUERIES, QUERIES_READY, ROTATION, WARPGROUP, panels,
+    Arrays, HEAD_VECTORS, HEADS, MULTIPLYING_THREADS, Memory, QUERIES, WARPGROUP, panels,
 };
 use super::output::rotation;
 use super::work_item::Task;
@@ -16,70 +20,13 @@ use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
 use crate::math::{rms_scale, rotate};
 use crate::unroll::{array_from_fn, unroll};
 
-/// For [`start`]: the warpgroup copies all queries, if they are ready.
-pub const COPIES_ALL: bool = true;
-/// For [`start`]: the warpgroup copies no queries.
-pub const COPIES_NONE: bool = false;
-
-/// Number of 16-byte pieces of a head.
-const SIXTEENS: u32 = HEAD_DIM / 8;
-
-/// Brings the heads' queries into shared memory; heads past the last are zero.
-///
-/// The first warpgroup, with [`COPIES_ALL`], copies queries that are ready. Its copies are the last `cp.async` group of
-/// its threads, and still under way when this returns. The second warpgroup, with [`COPIES_NONE`], has the first rows
-/// to find, and arrives at [`QUERIES_READY`] at once. Raw queries are normed and rotated by both warpgroups, each for a
-/// share of the heads; the second then arrives when it has written its share.
-///
-/// Calls `meanwhile`, which in some of the threads stores cosines and sines in `arrays`, and then `next` with its
-/// result. If queries are raw, it calls both before it norms and rotates.
+/// Starts copies (`cp.async`, a group not yet committed) of queries that are normed and rotated.
 ///
 /// # Safety
-/// The heads exist; all threads of the multiplying warpgroups call it together, the first with [`COPIES_ALL`], the
-/// second with [`COPIES_NONE`]. The first waits for the group, and at [`QUERIES_READY`], before it reads queries.
+/// The heads exist; all threads of the first warpgroup call it together, and wait for the group and at
+/// [`QUERIES_FULL`](super::memory::QUERIES_FULL) before they read queries.
 #[inline(always)]
-pub unsafe fn start<const COPIES: bool, T, U>(
-    args: &Attend,
-    arrays: Arrays,
-    task: Task,
-    meanwhile: impl FnOnce() -> T,
-    next: impl FnOnce(T) -> U,
-) -> U {
-    let are_ready = args.params.raw_queries == 0;
-    // SAFETY: by this function's own contract; the launch's threads all see the same parameters.
-    let done = unsafe {
-        if are_ready {
-            if COPIES {
-                start_copies(args, task);
-            } else {
-                QUERIES_READY.arrive();
-            }
-        }
-        let done = meanwhile();
-        if !are_ready {
-            ROTATION.sync();
-        }
-        let done = next(done);
-        if !are_ready {
-            norm_and_rotate(args, arrays, task);
-            if !COPIES {
-                QUERIES_READY.arrive();
-            }
-        }
-        done
-    };
-    if COPIES {
-        copy::commit_group();
-    }
-    done
-}
-
-/// Starts copies of queries that are normed and rotated.
-///
-/// # Safety
-/// As [`start`], in the first warpgroup.
-#[inline(always)]
-unsafe fn start_copies(args: &Attend, task: Task) {
+pub unsafe fn start_copies(args: &Attend, task: Task) {
     let rows = (task.heads.row(args), task.heads.count(args));
     // SAFETY: by this function's own contract; the whole shared memory of the block.
     unsafe { copy_ready::<WARPGROUP, _>(args, rows, (Memory::at(0), panels(QUERIES))) }
@@ -96,13 +43,13 @@ pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
     (row, heads): (u64, u32),
     (memory, queries): (Shared<u32, N>, Panels<N>),
 ) {
-    let heads_at_once = THREADS / SIXTEENS;
-    let (mut head, sixteen) =
-        (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
-    let panel = queries.panel(sixteen / 8);
-    let mut from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * sixteen);
+    let heads_at_once = THREADS / HEAD_VECTORS;
+    let (mut head, vector) =
+        (thread::thread_idx_x() / HEAD_VECTORS, thread::thread_idx_x() % HEAD_VECTORS);
+    let panel = queries.panel(vector / 8);
+    let mut from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * vector);
     while head < HEADS {
-        let to = panel.word(sixteen % 8, head);
+        let to = panel.word(vector % 8, head);
         // SAFETY: by this function's own contract.
         unsafe {
             if head < heads {
@@ -116,21 +63,24 @@ pub unsafe fn copy_ready<const THREADS: u32, const N: usize>(
     }
 }
 
-/// Norms and rotates queries, one head a warp, and rounds them once. A lane has eight channels of each half of a head.
+/// Norms and rotates raw queries, one head a warp, and rounds them once. A lane has eight channels of each half of a
+/// head.
 ///
 /// # Safety
-/// As [`start`]; `arrays` has cosines and sines.
+/// The heads exist; all threads of the multiplying warpgroups call it, after
+/// [`ROTATION_FULL`](super::memory::ROTATION_FULL). The first warpgroup waits at
+/// [`QUERIES_FULL`](super::memory::QUERIES_FULL) before it reads queries.
 #[inline(always)]
-unsafe fn norm_and_rotate(args: &Attend, arrays: Arrays, task: Task) {
+pub unsafe fn norm_and_rotate(args: &Attend, arrays: Arrays, task: Task) {
     const WARPS: u32 = MULTIPLYING_THREADS / 32;
     /// Heads of a warp whose loads are under way together.
     const AT_ONCE: usize = 4;
     let (row, heads) = (task.heads.row(args), task.heads.count(args));
     let lane = thread::lane_id();
     let channel = HEAD_DIM / 2 + 8 * lane;
-    let places = [0, SIXTEENS / 2].map(|first| {
-        let sixteen = first + lane;
-        (panels(QUERIES).panel(sixteen / 8), sixteen % 8)
+    let places = [0, HEAD_VECTORS / 2].map(|first| {
+        let vector = first + lane;
+        (panels(QUERIES).panel(vector / 8), vector % 8)
     });
     // SAFETY: 16 bytes of a matrix once; the branch on the head is the same in all lanes.
     unsafe {
@@ -150,8 +100,8 @@ unsafe fn norm_and_rotate(args: &Attend, arrays: Arrays, task: Task) {
                 let head = first + WARPS * i as u32;
                 let halves = finish(halves[i], rotations, channel >= NOPE_DIM);
                 unroll::<2>(|half| {
-                    let (panel, sixteen) = places[half];
-                    memory.store_u32x4(panel.word(sixteen, head), halves[half]);
+                    let (panel, vector) = places[half];
+                    memory.store_u32x4(panel.word(vector, head), halves[half]);
                 });
             });
             first += WARPS * AT_ONCE as u32;

@@ -7,7 +7,7 @@ use simt::shared::Shared;
 use simt::warpgroup::{Fragments, FragmentsN256, Rows};
 use simt::{thread, warp};
 
-use super::memory::{Arrays, EIGHTS, HEADS, TILE, WORDS, weights_of};
+use super::memory::{Arrays, HEADS, KEY_GROUPS, TILE, WORDS, weights_of};
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -316,8 +316,9 @@ impl KeyMask {
     #[inline(always)]
     pub unsafe fn load(arrays: Arrays, tile: u32) -> Self {
         // SAFETY: two fours of words of the tile.
-        let words: [[u32; 4]; 2] =
-            array_from_fn(|i| unsafe { arrays.mask.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32) });
+        let words: [[u32; 4]; 2] = array_from_fn(|i| unsafe {
+            arrays.mask.load_u32x4(tile % 2 * KEY_GROUPS + 4 * i as u32)
+        });
         // Held, so that it is computed before the wait for the products.
         let all = thread::hold_u32(words.as_flattened().iter().fold(ALL, |all, word| all & word));
         Self { words, all }
@@ -330,14 +331,7 @@ impl KeyMask {
             return products;
         }
         let pair = 2 * (thread::lane_id() % 4);
-        array_from_fn(|n| {
-            let counts = self.words[n / 4][n % 4] >> (4 * pair);
-            let masked = |product: f32, bit: u32| {
-                if counts >> bit & 1 != 0 { product } else { f32::NEG_INFINITY }
-            };
-            let [a, b, c, d] = products[n];
-            [masked(a, 0), masked(b, 4), masked(c, 0), masked(d, 4)]
-        })
+        masked(products, |n, key| self.words[n / 4][n % 4] >> (4 * (pair + key)) & 1 != 0)
     }
 }
 
@@ -348,10 +342,15 @@ pub fn first_keys(products: Fragments, count: u32) -> Fragments {
         return products;
     }
     let pair = 2 * (thread::lane_id() % 4);
+    masked(products, |n, key| 8 * n as u32 + pair + key < count)
+}
+
+/// Sets the products of keys that do not count to -infinity. `counts(n, i)` says it of the thread's keys in fragment `n`,
+/// of which there are two: `i` 0 and 1.
+#[inline(always)]
+pub fn masked(products: Fragments, counts: impl Fn(usize, u32) -> bool) -> Fragments {
     array_from_fn(|n| {
-        let masked = |product: f32, key: u32| {
-            if 8 * n as u32 + pair + key < count { product } else { f32::NEG_INFINITY }
-        };
+        let masked = |product: f32, i| if counts(n, i) { product } else { f32::NEG_INFINITY };
         let [a, b, c, d] = products[n];
         [masked(a, 0), masked(b, 1), masked(c, 0), masked(d, 1)]
     })

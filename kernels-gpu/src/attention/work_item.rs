@@ -66,7 +66,7 @@ impl Channels {
     /// among those with the same heads: the index that the cluster would have if each had all channels.
     #[inline(always)]
     pub fn of_cluster(args: &Attend, cluster: u32) -> (Self, u32) {
-        if args.params.clusters_per_part == 2 {
+        if args.params.channel_halves == 2 {
             (Self { halves: 2, half: cluster % 2 }, cluster / 2)
         } else {
             (Self::ALL, cluster)

@@ -7,6 +7,7 @@ use kv_layout::geometry::{CSA_RATIO, WINDOW};
 use simt::thread;
 
 use super::{Half, HalfRows, Projections, Scores};
+use crate::swa::row_of_checkpoint;
 
 /// Threads of a block that moves or overwrites rows.
 const THREADS: u32 = 128;
@@ -77,9 +78,7 @@ unsafe fn checkpoint_row<const COLUMNS: u32>(args: WriteState, token: u32) -> Op
         return None;
     }
     // SAFETY: there is a row a token where there are checkpoints.
-    let row = unsafe { args.token_checkpoint_row.load(u64::from(token)) }.cast_unsigned();
-    let (checkpoint, row) = (row / WINDOW, row % WINDOW);
-    // A row of -1 gives a checkpoint index that is larger than any number of checkpoints.
+    let (checkpoint, row) = unsafe { row_of_checkpoint(args.token_checkpoint_row, token) };
     let is_saved = checkpoint < checkpoints && row >= WINDOW - CSA_RATIO;
     is_saved.then(|| {
         let units = u64::from(checkpoint) * u64::from(checkpoint_units) + u64::from(image_units);

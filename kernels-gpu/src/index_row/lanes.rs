@@ -1,5 +1,6 @@
 //! Layouts of vectors of 128 channels in a warp's registers, and their Hadamard transform.
 
+use kv_layout::geometry::INDEX_DIM;
 use simt::math::{max, mul_add};
 use simt::{thread, warp};
 
@@ -45,8 +46,9 @@ pub fn quad_from_bf16(words: [u32; 2]) -> Quad {
     [a, b, c, d]
 }
 
-/// 1 / sqrt(128).
-const SCALE: f32 = 0.088_388_35;
+/// `f32(1 / sqrt(128))`.
+const SCALE: f32 = core::f32::consts::FRAC_1_SQRT_2 / 8.0;
+const _: () = assert!(INDEX_DIM == 128 && SCALE.to_bits() == 0x3DB5_04F3);
 
 /// The vector times [`SCALE`], in BF16.
 #[inline(always)]

@@ -13,7 +13,7 @@
 use kv_layout::linear::TILE_INNER;
 use simt::mem::Global;
 use simt::shared::Shared;
-use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k64, fence_shared};
+use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k64, fence_proxy_async};
 use simt::{copy, thread};
 
 use crate::unroll::{array_from_fn, unroll};
@@ -254,7 +254,7 @@ impl Pipeline {
         let before = self.stage;
         self.stage = if before == LAST { 0 } else { before + STAGE };
         copy::wait_for_groups::<AHEAD>();
-        fence_shared();
+        fence_proxy_async();
         let rows = rows_at(self.stage);
         let (tokens, columns) = (rows.from(0, thread::warp_id() / 4 * 64), rows.from(0, TOKENS));
         // SAFETY: all threads come together, behind the products of the stage before, which is copied to; the stage

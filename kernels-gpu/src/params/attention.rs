@@ -38,9 +38,11 @@ parameters! {
         num_blocks,
         /// Blocks among which a part's keys are split: those of a cluster, or 1.
         split,
-        /// Clusters of a part (blocks, where a work item has one block), 1 or 2. If 2, each has half of the channels of
-        /// the values; in `attend_spread_parts_*` each has half of the keys.
-        clusters_per_part,
+        /// 2 if two clusters (blocks, where a work item has one block) share the keys of a part and each has half of the
+        /// channels of the values, else 1. Always 1 where queries are spread or consecutive.
+        channel_halves,
+        /// 2 if two clusters of `attend_spread_parts_*` have half of the keys of a part each, else 1.
+        key_halves,
         /// Queries that a block takes in turn, 1 to 32, in the kernel for consecutive queries.
         queries_per_block,
     }

@@ -12,7 +12,7 @@ use kv_layout::router::{DECODE_SLICES, LogitsSplit};
 use simt::cluster::{block_rank, cluster_arrive_release, cluster_wait, sync_cluster};
 use simt::mem::Global;
 use simt::shared::Shared;
-use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k32, fence_shared};
+use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k32, fence_proxy_async};
 use simt::{copy, thread};
 
 use super::order::{PARTS, Slice, add_slices};
@@ -182,7 +182,7 @@ impl Pipeline {
         if of_stage == 0 {
             self.stage = if self.stage == (STAGES - 1) * STAGE { 0 } else { self.stage + STAGE };
             copy::wait_for_groups::<AHEAD>();
-            fence_shared();
+            fence_proxy_async();
             // SAFETY: all threads come together, behind the products of the stage before, which is copied to.
             unsafe {
                 thread::sync_threads();

@@ -43,18 +43,20 @@ macro_rules! attention_rows {
                 /// `[skipped + tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
                 /// and the first rows untouched.
                 lse: mut f32 [end(p.skipped, p.tokens), p.lse_heads],
-                /// `[tokens, ceil(heads / 64), pieces, 64, 512]` f32, if a query's keys have several pieces, which are parts, or halves of parts if each is
-                /// spread and `clusters_per_part` is 2: the output of each piece, not divided by its denominator where it is a half. Heads and channels in an
-                /// order of the kernel's own.
-                part_sums: mut f32 align 16 [p.tokens, several(f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.clusters_per_part), attention::HEADS, HEAD_DIM],
-                /// `[tokens, ceil(heads / 64), pieces, denominators, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink. If each is
-                /// spread, 8 times 2: that and nothing, or of a half what its weights are relative to, and their sum.
-                part_lse: mut f32 [p.tokens, several(f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS)), f.pieces(p.parts, p.clusters_per_part), f.denominators(), attention::HEADS],
-                /// `[tokens, ceil(heads / 64), cluster]` u32, likewise: pieces that are done, by block of a cluster; parts that are not spread count `clusters_per_part` times; 0 between launches.
-                arrivals: mut u32 [p.tokens, several(f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS)), f.cluster()],
-                /// `[tokens, pieces, ceil(heads / 64), 24, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights `[64, 64]` BF16, in
-                /// the order of the fragments of A of `wgmma`, then two f32 sums of them for each of 128 threads.
-                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, f.pieces(p.parts, p.clusters_per_part), p.heads.div_ceil(attention::HEADS), attention::spread::CLUSTER_WORDS],
+                /// `[tokens, groups, pieces, 64, 512]` f32, if a query's keys have several pieces: parts, or halves of parts if
+                /// `key_halves` is 2. A group is 64 heads, the last perhaps fewer. The output of each piece, not divided by its
+                /// denominator where it is a half. Heads and channels are in an order of the kernel's own.
+                part_sums: mut f32 align 16 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), attention::HEADS, HEAD_DIM],
+                /// `[tokens, groups, pieces, denominators, 64]` f32, if there are several pieces. Not spread, one: log2 of the
+                /// denominator of the softmax of the piece, without the sink. Spread, 8 times 2: that and an unused value, or of a half
+                /// the base of its weights and their sum.
+                part_softmax: mut f32 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), f.denominators(), attention::HEADS],
+                /// `[tokens, groups, blocks of a cluster]` u32, if there are several pieces: those that are done, which count
+                /// `channel_halves` times where they are not spread; 0 between launches.
+                arrivals: mut u32 [p.tokens, several(pieces(&p, f), groups(&p)), f.cluster()],
+                /// `[tokens, pieces, groups, 24, 2304]` u32, if each is spread over eight blocks: of each tile of keys the weights
+                /// `[64, 64]` BF16, in the order of the fragments of A of `wgmma`, then two f32 sums of them for each of 128 threads.
+                exchange: mut u32 align 16 [if f.is_spread() { p.tokens } else { 0 }, pieces(&p, f), groups(&p), attention::spread::CLUSTER_WORDS],
                 /// `[1]` count of slots past the last, of queries whose position is negative, that do not fit the own rows or that see
                 /// more entries than `entry_rows` without a list, and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
@@ -62,7 +64,7 @@ macro_rules! attention_rows {
             )
             { block: if f.is_spread() { attention::spread::BLOCK_THREADS } else { attention::BLOCK_THREADS }, min_blocks: 1,
               shared: if f.is_spread() { attention::spread::SHARED_BYTES } else { attention::SHARED_BYTES }, min_sm: 90, cluster: f.cluster(),
-              grid: [attend_blocks(&p, f), if matches!(f.form, AttendForm::Whole(_)) { 1 } else { p.heads.div_ceil(attention::HEADS) }] }
+              grid: [attend_blocks(&p, f), if matches!(f.form, AttendForm::Whole(_)) { 1 } else { groups(&p) }] }
             bodies {
                 [AttendKernel { format: MainFormat::Ue8m0, form: AttendForm::Whole(AttendedKeys::Window) }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,

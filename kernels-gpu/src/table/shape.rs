@@ -35,19 +35,30 @@ pub const fn several(pieces: u32, count: u32) -> u32 {
     if pieces > 1 { count } else { 0 }
 }
 
+/// Groups of 64 heads of a launch of attention, the last perhaps of fewer.
+#[must_use]
+pub const fn groups(p: &AttendParams) -> u32 {
+    p.heads.div_ceil(HEADS)
+}
+
+/// Pieces of a query's keys in a launch of attention.
+#[must_use]
+pub const fn pieces(p: &AttendParams, f: AttendKernel) -> u32 {
+    f.pieces(p.parts, p.key_halves)
+}
+
 /// Blocks of a launch of attention in the first dimension of its grid. Where a work item has one cluster or block, those of the groups of
 /// 64 heads with the same keys follow each other, so that the second reads their rows from L2; else groups are the second dimension.
 #[must_use]
 pub fn attend_blocks(p: &AttendParams, f: AttendKernel) -> u32 {
-    let pieces = p.tokens.saturating_mul(f.pieces(p.parts, p.clusters_per_part));
+    let pieces = p.tokens.saturating_mul(pieces(p, f));
     match f.form {
         AttendForm::Consecutive => {
             p.tokens.div_ceil(p.queries_per_block.clamp(1, MOST_CONSECUTIVE))
         }
         AttendForm::Spread(_) | AttendForm::SpreadParts(_) => pieces.saturating_mul(f.cluster()),
         AttendForm::Whole(_) => {
-            let blocks =
-                p.heads.div_ceil(HEADS).saturating_mul(p.clusters_per_part).saturating_mul(p.split);
+            let blocks = groups(p).saturating_mul(p.channel_halves).saturating_mul(p.split);
             pieces.saturating_mul(blocks).div_ceil(f.cluster()).saturating_mul(f.cluster())
         }
     }

@@ -189,7 +189,8 @@ impl Scalars for Attend {
             max_blocks: of_entries(c.range(1, 4)),
             num_blocks: of_entries(c.range(0, 3)),
             split: c.one_of(&[1, kernel.keys().blocks()]),
-            clusters_per_part: c.one_of(&[1, 2]),
+            channel_halves: c.one_of(&[1, 2]),
+            key_halves: c.one_of(&[1, 2]),
             queries_per_block: c.range(0, 3),
         }
     }

@@ -10,7 +10,7 @@ fn is_unused(kernel: &str, argument: &str) -> bool {
     let of = |keys: &str| kernel.starts_with("attend") && kernel.contains(keys);
     match argument {
         "exchange" => !of("spread"),
-        "part_sums" | "part_lse" | "arrivals" => !of("attend_all") && !of("spread_parts"),
+        "part_sums" | "part_softmax" | "arrivals" => !of("attend_all") && !of("spread_parts"),
         "table" | "entry_data" | "entry_scale" => of("window") || of("consecutive"),
         "selected" => ["window", "consecutive", "all"].into_iter().any(of),
         _ => false,

@@ -156,7 +156,7 @@ pub enum FaultKind {
     /// A product of a warpgroup, which reads through the async proxy, reads a store to shared memory with no proxy
     /// fence between.
     #[error(
-        "{thread} starts a product at {location} that reads shared memory at byte {offset}, and no `fence_shared` makes \
+        "{thread} starts a product at {location} that reads shared memory at byte {offset}, and no `fence_proxy_async` makes \
          visible what {write}"
     )]
     UnfencedOperand {

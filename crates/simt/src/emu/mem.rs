@@ -186,24 +186,23 @@ impl<T: Access> Pointer<T> {
 #[track_caller]
 pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     let element: *mut T = pointer.access(i, size_of::<T>() as u32, AccessKind::Read);
-    // SAFETY: in bounds of a live allocation and aligned; not written, by the caller's promise.
-    unsafe { element.read() }
+    // SAFETY: in bounds of a live allocation and aligned. Atomically, since a caller that breaks its promise must not reach
+    // undefined behaviour: others may write.
+    unsafe { T::load(element) }
 }
 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
-    let words: *mut [u32; 2] = pointer.access(i, 8, AccessKind::ReadConstant);
-    // SAFETY: in bounds of a live allocation and aligned; not written, by the caller's promise.
-    unsafe { words.read() }
+    // SAFETY: as in `load_constant`.
+    unsafe { load_words(pointer.access(i, 8, AccessKind::ReadConstant)) }
 }
 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
-    let words: *mut [u32; 4] = pointer.access(i, 16, AccessKind::ReadConstant);
-    // SAFETY: in bounds of a live allocation and aligned; not written, by the caller's promise.
-    unsafe { words.read() }
+    // SAFETY: as in `load_constant`.
+    unsafe { load_words(pointer.access(i, 16, AccessKind::ReadConstant)) }
 }
 
 #[inline(always)]

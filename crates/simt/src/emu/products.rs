@@ -11,29 +11,30 @@ use super::in_flight::InFlight;
 #[derive(Debug, Default)]
 pub struct Products {
     started: u32,
-    /// A hash of the places where it started products and waited for them, in order.
+    /// A hash of the places where it started products and waited for them, and of the operands, in order.
     places: u64,
     /// The products that it has not waited for, the oldest first.
     in_flight: VecDeque<InFlight>,
 }
 
 impl Products {
-    /// Starts a product; returns its number.
-    pub fn start(&mut self, product: InFlight) -> u32 {
-        self.pass(product.location);
+    /// Starts a product of these operands in shared memory; returns its number.
+    pub fn start(&mut self, product: InFlight, operands: impl Hash) -> u32 {
+        self.pass((product.location, operands));
         self.in_flight.push_back(product);
         self.started += 1;
         self.started - 1
     }
 
-    /// Adds to the hash: the place of a start, or the place of a wait and its number of pending products.
+    /// Adds to the hash: the place and operands of a start, or the place of a wait and its number of pending products.
     fn pass(&mut self, place: impl Hash) {
         let mut hasher = DefaultHasher::new();
         (self.places, place).hash(&mut hasher);
         self.places = hasher.finish();
     }
 
-    /// Whether another thread started products and waited for them in the same places and in the same order.
+    /// Whether another thread started the same products and waited for them, in the same places and in the
+    /// same order.
     pub fn is_same(&self, other: &Self) -> bool {
         self.places == other.places
     }

@@ -4,7 +4,9 @@ use std::panic::Location;
 
 use super::block::{current, wait};
 use super::collective::Operation;
+use super::fault::FaultKind;
 use super::time::warp_of;
+use crate::warpgroup::layout::Operand;
 
 pub fn thread_idx_x() -> u32 {
     current(|block| block.running.get().0)
@@ -46,20 +48,27 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
 }
 
 /// A proxy fence of the running thread.
-pub fn fence_shared() {
+pub fn fence_proxy_async() {
     current(|block| block.shared_memory.borrow_mut().clocks.fence_proxy(block.running.get()));
 }
 
 /// Starts a product of the running thread, and returns its number. The words of shared memory that the thread reads
-/// from here to [`end_operands`] are operands of the product.
+/// from here to [`end_operands`] are operands of the product. Checks the alignment of the `operands`. Those and `adds`
+/// have to be the same in all threads of the warpgroup, which is checked when the block returns.
 #[track_caller]
-pub fn start_product() -> u32 {
+pub fn start_product<const N: usize>(operands: [Operand; N], adds: bool) -> u32 {
     let location = Location::caller();
     current(|block| {
+        let misaligned = operands.into_iter().find(|of| !of.address.is_multiple_of(of.align));
+        if let Some(Operand { address, align }) = misaligned {
+            let (memory, address) = ("an operand of a product", u64::from(address));
+            let thread = block.running.get();
+            block.fail(FaultKind::Misaligned { memory, address, align, thread, location });
+        }
         let (thread, running) = (block.thread(), block.running.get());
         let memory = block.shared_memory.borrow();
         let product = memory.start(running, location);
-        let number = thread.products.borrow_mut().start(product);
+        let number = thread.products.borrow_mut().start(product, (operands, adds));
         block.operands.borrow_mut()[warp_of(running)].start(number, product, memory.bytes());
         thread.multiplies.set(Some(number));
         number

@@ -2,6 +2,9 @@
 
 use core::arch::{asm, nvptx};
 
+#[cfg(not(target_feature = "sm_90a"))]
+use crate::warpgroup::layout::Operand;
+
 use super::intrinsics::{
     barrier_cta_arrive_aligned_count, barrier_cta_sync_aligned_all, barrier_cta_sync_aligned_count,
 };
@@ -46,11 +49,11 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
 /// Does nothing: except on `sm_90a`, products run when they are started, and read through the generic proxy.
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub const fn fence_shared() {}
+pub const fn fence_proxy_async() {}
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub const fn start_product() -> u32 {
+pub const fn start_product<const N: usize>(_operands: [Operand; N], _adds: bool) -> u32 {
     0
 }
 

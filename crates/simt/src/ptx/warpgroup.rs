@@ -73,13 +73,13 @@ use crate::shared::Shared;
 use crate::warpgroup::layout::{Fragments, IntegerFragments};
 
 #[inline(always)]
-pub fn fence_shared() {
+pub fn fence_proxy_async() {
     // SAFETY: no operand and no precondition.
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
 }
 
 #[inline(always)]
-pub unsafe fn more_registers<const REGISTERS: u32>() {
+pub unsafe fn setmaxnreg_inc<const REGISTERS: u32>() {
     // SAFETY: the caller brings all threads of the four warps, and the registers.
     unsafe {
         asm!("setmaxnreg.inc.sync.aligned.u32 {registers};", registers = const REGISTERS, options(nostack));
@@ -87,7 +87,7 @@ pub unsafe fn more_registers<const REGISTERS: u32>() {
 }
 
 #[inline(always)]
-pub unsafe fn fewer_registers<const REGISTERS: u32>() {
+pub unsafe fn setmaxnreg_dec<const REGISTERS: u32>() {
     // SAFETY: the caller brings all threads of the four warps.
     unsafe {
         asm!("setmaxnreg.dec.sync.aligned.u32 {registers};", registers = const REGISTERS, options(nostack));

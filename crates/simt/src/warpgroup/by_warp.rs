@@ -5,7 +5,9 @@
 use core::marker::PhantomData;
 
 use super::in_flight::{FragmentsInFlight, InFlight, InFlightN256, NO_PRODUCT};
-use super::layout::{Fragments, FragmentsN128, IntegerFragments, Panels, Rows, right_word};
+use super::layout::{
+    Fragments, FragmentsN128, IntegerFragments, Operand, Panels, Rows, right_word,
+};
 use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
@@ -13,15 +15,15 @@ use crate::shared::Shared;
 use crate::thread;
 
 #[inline(always)]
-pub fn fence_shared() {
-    form::fence_shared();
+pub fn fence_proxy_async() {
+    form::fence_proxy_async();
 }
 
 #[inline(always)]
-pub unsafe fn more_registers<const REGISTERS: u32>() {}
+pub unsafe fn setmaxnreg_inc<const REGISTERS: u32>() {}
 
 #[inline(always)]
-pub unsafe fn fewer_registers<const REGISTERS: u32>() {}
+pub unsafe fn setmaxnreg_dec<const REGISTERS: u32>() {}
 
 #[inline(always)]
 #[track_caller]
@@ -38,7 +40,7 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
         let half = step(3, step(2, step(1, step(0, [0.0; 4]))));
         step(7, step(6, step(5, step(4, half))))
     };
-    waited(|| eight_times(columns), || ()).0
+    waited(([Operand::plain(right)], true), || eight_times(columns), || ()).0
 }
 
 #[inline(always)]
@@ -50,7 +52,8 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     sum: FragmentsN128,
 ) -> FragmentsN128 {
     // SAFETY: by the caller's promises.
-    waited(|| unsafe { two_steps(left, right, adds, sum) }, || ()).0
+    let two_steps = || unsafe { two_steps(left, right, adds, sum) };
+    waited(([left.operand(), right.operand()], adds), two_steps, || ()).0
 }
 
 #[inline(always)]
@@ -66,7 +69,7 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
         let sum = two_steps(left, right, true, sum);
         two_steps(left.from(4, 0), right.from(4, 0), true, sum)
     };
-    waited(four_steps, meanwhile)
+    waited(([left.operand(), right.operand()], true), four_steps, meanwhile)
 }
 
 /// `sum + A B`, or `A B` if not `adds`, over two steps, with 128 columns.
@@ -101,7 +104,7 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
     left: Panels<N>,
     right: Panels<N>,
 ) -> FragmentsInFlight<N> {
-    let number = form::start_product();
+    let number = form::start_product([left.panel(0), right.panel(0)].map(Rows::operand), true);
     let (mut sum, mut step) = ([[0.0; 4]; 8], 0);
     while step < 32 {
         let (left, right) = (left.panel(step / 4), right.panel(step / 4));
@@ -127,7 +130,7 @@ pub unsafe fn bf16_m64n64k64<T, const N: usize>(
     meanwhile: impl FnOnce() -> T,
 ) -> (Fragments, T) {
     // SAFETY: by the caller's promises.
-    waited(|| unsafe { panel(left, right, sum) }, meanwhile)
+    waited(([right.panel(0).operand()], true), || unsafe { panel(left, right, sum) }, meanwhile)
 }
 
 #[inline(always)]
@@ -138,8 +141,9 @@ pub unsafe fn bf16_m64n64k64_twice<T, const N: usize>(
     sum: Fragments,
     meanwhile: impl FnOnce() -> T,
 ) -> (Fragments, T) {
+    let operands = [first.panel(0), second.panel(0)].map(Rows::operand);
     // SAFETY: by the caller's promises.
-    waited(|| unsafe { panel(b, second, panel(a, first, sum)) }, meanwhile)
+    waited((operands, true), || unsafe { panel(b, second, panel(a, first, sum)) }, meanwhile)
 }
 
 #[inline(always)]
@@ -149,7 +153,7 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     right: Panels<N>,
     sum: InFlightN256<N>,
 ) -> InFlightN256<N> {
-    let number = form::start_product();
+    let number = form::start_product([left, right.panel(0)].map(Rows::operand), true);
     let (mut sum, mut step) = (sum.fragments, 0);
     while step < 2 {
         // SAFETY: by the caller's promises; all lanes of the warp are together.
@@ -176,11 +180,16 @@ fn in_flight<T, Operands>(fragments: T, number: u32) -> InFlight<T, Operands> {
     InFlight { fragments, number, operands: PhantomData }
 }
 
-/// Computes a product, calls `meanwhile`, and then waits for the product. Returns both results.
+/// Computes a product of these operands, which is added to a sum if `adds`; calls `meanwhile`, and then waits for the
+/// product. Returns both results.
 #[inline(always)]
 #[track_caller]
-fn waited<T, R>(product: impl FnOnce() -> T, meanwhile: impl FnOnce() -> R) -> (T, R) {
-    let number = form::start_product();
+fn waited<const OPERANDS: usize, T, R>(
+    (operands, adds): ([Operand; OPERANDS], bool),
+    product: impl FnOnce() -> T,
+    meanwhile: impl FnOnce() -> R,
+) -> (T, R) {
+    let number = form::start_product(operands, adds);
     let fragments = product();
     form::end_operands();
     let done = meanwhile();
@@ -336,7 +345,7 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
         };
         step(3, step(2, step(1, step(0, [0; 4]))))
     };
-    waited(|| eight_times(columns), meanwhile)
+    waited(([Operand::plain(right)], true), || eight_times(columns), meanwhile)
 }
 
 #[inline(always)]
@@ -361,7 +370,7 @@ pub unsafe fn e4m3_m64n64k64<const N: usize>(
             one(1, one(0, [0.0; 4]))
         }
     };
-    waited(|| eight_times(columns), || ()).0
+    waited(([Operand::plain(right)], true), || eight_times(columns), || ()).0
 }
 
 #[inline(always)]

@@ -2,6 +2,26 @@
 
 use crate::shared::Shared;
 
+/// An operand of a product in shared memory, as a matrix descriptor gives it.
+#[cfg(not(target_feature = "sm_90a"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// Address of its first byte.
+    pub address: u32,
+    /// What the address is a multiple of, in bytes.
+    pub align: u32,
+}
+
+#[cfg(not(target_feature = "sm_90a"))]
+impl Operand {
+    /// An operand without swizzling.
+    #[inline(always)]
+    #[track_caller]
+    pub fn plain<const N: usize>(memory: Shared<u32, N>) -> Self {
+        Self { address: memory.address::<1>(0), align: 16 }
+    }
+}
+
 /// A lane's part of a product of 64 columns in f32: one fragment for each 8 columns, as `c` in [`crate::mma`].
 pub type Fragments = [[f32; 4]; 8];
 
@@ -70,6 +90,14 @@ impl<const N: usize> Rows<N> {
     #[must_use]
     pub(crate) const fn memory(self) -> Shared<u32, N> {
         self.memory
+    }
+
+    /// The operand. The descriptor's address is that of row 0: the hardware computes the swizzle from address bits.
+    #[inline(always)]
+    #[track_caller]
+    #[cfg(not(target_feature = "sm_90a"))]
+    pub(crate) fn operand(self) -> Operand {
+        Operand { address: self.memory.address::<1>(self.first), align: 4 * Self::ALIGN }
     }
 
     /// The word whose address a matrix descriptor takes: the start of the view, without the swizzle.

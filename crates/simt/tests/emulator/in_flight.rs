@@ -6,7 +6,7 @@ use simt::emu::{AccessKind, FaultKind, Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{NamedBarrier, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
-use simt::warpgroup::{Panels, fence_shared, start_bf16_m64n64k512, wait_for_products};
+use simt::warpgroup::{Panels, fence_proxy_async, start_bf16_m64n64k512, wait_for_products};
 
 use crate::device::{Tensor, assert_at, block_of, fault_kind, run};
 
@@ -219,7 +219,7 @@ fn writes_beside(is_early: bool) -> Result<(), FaultKind> {
             // SAFETY: each word once.
             unsafe { memory().store(word, 0) };
         }
-        fence_shared();
+        fence_proxy_async();
         // SAFETY: all threads come together; broken on purpose if the fifth warp is early.
         unsafe {
             sync_threads();

@@ -8,7 +8,9 @@ use simt::emu::{AccessKind, FaultKind, Launch, ThreadIndex, launch, launch_clust
 use simt::shared::Shared;
 use simt::thread::{NamedBarrier, block_idx_x, lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
-use simt::warpgroup::{Panels, bf16_m64n64k64, bf16_m64n64k128, fence_shared, wait_for_products};
+use simt::warpgroup::{
+    Panels, bf16_m64n64k64, bf16_m64n64k128, fence_proxy_async, wait_for_products,
+};
 
 use crate::device::{Tensor, block_of};
 
@@ -71,10 +73,10 @@ fn of_one_warpgroup(before_store: fn(), before_barrier: fn(), behind_barrier: fn
 #[test]
 fn who_stores_or_who_multiplies_fences() {
     let nothing = || ();
-    assert!(!of_one_warpgroup(nothing, fence_shared, nothing));
-    assert!(!of_one_warpgroup(nothing, nothing, fence_shared));
+    assert!(!of_one_warpgroup(nothing, fence_proxy_async, nothing));
+    assert!(!of_one_warpgroup(nothing, nothing, fence_proxy_async));
     assert!(of_one_warpgroup(nothing, nothing, nothing));
-    assert!(of_one_warpgroup(fence_shared, nothing, nothing), "before the stores");
+    assert!(of_one_warpgroup(fence_proxy_async, nothing, nothing), "before the stores");
 }
 
 #[test]
@@ -110,7 +112,7 @@ fn some_threads_fence() {
             // SAFETY: all threads come together.
             unsafe { sync_threads() };
             if fences() {
-                fence_shared();
+                fence_proxy_async();
             }
             if together {
                 // SAFETY: all lanes come together.
@@ -130,7 +132,7 @@ fn some_threads_fence() {
         missing(128, || {
             store();
             if fences() {
-                fence_shared();
+                fence_proxy_async();
             }
             // SAFETY: all threads come together.
             unsafe { sync_threads() };
@@ -161,11 +163,11 @@ fn a_third_fences(fences: bool, knows_stores: bool, tells: bool) -> bool {
                 }
                 1 => {
                     if !knows_stores && fences {
-                        fence_shared();
+                        fence_proxy_async();
                     }
                     STORED.sync();
                     if knows_stores && fences {
-                        fence_shared();
+                        fence_proxy_async();
                     }
                     if tells {
                         FENCED.arrive();
@@ -211,7 +213,7 @@ fn a_fence_is_known_through_others() {
                     STORED_FOR_TWO.sync();
                 }
                 if role == 1 {
-                    fence_shared();
+                    fence_proxy_async();
                     met(2).arrive();
                 } else if role == 2 {
                     if passes {
@@ -247,11 +249,11 @@ fn copies_are_fenced_behind_their_wait() {
             }
             commit_group();
             if before {
-                fence_shared();
+                fence_proxy_async();
             }
             wait_for_groups::<0>();
             if behind {
-                fence_shared();
+                fence_proxy_async();
             }
             // SAFETY: all threads come together.
             unsafe { sync_threads() };
@@ -276,11 +278,11 @@ fn stores_of_other_blocks_are_fenced_where_they_are_read() {
                     operand().store_to(1 - block_rank(), word, ONES);
                 }
                 if sender {
-                    fence_shared();
+                    fence_proxy_async();
                 }
                 sync_cluster();
                 if reader {
-                    fence_shared();
+                    fence_proxy_async();
                 }
                 multiply();
             }
@@ -301,7 +303,7 @@ fn fences_of_another_block_do_not_count() {
         let body = || {
             store();
             if fences() {
-                fence_shared();
+                fence_proxy_async();
             }
             // SAFETY: all threads come together.
             unsafe { sync_threads() };
@@ -323,7 +325,7 @@ fn an_operand_that_is_written_meanwhile() {
             // SAFETY: a warpgroup comes together; broken on purpose if the operand is written.
             unsafe {
                 store();
-                fence_shared();
+                fence_proxy_async();
                 sync_threads();
                 let panels = Panels::at(operand(), 0);
                 let (_, ()) = bf16_m64n64k64([[ONES; 4]; 4], panels, [[0.0; 4]; 8], || {
@@ -351,7 +353,7 @@ fn incomplete(threads: u32, body: impl Fn() + Sync) -> String {
             // SAFETY: each word once.
             unsafe { operand().store(word, ONES) };
         }
-        fence_shared();
+        fence_proxy_async();
         // SAFETY: all threads come together.
         unsafe { sync_threads() };
         body();
@@ -440,7 +442,7 @@ fn atomic_stores_need_a_fence_too() {
             let t = thread_idx_x();
             store();
             if adds_behind {
-                fence_shared();
+                fence_proxy_async();
             }
             // SAFETY: all threads come together.
             unsafe { sync_threads() };
@@ -448,7 +450,7 @@ fn atomic_stores_need_a_fence_too() {
                 add(64 + t);
             }
             if fences {
-                fence_shared();
+                fence_proxy_async();
             }
             // SAFETY: all threads come together.
             unsafe { sync_threads() };

@@ -6,7 +6,7 @@ use simt::thread::{NamedBarrier, lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
 use simt::warpgroup::{
     Fragments, InFlight, Panels, Rows, bf16_m64n64k64, bf16_m64n64k64_twice, bf16_m64n64k128,
-    bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128,
+    bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64, fence_proxy_async, right_word, s8_m64n64k128,
     start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 
@@ -39,7 +39,7 @@ fn run(
                 shared.store(word, right(word as usize));
                 word += 128;
             }
-            fence_shared();
+            fence_proxy_async();
             sync_threads();
             let (group, quarter) = (lane_id() / 4, lane_id() % 4);
             for (eight, fragment) in (0..).zip(product(shared)) {
@@ -196,7 +196,7 @@ fn products_of_128_columns_are_exact_and_add_up() {
                     memory.store(rows.word(word / 4, row) + word % 4, value);
                 }
             }
-            fence_shared();
+            fence_proxy_async();
             sync_threads();
             let (left, right) = (rows, rows.from(0, 64));
             let garbage = [[f32::NAN; 4]; 16];
@@ -273,7 +273,7 @@ fn run_panels_beside(
                     }
                 }
             }
-            fence_shared();
+            fence_proxy_async();
             sync_threads();
             if warp_id() == 4 {
                 return other(matrices);
@@ -468,7 +468,7 @@ fn rows_of_a_are_read_by_their_own_warp() {
             if together {
                 sync_warp();
             }
-            fence_shared();
+            fence_proxy_async();
             let sum = InFlight::idle([[[0.0; 4]; 16]; 2]);
             start_bf16_m64n256k32(left, right, sum).wait::<0>().concat()
         })

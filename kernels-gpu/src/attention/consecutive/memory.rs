@@ -52,7 +52,7 @@ const _: () = assert!(
 );
 
 /// The queries are copied, and the keys are in shared memory. All threads of the first warpgroup wait, each after
-/// `wait_for_groups` and `fence_shared`.
+/// `wait_for_groups` and `fence_proxy_async`.
 pub const READY: NamedBarrier = NamedBarrier::new(1, WARPGROUP);
 /// All keys were loaded anew. The second and third warpgroups arrive, the first waits.
 pub const LOADED: NamedBarrier = NamedBarrier::new(2, BLOCK_THREADS);

@@ -15,7 +15,8 @@ mod queries;
 mod row;
 
 use simt::warpgroup::{
-    FragmentsN256, InFlight, fence_shared, fewer_registers, more_registers, start_bf16_m64n64k512,
+    FragmentsN256, InFlight, fence_proxy_async, setmaxnreg_dec, setmaxnreg_inc,
+    start_bf16_m64n64k512,
 };
 use simt::{copy, thread, warp};
 
@@ -54,10 +55,10 @@ pub unsafe fn attend<F: KeyFormat>(args: Attend) {
         // registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 0 {
-            fewer_registers::<SCORER>();
+            setmaxnreg_dec::<SCORER>();
             score(queries, arrays);
         } else {
-            more_registers::<MULTIPLIER>();
+            setmaxnreg_inc::<MULTIPLIER>();
             multiply::<F>(queries, arrays, HALF * (group - 1));
         }
     }
@@ -89,10 +90,10 @@ unsafe fn score(queries: Queries<'_>, arrays: Arrays) {
                     LOADED.sync();
                 }
                 copy::wait_for_groups::<0>();
-                fence_shared();
+                fence_proxy_async();
                 READY.sync();
                 let softmax = weigh(query, arrays.common);
-                fence_shared();
+                fence_proxy_async();
                 WEIGHED[1].arrive();
                 start_copies(queries, i + 1);
                 output::store_output_scales(args, query.heads, arrays, (softmax, sinks));
@@ -157,7 +158,7 @@ unsafe fn weigh(query: Query, common: CommonArrays) -> Softmax {
         // One product at a time: with two in flight `ptxas` keeps descriptors in ordinary registers.
         let low = start_bf16_m64n64k512(panels(QUERIES), keys_of(0)).wait::<0>();
         softmax.weigh_first(first_keys(low, query.window()), common);
-        fence_shared();
+        fence_proxy_async();
         WEIGHED[0].arrive();
         if query.has_two_tiles() {
             let high = start_bf16_m64n64k512(panels(QUERIES), keys_of(1)).wait::<0>();

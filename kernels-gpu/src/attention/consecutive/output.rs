@@ -13,7 +13,7 @@ use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Number of groups of eight channels in a panel.
-const EIGHTS: usize = 8;
+const FRAGMENTS: usize = 8;
 
 /// Stores each head's output scale in shared memory, and writes its log-sum-exp if it is requested.
 ///
@@ -59,7 +59,7 @@ pub unsafe fn write(
 ) {
     unroll::<4>(|i| {
         let pairs = array_from_fn(|n| {
-            let n = EIGHTS * i + n;
+            let n = FRAGMENTS * i + n;
             let four = values[n / 16][n % 16];
             // Added to 0, as in the other forms, with a rounding after the product and after the sum: a product that
             // rounds to -0 gives 0.
@@ -75,7 +75,7 @@ pub unsafe fn write(
 }
 
 /// The thread's pairs of channels in a panel: for each group of eight channels, a pair of each of its two heads.
-type Pairs = [[[f32; 2]; 2]; EIGHTS];
+type Pairs = [[[f32; 2]; 2]; FRAGMENTS];
 
 /// Applies inverse RoPE to the pairs.
 ///
@@ -104,7 +104,7 @@ unsafe fn write_panel(args: &Attend, heads: Heads, (panel, pairs): (u32, Pairs))
     let to = to + u64::from(64 * panel + 8 * odd + 4 * half);
     // SAFETY: by this function's own contract; eight bytes of a head once.
     unsafe {
-        unroll::<{ EIGHTS / 2 }>(|n| {
+        unroll::<{ FRAGMENTS / 2 }>(|n| {
             unroll::<2>(|i| {
                 let [even, next] = [0, 1].map(|j| {
                     let [a, b] = pairs[2 * n + j][i];

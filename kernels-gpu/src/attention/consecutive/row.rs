@@ -5,7 +5,9 @@ use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::{thread, warp};
 
 use super::super::keys::Keys;
-use super::super::memory::{HEADS, Memory, QUERIES, TILE, WARPGROUP, keys_of, panels};
+use super::super::memory::{
+    HEAD_VECTORS, HEADS, Memory, QUERIES, TILE, WARPGROUP, keys_of, panels,
+};
 use super::super::rows::{Row, Source};
 use super::super::unpack::{KeyFormat, RawKeys};
 use crate::args::Attend;
@@ -136,7 +138,6 @@ pub const fn own_key(position: u32) -> u32 {
 #[inline(always)]
 pub unsafe fn copy_heads(args: &Attend, (row, heads): (u64, u32)) {
     const OF_WARP: u32 = HEADS / 4;
-    const SIXTEENS: u32 = HEAD_DIM / 8;
     let lane = thread::lane_id();
     let first = OF_WARP * thread::warp_id();
     let mut head = first;
@@ -146,10 +147,10 @@ pub unsafe fn copy_heads(args: &Attend, (row, heads): (u64, u32)) {
         while head < first + OF_WARP {
             let from = (row + u64::from(head)) * u64::from(HEAD_DIM);
             unroll::<2>(|half| {
-                let sixteen = SIXTEENS / 2 * half as u32 + lane;
-                let to = panels(QUERIES).panel(sixteen / 8).word(sixteen % 8, head);
+                let vector = HEAD_VECTORS / 2 * half as u32 + lane;
+                let to = panels(QUERIES).panel(vector / 8).word(vector % 8, head);
                 if head < heads {
-                    memory.copy_from(to, args.query, from + u64::from(8 * sixteen));
+                    memory.copy_from(to, args.query, from + u64::from(8 * vector));
                 } else {
                     memory.store_u32x4(to, [0; 4]);
                 }

@@ -14,7 +14,7 @@ use crate::unroll::{array_from_fn, unroll};
 /// A thread's results for its two heads: 32 channels, the half of the block's channels that its warpgroup has.
 pub type Half = [[f32; 4]; 4];
 
-/// The element of `part_lse` at which the values of the block start, for cluster `cluster` of the query. Each block has
+/// The element of `part_softmax` at which the values of the block start, for cluster `cluster` of the query. Each block has
 /// a copy of its own.
 #[inline(always)]
 fn lse_index(args: &Attend, task: Task, cluster: u32) -> u64 {
@@ -41,7 +41,9 @@ fn sums_of(args: &Attend, task: Task, cluster: u32) -> u64 {
 #[inline(always)]
 pub unsafe fn store_lse(args: &Attend, task: Task, row: u32, lse: f32) {
     // SAFETY: by this function's own contract.
-    unsafe { args.part_lse.store(lse_index(args, task, task.own_cluster()) + u64::from(row), lse) }
+    unsafe {
+        args.part_softmax.store(lse_index(args, task, task.own_cluster()) + u64::from(row), lse)
+    }
 }
 
 /// As [`store_lse`], for a half of a part: stores the base of a head's weights, and their sum.
@@ -53,8 +55,8 @@ pub unsafe fn store_end(args: &Attend, task: Task, row: u32, [base, total]: [f32
     let to = lse_index(args, task, task.own_cluster()) + u64::from(row);
     // SAFETY: by this function's own contract.
     unsafe {
-        args.part_lse.store(to, base);
-        args.part_lse.store(to + u64::from(HEADS), total);
+        args.part_softmax.store(to, base);
+        args.part_softmax.store(to + u64::from(HEADS), total);
     }
 }
 
@@ -114,7 +116,7 @@ impl Pair {
             lse_index(args, task, cluster) + u64::from(first_row() + 8 * head as u32)
         };
         // SAFETY: by this function's own contract.
-        let load = |from: u64| unsafe { args.part_lse.load(from) };
+        let load = |from: u64| unsafe { args.part_softmax.load(from) };
         let x: [[f32; 2]; 2] = array_from_fn(|head| [load(at(0, head)), load(at(1, head))]);
         if task.halves == 1 {
             let is_there = first + 1 < task.clusters();

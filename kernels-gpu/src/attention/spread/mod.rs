@@ -45,18 +45,18 @@ pub use memory::{BLOCK_THREADS, SHARED_BYTES};
 use task::Task;
 
 /// Computes attention of up to 64 heads of a query, which is normed and rotated. Each part of its keys, or half of one,
-/// is at most [`KeySet::SPREAD_TILES`] tiles. If `clusters_per_part` is 2, for keys that are split in two, each of two
+/// is at most [`KeySet::SPREAD_TILES`] tiles. If `key_halves` is 2, for keys that are split in two, each of two
 /// clusters has half of the keys, and computes one of the two sums.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; parts of a window and `entry_rows`, or their halves if
-/// `clusters_per_part` is 2, are no more tiles than that; all threads of a launch of grid `(8 * pieces * tokens, heads
+/// `key_halves` is 2, are no more tiles than that; all threads of a launch of grid `(8 * pieces * tokens, heads
 /// / 64)`, rounded up, with 512 threads a block and eight blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / CLUSTER_BLOCKS, block_rank());
     let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
-    let halves = if may_have_clusters::<W>() { args.params.clusters_per_part } else { 1 };
+    let halves = if may_have_clusters::<W>() { args.params.key_halves } else { 1 };
     // Avoids divisions where a query has one cluster, as in most launches.
     let of_query = most_parts * halves;
     let (query, piece) =

@@ -5,7 +5,7 @@ use simt::warpgroup::{Fragments, start_bf16_m64n64k512};
 use simt::{thread, warp};
 
 use super::super::keys::KeySet;
-use super::super::softmax::{self, are_near, are_small, first_row, largest};
+use super::super::softmax::{self, are_near, are_small, first_row, largest, masked};
 use super::exchange::{Exchange, Weights};
 use super::memory::{
     Arrays, CLUSTER_BLOCKS, FIRST_SCORED, QUERIES, SCORED, THIRD_UNPACKED, TILE, WARPS,
@@ -96,13 +96,7 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
     if missing == [0; 2] {
         return scores;
     }
-    array_from_fn(|n| {
-        let masked = |score: f32, bit: usize| {
-            if missing[n / 4] >> (8 * (n % 4) + bit) & 1 != 0 { f32::NEG_INFINITY } else { score }
-        };
-        let [a, b, c, d] = scores[n];
-        [masked(a, 0), masked(b, 1), masked(c, 0), masked(d, 1)]
-    })
+    masked(scores, |n, key| missing[n / 4] >> (8 * (n as u32 % 4) + key) & 1 == 0)
 }
 
 /// Stores the largest scores of tile `tile`, for the thread's heads, in all blocks of the cluster. Each of the four
@@ -112,9 +106,9 @@ fn mask(scores: Fragments, missing: [u32; 2]) -> Fragments {
 /// As [`multiply`].
 #[inline(always)]
 unsafe fn publish_largest(arrays: Arrays, tile: u32, most: [f32; 2]) {
-    const QUARTERS: u32 = 4;
-    unroll::<{ (CLUSTER_BLOCKS / QUARTERS) as usize }>(|i| {
-        let rank = thread::lane_id() % QUARTERS + QUARTERS * i as u32;
+    const QUAD_LANES: u32 = 4;
+    unroll::<{ (CLUSTER_BLOCKS / QUAD_LANES) as usize }>(|i| {
+        let rank = thread::lane_id() % QUAD_LANES + QUAD_LANES * i as u32;
         let at = TILE * tile + first_row();
         // SAFETY: a word of each block, by one thread of the cluster.
         unsafe {

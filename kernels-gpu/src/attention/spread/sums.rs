@@ -2,7 +2,7 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::math::approx::ex2;
-use simt::warpgroup::{Fragments, Panels, bf16_m64n64k64, bf16_m64n64k64_twice, fence_shared};
+use simt::warpgroup::{Fragments, Panels, bf16_m64n64k64, bf16_m64n64k64_twice, fence_proxy_async};
 use simt::{thread, warp};
 
 use super::super::keys::KeySet;
@@ -78,7 +78,7 @@ unsafe fn add_near(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays)
         let (mut even, mut odd) = (two(first), two(first + 2));
         VALUES_UNPACKED.sync();
         // For the values, which other threads have written.
-        fence_shared();
+        fence_proxy_async();
         let mut sum = Sum {
             values: [[0.0; 4]; 8],
             base: [if first < end { 0.0 } else { f32::NEG_INFINITY }; 2],
@@ -145,7 +145,7 @@ unsafe fn add_far(exchange: Exchange, (first, end): (u32, u32), arrays: Arrays) 
     // SAFETY: by this function's own contract.
     unsafe {
         VALUES_UNPACKED.sync();
-        fence_shared();
+        fence_proxy_async();
         while tile < end {
             let weights = exchange.load((tile, end));
             sum = raise(sum, raised(arrays, sum.base, tile));

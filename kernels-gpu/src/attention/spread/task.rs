@@ -41,7 +41,7 @@ impl Task {
     /// Index of cluster `cluster` of the query among the clusters of all queries.
     #[inline(always)]
     pub fn cluster(self, args: &Attend, cluster: u32) -> u64 {
-        let most = u64::from(args.params.parts * args.params.clusters_per_part);
+        let most = u64::from(args.params.parts * args.params.key_halves);
         self.heads.group(args) * most + u64::from(cluster)
     }
 

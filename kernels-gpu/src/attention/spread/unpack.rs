@@ -3,7 +3,7 @@
 use kv_layout::geometry::NOPE_DIM;
 use kv_layout::main_row::UE8M0_GROUP;
 use simt::cluster::cluster_arrive;
-use simt::warpgroup::{Panels, Rows, fence_shared};
+use simt::warpgroup::{Panels, Rows, fence_proxy_async};
 use simt::{copy, thread, warp};
 
 use super::super::keys::{KeySet, Keys, Listed, Located};
@@ -227,7 +227,7 @@ pub unsafe fn unpack<F: KeyFormat, W: KeySet>(
             }
             copy::commit_group();
             copy::wait_for_groups::<0>();
-            fence_shared();
+            fence_proxy_async();
             if group < 2 {
                 return;
             }

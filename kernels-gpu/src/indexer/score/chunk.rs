@@ -122,7 +122,7 @@ impl BlockQueries {
                 let wrong = warp::ballot(is_refused || seen > params.columns);
                 fault::count(args.faults, lane, wrong.count_ones());
             }
-            let is_scored = !is_refused && seen > params.skip;
+            let is_scored = !is_refused && seen.min(params.columns) > params.skip;
             let most = params.columns.min(TILE * (thread::block_idx_x() + 1) * params.tiles);
             let seen = if is_scored { seen.min(most) } else { 0 };
             Self { first, count, slot, seen }
@@ -242,7 +242,7 @@ unsafe fn load_queries<K: Keys>(args: IndexScoreChunk, queries: BlockQueries) {
             K::prepare(ScoreMemory::at(0), 0);
         }
         copy::wait_for_groups::<0>();
-        warpgroup::fence_shared();
+        warpgroup::fence_proxy_async();
         thread::sync_threads();
     }
 }

@@ -103,7 +103,7 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
         weights.store(K::UNIT, weight, row, heads, own_thread());
         let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
         K::wait_for_oldest();
-        warpgroup::fence_shared();
+        warpgroup::fence_proxy_async();
         thread::sync_threads();
         let own_entry = TILE * (first + thread::warp_id()) + own_key();
         let seen = seen.min(TILE * end);

@@ -151,7 +151,8 @@ unsafe fn use_of_query<const THREADS: u32>(
         // SAFETY: by this function's own contract: the row is the block's.
         let seen = unsafe { visible(position, slot, token) };
         let seen = seen.map_or(0, |(_, seen)| seen);
-        Use { length: seen.min(row.columns), all: seen <= k }
+        let length = seen.min(row.columns);
+        Use { length, all: length <= k }
     }
 }
 

@@ -110,6 +110,7 @@ pub fn indexer_keys_equal_the_oracle<B: Backend>(device: &Device<B>) {
                     closing: &plan,
                     entries: &entries,
                     table: &table,
+                    state_slots: table.slots,
                     to: &to,
                     faults: &faults,
                 },
