@@ -192,6 +192,9 @@ pub enum InputError {
         /// Fewest tokens of a step.
         needed: u32,
     },
+    /// A model that cannot run with these options.
+    #[error("{0}")]
+    Engine(#[source] dsv4_kv_model::ModelError),
     /// A server that cannot run with these options.
     #[cfg(feature = "serve")]
     #[error("serve: {0}")]

@@ -34,7 +34,12 @@ pub trait Observer {
     /// final.
     fn logits(&mut self, _work: &Work, _logits: ArrayView2<'_, f32>, _accepted: u32) {}
 
-    /// Called with each generated token. Returning `false` ends the request.
+    /// Asked before each step. Returning `false` ends the request.
+    fn goes_on(&mut self) -> bool {
+        true
+    }
+
+    /// Called with each generated token. Returning `false` ends the request: later tokens of the same step are dropped.
     fn token(&mut self, token: &Generated) -> bool;
 }
 
@@ -68,8 +73,8 @@ impl<B: Backend> Engine<B> {
         let begin = Instant::now();
         let mut first = None;
         let (mut steps, mut drafts, mut accepted) = (0, 0, 0);
-        let mut stopped = false;
-        while sequence.finish().is_none() && !stopped {
+        let (mut tokens, mut stopped) = (Vec::new(), false);
+        while sequence.finish().is_none() && !stopped && observer.goes_on() {
             let work = sequence.next(chunk.max(1));
             let forward =
                 self.forward(&[Chunk { id, tokens: &work.tokens, logits: work.logits }])?;
@@ -81,13 +86,18 @@ impl<B: Backend> Engine<B> {
             accepted += count - (work.tokens.len() - work.drafts) as u32;
             for token in &generated {
                 first.get_or_insert_with(Instant::now);
-                stopped |= !observer.token(token);
+                tokens.push(token.picked.token);
+                stopped = !observer.token(token);
+                if stopped {
+                    break;
+                }
             }
         }
+        let is_whole = tokens.len() == sequence.generated().len();
         let first = first.unwrap_or(begin);
         Ok(Summary {
-            tokens: sequence.generated().to_vec(),
-            finish: sequence.finish(),
+            tokens,
+            finish: sequence.finish().filter(|_| is_whole),
             time_to_first_token: first - begin,
             decode_time: first.elapsed(),
             steps,

@@ -126,7 +126,7 @@ fn logprob(logits: ArrayView1<'_, f32>, token: u32) -> f32 {
 mod tests {
     use std::array;
 
-    use ndarray::array;
+    use ndarray::{arr1, array};
     use rand::Rng;
 
     use super::{GREEDY, Sampling, random, top_logprobs};
@@ -180,6 +180,41 @@ mod tests {
         let logprob = sampling(3).pick(logits.view(), 0);
         let expected = (logits[logprob.token as usize].exp() / total).ln();
         assert!((logprob.logprob - expected).abs() < 1e-6);
+    }
+
+    /// Shares of 20,000 draws.
+    fn shares<const N: usize>(logits: &[f32; N], temperature: f32, top_p: f32) -> [f32; N] {
+        let (logits, sampling) = (arr1(logits), Sampling { temperature, top_p, seed: 5 });
+        let mut counts = [0.0; N];
+        (0..20_000).for_each(|at| counts[sampling.pick(logits.view(), at).token as usize] += 1.0);
+        counts.map(|count| count / 20_000.0)
+    }
+
+    #[test]
+    fn logits_are_divided_by_the_temperature() {
+        let odds = [8.0_f32, 4.0, 2.0, 1.0];
+        for temperature in [0.5, 2.0] {
+            let weights = odds.map(|odds| odds.powf(1.0 / temperature));
+            let total: f32 = weights.iter().sum();
+            let found = shares(&odds.map(f32::ln), temperature, 1.0);
+            for (found, weight) in found.into_iter().zip(weights) {
+                assert!((found - weight / total).abs() < 0.015, "{temperature}: {found}");
+            }
+        }
+    }
+
+    /// The nucleus is the fewest tokens that have `top_p` together, after the temperature.
+    #[test]
+    fn the_nucleus_has_the_token_that_reaches_top_p() {
+        // Probabilities 8/15, 4/15, 2/15 and 1/15; at temperature 2 about 0.39, 0.28, 0.20 and 0.14.
+        let logits = [8.0_f32, 4.0, 2.0, 1.0].map(f32::ln);
+        let drawn = |temperature, top_p| shares(&logits, temperature, top_p).map(|of| of > 0.0);
+        assert_eq!(drawn(1.0, 0.5), [true, false, false, false]);
+        assert_eq!(drawn(1.0, 0.7), [true, true, false, false]);
+        assert_eq!(drawn(1.0, 0.85), [true, true, true, false]);
+        assert_eq!(drawn(2.0, 0.7), [true, true, true, false]);
+        let [first, second, ..] = shares(&logits, 1.0, 0.7);
+        assert!((first - 2.0 * second).abs() < 0.03, "{first} and {second}: the odds stay");
     }
 
     #[test]

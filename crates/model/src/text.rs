@@ -1,5 +1,8 @@
 //! Text to tokens and back.
 
+#[cfg(feature = "tokenizers")]
+mod tokenizer;
+
 use std::path::{Path, PathBuf};
 
 /// How text is encoded as tokens.
@@ -59,30 +62,10 @@ impl Text {
 
     #[cfg(feature = "tokenizers")]
     fn from_file(path: PathBuf) -> Result<Self, TextError> {
-        let refused = |path, reason| TextError::Refused { path, reason };
-        let mut tokenizer = match tokenizers::Tokenizer::from_file(&path) {
-            Ok(tokenizer) => tokenizer,
-            Err(reason) => return Err(refused(path, reason.to_string())),
-        };
-        // Truncation and padding settings in the file would shorten or lengthen prompts.
-        tokenizer.with_padding(None);
-        if let Err(reason) = tokenizer.with_truncation(None) {
-            return Err(refused(path, reason.to_string()));
+        match tokenizer::load(&path) {
+            Ok(tokenizer) => Ok(Self::Tokenizer(Box::new(tokenizer))),
+            Err(reason) => Err(TextError::Refused { path, reason }),
         }
-        if let tokenizers::ModelWrapper::BPE(bpe) = tokenizer.get_model()
-            && let Some(dropout) = bpe.dropout.filter(|&dropout| dropout > 0.0)
-        {
-            let reason = format!(
-                "the same text would get other tokens each time: dropout is {dropout}; set it to null"
-            );
-            return Err(refused(path, reason));
-        }
-        if !matches!(tokenizer.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
-            let reason =
-                "its decoder must be `ByteLevel`: else the bytes of a token depend on its text";
-            return Err(refused(path, reason.to_owned()));
-        }
-        Ok(Self::Tokenizer(Box::new(tokenizer)))
     }
 
     #[cfg(not(feature = "tokenizers"))]
@@ -93,17 +76,14 @@ impl Text {
     /// The tokens of a text.
     ///
     /// # Errors
-    /// [`TextError::Refused`].
+    /// [`TextError::Refused`]; also for a word of more than 100,000 bytes, in which a tokenizer's regular expression may
+    /// find no end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         match self {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
             #[cfg(feature = "tokenizers")]
-            Self::Tokenizer(tokenizer) => match tokenizer.encode(text, true) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(reason) => {
-                    Err(TextError::Refused { path: "text".into(), reason: reason.to_string() })
-                }
-            },
+            Self::Tokenizer(tokenizer) => tokenizer::encode(tokenizer, text)
+                .map_err(|reason| TextError::Refused { path: "text".into(), reason }),
         }
     }
 
@@ -114,7 +94,7 @@ impl Text {
         match self {
             Self::Bytes => Some(1),
             #[cfg(feature = "tokenizers")]
-            Self::Tokenizer(tokenizer) => most_bytes_per_token(tokenizer),
+            Self::Tokenizer(tokenizer) => tokenizer::most_bytes_per_token(tokenizer),
         }
     }
 
@@ -166,41 +146,6 @@ fn byte_level(name: &str) -> Option<Vec<u8>> {
         code => (0..=0xFF).filter(|byte| !is_printable(byte)).nth(code as usize - 0x100),
     };
     name.chars().map(byte).collect()
-}
-
-/// As [`Text::most_bytes_per_token`]: known for a byte-level BPE that has all bytes and gets the whole text unchanged.
-#[cfg(feature = "tokenizers")]
-fn most_bytes_per_token(tokenizer: &tokenizers::Tokenizer) -> Option<usize> {
-    use tokenizers::pre_tokenizers::PreTokenizerWrapper as Before;
-    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-    use tokenizers::{ModelWrapper, NormalizerWrapper, SplitDelimiterBehavior};
-
-    let normalizes = tokenizer.get_normalizer().is_some_and(
-        |first| !matches!(first, NormalizerWrapper::Sequence(all) if all.as_ref().is_empty()),
-    );
-    let before = tokenizer.get_pre_tokenizer()?;
-    let before = match before {
-        Before::Sequence(all) => all.as_ref(),
-        one => std::slice::from_ref(one),
-    };
-    let keeps = |one: &Before| match one {
-        Before::Split(split) => split.behavior != SplitDelimiterBehavior::Removed,
-        Before::ByteLevel(_) | Before::Digits(_) => true,
-        _ => false,
-    };
-    let is_byte_level = before.iter().any(|one| matches!(one, Before::ByteLevel(_)));
-    let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return None };
-    let is_plain = bpe.continuing_subword_prefix.is_none() && bpe.end_of_word_suffix.is_none();
-    let vocabulary = tokenizer.get_vocab(true);
-    let has_all =
-        ByteLevel::alphabet().iter().all(|byte| vocabulary.contains_key(&byte.to_string()));
-    // An added token that strips adjacent spaces may encode any number of them.
-    let added = tokenizer.get_added_tokens_decoder();
-    let is_exact = added.values().all(|token| !token.lstrip && !token.rstrip);
-    let is_known = !normalizes && before.iter().all(keeps) && is_byte_level && is_plain && has_all;
-    // A token's name has a character for each byte, or is the text that it encodes.
-    let longest = vocabulary.keys().map(String::len).max()?;
-    (is_known && is_exact).then_some(longest)
 }
 
 /// Decodes tokens that arrive one by one. Each character is returned with the token that completes it.

@@ -102,6 +102,29 @@ fn a_request_that_is_interrupted_has_no_reason() {
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
 }
 
+/// An observer that ends a request before its second step.
+struct OneStep(bool);
+
+impl Observer for OneStep {
+    fn goes_on(&mut self) -> bool {
+        std::mem::replace(&mut self.0, false)
+    }
+
+    fn token(&mut self, _token: &Generated) -> bool {
+        true
+    }
+}
+
+/// A prompt of several chunks can be interrupted between them.
+#[test]
+fn a_prompt_is_interrupted_between_its_chunks() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut observer = OneStep(true);
+    let summary = engine.generate(&[1, 2, 3, 4], CONTINUATION, 2, &mut observer).expect("a step");
+    assert_eq!((summary.steps, summary.tokens.len(), summary.finish), (1, 0, None));
+}
+
 /// An empty prompt is refused, and the only slot is free afterwards.
 #[test]
 fn a_prompt_has_a_token() {

@@ -76,6 +76,13 @@ impl CompletionRequest {
         fields.unsupported("logit_bias", &[json!({})])?;
         fields.unsupported("presence_penalty", &[json!(0)])?;
         fields.unsupported("suffix", &[json!("")])?;
+        // Fields of vLLM, which its clients send with these values.
+        fields.unsupported("ignore_eos", &[json!(false)])?;
+        fields.unsupported("min_p", &[json!(0)])?;
+        fields.unsupported("min_tokens", &[json!(0)])?;
+        fields.unsupported("repetition_penalty", &[json!(1)])?;
+        fields.unsupported("skip_special_tokens", &[json!(true)])?;
+        fields.unsupported("top_k", &[json!(0), json!(-1)])?;
         let _user: Option<String> = fields.get("user", "a string")?;
         let stream = fields.get("stream", "true or false")?.unwrap_or(false);
         let request = Self {
@@ -190,6 +197,7 @@ fn include_usage(value: Option<Value>, stream: bool) -> Result<bool, ApiError> {
         Some(Value::Object(options)) => {
             let mut options = Fields::new(options);
             let usage = options.get("include_usage", "true or false")?.unwrap_or(false);
+            options.unsupported("include_obfuscation", &[json!(false)])?;
             options.end()?;
             Ok(usage)
         }
@@ -226,6 +234,10 @@ mod tests {
         assert_eq!((request.temperature, request.top_p), (1.0, 1.0));
         assert_eq!((request.stop.len(), request.logprobs), (0, None));
         assert_eq!(request.seed, None);
+        let neutral = json!({ "ignore_eos": false, "min_p": 0, "min_tokens": 0, "repetition_penalty": 1.0,
+                              "skip_special_tokens": true, "top_k": -1, "stream": true,
+                              "stream_options": { "include_obfuscation": false } });
+        assert!(read(neutral).is_ok());
         assert_ne!(super::random_seed(), super::random_seed());
     }
 
@@ -253,6 +265,11 @@ mod tests {
             ("logit_bias", json!({ "1": 2 })),
             ("presence_penalty", json!(-1)),
             ("suffix", json!("x")),
+            ("ignore_eos", json!(true)),
+            ("min_p", json!(0.1)),
+            ("min_tokens", json!(1)),
+            ("repetition_penalty", json!(1.1)),
+            ("skip_special_tokens", json!(false)),
             ("top_k", json!(5)),
             ("stream_options", json!({ "include_usage": true })),
             ("max_tokens", json!(-1)),

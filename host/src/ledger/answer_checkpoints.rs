@@ -6,7 +6,6 @@ use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::Ledger;
 use super::prefix_tree::Sharing;
-use crate::checkpoints::SavedCheckpoint;
 use crate::ids::SlotId;
 
 impl Ledger {
@@ -36,7 +35,7 @@ impl Ledger {
     pub(super) fn keep_output(&mut self, slot: SlotId) {
         let Self { sharing: Some(sharing), checkpoints, .. } = self else { return };
         let Sharing { tree, of_slot, offers, outputs, .. } = &mut **sharing;
-        let Some(saved) = take(outputs, slot) else { return };
+        let Some(saved) = outputs.take(slot) else { return };
         let request_prefix = of_slot[slot.0 as usize].as_ref();
         let refused =
             match request_prefix.and_then(|request_prefix| request_prefix.place_of(&saved)) {
@@ -49,23 +48,7 @@ impl Ledger {
     /// Gives up the `count` oldest checkpoints of answers, or all if there are fewer.
     pub(super) fn give_up_outputs(&mut self, count: u32) {
         let Self { sharing: Some(sharing), checkpoints, .. } = self else { return };
-        let count = sharing.outputs.len().min(count as usize);
-        sharing.outputs.drain(..count).for_each(|(_, saved)| checkpoints.give_back(saved));
+        let oldest = std::iter::from_fn(|| sharing.outputs.take_oldest());
+        oldest.take(count as usize).for_each(|saved| checkpoints.give_back(saved));
     }
-}
-
-/// Sets the answer checkpoint of the request in `slot`; returns the previous one.
-pub(super) fn replace(
-    outputs: &mut Vec<(SlotId, SavedCheckpoint)>,
-    slot: SlotId,
-    saved: SavedCheckpoint,
-) -> Option<SavedCheckpoint> {
-    let before = take(outputs, slot);
-    outputs.push((slot, saved));
-    before
-}
-
-fn take(outputs: &mut Vec<(SlotId, SavedCheckpoint)>, slot: SlotId) -> Option<SavedCheckpoint> {
-    let at = outputs.iter().position(|(of, _)| *of == slot)?;
-    Some(outputs.remove(at).1)
 }

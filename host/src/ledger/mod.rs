@@ -35,6 +35,7 @@ mod prefix_tree;
 pub(crate) mod requests;
 mod save_restore;
 mod saves;
+mod slot_queue;
 mod step;
 mod suspend;
 mod tier;

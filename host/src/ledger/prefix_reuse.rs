@@ -4,7 +4,6 @@ use dsv4_kv_prefix::Origin;
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::Ledger;
-use super::answer_checkpoints;
 use super::open_step::Accepted;
 use super::prefix_tree::{Admission, Pools, Prompt, RequestPrefix, Sharing};
 use crate::block::{BLOCK, Held};
@@ -170,9 +169,7 @@ impl Ledger {
         for (id, saved) in saves.extract_saved(|id| of(id).is_some()) {
             let refused = match of(id).and_then(|request_prefix| request_prefix.place_of(&saved)) {
                 None => Some(saved),
-                Some((.., Origin::Output)) if *keeps_outputs => {
-                    answer_checkpoints::replace(outputs, id.slot(), saved)
-                }
+                Some((.., Origin::Output)) if *keeps_outputs => outputs.set(id.slot(), saved),
                 Some(place) => offers.attach(tree, place, saved),
             };
             refused.into_iter().for_each(|saved| checkpoints.give_back(saved));

@@ -6,6 +6,7 @@ use dsv4_kv_prefix::{
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::offers::Offers;
+use super::slot_queue::SlotQueue;
 use crate::block::{BLOCK, Block, BlockPool, BlockShares, Held};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
@@ -74,7 +75,7 @@ pub(super) struct Sharing {
     pub keeps_outputs: bool,
     /// The last checkpoint of each running request's answer, the oldest first. It moves to the tree when the request
     /// ends, or is given up earlier when room is needed.
-    pub outputs: Vec<(SlotId, SavedCheckpoint)>,
+    pub outputs: SlotQueue<SavedCheckpoint>,
     /// Most tokens of a request whose ids are known and that are not registered in the tree: part of
     /// a block, and a step.
     pub token_capacity: usize,
@@ -154,7 +155,7 @@ impl Sharing {
             offers: Offers::default(),
             of_slot: (0..config.max_requests).map(|_| None).collect(),
             keeps_outputs: config.keep_outputs,
-            outputs: Vec::with_capacity(config.max_requests as usize),
+            outputs: SlotQueue::new(config.max_requests),
             token_capacity: BLOCK + config.max_step_tokens as usize,
         }))
     }

@@ -45,31 +45,34 @@ impl Ledger {
         self.saves.saved.drain(..)
     }
 
+    /// Saves as [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted), in a ledger without device memory.
+    pub fn save_wanted(&mut self) {
+        self.begin_due_saves();
+        self.finish_due_saves();
+    }
+
     /// Takes a checkpoint for each request that passed a wanted position in a step that could not save it, and that can
     /// still be saved, for as many as checkpoints are free. They stay due until [`Self::finish_due_saves`]. Call
     /// [`Self::cancel_due_saves`] if the save fails.
     pub(crate) fn begin_due_saves(&mut self) -> &[(RequestId, SavedCheckpoint)] {
-        let mut due = std::mem::take(&mut self.saves.due);
-        due.retain(|&(id, boundary)| self.check_save(id, boundary).is_ok());
-        self.make_room_for_saves(due.len() as u32);
-        due.truncate(self.checkpoints.free() as usize);
-        for &(id, boundary) in &due {
-            let (Ok(has_draft), Some(storage)) =
-                (self.check_save(id, boundary), self.checkpoints.take())
-            else {
-                unreachable!("each can be saved, and there are no more than are free")
-            };
+        let mut taken = std::mem::take(&mut self.saves.taken);
+        let can_save = |&&(id, boundary): &&(RequestId, u32)| self.check_save(id, boundary).is_ok();
+        let count = self.saves.due.iter().filter(can_save).count();
+        self.make_room_for_saves(count as u32);
+        for &(id, boundary) in self.saves.due.iter() {
+            let Ok(has_draft) = self.check_save(id, boundary) else { continue };
+            let Some(storage) = self.checkpoints.take() else { break };
             let request = Some(self.requests.first_id(id));
-            self.saves.taken.push((id, storage.saved(request, boundary, has_draft)));
+            taken.push((id, storage.saved(request, boundary, has_draft)));
         }
-        self.saves.due = due;
+        self.saves.taken = taken;
         &self.saves.taken
     }
 
     /// Records the taken checkpoints as saved; then nothing is due.
     pub(crate) fn finish_due_saves(&mut self) {
         let Saves { due, saved, taken, .. } = &mut self.saves;
-        due.clear();
+        while due.take_oldest().is_some() {}
         saved.append(taken);
         self.attach_saved();
     }
@@ -135,13 +138,22 @@ impl Ledger {
     /// Takes the planned checkpoints for a step that begins.
     pub(super) fn enter_saves(&mut self, group: LayerGroup) {
         let Self { saves, checkpoints, open, .. } = self;
-        for PlannedSave { slot, boundary, .. } in saves.planned.drain(..) {
-            let Some(storage) = checkpoints.take() else { break };
-            open[group.index()].saving.push(OpenSave { slot, boundary, storage });
-            if let Some(wanted) = saves.wanted.get_mut(slot.0 as usize) {
-                wanted.retain(|&at| at != boundary);
+        let Saves { planned, wanted, .. } = saves;
+        for of_slot in planned.chunk_by(|one, next| one.slot == next.slot) {
+            let saving = of_slot.iter().map_while(|&PlannedSave { slot, boundary, .. }| {
+                checkpoints.take().map(|storage| OpenSave { slot, boundary, storage })
+            });
+            let before = open[group.index()].saving.len();
+            open[group.index()].saving.extend(saving);
+            let taken = open[group.index()].saving.len() - before;
+            let PlannedSave { slot, boundary, .. } = of_slot[0];
+            // The planned positions of a request follow each other among those that are wanted.
+            let wanted = &mut wanted[slot.0 as usize];
+            if let Ok(first) = wanted.binary_search(&boundary) {
+                wanted.drain(first..first + taken);
             }
         }
+        planned.clear();
     }
 
     /// Handles the checkpoints of a committed step. Those at positions that became final are saved; the others are
@@ -166,9 +178,11 @@ impl Ledger {
             let slot = part.id.slot();
             let Ok(committed) = self.committed(part.id) else { continue };
             let passed = self.saves.of(slot).iter().take_while(|&&at| at <= committed).count();
-            if passed > 0 {
-                let passed = self.saves.wanted[slot.0 as usize].drain(..passed);
-                self.saves.due.extend(passed.map(|boundary| (part.id, boundary)));
+            if let Some(boundary) = self.saves.wanted[..]
+                .get_mut(slot.0 as usize)
+                .and_then(|wanted| wanted.drain(..passed).next_back())
+            {
+                self.saves.add_due(part.id, boundary);
             }
         }
     }

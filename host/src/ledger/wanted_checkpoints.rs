@@ -1,9 +1,9 @@
 //! Positions at which checkpoints of requests are wanted, and checkpoints that were saved.
 
-use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
 use super::open_step::PlannedSave;
+use super::slot_queue::SlotQueue;
 use crate::checkpoints::SavedCheckpoint;
 use crate::config::CacheConfig;
 use crate::ids::{LayerGroup, RequestId, SlotId};
@@ -26,16 +26,17 @@ pub(crate) fn largest_layout(group: LayerGroup, config: &CacheConfig) -> StepLay
 pub(super) struct Saves {
     /// By slot: the wanted positions, in ascending order.
     pub wanted: Vec<Vec<u32>>,
-    /// Requests, each with a wanted position that it passed in a step that could not save it.
+    /// Requests, each with the last wanted position that it passed in a step that could not save it: its slot has no
+    /// longer what an earlier one needs.
     #[serde(skip)]
-    pub due: Vec<(RequestId, u32)>,
+    pub due: SlotQueue<(RequestId, u32)>,
     /// Checkpoints that are saved and not yet handed out.
     #[serde(skip)]
     pub saved: Vec<(RequestId, SavedCheckpoint)>,
     /// Checkpoints that the step checked last will write. Scratch.
     #[serde(skip)]
     pub planned: Vec<PlannedSave>,
-    /// Checkpoints that are being saved after a step, one for each element of `due`.
+    /// Checkpoints that are being saved after a step, of elements of `due`, in their order.
     #[serde(skip)]
     pub taken: Vec<(RequestId, SavedCheckpoint)>,
 }
@@ -48,11 +49,9 @@ impl Saves {
         let slots = if config.num_checkpoints > 0 { config.max_requests } else { 0 };
         let wanted = (0..slots).map(|_| Vec::new()).collect();
         let checkpoints = config.num_checkpoints as usize;
-        // Most boundaries that one step can pass.
-        let due = (config.max_step_tokens / BLOCK_TOKENS + slots) as usize;
         Self {
             wanted,
-            due: Vec::with_capacity(due),
+            due: SlotQueue::new(slots),
             saved: Vec::with_capacity(checkpoints),
             planned: Vec::with_capacity(checkpoints),
             taken: Vec::with_capacity(checkpoints),
@@ -73,8 +72,8 @@ impl Saves {
 
     /// Marks a request, which is at `boundary`, as due to be saved there.
     pub fn add_due(&mut self, id: RequestId, boundary: u32) {
-        if !self.due.contains(&(id, boundary)) {
-            self.due.push((id, boundary));
+        if self.due.get(id.slot()).is_none_or(|&(of, at)| of != id || at < boundary) {
+            self.due.set(id.slot(), (id, boundary));
         }
     }
 
@@ -86,12 +85,11 @@ impl Saves {
         self.saved.extract_if(.., move |(id, _)| is_wanted(*id))
     }
 
-    /// Removes and returns the positions of a request that gives up its slot: those that are due, then those that it
-    /// has not passed.
+    /// Removes and returns the positions of a request that gives up its slot: one that is due, then those that it has
+    /// not passed.
     pub fn take(&mut self, id: RequestId) -> Vec<u32> {
-        let due = self.due.extract_if(.., |(due, _)| *due == id);
-        let wanted = self.wanted.get_mut(id.slot().0 as usize).into_iter().flatten();
-        let all = due.map(|(_, boundary)| boundary).chain(wanted.map(|at| *at)).collect();
+        let due = self.due.take(id.slot()).map(|(_, boundary)| boundary);
+        let all = due.into_iter().chain(self.of(id.slot()).iter().copied()).collect();
         self.forget(id.slot());
         all
     }
@@ -100,22 +98,22 @@ impl Saves {
     pub fn forget_behind(&mut self, slot: SlotId, boundary: u32) {
         let wanted = self.wanted.get_mut(slot.0 as usize).into_iter();
         wanted.for_each(|wanted| wanted.retain(|&at| at <= boundary));
-        self.due.retain(|&(id, at)| id.slot() != slot || at <= boundary);
+        if self.due.get(slot).is_some_and(|&(_, at)| at > boundary) {
+            self.due.take(slot);
+        }
     }
 
     /// Forgets all positions of a request that goes on from `boundary`, but for that one, if it is due: the slot holds
     /// what it needs.
     pub fn restart(&mut self, id: RequestId, boundary: u32) {
-        let is_due = self.due.contains(&(id, boundary));
+        let due = self.due.take(id.slot()).filter(|&due| due == (id, boundary));
         self.forget(id.slot());
-        if is_due {
-            self.due.push((id, boundary));
-        }
+        due.into_iter().for_each(|(id, boundary)| self.add_due(id, boundary));
     }
 
     /// Forgets all positions of a request.
     pub fn forget(&mut self, slot: SlotId) {
         self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
-        self.due.retain(|(id, _)| id.slot() != slot);
+        self.due.take(slot);
     }
 }

@@ -145,6 +145,7 @@ impl<B: Backend> KvCacheManager<B> {
         jobs.extend(self.core().ledger().begin_due_saves().iter().map(due));
         if jobs.is_empty() {
             self.return_job_buffer(jobs);
+            self.core().ledger().finish_due_saves();
             return Ok(());
         }
         let queued = self.queue_copies(stream, &jobs, None);

@@ -1,8 +1,10 @@
-//! Loads a checkpoint's model, with a progress bar.
+//! Loads a checkpoint's model, with a progress bar; and what is refused when it is set up.
 
 use std::path::Path;
 
 use anyhow::Result;
+use dsv4_kv::KvError;
+use dsv4_kv::device::DeviceError;
 use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::{Model, ModelError};
 
@@ -26,4 +28,13 @@ pub fn load(folder: &Path) -> Result<Model> {
         .map_err(InputError::Checkpoint)?;
     bar.finish_and_clear();
     Ok(model)
+}
+
+/// Limits that the cache or the device refuses come from options, so the input is refused. Anything else is a failure.
+pub fn refused_engine(error: ModelError) -> anyhow::Error {
+    match error {
+        ModelError::Cache(KvError::Config { .. } | KvError::MemoryTooSmall { .. })
+        | ModelError::Device(DeviceError::Argument { .. }) => InputError::Engine(error).into(),
+        error => error.into(),
+    }
 }

@@ -31,7 +31,7 @@ use ndarray::ArrayView2;
 pub use args::GenerateArgs;
 #[cfg(feature = "serve")]
 pub use attention::AttentionChoice;
-pub use load::load;
+pub use load::{load, refused_engine};
 
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
@@ -49,7 +49,7 @@ pub const EMULATED_MEMORY: u64 = 64 << 30;
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let model = Arc::new(load(&args.model)?);
     let text = Text::of_checkpoint(&args.model, model.config.vocab_size);
-    let tokens = prompt::tokens(args, &text)?;
+    let tokens = prompt::tokens(args, &text, model.config.vocab_size)?;
     match args.device.gpu(0)? {
         Some(device) => on_device(&device, args, model, text.ok(), &tokens),
         None => {
@@ -69,9 +69,10 @@ fn on_device<B: Backend>(
     let interrupt = Interrupt::listen()?;
     let place = args.attention.place(device, &model);
     let mut engine =
-        Engine::with_attention(device, Arc::clone(&model), limits(args, prompt), place)?;
+        Engine::with_attention(device, Arc::clone(&model), limits(args, prompt), place)
+            .map_err(refused_engine)?;
     if args.graphs {
-        engine.capture(1, args.draft + 1)?;
+        engine.capture(1, args.draft + 1).map_err(refused_engine)?;
     }
     let logits = args.logits.as_deref().map(|path| Logits::open(path, &model)).transpose()?;
     let mut console = Console {
@@ -175,6 +176,10 @@ impl Observer for Console {
         if let Some(file) = &mut self.logits {
             file.push(work, logits, accepted);
         }
+    }
+
+    fn goes_on(&mut self) -> bool {
+        !self.interrupt.is_requested()
     }
 
     fn token(&mut self, token: &Generated) -> bool {

@@ -14,13 +14,17 @@ use crate::error::InputError;
 const MOST_BYTES: u64 = 64 << 20;
 
 /// The tokens of the prompt that the options give.
-pub fn tokens(args: &GenerateArgs, text: &Result<Text, TextError>) -> Result<Vec<u32>> {
+pub fn tokens(
+    args: &GenerateArgs,
+    text: &Result<Text, TextError>,
+    vocabulary: u32,
+) -> Result<Vec<u32>> {
     let tokens = match (&args.prompt, &args.prompt_tokens) {
         (Some(prompt), _) => {
             let text = text.as_ref().map_err(|error| InputError::Text(error.to_string()))?;
             text.encode(prompt).map_err(|error| InputError::Text(error.to_string()))?
         }
-        (None, Some(path)) => of_file(path)?,
+        (None, Some(path)) => of_file(path, vocabulary)?,
         (None, None) => Vec::new(),
     };
     if tokens.is_empty() {
@@ -29,7 +33,7 @@ pub fn tokens(args: &GenerateArgs, text: &Result<Text, TextError>) -> Result<Vec
     Ok(tokens)
 }
 
-fn of_file(path: &Path) -> Result<Vec<u32>, InputError> {
+fn of_file(path: &Path, vocabulary: u32) -> Result<Vec<u32>, InputError> {
     let refused = |reason: String| InputError::PromptTokens { path: path.into(), reason };
     // The length of a pipe or a device is known only at its end.
     let mut content = String::new();
@@ -44,7 +48,13 @@ fn of_file(path: &Path) -> Result<Vec<u32>, InputError> {
     let between = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
     let numbers = content.split(between).filter(|number| !number.is_empty());
     let number = |number: &str| {
-        number.parse::<u32>().map_err(|error| refused(format!("`{number}`: {error}")))
+        let token =
+            number.parse::<u32>().map_err(|error| refused(format!("`{number}`: {error}")))?;
+        if token >= vocabulary {
+            let most = vocabulary - 1;
+            return Err(refused(format!("`{number}`: the model has tokens from 0 to {most}")));
+        }
+        Ok(token)
     };
     numbers.map(number).collect()
 }
@@ -58,12 +68,12 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         let read = |content: &str| {
             std::fs::write(file.path(), content).expect("it is written");
-            of_file(file.path())
+            of_file(file.path(), 301)
         };
         for content in ["1 20\n300", "[1, 20, 300]", "1,20,\t300,"] {
             assert_eq!(read(content).expect("three tokens"), [1, 20, 300], "{content}");
         }
-        for content in ["1 -5", "1.5", "{\"tokens\": [1]}", "4294967296"] {
+        for content in ["1 -5", "1.5", "301", "{\"tokens\": [1]}", "4294967296"] {
             let refused = read(content).expect_err("no token");
             assert!(matches!(refused, InputError::PromptTokens { .. }), "{content}: {refused}");
         }
@@ -73,7 +83,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_device_without_an_end_is_refused() {
-        let refused = of_file(Path::new("/dev/zero")).expect_err("it has no end");
+        let refused = of_file(Path::new("/dev/zero"), 301).expect_err("it has no end");
         let InputError::PromptTokens { reason, .. } = refused else { panic!("{refused}") };
         assert!(reason.contains(&MOST_BYTES.to_string()), "{reason}");
     }

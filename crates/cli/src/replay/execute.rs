@@ -140,6 +140,7 @@ impl Execute for Bookkeeping {
         let begin = started.elapsed();
         let accepted = accept_all(step, tokens);
         self.groups.iter().try_for_each(|&group| self.ledger.commit_step(group, &accepted))?;
+        self.ledger.save_wanted();
         Ok(begin)
     }
 

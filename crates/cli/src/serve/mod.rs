@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use dsv4_kv::KvError;
-use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
 use dsv4_kv_model::text::Text;
-use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
+use dsv4_kv_model::{Engine, EngineLimits, Model};
 use dsv4_kv_server::scheduler::SchedulerLimits;
 use dsv4_kv_server::{ColdCache, ColdError, ColdOptions, Ended, Server, ServerError, Settings};
 use sha2::Sha256;
@@ -19,7 +18,7 @@ use sha2::Sha256;
 pub use args::ServeArgs;
 
 use crate::error::InputError;
-use crate::generate::{EMULATED_MEMORY, load};
+use crate::generate::{EMULATED_MEMORY, load, refused_engine};
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::output;
@@ -41,7 +40,6 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     if args.cold_cache.is_some() && args.host_cache.as_u64() == 0 {
         return Err(InputError::ColdWithoutHost.into());
     }
-    let interrupt = Interrupt::listen_to_both()?;
     let files = args.cold_cache.as_ref().map(|_| Files::of(&args.model)).transpose()?;
     let model = Arc::new(load(&args.model)?);
     let digest = files.as_ref().map(Files::digest).transpose()?;
@@ -49,10 +47,10 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     let text = text.map_err(|error| InputError::Serve(error.to_string()))?;
     let loaded = Loaded { model, text, digest };
     match args.device.gpu(0)? {
-        Some(device) => on_device(&device, args, loaded, &interrupt),
+        Some(device) => on_device(&device, args, loaded),
         None => {
             let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });
-            on_device(&device, args, loaded, &interrupt)
+            on_device(&device, args, loaded)
         }
     }
 }
@@ -69,7 +67,6 @@ fn on_device<B: Backend>(
     device: &Device<B>,
     args: &ServeArgs,
     loaded: Loaded,
-    interrupt: &Interrupt,
 ) -> Result<Outcome> {
     let place = args.attention.place(device, &loaded.model);
     let identity = loaded.digest.as_ref();
@@ -87,6 +84,8 @@ fn on_device<B: Backend>(
         }
         engine.capture(requests.min(args.max_requests), tokens).map_err(refused_engine)?;
     }
+    // Only from here on: a signal while the model is read ends the process at once.
+    let interrupt = Interrupt::listen_to_both()?;
     let name = settings.model.clone();
     let server = Server::bind(&args.listen, engine, text, settings)
         .map_err(|error| refused(error, &args.listen))?;
@@ -141,17 +140,6 @@ fn settings(args: &ServeArgs, model: &Model, identity: Option<Vec<u8>>) -> Setti
 fn folder_name(folder: &Path) -> String {
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
     folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Limits that the cache refuses come from options, so the input is refused. Anything else is a failure.
-fn refused_engine(error: ModelError) -> anyhow::Error {
-    match error {
-        ModelError::Cache(KvError::Config { .. } | KvError::MemoryTooSmall { .. })
-        | ModelError::Device(DeviceError::Argument { .. }) => {
-            InputError::Serve(error.to_string()).into()
-        }
-        error => error.into(),
-    }
 }
 
 /// Settings that contradict each other, and an address that cannot be used, are refused input.
