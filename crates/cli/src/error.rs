@@ -193,6 +193,7 @@ pub enum InputError {
         needed: u32,
     },
     /// A model that cannot run with these options.
+    #[cfg(feature = "generate")]
     #[error("{0}")]
     Engine(#[source] dsv4_kv_model::ModelError),
     /// A server that cannot run with these options.

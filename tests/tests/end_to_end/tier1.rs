@@ -78,7 +78,9 @@ pub fn largest_differences<B: Backend>(run: &Run<B>, reference: &Reference) -> R
             let expected = expected.slice(ndarray::s![request, at, ..]);
             let largest = got.iter().zip(expected).map(|(got, want)| (got - want).abs());
             // NaN counts as larger than all numbers.
-            off.push(largest.fold(0.0, |most: f32, x| if x <= most { most } else { x }));
+            off.push(
+                largest.fold(0.0, |most: f32, x| if most.is_nan() || x <= most { most } else { x }),
+            );
         }
     }
     off.sort_by(f32::total_cmp);

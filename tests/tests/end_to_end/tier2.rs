@@ -196,7 +196,7 @@ fn weights_off(
 
 /// The larger of two numbers; NaN counts as larger than all numbers.
 fn larger(a: f32, b: f32) -> f32 {
-    if b <= a { a } else { b }
+    if a.is_nan() || b <= a { a } else { b }
 }
 
 fn set<'i>(items: impl Iterator<Item = &'i i32>) -> BTreeSet<i32> {

