@@ -1,24 +1,34 @@
-//! The calls of the README, compiled: each Rust block of its section "In your server" that is not a program by itself.
-//! Nothing runs here; doctests in `src/` run the same calls.
+//! The calls of the README, compiled: each Rust block of its section "In your server" that is not a program by itself;
+//! and the loop of a scheduler in `docs/tutorial.md`. Nothing runs here; doctests in `src/` run the same calls.
 
 #![expect(dead_code, reason = "what is here is compiled, and that is the test")]
 
+// The imports of the README's first sketch.
 use std::collections::HashMap;
+
+use dsv4_kv::checkpoint::Checkpoint;
+use dsv4_kv::device::CudaOptions;
+use dsv4_kv::indexer::CsaIndexer;
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::step::{CsaInputs, EntryLists, HcaInputs};
+use dsv4_kv::{Accepted, CacheConfig, IndexerWorkspace, KvCacheManager, Launches, StepRequest};
+
+// What this file needs besides.
 use std::fs;
 use std::path::Path;
 
-use dsv4_kv::checkpoint::Checkpoint;
-use dsv4_kv::device::{Backend, Buffer, CudaOptions, Memory, Stream};
-use dsv4_kv::indexer::{Activations, CsaIndexer};
-use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::step::{
-    AttentionTensors, CompressorInputs, Csa, CsaInputs, EntryLists, Hca, HcaInputs, QueryForm, Swa,
-    UpdatedLayer,
-};
+use dsv4_kv::device::{Backend, Buffer, Cuda, Memory, Stream};
+use dsv4_kv::indexer::Activations;
+use dsv4_kv::step::{AttentionTensors, CompressorInputs, Csa, Hca, QueryForm, Swa, UpdatedLayer};
 use dsv4_kv::{
-    Accepted, Admission, Bucket, CacheConfig, IndexerWorkspace, KvCacheManager, KvError, Launches,
-    LayerId, Layers, Prompt, RequestId, StepRequest, Suspended, WorkspaceLimits, bf16,
+    Admission, Bucket, KvError, LayerId, Layers, Prompt, RequestId, Step, Suspended,
+    WorkspaceLimits, bf16,
 };
+
+/// What the README and the tutorial say of threads: a cache, and an open step, may be used by any thread.
+const fn is_of_any_thread<T: Send + Sync>() {}
+const _: () = is_of_any_thread::<KvCacheManager<Cuda>>();
+const _: () = is_of_any_thread::<Step<'static, Cuda>>();
 
 /// Tensors of a program.
 struct Tensors<'t, B: Backend> {
@@ -26,6 +36,7 @@ struct Tensors<'t, B: Backend> {
     window: Buffer<B, bf16>,
     entries: Buffer<B, bf16>,
     lengths: Buffer<B, i32>,
+    counts: Buffer<B, i32>,
     lists: Buffer<B, i32>,
     main: CompressorInputs<'t, B>,
     index: CompressorInputs<'t, B>,
@@ -38,9 +49,9 @@ fn a_step(
     (start, tokens, accepted): (u32, u32, u32),
     (k, rows): (u32, u32),
     (csa_layers, limits): (Vec<LayerId>, WorkspaceLimits),
-    tensors: Tensors<'_, dsv4_kv::device::Cuda>,
+    tensors: Tensors<'_, Cuda>,
 ) -> Result<(), KvError> {
-    let Tensors { kv, window, entries, lengths, lists, main, index, activations } = tensors;
+    let Tensors { kv, window, entries, lengths, counts, lists, main, index, activations } = tensors;
 let device = dsv4_kv::open_cuda(CudaOptions::default())?;
 let stream = device.stream()?;
 let checkpoint = Checkpoint::open(directory)?;
@@ -50,7 +61,8 @@ for layer in csa_layers {
     indexers.insert(layer, CsaIndexer::of_layer(&stream, &checkpoint, layer.0)?);
 }
 let workspace = IndexerWorkspace::new(&device, &model, limits)?;
-let mut cache = KvCacheManager::new(device, CacheConfig::for_memory(model, 64 << 30, 256)?)?;
+let config = CacheConfig::for_memory(model, 64 << 30, 256)?;
+let mut cache = KvCacheManager::new(device, config)?;
 let request = cache.admit()?;
 
 let requests = [StepRequest { id: request, start, tokens }];
@@ -73,7 +85,7 @@ for (id, kind) in step.ids() {
         LayerKind::Hca => {
             let layer = step.hca(id)?.update(&HcaInputs { kv: &kv, main })?;
             layer.gather_window(.., &window, &lengths)?;
-            layer.gather_all(.., rows, &entries, &lengths)?;
+            layer.gather_all(.., rows, &entries, &counts)?;
             layer.append()?;
         }
     }
@@ -167,6 +179,58 @@ match cache.resume(&stream, suspended) {
     Err(refused) => waiting.push(refused.into_suspended()),
 }
     Ok(other)
+}
+
+/// A running request of a scheduler.
+struct Running {
+    id: RequestId,
+    /// The tokens that it has, its prompt included, computed or not.
+    tokens: u32,
+}
+
+/// Begins a step, runs its layers and commits it.
+fn run_step<B: Backend>(
+    _: &mut KvCacheManager<B>,
+    _: &Stream<B>,
+    _: &[Running],
+) -> Result<(), KvError> {
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn when_blocks_run_out<B: Backend>(
+    cache: &mut KvCacheManager<B>,
+    stream: &Stream<B>,
+    (running, preempted): (&mut Vec<Running>, &mut Vec<Running>),
+    prompt_tokens: u32,
+) -> Result<bool, KvError> {
+    // ANCHOR: blocks
+    // Admission: free and evictable blocks, less those that running requests still need for their tokens.
+    let ledger = cache.ledger();
+    let mut free = ledger.free_blocks() + ledger.evictable_blocks();
+    for request in running.iter() {
+        let held = ledger.block_table(request.id)?.len() as u32;
+        free = free.saturating_sub(ledger.blocks_of(request.tokens).saturating_sub(held));
+    }
+    let fits = ledger.blocks_of(prompt_tokens) <= free;
+    drop(ledger);
+
+    // A step: `run_step` plans it, begins it, runs its layers and commits it.
+    while let Err(error) = run_step(cache, stream, running) {
+        match error {
+            // With host memory: blocks that are being copied cannot be evicted until the copies are done.
+            KvError::OutOfBlocks { .. } if cache.is_moving() => cache.settle_tier(stream)?,
+            // Preempts the newest request. It is admitted again later, and computed from its tokens.
+            KvError::OutOfBlocks { .. } if running.len() > 1 => {
+                let newest = running.remove(running.len() - 1);
+                cache.release(newest.id)?;
+                preempted.push(newest);
+            }
+            error => return Err(error),
+        }
+    }
+    // ANCHOR_END: blocks
+    Ok(fits)
 }
 
 /// A line without its comment.

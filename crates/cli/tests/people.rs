@@ -193,9 +193,8 @@ fn bash_completes_a_command() {
     assert_eq!(String::from_utf8_lossy(&output).trim(), "replay");
 }
 
-/// A request that shares a block with another: the map shows both, and the rows have the error of E4M3.
-#[test]
-fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
+/// A trace of two requests with the same prompt of 140 tokens, of which the second reuses 128.
+fn same_prompt_twice() -> tempfile::NamedTempFile {
     let trace = tempfile::NamedTempFile::new().expect("a temporary file");
     let line = |at: u32| {
         format!(
@@ -203,6 +202,13 @@ fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
         )
     };
     fs::write(trace.path(), format!("{}\n{}\n", line(0), line(200))).expect("room for two lines");
+    trace
+}
+
+/// A request that shares a block with another: the map shows both, and the rows have the error of E4M3.
+#[test]
+fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
+    let trace = same_prompt_twice();
     let options = format!("inspect --shrink 1 --layer 1 --json --trace {}", trace.path().display());
     let report: Value = serde_json::from_str(&printed(&options)).expect("one JSON value");
     assert_eq!((&report["request"], &report["tokens"]), (&1.into(), &140.into()));
@@ -232,5 +238,33 @@ fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
         let message = kv(&format!("{options} {more}").replace(" --layer 1 ", " ")).assert().code(2);
         let message = String::from_utf8(message.get_output().stderr.clone()).expect("UTF-8");
         assert!(message.contains(expected), "{message}");
+    }
+}
+
+/// The checkpoint inside a prompt has no rows of draft layers, so that these have none of the tokens that are reused. In
+/// other layers, of other tokens and of a request that reuses nothing there is a row.
+#[test]
+fn inspect_says_which_rows_of_a_draft_layer_do_not_exist() {
+    let trace = same_prompt_twice();
+    let options = format!("inspect --shrink 1 --trace {}", trace.path().display());
+    for (more, exists) in [
+        ("--layer 4 --position 100", false),
+        ("--layer 4 --position 127", false),
+        ("--layer 4 --position 128", true),
+        ("--layer 0 --position 100", true),
+        ("--layer 4 --position 100 --request 0", true),
+    ] {
+        let report = printed(&format!("{options} {more} --json"));
+        let report: Value = serde_json::from_str(&report).expect("one JSON value");
+        let row = &report["rows"][0];
+        assert_eq!(row["exists"], exists, "{more}: {row}");
+        let groups = row["groups"].as_array().expect("a list");
+        assert_eq!(groups.len(), if exists { 8 } else { 0 }, "{more}");
+        let mut errors =
+            groups.iter().map(|group| group["relative_rms"].as_f64().expect("a number"));
+        assert!(errors.all(|error| error < 1.0 / 16.0), "{more}: {row}");
+        let text = printed(&format!("{options} {more}"));
+        assert_eq!(text.contains("there is no such row"), !exists, "{more}: {text}");
+        assert_eq!(text.contains("relative rms"), exists, "{more}: {text}");
     }
 }

@@ -114,6 +114,31 @@ fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     assert_eq!((&reuse["hits"], &reuse["hits_at_prompt"]), (&17.into(), &17.into()));
     // The last 88 tokens of each prompt, and the first three prompts.
     assert_eq!((&reuse["partial"], &reuse["diverged"]), (&(20 * 88).into(), &(3 * 512).into()));
+    assert_eq!(reuse["too_long"], 0);
+}
+
+/// Five requests share a prefix, and five others need more than half of all blocks, so that they share nothing: their
+/// prompts count all the same, in a group of their own.
+#[test]
+fn prompts_that_are_too_long_to_share_count_as_not_reused() {
+    let line = |at: u32, tokens: u32| {
+        let ids: Vec<_> = (0..tokens.div_ceil(512)).collect();
+        format!(
+            r#"{{"timestamp": {at}, "input_length": {tokens}, "output_length": 1, "hash_ids": {ids:?}}}"#
+        )
+    };
+    let lines: Vec<_> = (0..10).map(|at| line(at, if at < 5 { 2049 } else { 102_400 })).collect();
+    let trace = trace(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let options = "--execute bookkeeping --model flash --gpu-mem 600MiB --max-requests 1";
+    let result = json(replay(options).arg("--trace").arg(trace.path()));
+    assert_eq!((&result["finished"], &result["preempted"]), (&10.into(), &0.into()));
+    let reuse = &result["reuse"];
+    assert_eq!((&reuse["prompts"], &reuse["hits"]), (&10.into(), &4.into()));
+    assert_eq!(reuse["prompt_tokens"], 522_245);
+    assert_eq!(reuse["hit_ratio"], 8192.0 / 522_245.0);
+    let groups = ["no_checkpoint", "evicted", "other_root", "partial", "diverged", "too_long"];
+    let groups = groups.map(|group| reuse[group].as_u64().expect("a count"));
+    assert_eq!((groups[5], groups.iter().sum()), (512_000, 522_245_u64 - 8192));
 }
 
 /// Waves of three requests, of 40 steps each. The wave of a request determines its waiting time.
@@ -125,7 +150,8 @@ fn waits_are_told_in_steps_with_what_limits_them() {
     let service = &result["service"];
     assert_eq!((&service["unit"], &service["elapsed"]), (&"steps".into(), &280.0.into()));
     assert_eq!(service["tokens_per_unit"], 20.0 * 639.0 / 280.0);
-    assert_eq!(service["generated_per_unit"], 20.0 * 39.0 / 280.0);
+    // Of 40 tokens of an answer the first is given by the prompt's step, and the last is not computed.
+    assert_eq!(service["generated_per_unit"], 20.0 * 40.0 / 280.0);
     // Waiting times of 0, 40 .. 240 steps: the tenth and the twentieth of twenty.
     for (wait, p50, p99) in [
         ("queueing", 120.0, 240.0),

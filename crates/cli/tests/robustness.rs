@@ -307,6 +307,36 @@ fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
     assert_eq!(fs::read_to_string(&old).expect("it is there"), "an older report");
 }
 
+/// A full disk ends a run at its first token, after it has opened the file of `--logits`.
+#[test]
+#[cfg(feature = "generate")]
+fn a_run_that_fails_leaves_the_file_of_logits_as_it_was() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+    fs::write(&old, "older logits").expect("room for it");
+    let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
+    let generate = |logits: &Path| {
+        let mut command = process("generate --device cpu --prompt Once --max-tokens 2 --model");
+        command.arg(&checkpoint).arg("--logits").arg(logits);
+        command
+    };
+    for logits in [&new, &old] {
+        let full = File::options().write(true).open("/dev/full").expect("Linux has it");
+        let output = generate(logits).stdout(full).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains("No space left on device"));
+    }
+    assert!(!new.exists(), "a run that fails leaves no empty file");
+    assert_eq!(fs::read_to_string(&old).expect("it is there"), "older logits");
+    for logits in [&new, &old] {
+        let output = generate(logits).output().expect("it starts");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    // Logits of the prompt and of the first token, each of 256 tokens in f32.
+    let bytes = fs::read(&new).expect("it was written");
+    assert!(bytes.len() > 5 * 256 * 4 && bytes == fs::read(&old).expect("it was replaced"));
+}
+
 /// Starts a replay, and waits until it has run some of its steps.
 fn begun(options: &str) -> Child {
     let mut command = process(options);

@@ -9,11 +9,11 @@ use crate::error::DeviceError;
 use crate::pinned::Pinned;
 use crate::stream::{Event, Stream};
 
-/// Device memory of `T` at a fixed address, and two pinned arrays from which it is written, in turn: the device may
-/// still be copying the last one while the host fills the next.
+/// Device memory of `T` at a fixed address, and pinned arrays from which it is written, in turn: the device may still be
+/// copying the last ones while the host fills the next.
 pub struct Staged<B: Backend, T> {
     target: Buffer<B, T>,
-    sources: [Source<B, T>; 2],
+    sources: Vec<Source<B, T>>,
     next: usize,
 }
 
@@ -59,17 +59,20 @@ impl<B: Backend, T: Pod> Source<B, T> {
 }
 
 impl<B: Backend, T: Pod> Staged<B, T> {
-    /// Zeroed memory of `len` elements.
+    /// Zeroed memory of `len` elements, with `arrays` pinned arrays of as many, at least one: an update waits for the copy
+    /// of the one that is `arrays` before it.
     ///
     /// # Errors
     /// As [`Device::allocate`].
-    pub fn new(device: &Device<B>, label: &'static str, len: usize) -> Result<Self, DeviceError> {
+    pub fn new(
+        device: &Device<B>,
+        label: &'static str,
+        len: usize,
+        arrays: usize,
+    ) -> Result<Self, DeviceError> {
         let target = device.allocate(label, len as u64)?;
-        Ok(Self {
-            target,
-            sources: [Source::new(device, len)?, Source::new(device, len)?],
-            next: 0,
-        })
+        let sources = (0..arrays.max(1)).map(|_| Source::new(device, len));
+        Ok(Self { target, sources: sources.collect::<Result<_, _>>()?, next: 0 })
     }
 
     /// The device memory.
@@ -94,7 +97,7 @@ impl<B: Backend, T: Pod> Staged<B, T> {
         source.wait()?;
         let (len, result) = write(source.array.as_mut_slice())?;
         source.copy_to(&self.target, len, stream)?;
-        self.next = 1 - self.next;
+        self.next = (self.next + 1) % self.sources.len();
         Ok(result)
     }
 }

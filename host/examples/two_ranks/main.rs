@@ -8,7 +8,9 @@
 //! | | a rank has | communication between ranks |
 //! |---|---|---|
 //! | data-parallel attention | requests of its own | none |
-//! | tensor-parallel attention | all requests, whose rows are the same for all heads, and half of the heads | none: after the same calls, ranks have the same bookkeeping |
+//! | tensor-parallel attention | all requests, whose rows are the same for all heads, and half of the heads | none: after the same calls, ranks without host memory have the same bookkeeping |
+//!
+//! What ranks with host memory (`CacheConfig::host_bytes`) need besides is in `docs/scale-out.md`.
 //!
 //! Each rank runs in a thread of its own. The bytes of its requests and the bits of its attention are compared with
 //! those of one device that does all the work: all must be equal.

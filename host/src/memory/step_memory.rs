@@ -25,6 +25,11 @@ use crate::poison::Freed;
 use crate::pool_kind::PoolUnit;
 use crate::step_meta::{Section, StepLayout};
 
+/// Pinned arrays from which StepMeta is written. Besides each step, each admission that reuses a prefix, fork, suspension,
+/// resumption and save writes it once between steps, in the order of the stream. So the host waits for a step only if it
+/// queues more than seven of these before that step has run.
+const STEP_ARRAYS: usize = 8;
+
 /// The buffers of one group, each once.
 struct Specs {
     step_meta: BufferSpec<i32>,
@@ -241,7 +246,7 @@ impl<B: Backend> StepMemory<B> {
             }),
         };
         let BufferSpec { label, .. } = specs.step_meta;
-        let step_meta = Staged::new(device, label, specs.step_meta.len() as usize)?;
+        let step_meta = Staged::new(device, label, specs.step_meta.len() as usize, STEP_ARRAYS)?;
         let step_meta = allocator.keep(step_meta, |staged| staged.buffer().memory());
         stream.synchronize()?;
         Ok(Self {

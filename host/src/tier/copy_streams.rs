@@ -53,7 +53,7 @@ impl<B: Backend> CopyStreams<B> {
             kernels: device.background_stream()?,
             layout,
             halves: [half()?, half()?],
-            jobs: Staged::new(device, "jobs of the host tier", layout.jobs() as usize)?,
+            jobs: Staged::new(device, "jobs of the host tier", layout.jobs() as usize, 2)?,
             before: device.event()?,
         })
     }

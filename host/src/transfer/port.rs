@@ -69,7 +69,7 @@ impl<B: Backend> Port<B> {
             slot_bytes,
             blocks,
             staging: device.allocate("parts of requests that move", bytes)?,
-            jobs: Staged::new(device, "jobs of requests that move", blocks as usize * JOB)?,
+            jobs: Staged::new(device, "jobs of requests that move", blocks as usize * JOB, 2)?,
             layout,
         })
     }

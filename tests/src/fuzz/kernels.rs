@@ -4,124 +4,33 @@
 //!
 //! Scalars have values that `dsv4_kv::ops` accepts. A new kernel does not compile here until it implements [`Scalars`].
 
-use bytemuck::Pod;
 use dsv4_kv::device::{
     Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Operation, Stream, bf16,
 };
 use kernels_gpu::launch::*;
 use kernels_gpu::params::*;
+use kernels_gpu::table::KERNELS;
 use kernels_gpu::table::shape::*;
-use rand::rngs::SmallRng;
-use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
 
-/// Bytes that decide a case; after their end, random numbers of which they are the seed.
-pub struct Choices<'a> {
-    bytes: &'a [u8],
-    random: SmallRng,
-}
+use super::garbage::{Choices, Garbage};
+use crate::inputs::download;
 
-impl<'a> Choices<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
-        let seed = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Self { bytes, random: SmallRng::seed_from_u64(seed) }
-    }
-
-    fn byte(&mut self) -> u8 {
-        match self.bytes.split_first() {
-            Some((&first, rest)) => {
-                self.bytes = rest;
-                first
-            }
-            None => self.random.random(),
-        }
-    }
-
-    /// A number from `least` to `most`.
-    fn range(&mut self, least: u32, most: u32) -> u32 {
-        least + u32::from(self.byte()) % (most - least + 1)
-    }
-
-    /// One of `values`.
-    fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
-        values[usize::from(self.byte()) % values.len()]
-    }
-}
-
-/// Elements that an array of garbage may have.
-trait Garbage: Pod {
-    fn garbage(random: &mut SmallRng) -> Self;
-}
-
-impl Garbage for u8 {
-    fn garbage(random: &mut SmallRng) -> Self {
-        random.random()
-    }
-}
-
-impl Garbage for bf16 {
-    fn garbage(random: &mut SmallRng) -> Self {
-        Self::from_bits(random.random())
-    }
-}
-
-impl Garbage for u32 {
-    fn garbage(random: &mut SmallRng) -> Self {
-        match random.random_range(0..4) {
-            0 => random.random_range(0..4),
-            1 => Self::MAX,
-            _ => random.random(),
-        }
-    }
-}
-
-/// Indices, positions and lengths: near valid ones, at ends of windows, and arbitrary ones.
-impl Garbage for i32 {
-    fn garbage(random: &mut SmallRng) -> Self {
-        const EDGES: [i32; 16] = [
-            -1,
-            -2,
-            3,
-            7,
-            11,
-            31,
-            32,
-            127,
-            128,
-            255,
-            383,
-            1 << 20,
-            i32::MAX,
-            i32::MIN,
-            2_147_483_619,
-            -128,
-        ];
-        match random.random_range(0..16) {
-            0..8 => random.random_range(0..4),
-            8..10 => random.random_range(0..300),
-            10..15 => *EDGES.choose(random).expect("some"),
-            _ => random.random(),
-        }
-    }
-}
-
-impl Garbage for f32 {
-    fn garbage(random: &mut SmallRng) -> Self {
-        match random.random_range(0..8) {
-            0 => Self::from_bits(random.random()),
-            1 => Self::NAN,
-            2 => Self::INFINITY,
-            _ => random.random_range(-4.0..4.0),
-        }
-    }
+/// An array that a kernel was launched with.
+pub struct Array {
+    /// Its name in the kernel table.
+    pub name: &'static str,
+    /// Its bytes before the launch.
+    pub before: Vec<u8>,
+    /// Its bytes after the launch.
+    pub after: Vec<u8>,
 }
 
 /// A stream of the device, and the choices that decide the case.
-pub struct Case<'a> {
+pub(super) struct Case<'a> {
     stream: Stream<Emulator>,
     choices: Choices<'a>,
+    /// The bytes of each array that was filled.
+    filled: Vec<Vec<u8>>,
 }
 
 impl Case<'_> {
@@ -135,7 +44,13 @@ impl Case<'_> {
         let part: Vec<T> = (0..count.min(4099)).map(|_| T::garbage(random)).collect();
         let values: Vec<T> = part.iter().copied().cycle().take(count as usize).collect();
         self.stream.upload(&values, &buffer, 0).expect("it fits");
+        self.filled.push(bytemuck::cast_slice(&values).to_vec());
         buffer
+    }
+
+    /// The bytes of an array.
+    fn bytes<T: Garbage>(&self, array: &Buffer<Emulator, T>) -> Vec<u8> {
+        bytemuck::cast_slice(&download(&self.stream, array)).to_vec()
     }
 }
 
@@ -388,7 +303,7 @@ pub(super) enum Wrong {
 
 /// An operation of the table.
 pub(super) struct Entry {
-    pub run: fn(&mut Case<'_>, usize, Wrong) -> Result<(), DeviceError>,
+    pub run: fn(&mut Case<'_>, usize, Wrong) -> Result<Vec<Array>, DeviceError>,
     /// The kernel index of each of its variants, in order.
     pub kernels: fn() -> Vec<usize>,
 }
@@ -429,7 +344,10 @@ macro_rules! operations {
                 )*
                 let operation = $operation { $( $pointer: pointer!($mutability $pointer), )* params };
                 // SAFETY: the emulator checks every access; nothing else runs.
-                unsafe { case.stream.launch(variant, &operation) }
+                unsafe { case.stream.launch(variant, &operation) }?;
+                let after = [$( (stringify!($pointer), case.bytes(&$pointer)) ),*];
+                let arrays = case.filled.drain(..).zip(after);
+                Ok(arrays.map(|(before, (name, after))| Array { name, before, after }).collect())
             },
             kernels: || $operation::VARIANTS.iter().map(|&v| $operation::kernel(v)).collect(),
         } ),*];
@@ -441,7 +359,8 @@ kernels_gpu::for_each_operation!(operations);
 /// The case that these bytes decide.
 pub(super) fn case(bytes: &[u8]) -> Case<'_> {
     let device = EmuDevice::allowing_races(EmuOptions { memory: 1 << 30, seed: 0 });
-    Case { stream: device.stream().expect("the CPU has streams"), choices: Choices::new(bytes) }
+    let stream = device.stream().expect("the CPU has streams");
+    Case { stream, choices: Choices::new(bytes), filled: Vec::new() }
 }
 
 /// Runs a kernel on garbage, both chosen by the bytes. Races are allowed, since garbage may let several threads write
@@ -450,28 +369,28 @@ pub(super) fn case(bytes: &[u8]) -> Case<'_> {
 /// # Panics
 /// If the kernel faults, for example by an access outside its arguments.
 pub fn kernels(bytes: &[u8]) {
-    let _ = launches(bytes);
+    let _ = launch(bytes);
 }
 
-/// As [`kernels`]; returns whether the kernel was launched. It is not launched if the scalars give a grid without
-/// blocks.
+/// As [`kernels`]; returns the arrays of the launch. There is no launch if the scalars give a grid without blocks.
 ///
 /// # Panics
 /// As [`kernels`].
 #[must_use]
-pub fn launches(bytes: &[u8]) -> bool {
+pub fn launch(bytes: &[u8]) -> Option<Vec<Array>> {
     let mut case = case(bytes);
     let operation = &OPERATIONS[usize::from(case.choices.byte()) % OPERATIONS.len()];
     let variant = usize::from(case.choices.byte()) % (operation.kernels)().len();
     match (operation.run)(&mut case, variant, Wrong::Nothing) {
-        Ok(()) => true,
-        Err(DeviceError::BadGrid { .. }) => false,
+        Ok(arrays) => Some(arrays),
+        Err(DeviceError::BadGrid { .. }) => None,
         Err(error) => panic!("garbage in memory: {error}"),
     }
 }
 
-/// The number of kernels of each operation of the table. The first byte that [`kernels`] takes chooses the operation,
-/// the second its kernel.
-pub fn kernel_counts() -> impl Iterator<Item = usize> {
-    OPERATIONS.iter().map(|operation| (operation.kernels)().len())
+/// The names of the kernels of each operation of the table. The first byte that [`kernels`] takes chooses the
+/// operation, the second its kernel.
+pub fn kernel_names() -> impl Iterator<Item = Vec<&'static str>> {
+    let name = |kernel: usize| KERNELS[kernel].name;
+    OPERATIONS.iter().map(move |of| (of.kernels)().into_iter().map(name).collect::<Vec<_>>())
 }

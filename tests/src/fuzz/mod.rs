@@ -3,16 +3,17 @@
 
 mod arguments;
 mod formats;
+mod garbage;
 #[expect(unsafe_code, reason = "kernels are launched without the safe operations around them")]
 mod kernels;
 mod misplaced;
 mod texts;
 
-pub use arguments::arguments;
+pub use arguments::{arguments, ran};
 pub use formats::formats;
-pub use kernels::{kernel_counts, kernels, launches};
+pub use kernels::{Array, kernel_names, kernels, launch};
 pub use misplaced::refuses_misplaced_arguments;
-pub use texts::{config, manifest, trace};
+pub use texts::{config, manifest, readings, trace};
 
 /// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));

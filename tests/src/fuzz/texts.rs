@@ -6,7 +6,7 @@ use dsv4_kv::error::MemoryTooSmall;
 use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
 use dsv4_kv_checkpoint::Config;
 use dsv4_kv_router::RouterConfig;
-use dsv4_kv_trace::TraceReader;
+use dsv4_kv_trace::{Arrival, HASH_TOKENS, Prompt, TraceReader};
 use kernels_gpu::table::ABI_HASH;
 use kv_layout::config::ModelConfig;
 
@@ -49,27 +49,83 @@ pub fn config(bytes: &[u8]) {
     ledger.release(id).expect("it was admitted");
 }
 
-/// A trace must give requests in order, or an error that names the bad line.
+/// A trace must give requests in order, or an error that names the bad line; with and without their prompts the same.
 ///
 /// # Panics
-/// If a request has no tokens, or if time goes backwards.
+/// If a request has no tokens, if time goes backwards, or if the ways to read a trace disagree about what both read.
 pub fn trace(bytes: &[u8]) {
-    let name = Path::new("fuzz.jsonl");
-    match TraceReader::new(name, bytes).read(1000) {
-        Ok(requests) => {
-            assert!(requests.iter().all(|request| request.input > 0 && request.output > 0));
-            assert!(requests.is_sorted_by(|a, b| a.at_ms <= b.at_ms));
-            for request in requests {
-                assert!(request.cached_tokens() >= request.input);
-                let small = request.shrunk(64.0, 2.0).expect("it does not grow");
-                assert!(small.input > 0 && small.output > 0);
-                if let Ok(large) = request.shrunk(0.5, 2.0) {
-                    assert_eq!(large.cached_tokens(), 2 * (request.input + request.output) - 1);
-                }
-            }
-        }
-        Err(error) => assert!(error.to_string().starts_with("fuzz.jsonl:")),
+    let _ = readings(bytes);
+}
+
+/// As [`trace`]; returns in how many of three ways the trace can be read: as arrivals, as requests with the prompts that
+/// there are, as prompts.
+///
+/// # Panics
+/// As [`trace`].
+#[must_use]
+pub fn readings(bytes: &[u8]) -> usize {
+    let reader = || TraceReader::new(Path::new("fuzz.jsonl"), bytes);
+    let arrivals = reader().read(1000).map_err(|error| error.to_string());
+    let requests = reader().read_requests(1000).map_err(|error| error.to_string());
+    let prompts = reader().read_prompts(1000).map_err(|error| error.to_string());
+    match &arrivals {
+        Ok(arrivals) => check_arrivals(arrivals),
+        Err(error) => assert!(error.starts_with("fuzz.jsonl:")),
     }
+    match (&arrivals, &requests) {
+        (Ok(arrivals), Ok(requests)) => {
+            assert!(requests.iter().map(|(arrival, _)| arrival).eq(arrivals));
+        }
+        // Only this way reads the ids, so it may refuse an id of a line that is good otherwise, or that is before the
+        // bad line of the other way.
+        (_, Err(error)) => assert!(arrivals.as_ref() == Err(error) || has_bad_ids(bytes, error)),
+        (Err(error), Ok(_)) => panic!("with the ids the trace is read, without them not: {error}"),
+    }
+    match (&requests, &prompts) {
+        (Ok(requests), Ok(prompts)) => check_prompts(requests, prompts),
+        (Ok(requests), Err(error)) => {
+            let without = requests.iter().position(|(_, prompt)| prompt.is_none());
+            let line = 1 + without.expect("every request has a prompt");
+            assert!(error.starts_with(&format!("fuzz.jsonl:{line}: it has no hash_ids")));
+        }
+        // A line without ids may come first.
+        (Err(of_request), Err(error)) => {
+            assert!(of_request == error || error.contains("it has no hash_ids"));
+        }
+        (Err(error), Ok(_)) => panic!("prompts are read, requests are not: {error}"),
+    }
+    [arrivals.is_ok(), requests.is_ok(), prompts.is_ok()].into_iter().filter(|&ok| ok).count()
+}
+
+fn check_arrivals(arrivals: &[Arrival]) {
+    assert!(arrivals.iter().all(|request| request.input > 0 && request.output > 0));
+    assert!(arrivals.is_sorted_by(|a, b| a.at_ms <= b.at_ms));
+    for request in arrivals {
+        assert!(request.cached_tokens() >= request.input);
+        let small = request.shrunk(64.0, 2.0).expect("it does not grow");
+        assert!(small.input > 0 && small.output > 0);
+        if let Ok(large) = request.shrunk(0.5, 2.0) {
+            assert_eq!(large.cached_tokens(), 2 * (request.input + request.output) - 1);
+        }
+    }
+}
+
+fn check_prompts(requests: &[(Arrival, Option<Prompt>)], prompts: &[Prompt]) {
+    assert!(requests.iter().map(|(_, prompt)| prompt.as_ref()).eq(prompts.iter().map(Some)));
+    for ((arrival, _), prompt) in requests.iter().zip(prompts) {
+        assert_eq!(prompt.tokens, arrival.input);
+        assert_eq!(prompt.hash_ids.len(), arrival.input.div_ceil(HASH_TOKENS) as usize);
+    }
+}
+
+/// Whether the line that the error names has ids other than u64, as far as it is JSON.
+fn has_bad_ids(bytes: &[u8], error: &str) -> bool {
+    let line = error.strip_prefix("fuzz.jsonl:").and_then(|rest| rest.split(':').next());
+    let line: usize = line.expect("a place").parse().expect("a line");
+    let line = bytes.split(|&byte| byte == b'\n').nth(line - 1).expect("a line of the trace");
+    let Ok(line) = serde_json::from_slice::<serde_json::Value>(line) else { return true };
+    let ids = line.get("hash_ids").and_then(|ids| ids.as_array());
+    ids.is_some_and(|ids| ids.iter().any(|id| !id.is_u64()))
 }
 
 /// A PTX manifest must have the hash of this kernel table, or be refused.

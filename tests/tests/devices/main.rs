@@ -103,6 +103,9 @@ fn cuda_cases() -> Vec<CudaCase> {
         case("device::embedder::a_capture_binds_its_thread_in_other_contexts", |_| {
             device::embedder::a_capture_binds_its_thread_in_other_contexts();
         }),
+        case("device::embedder::the_context_of_the_caller_stays_current", |_| {
+            device::embedder::the_context_of_the_caller_stays_current();
+        }),
         case("device::embedder::a_refused_gpu_leaves_no_context", |_| {
             device::embedder::a_refused_gpu_leaves_no_context();
         }),

@@ -50,7 +50,7 @@ fn a_staged_array_in_flight_is_not_rewritten() {
     {
         let device = Failing::late(OPTIONS);
         let stream = device.stream().unwrap();
-        let mut staged = Staged::<_, u32>::new(&device, "staged", 64).unwrap();
+        let mut staged = Staged::<_, u32>::new(&device, "staged", 64, 2).unwrap();
         let seen = device.allocate::<u32>("seen", 64).unwrap();
         let fill = |value: u32| {
             move |array: &mut [u32]| {
@@ -132,7 +132,7 @@ fn any_call_may_fail() {
         let run = || -> Result<Vec<u32>, DeviceError> {
             let (stream, event) = (device.stream()?, device.event()?);
             let buffer = device.allocate::<u32>("buffer", 64)?;
-            let mut staged = Staged::new(&device, "staged", 64)?;
+            let mut staged = Staged::new(&device, "staged", 64, 2)?;
             staged.update(&stream, |array: &mut [u32]| {
                 array.fill(5);
                 Ok::<_, DeviceError>((array.len(), ()))

@@ -27,8 +27,8 @@ pub enum Rule {
     /// No access by generic address. Such an access means that a pointer lost its address space, as pointers inside a
     /// parameter struct do.
     Generic,
-    /// A kernel waits for the earlier launches, which it may overlap, before it accesses global memory. Guesses and
-    /// prefetches are exempt.
+    /// A kernel waits for the earlier launches, which it may overlap, before it accesses global memory and before it
+    /// ends. Guesses, prefetches and loads of what no launch writes are exempt.
     Wait,
     /// The entries are the kernels of the table.
     Entries,
@@ -124,9 +124,9 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
     for (kind, count) in entry.counts.iter().filter(|(kind, _)| kind.ends_with(".generic")) {
         fault(Rule::Generic, format!("{name} has {count} {kind}"));
     }
-    let early = entry.early_accesses();
-    if !entry.waits || early > 0 {
-        fault(Rule::Wait, format!("{name} makes {early} accesses before griddepcontrol.wait"));
+    let early = entry.early();
+    if !early.is_empty() {
+        fault(Rule::Wait, format!("{name} before griddepcontrol.wait: {}", early.join(", ")));
     }
     let params = params_of(kernel);
     if entry.params != params {

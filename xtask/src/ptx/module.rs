@@ -34,8 +34,6 @@ pub struct Entry {
     pub local_memory: bool,
     /// Number of calls of functions.
     pub calls: u32,
-    /// Whether it waits for the earlier launches (`griddepcontrol.wait`).
-    pub waits: bool,
     /// Number of its recorded instructions, by kind.
     pub counts: Counts,
     paths: Paths,
@@ -99,9 +97,10 @@ impl Module {
 }
 
 impl Entry {
-    /// Number of accesses to global memory that may execute before that wait.
-    pub fn early_accesses(&self) -> u32 {
-        self.paths.early_accesses()
+    /// The accesses to global memory, ends and indirect branches that it may execute before it waits for the earlier
+    /// launches (`griddepcontrol.wait`).
+    pub fn early(&self) -> Vec<&str> {
+        self.paths.early()
     }
 
     fn read_instruction(&mut self, words: &[&str]) {
@@ -113,28 +112,27 @@ impl Entry {
             // A scope, a label or a predicate may precede the instruction.
             matches!(*word, "{" | "}") || word.ends_with(':') || word.starts_with('@')
         });
-        let Some(opcode) = words.next() else { return };
-        match opcode.trim_end_matches(';').split('.').next() {
+        let Some(opcode) = words.next().map(|word| word.trim_end_matches(';')) else { return };
+        match opcode.split('.').next() {
             Some("bra") => {
                 if let Some(label) = words.next() {
                     self.paths.branch(label, is_predicated);
                 }
             }
-            Some("ret" | "exit" | "trap") if !is_predicated => self.paths.end(),
+            Some("ret" | "exit" | "brx") => self.paths.leave(opcode, is_predicated),
+            Some("trap") if !is_predicated => self.paths.trap(),
+            Some("call") => self.calls += 1,
             _ => {}
         }
         if opcode == ".local" {
             self.local_memory = true;
         }
-        if opcode.split('.').next() == Some("call") {
-            self.calls += 1;
-        }
-        if opcode.trim_end_matches(';') == "griddepcontrol.wait" {
-            self.waits = true;
+        // Under a predicate, some threads may not wait.
+        if opcode == "griddepcontrol.wait" && !is_predicated {
             self.paths.wait();
         }
         if is_global(opcode) {
-            self.paths.access();
+            self.paths.access(opcode);
         }
         if let Some(kind) = kind(opcode) {
             *self.counts.entry(kind).or_default() += 1;
@@ -152,11 +150,16 @@ const EARLY: [&str; 3] = [
 
 /// Whether an instruction may access global memory and is not in `EARLY`.
 fn is_global(opcode: &str) -> bool {
-    let mut parts = opcode.split('.');
-    let elsewhere = ["param", "shared", "local"];
-    matches!(parts.next(), Some("ld" | "st" | "atom" | "red" | "cp" | "prefetch"))
-        && !parts.any(|part| elsewhere.contains(&part))
-        && !EARLY.contains(&opcode)
+    let has = |spaces: &[&str]| {
+        opcode.split('.').filter_map(|part| part.split("::").next()).any(|part| spaces.contains(&part))
+    };
+    let is_global = match opcode.split('.').next() {
+        // A copy names both of its spaces; commits of copies and waits for them name none.
+        Some("cp") => has(&["global"]),
+        Some("ld" | "st" | "atom" | "red" | "prefetch") => !has(&["param", "shared", "local"]),
+        _ => false,
+    };
+    is_global && !EARLY.contains(&opcode)
 }
 
 /// The recorded kind of an instruction; `None` if it is not recorded.
@@ -307,38 +310,65 @@ $L__BB0_2:
         assert_eq!(amax.counts, Counts::from(expected));
     }
 
-    /// The wait must be on every path to an access; a wait somewhere earlier in the text is not enough.
+    /// The wait must be on every path to an access, and to an end; a wait somewhere earlier in the text is not enough.
     #[test]
     fn early_accesses_are_found_on_each_way() {
         let early = |body: &str| {
             let text = format!(".visible .entry one()\n{{\n{body}\n\tret;\n}}\n");
-            Module::parse(&text).entry("one").expect("an entry").early_accesses()
+            let module = Module::parse(&text);
+            module.entry("one").expect("an entry").early().join(" ")
         };
         let (wait, load) = ("\tgriddepcontrol.wait;\n", "\tld.global.b32 %r1, [%rd1];\n");
         let (skip, jump) = ("\t@%p1 bra $L__BB0_2;\n", "\tbra.uni $L__BB0_3;\n");
         let [two, three] = ["$L__BB0_2:\n", "$L__BB0_3:\n"];
-        assert_eq!(early(&[wait, load].concat()), 0);
-        assert_eq!(early(&[load, wait].concat()), 1);
-        assert_eq!(early(&[skip, wait, load, two, load].concat()), 1, "past the wait");
-        assert_eq!(early(&[wait, skip, load, two, load].concat()), 0);
+        assert_eq!(early(&[wait, load].concat()), "");
+        assert_eq!(early(&[load, wait].concat()), "ld.global.b32");
+        let past = [skip, wait, load, two, load].concat();
+        assert_eq!(early(&past), "ld.global.b32 ret", "past the wait");
+        assert_eq!(early(&[wait, skip, load, two, load].concat()), "");
         let apart = [skip, wait, load, jump, two, wait, load, three, load].concat();
-        assert_eq!(early(&apart), 0, "each way has a wait of its own");
+        assert_eq!(early(&apart), "", "each way has a wait of its own");
         let one = [skip, wait, load, jump, two, load, wait, three, load].concat();
-        assert_eq!(early(&one), 1, "one of them waits too late");
+        assert_eq!(early(&one), "ld.global.b32", "one of them waits too late");
         let loops = [wait, three, load, "\t@%p1 bra $L__BB0_3;\n", load].concat();
-        assert_eq!(early(&loops), 0);
+        assert_eq!(early(&loops), "");
         // Reached by a later branch alone, and by a branch back that has not waited.
         let (back, end) = ("\tbra.uni $L__BB0_3;\n", "\tret;\n");
         let later = [skip, wait, end, three, load, end, two, back].concat();
-        assert_eq!(early(&later), 1, "by a later branch");
+        assert_eq!(early(&later), "ld.global.b32 ret", "by a later branch");
         let waited = [skip, wait, end, three, load, end, two, wait, back].concat();
-        assert_eq!(early(&waited), 0, "by a later branch that has waited");
+        assert_eq!(early(&waited), "", "by a later branch that has waited");
         let again = [skip, wait, three, load, end, two, back].concat();
-        assert_eq!(
-            early(&again),
-            1,
-            "by the code before it, which has waited, and by a later branch"
-        );
+        let both = "by the code before it, which has waited, and by a later branch";
+        assert_eq!(early(&again), "ld.global.b32 ret", "{both}");
+    }
+
+    #[test]
+    fn copies_predicates_indirect_branches_and_ends_are_early_too() {
+        let early = |body: &str| {
+            let text = format!(".visible .entry one()\n{{\n{body}\n}}\n");
+            let module = Module::parse(&text);
+            module.entry("one").expect("an entry").early().join(" ")
+        };
+        let copy = "{ @wanted cp.async.cg.shared.global [%r1], [%rd1], 16; }\ncp.async.commit_group;\n\
+            cp.async.wait_group 0;\nld.shared::cluster.b32 %r1, [%r2];\n";
+        let wait = "griddepcontrol.wait;\n";
+        assert_eq!(early(&[copy, wait, "ret;"].concat()), "cp.async.cg.shared.global");
+        assert_eq!(early(&[wait, copy, "ret;"].concat()), "");
+        let predicated = "@%p1 griddepcontrol.wait;\nst.global.b32 [%rd1], %r1;\nret;";
+        assert_eq!(early(predicated), "st.global.b32 ret");
+        // Only the second label has waited.
+        let targets = "$L_targets: .branchtargets $L_one, $L_two;\n";
+        let indirect = "brx.idx %r1, $L_targets;\n";
+        let ways = "$L_two:\ngriddepcontrol.wait;\n$L_one:\nst.global.b32 [%rd1], %r1;\nret;";
+        assert_eq!(early(&[targets, indirect, ways].concat()), "brx.idx");
+        assert_eq!(early(&[targets, wait, indirect, ways].concat()), "");
+        for end in ["ret", "exit"] {
+            assert_eq!(early(&format!("@%p1 {end};\n{wait}ret;")), end);
+            assert_eq!(early(&format!("@%p1 bra $L;\n{wait}ret;\n$L:\n{end};")), end);
+        }
+        assert_eq!(early("@%p1 bra $L;\ngriddepcontrol.wait;\n$L:\n"), "the end of the text");
+        assert_eq!(early("@%p1 bra $L;\ngriddepcontrol.wait;\nret;\n$L:\ntrap;"), "");
     }
 
     #[test]

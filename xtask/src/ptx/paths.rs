@@ -1,4 +1,4 @@
-//! The control flow of an entry: which accesses of global memory may execute before the wait for earlier launches.
+//! The control flow of an entry: what may execute before the wait for earlier launches.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,17 @@ pub struct Paths(Vec<Step>);
 #[derive(Debug)]
 enum Step {
     Label(String),
-    Branch { to: String, is_predicated: bool },
-    End,
+    Branch {
+        to: String,
+        is_predicated: bool,
+    },
     Wait,
-    Access,
+    /// An instruction that has to come after the wait. `ends`: the path does not go on behind it.
+    Late {
+        opcode: String,
+        ends: bool,
+    },
+    Trap,
 }
 
 impl Paths {
@@ -26,23 +33,29 @@ impl Paths {
         self.0.push(Step::Branch { to: to.trim_end_matches(';').to_owned(), is_predicated });
     }
 
-    /// The end of the path.
-    pub fn end(&mut self) {
-        self.0.push(Step::End);
-    }
-
     /// The wait for the earlier launches.
     pub fn wait(&mut self) {
         self.0.push(Step::Wait);
     }
 
     /// An access of global memory.
-    pub fn access(&mut self) {
-        self.0.push(Step::Access);
+    pub fn access(&mut self, opcode: &str) {
+        self.0.push(Step::Late { opcode: opcode.to_owned(), ends: false });
     }
 
-    /// Number of accesses that a path reaches without a wait before them.
-    pub fn early_accesses(&self) -> u32 {
+    /// The end of the block's work, or a branch to one of several labels. The labels of such a branch are not read: if
+    /// the path has waited before it, they do not matter.
+    pub fn leave(&mut self, opcode: &str, is_predicated: bool) {
+        self.0.push(Step::Late { opcode: opcode.to_owned(), ends: !is_predicated });
+    }
+
+    /// The failure of the launch, which needs no wait.
+    pub fn trap(&mut self) {
+        self.0.push(Step::Trap);
+    }
+
+    /// The instructions that have to come after the wait, and that a path reaches without it.
+    pub fn early(&self) -> Vec<&str> {
         // Whether every path to a label has waited. Branches lead forward and back, so the text is read until nothing changes.
         let mut labels = BTreeMap::new();
         loop {
@@ -53,9 +66,9 @@ impl Paths {
         }
     }
 
-    /// Reads the text once: the number of early accesses as far as is known, and whether it added nothing to `labels`.
-    fn read<'p>(&'p self, labels: &mut BTreeMap<&'p str, bool>) -> (u32, bool) {
-        let (mut early, mut is_final) = (0, true);
+    /// Reads the text once: the early instructions as far as is known, and whether it added nothing to `labels`.
+    fn read<'p>(&'p self, labels: &mut BTreeMap<&'p str, bool>) -> (Vec<&'p str>, bool) {
+        let (mut early, mut is_final) = (Vec::new(), true);
         let mut reach = |label: &'p str, waited: Option<bool>| {
             let known = labels.get(label).copied();
             let both = match (known, waited) {
@@ -79,10 +92,18 @@ impl Paths {
                     }
                     waited = waited.filter(|_| *is_predicated);
                 }
-                Step::End => waited = None,
                 Step::Wait => waited = waited.map(|_| true),
-                Step::Access => early += u32::from(waited == Some(false)),
+                Step::Late { opcode, ends } => {
+                    if waited == Some(false) {
+                        early.push(opcode.as_str());
+                    }
+                    waited = waited.filter(|_| !ends);
+                }
+                Step::Trap => waited = None,
             }
+        }
+        if waited == Some(false) {
+            early.push("the end of the text");
         }
         (early, is_final)
     }

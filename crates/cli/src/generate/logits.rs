@@ -1,5 +1,7 @@
 //! The file of `--logits`.
 
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -11,24 +13,36 @@ use safetensors::tensor::{TensorView, serialize_to_file};
 
 use crate::error::InputError;
 
-/// Logits of tokens that became final.
+/// Logits of tokens that became final, for a file.
+///
+/// Until they are written, an older file stays unchanged. If the value is dropped before that, a file that was created
+/// for it is removed.
 pub struct Logits {
     path: PathBuf,
+    /// Whether the file is removed when this value is dropped.
+    unfinished: bool,
     vocabulary: usize,
     tokens: Vec<i64>,
     logits: Vec<f32>,
 }
 
 impl Logits {
-    /// Opens the file, which must be writable.
+    /// Checks that the file can be written, and creates it if it does not exist.
     ///
     /// # Errors
     /// [`InputError::Logits`].
     pub fn open(path: &Path, model: &Model) -> Result<Self, InputError> {
         let refused = |source| InputError::Logits { path: path.into(), source };
-        std::fs::File::create(path).map_err(refused)?;
+        let mut options = OpenOptions::new();
+        let unfinished = match options.write(true).create_new(true).open(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                options.create_new(false).open(path).map(|_| false)
+            }
+            made => made.map(|_| true),
+        };
+        let (unfinished, path) = (unfinished.map_err(refused)?, path.into());
         let vocabulary = model.config.vocab_size as usize;
-        Ok(Self { path: path.into(), vocabulary, tokens: Vec::new(), logits: Vec::new() })
+        Ok(Self { path, unfinished, vocabulary, tokens: Vec::new(), logits: Vec::new() })
     }
 
     /// Adds the final tokens of a step.
@@ -44,12 +58,22 @@ impl Logits {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn write(self) -> Result<()> {
-        let Self { path, vocabulary, tokens, logits } = self;
+    pub fn write(mut self) -> Result<()> {
+        let Self { path, vocabulary, tokens, logits, .. } = &self;
         let count = tokens.len();
-        let bytes = bytemuck::cast_slice(&logits);
-        let logits = TensorView::new(Dtype::F32, vec![count, vocabulary], bytes)?;
-        let tokens = TensorView::new(Dtype::I64, vec![count], bytemuck::cast_slice(&tokens))?;
-        Ok(serialize_to_file([("logits", logits), ("tokens", tokens)], None, &path)?)
+        let bytes = bytemuck::cast_slice(logits);
+        let logits = TensorView::new(Dtype::F32, vec![count, *vocabulary], bytes)?;
+        let tokens = TensorView::new(Dtype::I64, vec![count], bytemuck::cast_slice(tokens))?;
+        serialize_to_file([("logits", logits), ("tokens", tokens)], None, path)?;
+        self.unfinished = false;
+        Ok(())
+    }
+}
+
+impl Drop for Logits {
+    fn drop(&mut self) {
+        if self.unfinished {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

@@ -13,7 +13,7 @@ mod report;
 mod rows;
 
 use anyhow::Result;
-use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
 
 pub use args::InspectArgs;
 pub use report::Report;
@@ -57,16 +57,26 @@ fn inspect(args: &InspectArgs) -> Result<Report> {
     let cache =
         Full::new(EmuDevice::new(options), config, indexer, setup.seed, vec![], setup.queries)?;
     let mut drive = Drive::new(cache, load, setup.limits(), setup.clock);
-    let mut steps = 0;
+    let (mut steps, mut reused) = (0, 0);
     loop {
+        let before = drive.id_of(index);
         drive.admit()?;
+        // More than once if it is preempted.
+        if drive.id_of(index) != before {
+            reused = tokens_of(&drive, index);
+        }
         if drive.step()?.is_none() {
             return Err(InputError::EndedAtOnce { request: index }.into());
         }
         steps += 1;
-        if drive.progress().any(|(of, tokens)| of == index && tokens >= input) {
+        if tokens_of(&drive, index) >= input {
             break;
         }
     }
-    read::report(args, &drive, index, steps)
+    read::report(args, &drive, (index, reused), steps)
+}
+
+/// The tokens that a request has; 0 if it does not run.
+fn tokens_of(drive: &Drive<'_, Full<Emulator>>, index: usize) -> u32 {
+    drive.progress().find(|(of, _)| *of == index).map_or(0, |(_, tokens)| tokens)
 }

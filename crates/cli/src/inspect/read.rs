@@ -1,9 +1,11 @@
 //! Reads blocks, rings and rows of a request from the cache and from the device's memory.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Emulator, Stream};
-use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CompressorKind, LayerKind};
-use dsv4_kv::{KvCacheManager, LayerId, Ledger, PoolKind, RequestId};
+use dsv4_kv::device::Emulator;
+use dsv4_kv::kv_layout::geometry::{
+    BLOCK_TOKENS, CSA_RATIO, CompressorKind, HCA_RATIO, LayerKind, WINDOW,
+};
+use dsv4_kv::{KvCacheManager, LayerGroup, LayerId, Ledger, PoolKind, RequestId};
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::row::EncodedRow;
 
@@ -20,49 +22,34 @@ use crate::replay::source::Source;
 /// The replay that is inspected.
 type Driven<'l> = Drive<'l, Full<Emulator>>;
 
-/// Reads what the cache of `drive` holds for request `index` of the load, after `steps` steps.
-pub fn report(args: &InspectArgs, drive: &Driven<'_>, index: usize, steps: u64) -> Result<Report> {
+/// Reads what the cache of `drive` holds for request `index` of the load, which reused `reused` tokens, after `steps`
+/// steps.
+pub fn report(
+    args: &InspectArgs,
+    drive: &Driven<'_>,
+    (index, reused): (usize, u32),
+    steps: u64,
+) -> Result<Report> {
     let full = drive.cache();
-    let (cache, stream) = (full.cache(), full.stream());
+    let cache = full.cache();
     let id = drive.id_of(index).context("it runs")?;
     let tokens = cache.ledger().committed(id)?;
     let model = &cache.config().model;
     let first_csa = model.layers.iter().position(|&kind| kind == LayerKind::Csa).unwrap_or(0);
     let layer = args.layer.unwrap_or(first_csa as u32);
-    let kind = model.layers[layer as usize];
     let position = args.position.unwrap_or(tokens - 1);
-    let window = tokens.saturating_sub(dsv4_kv::kv_layout::geometry::WINDOW)..tokens;
+    let window = tokens.saturating_sub(WINDOW)..tokens;
     if !window.contains(&position) {
         return Err(
             InputError::NotInWindow { position, first: window.start, last: tokens - 1 }.into()
         );
     }
-    let at = &At { cache, layer: LayerId(layer) };
     let history: Vec<_> = Prefix::EMPTY.each(&drive.tokens_of(index, tokens)).collect();
-    let place = Place { request: index, layer: at.layer, history: &history, without_rows: 0 };
-    let ring = |plane| -> Result<Vec<u8>> { at.ring_row(stream, id, plane, position) };
-    let stored = EncodedRow { data: ring(PoolKind::SwaData)?, scale: ring(PoolKind::SwaScale)? };
-    let source = full.source();
-    let from = source.row(Source::row_of(history[position as usize], Source::row_set(layer)));
-    let from: Vec<_> = from.iter().map(|&bits| bf16_value(bits)).collect();
-    let format = row_format(cache.config().main_format);
-    let what = format!("window row of token {position} in layer {layer}");
-    let mut rows = vec![Row::new(what, format, &stored, &from)];
-    let main = match kind {
-        LayerKind::Swa => None,
-        LayerKind::Csa => Some((CompressorKind::CsaMain, dsv4_kv::kv_layout::geometry::CSA_RATIO)),
-        LayerKind::Hca => Some((CompressorKind::Hca, dsv4_kv::kv_layout::geometry::HCA_RATIO)),
-    };
-    if let Some((which, ratio)) = main.filter(|(_, ratio)| position + 1 >= *ratio) {
-        let entry = ((position + 1) / ratio - 1) as usize;
-        let blocks: Vec<_> = cache.block_table(id)?.into_iter().map(|block| block.0).collect();
-        let found = Planes::of(cache, at.layer, which)?.fetch(stream, &blocks, entry..entry + 1)?;
-        let stored = found.row(0);
-        let stored = EncodedRow { data: stored.data, scale: stored.scale };
-        let from = entries::entry(source, place, which, entry);
-        let what = format!("entry {entry} of {ratio} tokens each in layer {layer}");
-        rows.push(Row::new(what, format, &stored, &from));
-    }
+    let is_draft = cache.config().group_layers(LayerGroup::Draft).contains(&layer);
+    let without_rows = if is_draft { reused as usize } else { 0 };
+    let place = Place { request: index, layer: LayerId(layer), history: &history, without_rows };
+    let mut rows = vec![window_row(full, id, place, position)?];
+    rows.extend(entry_row(full, id, place, position)?);
     Ok(Report {
         model: model.name.clone(),
         steps,
@@ -74,6 +61,51 @@ pub fn report(args: &InspectArgs, drive: &Driven<'_>, index: usize, steps: u64) 
         kept: kept(&cache.ledger()),
         rows,
     })
+}
+
+/// A token's row of the window. If the token was reused, a draft layer may have no row of it: the ring is zero there.
+fn window_row(
+    full: &Full<Emulator>,
+    id: RequestId,
+    place: Place<'_>,
+    position: u32,
+) -> Result<Row> {
+    let layer = place.layer;
+    let ring = |plane| ring_row(full, id, (layer, plane), position);
+    let stored = EncodedRow { data: ring(PoolKind::SwaData)?, scale: ring(PoolKind::SwaScale)? };
+    let what = format!("window row of token {position} in layer {}", layer.0);
+    let (at, mut bytes) = (position as usize, stored.data.iter().chain(&stored.scale));
+    if at < place.without_rows && bytes.all(|&byte| byte == 0) {
+        return Ok(Row::absent(what));
+    }
+    let from = Source::row_of(place.history[at], Source::row_set(layer.0));
+    let from: Vec<_> = full.source().row(from).iter().map(|&bits| bf16_value(bits)).collect();
+    let format = row_format(full.cache().config().main_format);
+    Ok(Row::new(what, format, &stored, &from))
+}
+
+/// The last compressed entry that a token sees; none in a layer without entries, and before the first one.
+fn entry_row(
+    full: &Full<Emulator>,
+    id: RequestId,
+    place: Place<'_>,
+    position: u32,
+) -> Result<Option<Row>> {
+    let (cache, layer) = (full.cache(), place.layer);
+    let (which, ratio) = match cache.config().model.layers[layer.0 as usize] {
+        LayerKind::Swa => return Ok(None),
+        LayerKind::Csa => (CompressorKind::CsaMain, CSA_RATIO),
+        LayerKind::Hca => (CompressorKind::Hca, HCA_RATIO),
+    };
+    let Some(entry) = ((position + 1) / ratio).checked_sub(1) else { return Ok(None) };
+    let entry = entry as usize;
+    let blocks: Vec<_> = cache.block_table(id)?.into_iter().map(|block| block.0).collect();
+    let planes = Planes::of(cache, layer, which)?;
+    let stored = planes.fetch(full.stream(), &blocks, entry..entry + 1)?.row(0);
+    let stored = EncodedRow { data: stored.data, scale: stored.scale };
+    let from = entries::entry(full.source(), place, which, entry);
+    let what = format!("entry {entry} of {ratio} tokens each in layer {}", layer.0);
+    Ok(Some(Row::new(what, row_format(cache.config().main_format), &stored, &from)))
 }
 
 /// The counts of the whole cache.
@@ -88,28 +120,20 @@ fn kept(ledger: &Ledger) -> Kept {
     }
 }
 
-/// A layer of a cache.
-struct At<'a> {
-    cache: &'a KvCacheManager<Emulator>,
-    layer: LayerId,
-}
-
-impl At<'_> {
-    /// Reads a token's row from a plane of the request's window ring.
-    fn ring_row(
-        &self,
-        stream: &Stream<Emulator>,
-        id: RequestId,
-        plane: PoolKind,
-        position: u32,
-    ) -> Result<Vec<u8>> {
-        let schema = self.cache.schema().layers[self.layer.0 as usize].pool(plane);
-        let ring = schema.context("every layer has a window")?;
-        let row = u64::from(id.slot().0) * u64::from(ring.rows) + u64::from(position % ring.rows);
-        let mut bytes = vec![0; ring.row_bytes as usize];
-        stream.download(&self.cache.pool(self.layer, plane)?, row * ring.row_bytes, &mut bytes)?;
-        Ok(bytes)
-    }
+/// Reads a token's row from a plane of a layer's window ring.
+fn ring_row(
+    full: &Full<Emulator>,
+    id: RequestId,
+    (layer, plane): (LayerId, PoolKind),
+    position: u32,
+) -> Result<Vec<u8>> {
+    let cache = full.cache();
+    let schema = cache.schema().layers[layer.0 as usize].pool(plane);
+    let ring = schema.context("every layer has a window")?;
+    let row = u64::from(id.slot().0) * u64::from(ring.rows) + u64::from(position % ring.rows);
+    let mut bytes = vec![0; ring.row_bytes as usize];
+    full.stream().download(&cache.pool(layer, plane)?, row * ring.row_bytes, &mut bytes)?;
+    Ok(bytes)
 }
 
 /// The block table, and the other owners of each block.

@@ -56,7 +56,8 @@ pub struct Ring {
     pub rows: u32,
     /// Bytes of a row.
     pub row_bytes: u64,
-    /// Positions of the rows that are there, first and end; none of rings whose rows are sums.
+    /// Positions of its rows, first and end; none of rings whose rows are sums. A draft layer may have no rows of
+    /// reused tokens.
     pub positions: Option<(u32, u32)>,
     /// The row that the next token takes.
     pub next_row: Option<u32>,
@@ -116,6 +117,10 @@ impl Report {
 
 /// Writes the errors by group, and the first channels.
 fn row_lines(row: &Row, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if !row.exists {
+        let why = "a draft layer may have none of a token that the request reused";
+        return writeln!(f, "{}: there is no such row, as {why}", row.what);
+    }
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
     table.set_header(["channels", "largest", "largest error", "relative rms"]);

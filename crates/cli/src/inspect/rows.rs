@@ -15,11 +15,14 @@ const SHOWN: usize = 8;
 pub struct Row {
     /// What it is of.
     pub what: String,
-    /// Its bytes, data and scales.
+    /// Whether there is such a row. A draft layer may have none of a token that the request reused.
+    pub exists: bool,
+    /// Its bytes, data and scales; 0 if it does not exist.
     pub bytes: usize,
-    /// Errors of the groups of channels that share a scale; the last one is stored in BF16.
+    /// Errors of the groups of channels that share a scale; the last one is stored in BF16. None of a row that does
+    /// not exist.
     pub groups: Vec<Group>,
-    /// The first channels.
+    /// The first channels. None of a row that does not exist.
     pub channels: Vec<Channel>,
 }
 
@@ -60,6 +63,7 @@ impl Row {
         let channels = read.iter().zip(from).zip(&stored.data).zip(0..).take(SHOWN);
         Self {
             what,
+            exists: true,
             bytes: stored.data.len() + stored.scale.len(),
             groups: groups
                 .map(|(first, channels)| Group::new(first, channels, &read, from))
@@ -68,6 +72,11 @@ impl Row {
                 .map(|(((&read, &from), &byte), channel)| Channel { channel, byte, read, from })
                 .collect(),
         }
+    }
+
+    /// A row that does not exist.
+    pub fn absent(what: String) -> Self {
+        Self { what, exists: false, bytes: 0, groups: Vec::new(), channels: Vec::new() }
     }
 }
 

@@ -10,6 +10,7 @@ use super::execute::{Execute, KernelWork, is_out_of_blocks};
 use super::latency::Latency;
 use super::limit::Shortages;
 use super::load::Request;
+use super::reuse::TooLong;
 use super::scheduler::{Job, Limits, Part, Scheduler};
 use super::timeline::{Sample, Timeline};
 use crate::interrupt::Interrupt;
@@ -30,8 +31,12 @@ pub struct Replayed {
     pub rejected: u64,
     /// Number of preemptions.
     pub preempted: u64,
-    /// Tokens that were reused, and reasons why others were not.
+    /// Tokens that were generated, the first ones of answers included.
+    pub generated: u64,
+    /// Tokens that were reused, and reasons why others were not, of prompts that may share blocks.
     pub reuse: ReuseStats,
+    /// The other prompts.
+    pub too_long: TooLong,
     /// Waiting times of requests.
     pub latency: Latency,
     /// Number of steps in which a resource was short.
@@ -84,6 +89,7 @@ pub struct Drive<'l, E> {
     /// Requests that began as copies: the original, and the number of common tokens. The indices of copies follow those
     /// of the load.
     pub(super) forks: Vec<(usize, u32)>,
+    too_long: TooLong,
     finished: u64,
     /// Tokens of the requests of the load that ran to their end, or that can never fit.
     ended: u64,
@@ -115,6 +121,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             ids: vec![None; load.len()],
             known: vec![Vec::new(); load.len()],
             forks: Vec::new(),
+            too_long: TooLong::default(),
             finished: 0,
             ended: 0,
             parts: Vec::new(),
@@ -145,6 +152,10 @@ impl<'l, E: Execute> Drive<'l, E> {
             let prompt = &self.known[job.index];
             let (id, reused) = self.cache.admit(job.index, shares.then_some(prompt))?;
             self.ids[job.index] = Some(id);
+            if !shares {
+                self.too_long.prompts += 1;
+                self.too_long.tokens += u64::from(job.input);
+            }
             self.latency.admit(job.index);
             self.scheduler.skip(reused);
         }
@@ -310,7 +321,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             prefill: tokens(true),
             decode: tokens(false),
             prepare_us,
-            prompts: stats.prompt_tokens,
+            prompts: stats.prompt_tokens + self.too_long.tokens,
             reused: stats.reused,
             evicted_blocks: stats.evicted_blocks,
             evicted_checkpoints: stats.evicted_checkpoints,
@@ -343,7 +354,7 @@ impl<'l, E: Execute> Drive<'l, E> {
     }
 
     fn end(self, interrupted: bool) -> Result<Replayed> {
-        let Self { cache, scheduler, timeline, latency, shortages, finished, .. } = self;
+        let Self { cache, scheduler, timeline, latency, shortages, too_long, finished, .. } = self;
         let reuse = cache.ledger().reuse_stats();
         Ok(Replayed {
             timeline,
@@ -352,7 +363,9 @@ impl<'l, E: Execute> Drive<'l, E> {
             waited: scheduler.waited(),
             rejected: scheduler.rejected(),
             preempted: scheduler.preempted(),
+            generated: scheduler.generated(),
             reuse,
+            too_long,
             latency,
             shortages,
             work: cache.finish()?,
@@ -369,33 +382,57 @@ mod tests {
     use super::*;
     use crate::replay::execute::Bookkeeping;
 
+    fn request(input: u32, output: u32, id: u64) -> Request {
+        let hash_ids = (id..).take(input.div_ceil(512) as usize).collect();
+        Request {
+            arrival: Arrival { at_ms: 0.0, input, output },
+            prompt: Some(Prompt { tokens: input, hash_ids }),
+        }
+    }
+
+    /// A replay of `load` in 15 blocks, when all steps have run.
+    fn run(load: &[Request], slots: u32) -> Drive<'_, Bookkeeping> {
+        let model = ModelConfig::preset("tiny").expect("a preset");
+        let config = CacheConfig { num_blocks: 15, max_requests: slots, ..CacheConfig::new(model) };
+        let config = CacheConfig { num_checkpoints: 8, max_context: 1024, ..config };
+        let cache = Bookkeeping::new(&config).expect("a valid configuration");
+        let limits = Limits { slots, blocks: 15, context: 1024, step_tokens: 8192 };
+        let (texts, clock) = (Texts::new(1.0), Clock::new(33.0, 8192.0));
+        let mut drive = Drive::new(cache, (load, texts), limits, clock);
+        loop {
+            drive.admit().expect("slots are free");
+            if drive.step().expect("what fits is run").is_none() {
+                return drive;
+            }
+        }
+    }
+
     /// Three requests compute the same prompt at once, and take all 15 blocks. When the first has ended, the others
     /// hold its shared blocks besides their own. The fourth is preempted, once, until they have ended.
     #[test]
     fn a_request_for_which_no_blocks_are_left_waits_until_another_has_ended() {
-        let request = |output: u32, id: u64| Request {
-            arrival: Arrival { at_ms: 0.0, input: 600, output },
-            prompt: Some(Prompt { tokens: 600, hash_ids: vec![id, id + 1] }),
-        };
+        let request = |output: u32, id: u64| request(600, output, id);
         let load = [request(2, 1), request(40, 1), request(40, 1), request(3, 5)];
-        let model = ModelConfig::preset("tiny").expect("a preset");
-        let config = CacheConfig { num_blocks: 15, max_requests: 4, ..CacheConfig::new(model) };
-        let config = CacheConfig { num_checkpoints: 8, max_context: 1024, ..config };
-        let cache = Bookkeeping::new(&config).expect("a valid configuration");
-        let limits = Limits { slots: 4, blocks: 15, context: 1024, step_tokens: 8192 };
-        let (texts, clock) = (Texts::new(1.0), Clock::new(33.0, 8192.0));
-        let mut drive = Drive::new(cache, (&load, texts), limits, clock);
-        loop {
-            drive.admit().expect("slots are free");
-            if drive.step().expect("what fits is run").is_none() {
-                break;
-            }
-        }
+        let drive = run(&load, 4);
         let all = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
         assert_eq!(drive.done(), all.sum::<u64>());
         let replayed = drive.end(false).expect("nothing to check");
         assert_eq!((replayed.finished, replayed.preempted), (4, 1));
         assert_eq!((replayed.reuse.prompts, replayed.reuse.reused), (5, 0));
+        assert_eq!((replayed.generated, replayed.too_long), (2 + 40 + 40 + 3, TooLong::default()));
         assert_eq!(replayed.timeline.largest().blocks, 15);
+    }
+
+    /// Requests of eight blocks, more than half of 15, are admitted without the prefix tree. The plots count their
+    /// prompts all the same.
+    #[test]
+    fn the_prompts_of_requests_that_are_too_long_to_share_count_too() {
+        let load =
+            [request(600, 1, 1), request(1000, 1, 1), request(600, 1, 1), request(999, 2, 1)];
+        let replayed = run(&load, 1).end(false).expect("nothing to check");
+        assert_eq!(replayed.too_long, TooLong { prompts: 2, tokens: 1999 });
+        assert_eq!((replayed.reuse.prompts, replayed.reuse.reused), (2, 512));
+        let largest = replayed.timeline.largest();
+        assert_eq!((largest.prompts, largest.reused), (2 * 600 + 1999, 512));
     }
 }

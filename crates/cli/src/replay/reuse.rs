@@ -10,6 +10,16 @@ use serde::Serialize;
 
 use super::timeline::Sample;
 
+/// Prompts of requests that are too long to share blocks. The prefix tree does not count them, since they are admitted
+/// without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TooLong {
+    /// Their number.
+    pub prompts: u64,
+    /// Their tokens.
+    pub tokens: u64,
+}
+
 /// Prompt tokens that were reused, and why others were not. A request that was preempted and admitted again counts as
 /// often as it was admitted, with what it had generated.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -32,6 +42,8 @@ pub struct Reuse {
     pub partial: u64,
     /// Nobody had them.
     pub diverged: u64,
+    /// Their request needs more than half of all blocks, and shares none.
+    pub too_long: u64,
     /// Prompts that went on from a checkpoint at the end of a prompt.
     pub hits_at_prompt: u64,
     /// From one where two prompts part.
@@ -56,22 +68,24 @@ pub struct Reuse {
 impl Reuse {
     /// The statistics of a cache with this number of checkpoints.
     pub fn new(
-        stats: &ReuseStats,
+        (stats, too_long): (&ReuseStats, TooLong),
         checkpoints: u32,
         largest: &Sample,
         tier: Option<TierStats>,
     ) -> Self {
         let hits = |origin: Origin| stats.hits_by_origin[origin.index()];
+        let prompt_tokens = stats.prompt_tokens + too_long.tokens;
         Self {
-            hit_ratio: stats.reused as f64 / stats.prompt_tokens.max(1) as f64,
-            prompts: stats.prompts,
+            hit_ratio: stats.reused as f64 / prompt_tokens.max(1) as f64,
+            prompts: stats.prompts + too_long.prompts,
             hits: stats.hits,
-            prompt_tokens: stats.prompt_tokens,
+            prompt_tokens,
             no_checkpoint: stats.no_checkpoint,
             evicted: stats.evicted,
             other_root: stats.other_root,
             partial: stats.partial,
             diverged: stats.diverged,
+            too_long: too_long.tokens,
             hits_at_prompt: hits(Origin::Prompt),
             hits_at_junction: hits(Origin::Junction),
             hits_at_interval: hits(Origin::Interval),
@@ -87,7 +101,7 @@ impl Reuse {
     /// The rows of the table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let Self { hit_ratio, prompts, hits, prompt_tokens, no_checkpoint, evicted, .. } = self;
-        let Self { partial, diverged, hits_at_prompt, hits_at_junction, .. } = self;
+        let Self { partial, diverged, too_long, hits_at_prompt, hits_at_junction, .. } = self;
         let Self { hits_at_interval, hits_at_output, evicted_blocks, checkpoints, .. } = self;
         let Self { evicted_checkpoints, peak_cached, .. } = self;
         let mut rows = vec![
@@ -95,7 +109,7 @@ impl Reuse {
             (
                 "not reused",
                 format!(
-                    "{diverged} new, {partial} of no whole block, {no_checkpoint} behind a checkpoint, {evicted} evicted"
+                    "{diverged} new, {partial} of no whole block, {no_checkpoint} behind a checkpoint, {evicted} evicted, {too_long} too long to share"
                 ),
             ),
             ("hits", format!("{hits} of {prompts} prompts")),

@@ -88,6 +88,7 @@ pub struct Scheduler {
     waited: u64,
     rejected: u64,
     preempted: u64,
+    generated: u64,
 }
 
 impl Scheduler {
@@ -104,6 +105,7 @@ impl Scheduler {
             waited: 0,
             rejected: 0,
             preempted: 0,
+            generated: 0,
         }
     }
 
@@ -252,7 +254,10 @@ impl Scheduler {
     /// Records that a planned step has run. Calls `finish` for every request that it finished.
     pub fn complete(&mut self, parts: &[Part], mut finish: impl FnMut(usize)) {
         for part in parts {
-            self.running[part.place].done += part.tokens;
+            let Running { job, done } = &mut self.running[part.place];
+            *done += part.tokens;
+            // The last known token gives the next one, also at the end of a prompt.
+            self.generated += u64::from(*done >= job.input);
         }
         self.running.retain(|&Running { job, done }| {
             let finished = done == job.tokens;
@@ -294,6 +299,11 @@ impl Scheduler {
     /// Number of preemptions.
     pub fn preempted(&self) -> u64 {
         self.preempted
+    }
+
+    /// Tokens that were generated: those of steps that decode, and the first ones after a prefill.
+    pub fn generated(&self) -> u64 {
+        self.generated
     }
 
     /// Requests that can never fit.
@@ -425,6 +435,23 @@ mod tests {
         assert_eq!(scheduler.preempt_last(), Some(0));
         assert_eq!(scheduler.preempt_last(), None);
         assert_eq!((scheduler.reserved, scheduler.waited()), (0, 0));
+    }
+
+    /// A request is preempted in its prompt, and after three of its six tokens. What is computed again gives no token
+    /// again.
+    #[test]
+    fn every_token_of_an_answer_is_generated_once() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 150, 6));
+        for (steps, generated) in [(1, 0), (4, 3)] {
+            (0..steps).for_each(|_| drop(step(&mut scheduler)));
+            assert_eq!(scheduler.generated(), generated);
+            assert!(scheduler.preempt(0));
+        }
+        while scheduler.has_waiting() || scheduler.running() > 0 {
+            step(&mut scheduler);
+        }
+        assert_eq!(scheduler.generated(), 6);
     }
 
     #[test]

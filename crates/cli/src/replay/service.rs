@@ -18,7 +18,7 @@ pub struct Service {
     pub elapsed: f64,
     /// Tokens, of prompts and generated, that were computed in a unit of time.
     pub tokens_per_unit: f64,
-    /// Tokens that were generated in a unit of time.
+    /// Tokens that were generated in a unit of time, the first one of each answer included.
     pub generated_per_unit: f64,
     /// From the arrival of a request to its slot.
     pub queueing: Quantiles,
@@ -58,7 +58,7 @@ impl Service {
             unit,
             elapsed,
             tokens_per_unit: rate(timeline.prefill() + timeline.decode()) + elsewhere,
-            generated_per_unit: rate(timeline.decode()) + elsewhere,
+            generated_per_unit: rate(replayed.generated) + elsewhere,
             queueing: quantiles(&latency.queueing),
             time_to_first_token: quantiles(&latency.first_token),
             time_per_token: quantiles(&latency.per_token),
@@ -70,9 +70,9 @@ impl Service {
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let (all, generated) = (self.tokens_per_unit, self.generated_per_unit);
         let throughput = match self.unit {
-            Unit::Steps => format!("{all:.0} tokens a step, {generated:.0} of them generated"),
+            Unit::Steps => format!("{all:.0} tokens a step computed, {generated:.0} generated"),
             Unit::Ms => {
-                format!("{:.0} tokens/s, {:.0} of them generated", 1e3 * all, 1e3 * generated)
+                format!("{:.0} tokens/s computed, {:.0} generated", 1e3 * all, 1e3 * generated)
             }
         };
         let mut rows = vec![

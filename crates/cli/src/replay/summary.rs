@@ -111,7 +111,8 @@ impl Summary {
             preempted: replayed.preempted,
             reuse: (config.num_checkpoints > 0).then(|| {
                 let tier = (config.host_bytes > 0).then_some(replayed.work.tier);
-                Reuse::new(&replayed.reuse, config.num_checkpoints, &largest, tier)
+                let stats = (&replayed.reuse, replayed.too_long);
+                Reuse::new(stats, config.num_checkpoints, &largest, tier)
             }),
             moves,
             entries: replayed.work.entries,

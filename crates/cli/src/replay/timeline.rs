@@ -22,7 +22,7 @@ pub struct Sample {
     pub decode: u32,
     /// Time of `begin_step`, in microseconds.
     pub prepare_us: f32,
-    /// Tokens of all prompts that were admitted so far.
+    /// Tokens of all prompts that were admitted so far, those of requests too long to share included.
     pub prompts: u64,
     /// Those of them that were reused.
     pub reused: u64,

@@ -12,6 +12,7 @@ mod args;
 mod checked;
 mod disturb;
 mod model;
+mod prefixes;
 mod report;
 mod run;
 

@@ -152,7 +152,8 @@ impl Row {
 
     /// Records the reused tokens, and a fault if they differ from the model's.
     pub fn judge_reuse(&mut self, found: Agreement) {
-        let Agreement { admissions, differing, reused, expected } = found;
+        let Agreement { admissions, differing, reused, expected, first, .. } = found;
+        self.faults.extend(first);
         (self.admissions, self.differing) = (admissions, differing);
         (self.reused, self.expected) = (reused, expected);
         let off = reused.abs_diff(expected) as f64 / expected.max(1) as f64;

@@ -45,7 +45,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn free_memory(&self) -> Result<u64, DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two integers.
         check("reading the free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
@@ -73,7 +73,7 @@ unsafe impl Backend for Cuda {
 
     fn allocate_pinned(&self, bytes: u64) -> Result<CudaPinned, DeviceError> {
         const WORD: u64 = size_of::<u128>() as u64;
-        self.enter()?;
+        let _callers = self.enter()?;
         let (label, free) = ("pinned memory", 0);
         let refused = || DeviceError::OutOfMemory { label, requested: bytes, free };
         let words = usize::try_from(bytes.div_ceil(WORD)).map_err(|_| refused())?.max(1);
@@ -93,7 +93,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn stream(&self, priority: Priority) -> Result<CudaStream, DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         let range = CurrentContext::get_stream_priority_range();
         let range = range.map_err(during("asking for the priorities of streams"))?;
         let priority = match priority {
@@ -106,7 +106,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn event(&self) -> Result<CudaEvent, DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         let mut handle = ptr::null_mut();
         // SAFETY: the call writes one handle.
         check("creating an event", unsafe { sys::cuEventCreate(&mut handle, 0) })?;
@@ -114,19 +114,19 @@ unsafe impl Backend for Cuda {
     }
 
     fn record(&self, event: &CudaEvent, stream: &CudaStream) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: both handles are live.
         check("recording an event", unsafe { sys::cuEventRecord(event.handle, stream.handle) })
     }
 
     fn wait(&self, event: &CudaEvent) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: the event is live.
         self.waited(unsafe { sys::cuEventSynchronize(event.handle) })
     }
 
     fn has_passed(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: the event is live.
         match unsafe { sys::cuEventQuery(event.handle) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -135,14 +135,14 @@ unsafe impl Backend for Cuda {
     }
 
     fn wait_in_stream(&self, stream: &CudaStream, event: &CudaEvent) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: both handles are live.
         let status = unsafe { sys::cuStreamWaitEvent(stream.handle, event.handle, 0) };
         check("waiting for an event in a stream", status)
     }
 
     fn elapsed_ms(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f32, DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: both events are live; the call writes one number.
         let status = unsafe { sys::cuEventElapsedTime(&mut milliseconds, from.handle, to.handle) };
@@ -159,7 +159,7 @@ unsafe impl Backend for Cuda {
         variant: O::Variant,
         operation: &O,
     ) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         let (kernel, index) = (O::info(variant), O::kernel(variant));
         self.shared.launched.insert(stream.id(), index);
         let launch = cuda_loader::Launch {
@@ -187,7 +187,7 @@ unsafe impl Backend for Cuda {
         to: u64,
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: two ranges of live memory, by the caller's promise.
         check("copying on the device", unsafe {
             sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream.handle)
@@ -201,7 +201,7 @@ unsafe impl Backend for Cuda {
         byte: u8,
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: a range of live memory, by the caller's promise.
         check("filling device memory", unsafe {
             sys::cuMemsetD8Async(to, byte, bytes as usize, stream.handle)
@@ -215,7 +215,7 @@ unsafe impl Backend for Cuda {
         to: u64,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: both ranges are valid until the copy is done, by the caller's promise.
         check("copying to the device", unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.handle)
@@ -229,7 +229,7 @@ unsafe impl Backend for Cuda {
         to: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: both ranges are valid until the copy is done, by the caller's promise.
         check("copying from the device", unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.handle)
@@ -237,7 +237,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn synchronize(&self, stream: &CudaStream) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: the stream is live.
         self.waited(unsafe { sys::cuStreamSynchronize(stream.handle) })?;
         self.shared.launched.clear(stream.id());
@@ -245,7 +245,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn begin_capture(&self, stream: &CudaStream) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // Meanwhile other threads may allocate, free and wait, except for waits in this context: a wait in a context in
         // which a stream is captured fails, and invalidates the capture. `Captures` prevents such waits.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -260,7 +260,7 @@ unsafe impl Backend for Cuda {
         let mut before = stream.launched_before.lock().unwrap_or_else(PoisonError::into_inner);
         let kernels = self.shared.launched.take(stream.id());
         self.shared.launched.add(stream.id(), &mem::take(&mut *before));
-        self.enter()?;
+        let _callers = self.enter()?;
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is live; the call writes one handle.
         check("ending a capture", unsafe { sys::cuStreamEndCapture(stream.handle, &mut graph) })?;
@@ -268,7 +268,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn instantiate(&self, graph: &mut CudaGraph) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         // SAFETY: a graph from a successful capture; the call writes one handle.
         check("instantiating a graph", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut graph.executable, graph.graph, 0)
@@ -276,7 +276,7 @@ unsafe impl Backend for Cuda {
     }
 
     unsafe fn replay(&self, stream: &CudaStream, graph: &CudaGraph) -> Result<(), DeviceError> {
-        self.enter()?;
+        let _callers = self.enter()?;
         self.shared.launched.add(stream.id(), &graph.kernels);
         // SAFETY: the executable is live and this thread has it alone, and what it touches is live, by the
         // caller's promise.

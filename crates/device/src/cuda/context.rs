@@ -1,6 +1,7 @@
 //! The state that all objects of one GPU share: its context, the kernels, and the record of launches.
 
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::Arc;
 
 use cust::context::Context;
@@ -31,19 +32,51 @@ pub(super) struct Shared {
     pub _owned_context: Option<OwnedContext>,
 }
 
+/// The context that the calling program had made current on this thread, or null. It is made current again when this is
+/// dropped. A thread that had none keeps the device's: to take it away after each call would take as long as to set it.
+#[must_use = "the context of the caller is current again when this is dropped"]
+pub(super) struct CallersContext(CUcontext);
+
+impl CallersContext {
+    /// The context that is current now.
+    pub fn keep() -> Self {
+        Self(current().unwrap_or(ptr::null_mut()))
+    }
+}
+
+impl Drop for CallersContext {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: it was current on this thread, by its owner's doing; a failure leaves the thread as it was.
+            unsafe { sys::cuCtxSetCurrent(self.0) };
+        }
+    }
+}
+
+/// The context that is current on this thread; null if there is none.
+fn current() -> Result<CUcontext, DeviceError> {
+    let mut current = ptr::null_mut();
+    // SAFETY: the call writes the context.
+    check("reading the current context", unsafe { sys::cuCtxGetCurrent(&raw mut current) })?;
+    Ok(current)
+}
+
 /// The primary context of a GPU, released when this is dropped.
 pub(super) struct OwnedContext(pub Context);
 
 impl Drop for OwnedContext {
     fn drop(&mut self) {
         // A released context must not stay current: libraries that ask for the thread's context, as UCX, would use it.
-        // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
-        unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+        if current().is_ok_and(|current| current == self.0.as_raw()) {
+            // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
+            unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+        }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        let _callers = CallersContext::keep();
         // SAFETY: the context outlives this device; a failure is answered by not unloading.
         if unsafe { sys::cuCtxSetCurrent(self.context) } == CUresult::CUDA_SUCCESS {
             // SAFETY: dropped here and nowhere else.
@@ -59,10 +92,15 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Cuda {
-    /// Makes the device's context current on this thread.
-    pub(super) fn enter(&self) -> Result<(), DeviceError> {
+    /// Makes the device's context current on this thread, until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<CallersContext, DeviceError> {
+        let callers = current()?;
+        if callers == self.shared.context {
+            return Ok(CallersContext(ptr::null_mut()));
+        }
         // SAFETY: the context lives as long as `shared`.
-        check("making the context current", unsafe { sys::cuCtxSetCurrent(self.shared.context) })
+        check("making the context current", unsafe { sys::cuCtxSetCurrent(self.shared.context) })?;
+        Ok(CallersContext(callers))
     }
 
     /// Turns a failed wait into the fault of the kernels that may have caused it.

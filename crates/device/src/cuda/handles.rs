@@ -50,7 +50,7 @@ impl Drop for CudaStream {
         self.cuda.shared.launched.remove_clear(self.id());
         let Some(stream) = &mut self.owned else { return };
         // Without its context (the process is ending, or a fault lost it) the stream is gone anyway.
-        if self.cuda.enter().is_ok() {
+        if let Ok(_callers) = self.cuda.enter() {
             // SAFETY: dropped here and nowhere else; the driver keeps what it needs until the stream's work
             // is done.
             unsafe { ManuallyDrop::drop(stream) }
@@ -100,7 +100,7 @@ impl Drop for CudaMemory {
     fn drop(&mut self) {
         let Some(buffer) = &mut self.owned else { return };
         // Without its context the memory is gone anyway.
-        if self.cuda.enter().is_ok() {
+        if let Ok(_callers) = self.cuda.enter() {
             // SAFETY: dropped here and nowhere else; `cuMemFree` waits for the device.
             unsafe { ManuallyDrop::drop(buffer) }
         }
@@ -130,9 +130,7 @@ impl RawPinned for CudaPinned {
 
 impl Drop for CudaPinned {
     fn drop(&mut self) {
-        if self.cuda.enter().is_err() {
-            return;
-        }
+        let Ok(_callers) = self.cuda.enter() else { return };
         // A copy may still read it, and CUDA does not promise that freeing waits for that.
         // SAFETY: no arguments.
         if unsafe { sys::cuCtxSynchronize() } == CUresult::CUDA_SUCCESS {
@@ -160,9 +158,7 @@ unsafe impl Sync for CudaGraph {}
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        if self.cuda.enter().is_err() {
-            return;
-        }
+        let Ok(_callers) = self.cuda.enter() else { return };
         if !self.executable.is_null() {
             // SAFETY: instantiated once, destroyed once, here. The driver keeps an executable alive until its
             // launches are done.
@@ -186,7 +182,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if self.cuda.enter().is_ok() {
+        if let Ok(_callers) = self.cuda.enter() {
             // SAFETY: a live event, destroyed here and nowhere else.
             unsafe { sys::cuEventDestroy_v2(self.handle) };
         }

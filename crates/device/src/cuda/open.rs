@@ -12,7 +12,7 @@ use cust::sys::{
 };
 use simt::kernel::KernelInfo;
 
-use super::context::{Cuda, OwnedContext, Shared, check, during};
+use super::context::{CallersContext, Cuda, OwnedContext, Shared, check, during};
 use super::handles::{CudaMemory, CudaStream};
 use super::launched::Launched;
 use crate::buffer::{Buffer, Memory};
@@ -104,6 +104,7 @@ impl Cuda {
         // thread.
         check_thread("opening a GPU")?;
         let device = initialise(options)?;
+        let _callers = CallersContext::keep();
         let context = Context::new(device).map_err(during("creating the context"))?;
         let owned = OwnedContext(context);
         Self::load(device, owned.0.as_raw(), Some(owned), options, kernels)
@@ -122,7 +123,9 @@ impl Cuda {
         options: CudaOptions,
         kernels: &Kernels,
     ) -> Result<Self, DeviceError> {
-        Self::load(initialise(options)?, context, None, options, kernels)
+        let device = initialise(options)?;
+        let _callers = CallersContext::keep();
+        Self::load(device, context, None, options, kernels)
     }
 
     fn load(

@@ -1,18 +1,26 @@
 //! [`crate::copy`] on the CPU: a copy takes place when its thread waits for it. On a GPU it may take place at any time
-//! between its start and the wait, so that an access to its words in between is a fault.
+//! between its start and the wait, so that an access to its words in between is a fault, and so is a write to its
+//! source.
 
 use std::panic::Location;
 
 use super::block::current;
 use super::copies::{Copies, Copy};
-use super::fault::AccessKind;
-use super::mem::{Access, Pointer, load_words, record};
+use super::fault::FaultKind;
+use super::global_memory::GlobalMemory;
+use super::mem::{Access, Pointer, load_words};
+use super::past::Observer;
 
 /// Calls `use_copies` with the copies of the running thread.
 fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
     current(|block| {
         use_copies(&mut block.threads[block.running.get().0 as usize].copies.borrow_mut())
     })
+}
+
+/// Records the start or the end of a copy of the running thread, and fails the thread if the source is written.
+fn record(record: impl FnOnce(Observer<'_>, &GlobalMemory) -> Result<(), FaultKind>) {
+    current(|block| block.observe(record).unwrap_or_else(|fault| block.fail(fault)));
 }
 
 #[track_caller]
@@ -26,8 +34,11 @@ pub unsafe fn start_if<T: Access, const WORDS: usize>(
         return;
     }
     let words = WORDS as u32;
-    let from = source.access(at, 4 * words, AccessKind::Read);
+    let from = source.at(at, 4 * words);
     let (source, location) = (source.watched(at, 4 * words), Location::caller());
+    if let Some(place) = source {
+        record(|thread, memory| memory.start_copy(thread, place, location));
+    }
     let in_flight = current(|block| {
         let memory = block.shared_memory.borrow();
         let in_flight = memory.start(block.running.get(), location);
@@ -47,9 +58,8 @@ pub fn commit_group() {
 pub fn wait_for_groups<const PENDING: usize>() {
     let done = with_copies(|copies| copies.take_all_but(PENDING));
     for Copy { to, from, words, source, in_flight } in done {
-        // The source may have been read at any time until now.
         if let Some(place) = source {
-            record(place, AccessKind::Read, in_flight.location);
+            record(|thread, memory| memory.end_copy(thread, place, in_flight.location));
         }
         let mut read = [0; 4];
         let read = &mut read[..words as usize];

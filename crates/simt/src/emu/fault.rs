@@ -170,7 +170,7 @@ pub enum FaultKind {
         location: Site,
     },
     /// Two threads of a launch access the same bytes of global memory, at least one writes, and neither access happens
-    /// before the other.
+    /// before the other. Or a thread, perhaps the same one, writes to the source of a copy in flight.
     #[error(
         "race on global memory, byte {offset} of the allocation of `{argument}`: {first}, and, with nothing that orders \
          them, {second}"

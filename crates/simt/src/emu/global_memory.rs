@@ -3,6 +3,9 @@
 //! As in [`super::clock`], two accesses are ordered if one thread makes both, or if synchronization leads from one to
 //! the other. Between blocks, synchronization is a cluster barrier whose arrival releases, or atomics of device scope:
 //! acquire-release ones, or relaxed ones with fences around them (PTX ISA, "Memory Consistency Model").
+//!
+//! A copy in flight reads its source at any time until its thread waits for it. Until then nothing orders that read
+//! before a write, not even a write of the same thread.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -44,6 +47,18 @@ struct Recorded {
     /// One bit for each byte of the granule.
     bytes: u16,
     kind: AccessKind,
+    /// Whether it is the read of a copy that has started and was not waited for.
+    is_copy: bool,
+}
+
+impl Recorded {
+    /// An access that a thread makes now.
+    fn new(thread: Observer<'_>, place: Place, kind: AccessKind, location: Site) -> Self {
+        let Place { address, bytes, .. } = place;
+        let bytes = (((1_u32 << bytes) - 1) << (address % 16)) as u16;
+        let event = thread.event(location);
+        Self { event, block: thread.block, bytes, kind, is_copy: false }
+    }
 }
 
 /// The accesses to 16 aligned bytes with which later ones may race. Every access lies within one granule, and most
@@ -75,6 +90,7 @@ impl Granule {
             old.bytes & new.bytes != 0
                 && conflict(kinds)
                 && (kinds.contains(&AccessKind::ReadConstant)
+                    || old.is_copy
                     || !thread.knows(old.block, &old.event))
         };
         if let Some(old) = self.first.iter().chain(&self.others).find(racing) {
@@ -86,20 +102,34 @@ impl Granule {
             let is_covered = old.kind == new.kind
                 || new.kind == AccessKind::Write && old.kind != AccessKind::ReadConstant;
             let has_all = old.bytes & !new.bytes == 0;
-            is_covered && has_all && thread.knows(old.block, &old.event)
+            is_covered && has_all && !old.is_copy && thread.knows(old.block, &old.event)
         };
         self.others.retain(|old| !is_replaced(old));
         if self.first.as_ref().is_none_or(is_replaced) {
             self.first = Some(new);
             return Ok(());
         }
-        let is_alike = |old: &&Recorded| old.kind == new.kind && old.bytes == new.bytes;
+        let is_alike = |old: &&Recorded| {
+            (old.kind, old.bytes, old.is_copy) == (new.kind, new.bytes, new.is_copy)
+        };
         if self.others.iter().filter(is_alike).count() >= REMEMBERED {
             let oldest = self.others.iter().position(|old| is_alike(&old));
             oldest.map(|oldest| self.others.remove(oldest));
         }
         self.others.push(new);
         Ok(())
+    }
+
+    /// Removes the oldest read that equals `read`, up to time and place.
+    fn remove_copy(&mut self, read: &Recorded) {
+        let thread = |of: &Recorded| (of.block, of.event.at.thread());
+        let is_it =
+            |old: &Recorded| old.is_copy && old.bytes == read.bytes && thread(old) == thread(read);
+        if self.first.take_if(|first| is_it(first)).is_none()
+            && let Some(at) = self.others.iter().position(is_it)
+        {
+            self.others.remove(at);
+        }
     }
 }
 
@@ -170,8 +200,39 @@ impl GlobalMemory {
         kind: AccessKind,
         location: Site,
     ) -> Result<(), FaultKind> {
+        self.add(thread, place, Recorded::new(thread, place, kind, location))
+    }
+
+    /// Records that a thread starts a copy from `place`, at `location`.
+    ///
+    /// # Errors
+    /// As [`access`](Self::access).
+    pub fn start_copy(
+        &self,
+        thread: Observer<'_>,
+        place: Place,
+        location: Site,
+    ) -> Result<(), FaultKind> {
+        let read = Recorded::new(thread, place, AccessKind::Read, location);
+        self.add(thread, place, Recorded { is_copy: true, ..read })
+    }
+
+    /// Records that a thread has waited for its oldest copy from `place`, which it started at `location`: the copy may
+    /// have read until now.
+    ///
+    /// # Errors
+    /// As [`access`](Self::access).
+    pub fn end_copy(
+        &self,
+        thread: Observer<'_>,
+        place: Place,
+        location: Site,
+    ) -> Result<(), FaultKind> {
+        let read = Recorded::new(thread, place, AccessKind::Read, location);
         let mut shard = self.shard(place.address);
-        shard.add(thread, place, kind, location).map_err(|races| self.fault(place, races))
+        let granule = shard.granule(place.address);
+        granule.remove_copy(&read);
+        granule.add(read, thread).map_err(|old| self.fault(place, [old, read]))
     }
 
     /// Records and performs an atomic of a thread: `operate` performs it, and returns a result and the effect. If it
@@ -187,9 +248,10 @@ impl GlobalMemory {
         releases: &Past,
         operate: impl FnOnce() -> (R, Effect),
     ) -> Result<(R, Past), FaultKind> {
+        let new = Recorded::new(thread, place, AccessKind::Atomic, location);
         let mut shard = self.shard(place.address);
-        let added = shard.add(thread, place, AccessKind::Atomic, location);
-        added.map_err(|races| self.fault(place, races))?;
+        let added = shard.granule(place.address).add(new, thread);
+        added.map_err(|old| self.fault(place, [old, new]))?;
         let released = shard.released.entry(place.address).or_default();
         let (result, effect) = operate();
         let before = match effect {
@@ -205,6 +267,11 @@ impl GlobalMemory {
         Ok((result, before))
     }
 
+    fn add(&self, thread: Observer<'_>, place: Place, new: Recorded) -> Result<(), FaultKind> {
+        let added = self.shard(place.address).granule(place.address).add(new, thread);
+        added.map_err(|old| self.fault(place, [old, new]))
+    }
+
     /// The fault of two accesses that race.
     fn fault(&self, place: Place, races: [Recorded; 2]) -> FaultKind {
         let columns = u64::from(self.columns);
@@ -218,23 +285,10 @@ impl GlobalMemory {
 }
 
 impl Shard {
-    /// Adds an access that a thread makes now.
-    ///
-    /// # Errors
-    /// The earlier access and this one, if they race.
-    fn add(
-        &mut self,
-        thread: Observer<'_>,
-        place: Place,
-        kind: AccessKind,
-        location: Site,
-    ) -> Result<(), [Recorded; 2]> {
-        let Place { address, bytes, .. } = place;
-        let bytes = (((1_u32 << bytes) - 1) << (address % 16)) as u16;
-        let new = Recorded { event: thread.event(location), block: thread.block, bytes, kind };
+    /// The granule that contains `address`.
+    fn granule(&mut self, address: u64) -> &mut Granule {
         let granule = address / 16;
         let page = self.pages.entry(granule / PAGE_GRANULES).or_default();
-        let granule = &mut page[(granule % PAGE_GRANULES) as usize];
-        granule.add(new, thread).map_err(|old| [old, new])
+        &mut page[(granule % PAGE_GRANULES) as usize]
     }
 }

@@ -74,7 +74,7 @@ unsafe impl<T> Send for Pointer<T> {}
 unsafe impl<T> Sync for Pointer<T> {}
 
 /// Records an access of the running thread, and fails the thread if it races.
-pub fn record(place: Place, kind: AccessKind, location: Site) {
+fn record(place: Place, kind: AccessKind, location: Site) {
     current(|block| {
         let done = block.observe(|thread, memory| memory.access(thread, place, kind, location));
         done.unwrap_or_else(|fault| block.fail(fault));

@@ -8,8 +8,8 @@
 //!
 //! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access out of bounds or
 //! misaligned, a read of unwritten shared memory, a race on shared or global memory, an access to the words of a copy
-//! in flight, a write to operands of a product in flight, operands that no proxy fence makes visible, a panic. It is
-//! also a fault if the system provides no stacks for the threads of a cluster, or no OS threads for blocks.
+//! in flight, a write to its source or to operands of a product in flight, operands that no proxy fence makes visible, a
+//! panic. It is also a fault if the system provides no stacks for the threads of a cluster, or no OS threads for blocks.
 //!
 //! Race detection is dynamic: it finds two accesses that the happens-before relation of this run leaves unordered;
 //! vector clocks hold that relation. The emulator does not notice when the host frees an allocation that a launch uses.

@@ -19,7 +19,7 @@ fn shape(blocks: u32, seed: u64) -> Launch {
 }
 
 /// Whether `body` races, with 64 words of memory that are 0 at first. Panics unless all seeds agree.
-fn races(blocks: u32, cluster: u32, body: impl Fn(GlobalMut<u32>) + Sync) -> bool {
+pub fn races(blocks: u32, cluster: u32, body: impl Fn(GlobalMut<u32>) + Sync) -> bool {
     let race = |seed| {
         let tensor = Tensor::zeros(64);
         let words = tensor.output::<u32>();
@@ -365,33 +365,6 @@ fn a_crowd_hides_nothing_beside_it() {
         }
     };
     assert!(races(4, 4, crowd));
-}
-
-/// A copy may read until it is waited for.
-#[test]
-fn a_copy_reads_until_its_wait() {
-    let body = |words: GlobalMut<u32>, waits_before: bool| {
-        // SAFETY: elements in bounds; without the wait the write races with the copy on purpose.
-        unsafe {
-            let thread = thread_idx_x();
-            if thread == 0 {
-                Shared::<u32, 4>::at(0).copy_from(0, words.read_only(), 0);
-                copy::commit_group();
-                if waits_before {
-                    copy::wait_for_groups::<0>();
-                }
-            }
-            sync_threads();
-            if thread == 32 {
-                words.store(0, 7);
-            }
-            if thread == 0 {
-                copy::wait_for_groups::<0>();
-            }
-        }
-    };
-    assert!(!races(1, 1, |words| body(words, true)));
-    assert!(races(1, 1, |words| body(words, false)));
 }
 
 /// `ld.global.nc` is for memory that is not written during the launch: a barrier between write and load does not help.

@@ -1,14 +1,17 @@
-//! Copies and products in flight: until a copy is waited for, its words must not be accessed, and until a product is
-//! waited for, its operands must not be written, whatever barriers lie between.
+//! Copies and products in flight: until a copy is waited for, its words must not be accessed and its source must not be
+//! written, and until a product is waited for, its operands must not be written, whatever barriers lie between.
 
+use simt::atomic::DeviceAtomicU32;
 use simt::copy::{commit_group, wait_for_groups};
 use simt::emu::{AccessKind, FaultKind, Launch, launch};
+use simt::mem::GlobalMut;
 use simt::shared::Shared;
 use simt::thread::{NamedBarrier, sync_threads, thread_idx_x, warp_id};
 use simt::warp::sync_warp;
 use simt::warpgroup::{Panels, fence_proxy_async, start_bf16_m64n64k512, wait_for_products};
 
 use crate::device::{Tensor, assert_at, block_of, fault_kind, run};
+use crate::global_race::races;
 
 fn words() -> Shared<u32, 256> {
     // SAFETY: every block here has 1 KiB.
@@ -203,6 +206,89 @@ fn a_copy_starts_before_others_have_read_its_place() {
     let found = pipeline(true);
     let Err(FaultKind::SharedRace { first, second, .. }) = found else { panic!("{found:?}") };
     assert_eq!((first.kind, second.kind), (AccessKind::Read, AccessKind::Write));
+}
+
+/// A copy may read until it is waited for, whatever barriers lie between.
+#[test]
+fn a_copy_reads_until_its_wait() {
+    let body = |words: GlobalMut<u32>, waits_before: bool, is_between_barriers: bool| {
+        // SAFETY: elements in bounds; without the wait the write races with the copy on purpose.
+        unsafe {
+            let thread = thread_idx_x();
+            if thread == 0 {
+                Shared::<u32, 4>::at(0).copy_from(0, words.read_only(), 0);
+                commit_group();
+                if waits_before {
+                    wait_for_groups::<0>();
+                }
+            }
+            sync_threads();
+            if thread == 32 {
+                words.store(0, 7);
+            }
+            if is_between_barriers {
+                sync_threads();
+            }
+            if thread == 0 {
+                wait_for_groups::<0>();
+            }
+        }
+    };
+    for is_between_barriers in [false, true] {
+        assert!(!races(1, 1, |words| body(words, true, is_between_barriers)));
+        assert!(races(1, 1, |words| body(words, false, is_between_barriers)));
+    }
+}
+
+/// A thread copies the first words twice. The first copy, or both, are waited for before the thread itself writes.
+#[test]
+fn a_thread_writes_to_the_source_of_its_own_copy() {
+    let body = |words: GlobalMut<u32>, to: u64, waits_for_all: bool| {
+        // SAFETY: elements in bounds; some writes are to a source of a copy in flight on purpose.
+        unsafe {
+            if thread_idx_x() > 0 {
+                return;
+            }
+            for i in [0, 4] {
+                Shared::<u32, 8>::at(0).copy_from(i, words.read_only(), 0);
+                commit_group();
+            }
+            if waits_for_all {
+                wait_for_groups::<0>();
+            } else {
+                wait_for_groups::<1>();
+            }
+            words.store(to, 7);
+            wait_for_groups::<0>();
+        }
+    };
+    assert!(races(1, 1, |words| body(words, 3, false)));
+    assert!(!races(1, 1, |words| body(words, 3, true)));
+    assert!(!races(1, 1, |words| body(words, 4, false)), "beside the source");
+}
+
+/// An atomic that another block reads does not order the end of a copy, even of a block that never waits for it.
+#[test]
+fn a_copy_that_nobody_waits_for_reads_to_the_end() {
+    let body = |words: GlobalMut<u32>, waits: bool| {
+        // SAFETY: elements in bounds; without the wait the write races with a copy on purpose.
+        unsafe {
+            if thread_idx_x() > 0 {
+                return;
+            }
+            Shared::<u32, 4>::at(0).copy_from(0, words.read_only(), 0);
+            commit_group();
+            if waits {
+                wait_for_groups::<0>();
+            }
+            if DeviceAtomicU32::new(words, 63).add_acq_rel(1) == 1 {
+                wait_for_groups::<0>();
+                words.store(0, 7);
+            }
+        }
+    };
+    assert!(!races(2, 1, |words| body(words, true)));
+    assert!(races(2, 1, |words| body(words, false)));
 }
 
 /// Words of both operands of a product over 512: eight panels each.

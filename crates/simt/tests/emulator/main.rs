@@ -12,6 +12,7 @@ mod global_race_model;
 mod granules;
 mod grid;
 mod in_flight;
+mod operands;
 mod process;
 mod product;
 mod proxy;

@@ -11,6 +11,11 @@ use crate::model::Model;
 use crate::op::{Name, Op};
 use crate::text::Text;
 
+/// Xored into the seed of [`kernel_reuse_config`], as `KERNELS` into that of [`kernel_config`]; likewise chosen.
+const KERNEL_REUSE: u64 = 0x7265_7573_0000_1ff3;
+/// Xored into the seed of [`event_capacity`].
+const EVENTS: u64 = 0xe7e7;
+
 /// A small cache with checkpoints, in which requests share prefixes; it runs out of slots, blocks and everything else.
 #[must_use]
 pub fn reuse_config(seed: u64) -> CacheConfig {
@@ -33,7 +38,7 @@ pub fn reuse_config(seed: u64) -> CacheConfig {
 /// As `reuse_config`, for runs with kernels; the memory is poisoned.
 #[must_use]
 pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
-    let mut random = SmallRng::seed_from_u64(seed);
+    let mut random = SmallRng::seed_from_u64(seed ^ KERNEL_REUSE);
     CacheConfig {
         max_requests: random.random_range(2..=4),
         num_blocks: random.random_range(3..=12),
@@ -51,7 +56,7 @@ pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
 /// Capacity of the event log: none, so few events that the log overflows, or enough for all. It has its own generator
 /// of random numbers, since the seeds that find mistakes were chosen by hand and must not change.
 fn event_capacity(seed: u64) -> u32 {
-    let mut random = SmallRng::seed_from_u64(seed ^ 0xe7e7);
+    let mut random = SmallRng::seed_from_u64(seed ^ EVENTS);
     *[0, 4, 4096].choose(&mut random).expect("not empty")
 }
 

@@ -125,6 +125,31 @@ impl Shared {
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Sync for Shared {}
 
+/// After each call the context is current again that the calling program had made current before it.
+pub fn the_context_of_the_caller_stays_current() {
+    let current = || {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the call writes the context.
+        let status = unsafe { cust::sys::cuCtxGetCurrent(&raw mut current) };
+        assert_eq!(status, cust::sys::CUresult::CUDA_SUCCESS);
+        current
+    };
+    let mut own = std::ptr::null_mut();
+    // SAFETY: the call writes the context, of GPU 0, which exists, and makes it current.
+    let made = unsafe { cust::sys::cuCtxCreate_v2(&raw mut own, 0, 0) };
+    assert_eq!((made, current()), (cust::sys::CUresult::CUDA_SUCCESS, own));
+    let device = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
+    assert_eq!(current(), own, "opened");
+    let stream = device.stream().unwrap();
+    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    stream.fill(&buffer, 7).unwrap();
+    assert_eq!((download(&stream, &buffer), current()), (vec![7; 4], own), "used");
+    drop((buffer, stream, device));
+    assert_eq!(current(), own, "dropped");
+    // SAFETY: nothing uses it any more.
+    unsafe { cust::sys::cuCtxDestroy_v2(own) };
+}
+
 /// A GPU that is refused when it is opened gives its context back, and the context is no longer current. Otherwise code
 /// that asks for the context of the thread would use it.
 pub fn a_refused_gpu_leaves_no_context() {

@@ -33,7 +33,7 @@ pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B
     is_foreign(other.event().unwrap().milliseconds_since(&event), "event", pair);
     is_foreign(stream.replay(&graph), "graph", pair);
     is_foreign(stream.capture(vec![theirs.memory()], || Ok(())), "memory", pair);
-    let mut staged = Staged::new(one, "staged", 4).unwrap();
+    let mut staged = Staged::new(one, "staged", 4, 2).unwrap();
     let update = staged.update(&stream, |words: &mut [u32]| {
         words.fill(1);
         Ok::<_, DeviceError>((4, ()))

@@ -12,13 +12,16 @@ use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
+use super::tier;
+
 type Cache = Fed<Failing<Emulator>>;
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 const TOKENS: usize = 131;
 
-/// The ledger as JSON, without the number of times that each slot changed hands.
-fn ledger(fed: &Cache) -> serde_json::Value {
+/// The ledger as JSON, without the number of times that each slot changed hands, and what JSON leaves out: the contents
+/// of the prefix tree, and the checkpoints that are kept aside for answers.
+fn ledger(fed: &Cache) -> (serde_json::Value, String) {
     fn remove(value: &mut serde_json::Value) {
         match value {
             serde_json::Value::Object(map) => {
@@ -29,9 +32,10 @@ fn ledger(fed: &Cache) -> serde_json::Value {
             _ => {}
         }
     }
-    let mut ledger = serde_json::to_value(&*fed.manager.ledger()).unwrap();
-    remove(&mut ledger);
-    ledger
+    let ledger = fed.manager.ledger();
+    let mut json = serde_json::to_value(&*ledger).unwrap();
+    remove(&mut json);
+    (json, format!("{:?}, {} outputs", ledger.tree_counts(), ledger.output_checkpoints()))
 }
 
 /// Runs `work` with each of its device calls failing in turn, until none is left. Returns the result of the attempt
@@ -105,6 +109,35 @@ fn a_failed_copy_changes_nothing() {
         assert!(failures >= 3, "{failures} calls of a resumption fail");
         go_on(&mut fed, id);
         fed.manager.discard_checkpoint(saved).unwrap();
+    }
+}
+
+/// A request that is suspended gives the checkpoint of its answer to the prefix tree, but not if the suspension fails.
+#[test]
+fn a_failed_suspension_keeps_the_answers_checkpoint_aside() {
+    for how in [Failure::Instead, Failure::After] {
+        let device = Failing::emulated(EmuOptions::default());
+        let config = CacheConfig {
+            num_checkpoints: 2,
+            max_suspended: 1,
+            host_bytes: 0,
+            keep_outputs: true,
+            ..tier::settings()
+        };
+        let mut fed = Fed::new(&device, config);
+        let (tokens, story) = (tier::tokens(), Story::random(&tier::LAYERS, tier::TOKENS, 61));
+        let stream = fed.stream.clone();
+        let prompt = tier::prompt(&tokens[..129], b"");
+        let id = fed.manager.admit_with(&stream, &prompt).unwrap().id;
+        tier::run(&mut fed, id, &story, 0);
+        assert_eq!(fed.manager.ledger().output_checkpoints(), 1, "that of token 256");
+        let (suspended, failures) =
+            fail_each(&mut fed, how, |fed| fed.manager.suspend(&stream, id));
+        assert!(failures >= 2, "{failures} calls of a suspension fail");
+        assert_eq!(fed.manager.ledger().output_checkpoints(), 0);
+        let id = fed.manager.resume(&stream, suspended).unwrap();
+        fed.manager.release(id).unwrap();
+        fed.manager.ledger().audit().unwrap();
     }
 }
 

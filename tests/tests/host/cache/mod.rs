@@ -4,6 +4,7 @@ mod all_or_nothing;
 mod attention;
 mod capacity;
 mod conversations;
+mod copies_do_not_wait;
 mod copies_fail;
 mod device_failures;
 mod exhausted;
