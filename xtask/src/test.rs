@@ -124,6 +124,10 @@ fn run_builds(steps: &mut Steps) -> Result<Vec<Program>> {
     // A build of the workspace enables the features of all packages together. A user's build of the library has fewer.
     let alone = ["clippy", "--locked", "--package", "dsv4-kv", "--lib", "--", "-D", "warnings"];
     steps.run("clippy of the library alone", || cargo(&alone, "fix what clippy names"))?;
+    // As `cargo kv` builds it where there is no GPU.
+    let small = ["--package", "dsv4-kv-cli", "--no-default-features", "--", "-D", "warnings"];
+    let small = [&alone[..2], &small[..]].concat();
+    steps.run("clippy of the small program", || cargo(&small, "fix what clippy names"))?;
     steps.run("rustdoc", documentation)?;
     steps.run("tests built", || {
         programs::build("building all tests", &[&ALL[..], &["--no-run"]].concat())

@@ -10,9 +10,9 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use super::manifest::{Manifest, TargetRecord};
 use super::module::Module;
-use super::recipe::{Built, FLAGS, PROFILE, TARGETS, Target};
+use super::recipe::{ARGUMENTS, Built, FLAGS, PROFILE, TARGETS, Target};
 use super::sources::Sources;
-use super::{compressed, lint, patch, ptxas, toolchain};
+use super::{compressed, lint, patch, ptxas, recipe, toolchain};
 use crate::{process, workspace};
 use dsv4_kv_device_compiler::Compiler;
 
@@ -59,11 +59,9 @@ fn compile_target(compiler: &Compiler, target: Target) -> Result<Built> {
     let mut cargo = workspace::clean_cargo();
     compiler.apply(&mut cargo)?;
     cargo
-        .args(["rustc", "--locked", "--package", "kernels-gpu", "--release"])
-        .args(["--crate-type", "cdylib", "-Zbuild-std=core", "--target", "nvptx64-nvidia-cuda"])
-        .arg("--target-dir")
+        .args(["rustc", "--target-dir"])
         .arg(&folder)
-        .args(["--", "--emit=asm"])
+        .args(ARGUMENTS)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags(compiler, target).join("\x1f"))
         .envs(PROFILE);
@@ -122,6 +120,7 @@ fn write(
         abi_hash: ABI_HASH,
         compiler: compiler.version.clone(),
         flags: FLAGS.map(ToOwned::to_owned).to_vec(),
+        cargo: recipe::cargo(),
         ptxas,
         source_hash: sources.hash(),
         sources,

@@ -8,7 +8,7 @@ use kernels_gpu::table::ABI_HASH;
 use super::lint;
 use super::manifest::{Manifest, TargetRecord};
 use super::module::Module;
-use super::recipe::{FLAGS, TARGETS};
+use super::recipe::{self, FLAGS, TARGETS};
 use super::sources::{self, Sources};
 use crate::workspace;
 
@@ -51,6 +51,10 @@ fn recipe_changes(manifest: &Manifest, now: &Sources) -> Vec<String> {
     }
     if manifest.flags != FLAGS {
         reasons.push(format!("the compiler flags were {:?} and are {FLAGS:?}", manifest.flags));
+    }
+    let cargo = recipe::cargo();
+    if manifest.cargo != cargo {
+        reasons.push(format!("cargo was called with {:?} and is with {cargo:?}", manifest.cargo));
     }
     if manifest.ptxas.is_none() {
         let remedy = "build it where a CUDA toolkit has `ptxas`, or where pip can fetch it";
@@ -108,6 +112,7 @@ mod tests {
             abi_hash: ABI_HASH,
             compiler: Version { rustc: "rustc 1.96.0".to_owned(), llvm: "22".to_owned() },
             flags: FLAGS.map(ToOwned::to_owned).to_vec(),
+            cargo: recipe::cargo(),
             ptxas: Some("release 13.5".to_owned()),
             source_hash: sources.hash(),
             sources,
@@ -127,6 +132,12 @@ mod tests {
         assert_eq!(changed(|_| {}), "");
         assert!(changed(|manifest| manifest.abi_hash ^= 1).contains("ABI"));
         assert!(changed(|manifest| manifest.flags.truncate(1)).contains("flags"));
+        let level = |manifest: &mut Manifest| {
+            let level = manifest.cargo.iter_mut().find(|of| of.contains("OPT_LEVEL="));
+            *level.expect("the profile has one") = "CARGO_PROFILE_RELEASE_OPT_LEVEL=2".to_owned();
+        };
+        assert!(changed(level).contains("OPT_LEVEL=2"));
+        assert!(changed(|manifest| drop(manifest.cargo.pop())).contains("--emit=asm"));
         assert!(changed(|manifest| manifest.ptxas = None).contains("ptxas"));
         assert!(changed(|manifest| manifest.targets.truncate(1)).contains("targets"));
         assert!(changed(|manifest| manifest.source_hash.clear()).contains("source hash"));

@@ -124,9 +124,9 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
     for (kind, count) in entry.counts.iter().filter(|(kind, _)| kind.ends_with(".generic")) {
         fault(Rule::Generic, format!("{name} has {count} {kind}"));
     }
-    let early = entry.early();
+    let early = BTreeSet::from_iter(entry.early());
     if !early.is_empty() {
-        fault(Rule::Wait, format!("{name} before griddepcontrol.wait: {}", early.join(", ")));
+        fault(Rule::Wait, format!("{name} executes before griddepcontrol.wait: {early:?}"));
     }
     let params = params_of(kernel);
     if entry.params != params {

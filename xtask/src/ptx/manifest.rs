@@ -23,6 +23,8 @@ pub struct Manifest {
     pub compiler: Version,
     /// Its flags, without those that depend on the machine.
     pub flags: Vec<String>,
+    /// The release profile, as environment variables, and cargo's arguments, without those that depend on the machine.
+    pub cargo: Vec<String>,
     /// The version of the `ptxas` that assembled the PTX of all targets. `None`: none was found.
     pub ptxas: Option<String>,
     /// One hash over [`Manifest::sources`].

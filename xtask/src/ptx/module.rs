@@ -151,7 +151,10 @@ const EARLY: [&str; 3] = [
 /// Whether an instruction may access global memory and is not in `EARLY`.
 fn is_global(opcode: &str) -> bool {
     let has = |spaces: &[&str]| {
-        opcode.split('.').filter_map(|part| part.split("::").next()).any(|part| spaces.contains(&part))
+        opcode
+            .split('.')
+            .filter_map(|part| part.split("::").next())
+            .any(|part| spaces.contains(&part))
     };
     let is_global = match opcode.split('.').next() {
         // A copy names both of its spaces; commits of copies and waits for them name none.
@@ -310,14 +313,16 @@ $L__BB0_2:
         assert_eq!(amax.counts, Counts::from(expected));
     }
 
+    /// The instructions that an entry with this body may execute before the wait.
+    fn early(body: &str) -> String {
+        let module = Module::parse(&format!(".visible .entry one()\n{{\n{body}\n}}\n"));
+        module.entry("one").expect("an entry").early().join(" ")
+    }
+
     /// The wait must be on every path to an access, and to an end; a wait somewhere earlier in the text is not enough.
     #[test]
     fn early_accesses_are_found_on_each_way() {
-        let early = |body: &str| {
-            let text = format!(".visible .entry one()\n{{\n{body}\n\tret;\n}}\n");
-            let module = Module::parse(&text);
-            module.entry("one").expect("an entry").early().join(" ")
-        };
+        let early = |body: &str| early(&format!("{body}\tret;\n"));
         let (wait, load) = ("\tgriddepcontrol.wait;\n", "\tld.global.b32 %r1, [%rd1];\n");
         let (skip, jump) = ("\t@%p1 bra $L__BB0_2;\n", "\tbra.uni $L__BB0_3;\n");
         let [two, three] = ["$L__BB0_2:\n", "$L__BB0_3:\n"];
@@ -345,11 +350,6 @@ $L__BB0_2:
 
     #[test]
     fn copies_predicates_indirect_branches_and_ends_are_early_too() {
-        let early = |body: &str| {
-            let text = format!(".visible .entry one()\n{{\n{body}\n}}\n");
-            let module = Module::parse(&text);
-            module.entry("one").expect("an entry").early().join(" ")
-        };
         let copy = "{ @wanted cp.async.cg.shared.global [%r1], [%rd1], 16; }\ncp.async.commit_group;\n\
             cp.async.wait_group 0;\nld.shared::cluster.b32 %r1, [%r2];\n";
         let wait = "griddepcontrol.wait;\n";
@@ -357,7 +357,7 @@ $L__BB0_2:
         assert_eq!(early(&[wait, copy, "ret;"].concat()), "");
         let predicated = "@%p1 griddepcontrol.wait;\nst.global.b32 [%rd1], %r1;\nret;";
         assert_eq!(early(predicated), "st.global.b32 ret");
-        // Only the second label has waited.
+        // One label has a wait of its own, the other none.
         let targets = "$L_targets: .branchtargets $L_one, $L_two;\n";
         let indirect = "brx.idx %r1, $L_targets;\n";
         let ways = "$L_two:\ngriddepcontrol.wait;\n$L_one:\nst.global.b32 [%rd1], %r1;\nret;";

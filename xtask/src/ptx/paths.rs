@@ -54,7 +54,7 @@ impl Paths {
         self.0.push(Step::Trap);
     }
 
-    /// The instructions that have to come after the wait, and that a path reaches without it.
+    /// The instructions that have to come after the wait, and that a path reaches without it, in the order of the text.
     pub fn early(&self) -> Vec<&str> {
         // Whether every path to a label has waited. Branches lead forward and back, so the text is read until nothing changes.
         let mut labels = BTreeMap::new();

@@ -63,6 +63,27 @@ pub const PROFILE: [(&str, &str); 6] = [
     ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false"),
 ];
 
+/// Arguments of `cargo rustc`; the target folder is added.
+pub const ARGUMENTS: [&str; 11] = [
+    "--locked",
+    "--package",
+    "kernels-gpu",
+    "--release",
+    "--crate-type",
+    "cdylib",
+    "-Zbuild-std=core",
+    "--target",
+    "nvptx64-nvidia-cuda",
+    "--",
+    "--emit=asm",
+];
+
+/// The profile and the arguments, as the manifest records them.
+pub fn cargo() -> Vec<String> {
+    let profile = PROFILE.map(|(name, value)| format!("{name}={value}"));
+    profile.into_iter().chain(ARGUMENTS.map(ToOwned::to_owned)).collect()
+}
+
 /// The finished PTX of one target.
 pub struct Built {
     /// The target.

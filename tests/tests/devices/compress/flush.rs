@@ -7,7 +7,7 @@ use dsv4_kv::step_meta::Chunk;
 use dsv4_kv_oracle::compressor;
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::KeyFormat;
-use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
+use dsv4_kv_oracle::number::{bf16_nearest, bf16_nearest_f64, bf16_value};
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
 use dsv4_kv_tests::golden;

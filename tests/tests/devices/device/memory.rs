@@ -72,7 +72,7 @@ pub fn exhausted_memory_is_a_typed_error<B: Backend>(device: &Device<B>) {
 
 pub fn staged_updates_arrive_in_order<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let mut staged = Staged::<B, u32>::new(device, "staged", 256).unwrap();
+    let mut staged = Staged::<B, u32>::new(device, "staged", 256, 2).unwrap();
     let address = staged.buffer().ptr();
     for round in 0..50 {
         let fill = |array: &mut [u32]| {
