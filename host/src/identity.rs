@@ -50,7 +50,7 @@ mod tests {
         let window = "Pool { kind: SwaData, unit: Slot, rows: 128, row_bytes: 576 }, \
                       Pool { kind: SwaScale, unit: Slot, rows: 128, row_bytes: 8 }";
         let expected = format!(
-            "1 [Swa, Csa, Hca, Csa, Swa] 1 256 128 64 16 1048576 10000.0 \
+            "2 [Swa, Csa, Hca, Csa, Swa] 1 256 128 64 16 1048576 10000.0 \
              CompressRope {{ theta: 160000.0, factor: 16.0, beta_fast: 32.0, beta_slow: 1.0, trained_context: 65536.0 }} \
              Ue8m0 Mxfp4 TwoBlocks Schema {{ layers: [\
              LayerCacheSchema {{ layer: LayerId(0), kind: Swa, pools: [{window}] }}, \

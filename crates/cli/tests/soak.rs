@@ -9,25 +9,54 @@ fn soak(options: &str) -> Command {
     command
 }
 
+/// The runs of a soak that ends with this exit code.
+fn runs(options: &str, code: i32) -> Vec<Value> {
+    let output = soak(options).arg("--json").assert().code(code).get_output().stdout.clone();
+    let mut result: Value = serde_json::from_slice(&output).expect("one JSON value");
+    result["runs"].as_array_mut().map(std::mem::take).expect("a run for each fill")
+}
+
+fn count(run: &Value, what: &str) -> u64 {
+    run[what].as_u64().unwrap_or_else(|| panic!("{what}: {run}"))
+}
+
 /// Few requests with many events each, in a pool that is little larger than the longest request: nothing is lost, and
-/// as much is reused as in the model. The long run is started by hand.
+/// the cache does as the model. The long run is started by hand.
 #[test]
 fn nothing_is_lost_and_the_model_agrees() {
-    let options =
-        "--requests 200 --rounds 2 --gpu-mem 3GiB --aborts 10 --forks 10 --preemptions 10";
-    let output = soak(options).arg("--json").assert().success().get_output().stdout.clone();
-    let result: Value = serde_json::from_slice(&output).expect("one JSON value");
-    let runs = result["runs"].as_array().expect("a run for each fill");
-    assert_eq!(runs.len(), 3);
-    for run in runs {
+    let events = "--aborts 10 --forks 10 --preemptions 10";
+    for (seed, fill) in (0..9).zip([80, 95, 100].into_iter().cycle()) {
+        let load = format!("--requests 120 --rounds 2 --gpu-mem 3GiB {events} --fill {fill}");
+        let [run] = &runs(&format!("{load} --seed {seed}"), 0)[..] else {
+            panic!("one run for one fill")
+        };
         assert_eq!(run["faults"], Value::Array(Vec::new()), "{run}");
-        let count = |what: &str| run[what].as_u64().unwrap_or_else(|| panic!("{what}: {run}"));
         for what in ["aborted", "forked", "suspended", "preempted", "reused", "evicted_blocks"] {
-            assert!(count(what) > 0, "{what}: {run}");
+            assert!(count(run, what) > 0, "{what}: {run}");
         }
-        assert_eq!(count("finished") + count("aborted"), 2 * 200 + count("forked"), "{run}");
-        assert!(run["off_percent"].as_f64() <= Some(0.1), "{run}");
+        let ended = ["finished", "aborted", "rejected"].map(|what| count(run, what));
+        assert_eq!(ended.iter().sum::<u64>(), 2 * 120 + count(run, "forked"), "{run}");
+        assert_eq!(count(run, "differing"), 0, "{run}");
     }
+}
+
+#[test]
+fn the_model_agrees_about_an_undisturbed_load() {
+    let events = "--aborts 0 --forks 0 --preemptions 0";
+    let load = format!("--requests 200 --rounds 2 --gpu-mem 3GiB {events} --seed 2");
+    let runs = runs(&format!("{load} --fill 80,95"), 0);
+    assert_eq!(runs.len(), 2);
+    for run in runs {
+        assert_eq!((count(&run, "finished"), count(&run, "rejected")), (400, 0), "{run}");
+    }
+}
+
+#[test]
+fn a_soak_of_nothing_fails() {
+    let options = "--requests 20 --rounds 2 --fill 1 --gpu-mem 200MiB --max-requests 4";
+    let [run] = &runs(options, 1)[..] else { panic!("one run for one fill") };
+    assert_eq!((count(run, "finished"), count(run, "rejected")), (0, 40), "{run}");
+    assert_eq!(run["faults"], serde_json::json!(["no request ran, and 40 were rejected"]), "{run}");
 }
 
 #[test]

@@ -103,7 +103,7 @@ pub(crate) fn checkpoint_pieces(
 
 /// Version of the byte layout: caches of different versions refuse each other's bytes. Increase it when
 /// [`unit_places`], the rings of a slot ([`crate::transfer`]) or the contents of a row change.
-pub(crate) const LAYOUT_VERSION: u32 = 1;
+pub(crate) const LAYOUT_VERSION: u32 = 2;
 
 /// Alignment, in bytes, of each pool's part in the image of a slot or block.
 const IMAGE_ALIGN: u64 = 16;

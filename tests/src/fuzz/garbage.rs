@@ -49,7 +49,13 @@ impl<'a> Choices<'a> {
 
 /// Elements that an array of garbage may have.
 pub(super) trait Garbage: Pod {
+    /// Any value.
     fn garbage(random: &mut SmallRng) -> Self;
+
+    /// A value that is valid in most places.
+    fn valid(random: &mut SmallRng) -> Self {
+        Self::garbage(random)
+    }
 }
 
 impl Garbage for u8 {
@@ -64,7 +70,7 @@ impl Garbage for bf16 {
     }
 }
 
-/// Places and lengths: mostly small enough for the arrays that they are of, and arbitrary ones.
+/// Places and lengths: mostly below the extents of the arrays that they are of, and arbitrary ones.
 impl Garbage for u32 {
     fn garbage(random: &mut SmallRng) -> Self {
         match random.random_range(0..8) {
@@ -73,6 +79,10 @@ impl Garbage for u32 {
             6 => Self::MAX,
             _ => random.random(),
         }
+    }
+
+    fn valid(random: &mut SmallRng) -> Self {
+        random.random_range(0..4)
     }
 }
 
@@ -103,6 +113,10 @@ impl Garbage for i32 {
             10..15 => *EDGES.choose(random).expect("some"),
             _ => random.random(),
         }
+    }
+
+    fn valid(random: &mut SmallRng) -> Self {
+        random.random_range(0..4)
     }
 }
 

@@ -4,13 +4,12 @@
 //!
 //! Scalars have values that `dsv4_kv::ops` accepts. A new kernel does not compile here until it implements [`Scalars`].
 
-use dsv4_kv::device::{
-    Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Operation, Stream, bf16,
-};
+use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Operation, Stream};
 use kernels_gpu::launch::*;
 use kernels_gpu::params::*;
 use kernels_gpu::table::KERNELS;
 use kernels_gpu::table::shape::*;
+use rand::Rng;
 
 use super::garbage::{Choices, Garbage};
 use crate::inputs::download;
@@ -40,8 +39,14 @@ impl Case<'_> {
         let device = self.stream.device();
         let buffer = device.allocate("argument", count).expect("little memory");
         let random = &mut self.choices.random;
+        // Many kernels do something only where several elements are valid: mostly so in half of the arrays.
+        let valid = if random.random() { 15 } else { 0 };
+        let mut element = || match random.random_ratio(valid, 16) {
+            true => T::valid(random),
+            false => T::garbage(random),
+        };
         // Large planes repeat their first 4,099 elements, to save time.
-        let part: Vec<T> = (0..count.min(4099)).map(|_| T::garbage(random)).collect();
+        let part: Vec<T> = (0..count.min(4099)).map(|_| element()).collect();
         let values: Vec<T> = part.iter().copied().cycle().take(count as usize).collect();
         self.stream.upload(&values, &buffer, 0).expect("it fits");
         self.filled.push(bytemuck::cast_slice(&values).to_vec());
@@ -150,8 +155,8 @@ scalars! {
     }
     CopyState: |c, _| CopyStateParams {
         mode: c.one_of(&[CopyStateParams::SAVE, CopyStateParams::RESTORE, CopyStateParams::SLOT]),
-        pieces: c.range(0, 5), jobs: c.range(0, 3), slots: c.range(1, 3), slot_units: c.range(1, 40),
-        checkpoints: c.range(1, 3), checkpoint_units: c.range(1, 9),
+        pieces: c.range(0, 5), jobs: c.range(0, 3), slots: c.range(1, 5), slot_units: c.range(1, 40),
+        checkpoints: c.range(1, 5), checkpoint_units: c.range(1, 9),
     }
     DigestSections: |c, _| DigestParams { sections: c.range(0, 5), words: c.range(0, 9000) }
     FlushCsa: |c, _| FlushParams {

@@ -30,19 +30,20 @@ pub fn refuses_misplaced_arguments() -> usize {
             for (place, pointer) in kernel.pointers.iter().enumerate() {
                 // Bytes that choose numbers other than 0 wherever there is a choice.
                 let bytes = [1; 32];
+                let run = |wrong| (operation.run)(&mut case(&bytes), variant, wrong).map(drop);
                 let element = match pointer.element {
                     "u8" => 1,
                     "u16" => 2,
                     _ => 4,
                 };
                 if pointer.align > element {
-                    let result = (operation.run)(&mut case(&bytes), variant, Wrong::Shifted(place));
+                    let result = run(Wrong::Shifted(place));
                     let found = matches!(result, Err(DeviceError::Misaligned { argument, .. })
                         if argument == pointer.name);
                     assert!(found, "{}, {} off: {result:?}", kernel.name, pointer.name);
                     refused += 1;
                 }
-                let result = (operation.run)(&mut case(&bytes), variant, Wrong::Short(place));
+                let result = run(Wrong::Short(place));
                 let may_be_empty =
                     pointer.extent.contains("if p.") || is_unused(kernel.name, pointer.name);
                 if may_be_empty && result.is_ok() {

@@ -21,10 +21,10 @@ const EXAMPLES: [(&str, &str); 2] = [
 
 /// Exit codes.
 const EXITS: [Exit; 4] = [
-    (0, "nothing was lost, and as much was reused as in the model"),
+    (0, "nothing was lost, and the cache did as the model"),
     (
         1,
-        "something was lost, the process has grown, or more or less was reused; or the result could not be written",
+        "something was lost, the process has grown, the cache did not as the model, or no request ran; or the result could not be written",
     ),
     (2, "an option, a file or a model was refused, or the cache does not fit"),
     (
@@ -38,8 +38,8 @@ const EXITS: [Exit; 4] = [
 ///
 /// For each --fill the load is replayed --rounds times through one cache, in which running requests may hold that
 /// part of all blocks. Checked are, after each round, that every block, checkpoint and slot is free or the prefix
-/// tree's; that the process has not grown in the second half of the rounds; and that as many tokens were reused as in
-/// a model of the cache that shares no code with it. No device is used.
+/// tree's; that the process has not grown in the second half of the rounds; and, after each operation, that the cache
+/// has reused and holds as much as a model of it that shares no code with it. No device is used.
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct SoakArgs {

@@ -28,7 +28,7 @@ pub struct Agreement {
     /// Tokens that the model reused.
     pub expected: u64,
     /// Number of operations.
-    operations: u64,
+    pub operations: u64,
     /// The first operation after which the cache held other than the model, in words.
     pub first: Option<String>,
 }
@@ -48,12 +48,11 @@ impl Checked {
             return;
         }
         let (found, expected) = (counts(&self.cache.ledger()), self.model.counts());
-        let both = COUNTED.into_iter().zip(found.into_iter().zip(expected));
-        *first = both.filter(|(_, (found, expected))| found != expected).next().map(
-            |(what, (found, expected))| {
-                format!("after operation {operations}, {operation}: {found} {what}, not {expected}")
-            },
-        );
+        let mut both = COUNTED.into_iter().zip(found.into_iter().zip(expected));
+        let wrong = both.find(|(_, (found, expected))| found != expected);
+        *first = wrong.map(|(what, (found, expected))| {
+            format!("after operation {operations}, {operation}: {found} {what}, not {expected}")
+        });
     }
 }
 

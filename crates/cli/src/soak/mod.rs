@@ -5,7 +5,8 @@
 //! | [`args`] | options |
 //! | [`mod@run`] | the rounds, and the checks after each |
 //! | [`disturb`] | the events of requests, and their times |
-//! | [`checked`], [`model`] | the cache, compared with a plain model of it |
+//! | [`checked`] | the cache, compared with its model |
+//! | [`model`], [`prefixes`] | the model: its requests, and the prefixes that they share |
 //! | [`report`] | the result: a table and JSON |
 
 mod args;

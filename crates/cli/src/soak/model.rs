@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use dsv4_kv::{CacheConfig, RequestId, StepRequest};
+use dsv4_kv::{CacheConfig, Capacity, RequestId, StepRequest};
 
 use super::prefixes::{Origin, Path, Prefixes, ROOT, Reference};
 use crate::texts::then;
@@ -69,6 +69,8 @@ pub struct Model {
     live: HashMap<RequestId, Live>,
     /// For each running request the last checkpoint of its answer, with its position; the oldest first.
     outputs: Vec<(RequestId, u32)>,
+    /// Whether requests need blocks: not if no layer stores entries.
+    has_blocks: bool,
     /// Whether requests share prefixes at all.
     shares: bool,
     keeps_outputs: bool,
@@ -76,11 +78,6 @@ pub struct Model {
     interval: u32,
     /// Most tokens of a step, and most tokens after a position, with which a request can be saved after the step.
     rollback: u32,
-}
-
-/// Blocks of a request with `tokens` tokens: one for each 128 tokens in which an entry (of 4 tokens) has closed.
-fn blocks_of(tokens: u32) -> usize {
-    (tokens / 4).div_ceil(BLOCK / 4) as usize
 }
 
 impl Sharing {
@@ -99,11 +96,13 @@ impl Sharing {
 impl Model {
     /// An empty cache of this configuration.
     pub fn new(config: &CacheConfig) -> Self {
+        let has_blocks = Capacity::new(config).block_bytes > 0;
         Self {
             prefixes: Prefixes::new(config),
             live: HashMap::new(),
             outputs: Vec::new(),
-            shares: config.num_checkpoints > 0,
+            has_blocks,
+            shares: has_blocks && config.num_checkpoints > 0,
             keeps_outputs: config.keep_outputs,
             context: config.max_context,
             interval: config.checkpoint_interval,
@@ -111,17 +110,17 @@ impl Model {
         }
     }
 
+    /// Blocks of a request with `tokens` tokens: one for each 128 tokens in which an entry (of 4 tokens) has closed.
+    fn blocks_of(&self, tokens: u32) -> usize {
+        if self.has_blocks { (tokens / 4).div_ceil(BLOCK / 4) as usize } else { 0 }
+    }
+
     /// The numbers of [`COUNTED`].
     pub fn counts(&self) -> [i64; 8] {
         let Prefixes { free_blocks, free_checkpoints, .. } = self.prefixes;
-        let [blocks, checkpoints, unheld_blocks, unheld_checkpoints, segments] =
-            self.prefixes.counts();
-        let free = [free_blocks, free_checkpoints, self.outputs.len() as i64];
-        let shared = [blocks, checkpoints, unheld_blocks, unheld_checkpoints, segments];
-        let mut counts = [0; 8];
-        counts[..3].copy_from_slice(&free);
-        counts[3..].copy_from_slice(&shared);
-        counts
+        let outputs = self.outputs.len() as i64;
+        let [blocks, saved, unheld, unheld_saved, segments] = self.prefixes.counts();
+        [free_blocks, free_checkpoints, outputs, blocks, saved, unheld, unheld_saved, segments]
     }
 
     /// Admits a request with `prompt`, or without sharing. The ledger reused `reused` tokens, and so does the model.
@@ -132,20 +131,21 @@ impl Model {
             return 0;
         };
         let last = (prompt.len() as u32).saturating_sub(1) / BLOCK;
-        let blocks = prompt.chunks_exact(BLOCK as usize).take(last as usize);
-        let paths: Vec<_> = blocks
-            .scan(ROOT, |path, block| {
-                *path = block.iter().fold(*path, |path, &token| then(path, token));
-                Some(*path)
-            })
-            .collect();
+        let reused = reused / BLOCK;
+        let mut path = ROOT;
+        let mut paths = Vec::new();
+        for block in prompt.chunks_exact(BLOCK as usize).take(last as usize) {
+            path = block.iter().fold(path, |path, &token| then(path, token));
+            if !self.prefixes.contains(path) && paths.len() as u32 >= reused {
+                break;
+            }
+            paths.push(path);
+        }
         let matched = paths.iter().take_while(|path| self.prefixes.contains(**path)).count();
         let is_saved = |path: &Path| self.prefixes.is_saved(*path);
         let expected = paths[..matched].iter().rposition(is_saved).map_or(0, |last| last + 1);
-        let reused = (reused / BLOCK) as usize;
-        let at = self.refer(&paths[..reused], matched);
+        let at = self.refer(&paths[..reused as usize], matched);
         self.prefixes.use_now(at.end);
-        let reused = reused as u32;
         let shares = Sharing {
             open: at.end,
             at,
@@ -201,29 +201,27 @@ impl Model {
     pub fn step(&mut self, step: &[StepRequest], tokens: &[u32]) {
         let live = |part: &StepRequest| &self.live[&part.id];
         let more = |part: &StepRequest| {
-            blocks_of(part.start + part.tokens).saturating_sub(live(part).blocks.len())
+            self.blocks_of(part.start + part.tokens).saturating_sub(live(part).blocks.len())
         };
         let new: usize = step.iter().map(more).sum();
         self.prefixes.take_blocks(new as i64);
-        let mut passed = self.passed(step);
-        let written = if step.iter().any(|part| part.tokens > self.rollback) {
-            self.take_checkpoints(passed.len())
-        } else {
-            0
-        };
-        let due = passed.split_off(written);
+        let mut written = self.passed(step);
+        let is_chunk = |part: &StepRequest| part.tokens > self.rollback;
+        let room = if step.iter().any(is_chunk) { self.take_checkpoints(written.len()) } else { 0 };
+        let due = written.split_off(room);
         let mut left = tokens;
         for part in step {
             let (tokens, others) = left.split_at(part.tokens as usize);
             left = others;
             self.commit(part, tokens);
         }
+        written.into_iter().for_each(|save| self.save(save));
         // After the step a request has only what the last of these positions needs, if it is not too far behind.
         let last = due.chunk_by(|one, next| one.id == next.id).filter_map(<[_]>::last).copied();
         let can_save = |save: &Save| self.live[&save.id].tokens - save.at <= self.rollback;
         let mut due: Vec<_> = last.filter(can_save).collect();
         due.truncate(self.take_checkpoints(due.len()));
-        passed.into_iter().chain(due).for_each(|save| self.save(save));
+        due.into_iter().for_each(|save| self.save(save));
     }
 
     /// Removes and returns the wanted positions that a step passes.
@@ -254,8 +252,9 @@ impl Model {
     /// Commits the tokens of a request's step. Blocks that they fill are shared, unless an equal block is in the map
     /// already.
     fn commit(&mut self, part: &StepRequest, tokens: &[u32]) {
+        let blocks = self.blocks_of(part.start + part.tokens);
         let Some(live) = self.live.get_mut(&part.id) else { return };
-        let held = blocks_of(part.start + part.tokens).max(live.blocks.len());
+        let held = blocks.max(live.blocks.len());
         live.blocks.resize_with(held, || Held::Own(Rc::new(())));
         live.tokens += part.tokens;
         let Some(shares) = &mut live.shares else { return };
@@ -318,7 +317,7 @@ impl Model {
     pub fn fork(&mut self, of: RequestId, id: RequestId) {
         let Some(Live { tokens, blocks, shares }) = self.live.get(&of) else { return };
         let tokens = *tokens;
-        let (all, full) = (blocks_of(tokens), (tokens / BLOCK) as usize);
+        let (all, full) = (self.blocks_of(tokens), (tokens / BLOCK) as usize);
         let mut blocks = blocks[..all.min(full)].to_vec();
         let place = shares.as_ref().map(|shares| (shares.at.end, shares.open));
         if all > full {

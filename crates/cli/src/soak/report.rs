@@ -34,6 +34,8 @@ pub struct Row {
     pub interrupted: bool,
     /// Requests that ran to their end, copies included.
     pub finished: u64,
+    /// Requests that can never fit: they are longer than the cache, or than the blocks that requests may hold.
+    pub rejected: u64,
     /// What happened to requests.
     #[serde(flatten)]
     pub done: Done,
@@ -66,13 +68,14 @@ pub struct Row {
 }
 
 impl Row {
-    fn values(&self) -> [(&'static str, String); 16] {
+    fn values(&self) -> [(&'static str, String); 17] {
         let Done { aborted, forked, suspended, preempted } = self.done;
         let drift = self.drift_percent.map_or("unknown".into(), |drift| format!("{drift:+.2} %"));
         [
             ("requests may hold", format!("{} % of the blocks", self.fill)),
             ("rounds", self.rounds.to_string()),
             ("finished", self.finished.to_string()),
+            ("rejected", self.rejected.to_string()),
             ("aborted", aborted.to_string()),
             ("forked", forked.to_string()),
             ("suspended", suspended.to_string()),

@@ -22,8 +22,6 @@ const DRIFT: f64 = 0.01;
 /// Growth in bytes that is ignored, since allocators keep memory. Rounds of a process of 30 MiB differ by up to 1.1
 /// MiB.
 const NOISE: u64 = 4 << 20;
-/// Most difference between the reused tokens and those of the model, as a fraction of the latter.
-const TOLERANCE: f64 = 0.001;
 
 /// The plan of a run.
 pub struct Plan<'a> {
@@ -70,6 +68,7 @@ impl Plan<'_> {
         row.evicted_checkpoints = stats.evicted_checkpoints;
         row.judge_reuse(cache.found);
         row.judge_memory(&resident);
+        row.judge_load();
         row.wall_s = began.elapsed().as_secs_f64();
         Ok(row)
     }
@@ -89,6 +88,11 @@ impl Plan<'_> {
             context: config.max_context,
             step_tokens: config.max_step_tokens,
         };
+        let fits = |request: &&Request| {
+            let tokens = request.arrival.cached_tokens();
+            tokens <= limits.context && cache.ledger().blocks_of(tokens) <= limits.blocks
+        };
+        let rejected = self.load.0.len() - self.load.0.iter().filter(fits).count();
         let mut drive = Drive::new(cache, self.load, limits, Clock::new(33.0, 8192.0));
         let seed = self.seed.wrapping_add(round.into());
         let mut disturbances = Disturbances::new(seed, self.shares, self.load.0);
@@ -110,6 +114,7 @@ impl Plan<'_> {
         // The tokens of aborted requests will not be computed.
         bar.set_position(before + tokens);
         row.finished += drive.finished();
+        row.rejected += rejected as u64;
         row.starved += drive.preempted() - disturbances.done.preempted;
         row.add(disturbances.done);
         Ok(drive.into_cache())
@@ -150,16 +155,22 @@ impl Row {
         self.done.preempted += done.preempted;
     }
 
-    /// Records the reused tokens, and a fault if they differ from the model's.
+    /// Records the reused tokens, and faults if the cache reused or held other than the model.
     pub fn judge_reuse(&mut self, found: Agreement) {
         let Agreement { admissions, differing, reused, expected, first, .. } = found;
-        self.faults.extend(first);
         (self.admissions, self.differing) = (admissions, differing);
         (self.reused, self.expected) = (reused, expected);
-        let off = reused.abs_diff(expected) as f64 / expected.max(1) as f64;
-        self.off_percent = 100.0 * off;
-        if off > TOLERANCE {
+        self.off_percent = 100.0 * reused.abs_diff(expected) as f64 / expected.max(1) as f64;
+        self.faults.extend(first);
+        if differing > 0 {
             self.faults.push(format!("{reused} tokens were reused, and {expected} in the model"));
+        }
+    }
+
+    /// Records a fault if nothing has run.
+    fn judge_load(&mut self) {
+        if self.finished + self.done.aborted == 0 && !self.interrupted {
+            self.faults.push(format!("no request ran, and {} were rejected", self.rejected));
         }
     }
 
@@ -226,7 +237,40 @@ mod tests {
         ];
         for other in others {
             let row = run(&load, &config, &other);
-            assert!(row.off_percent > 0.1 && row.faults.len() == 1, "{row:?}");
+            assert!(!row.faults.is_empty(), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn every_difference_is_a_fault() {
+        let faults = |found| {
+            let mut row = Row { finished: 1, ..Row::default() };
+            row.judge_reuse(found);
+            row.judge_load();
+            row.faults.len()
+        };
+        let found = Agreement { admissions: 9, reused: 128, expected: 128, ..Agreement::default() };
+        assert_eq!(faults(found.clone()), 0);
+        assert_eq!(faults(Agreement { differing: 2, ..found.clone() }), 1);
+        assert_eq!(faults(Agreement { first: Some("one block more".into()), ..found }), 1);
+    }
+
+    #[test]
+    fn a_run_of_nothing_is_a_fault() {
+        let faults = |mut row: Row| {
+            row.judge_load();
+            row.faults
+        };
+        let nothing = || Row { rejected: 7, ..Row::default() };
+        assert_eq!(faults(nothing()), ["no request ran, and 7 were rejected"]);
+        let aborted = Done { aborted: 1, ..Done::default() };
+        let others = [
+            Row { finished: 1, ..nothing() },
+            Row { done: aborted, ..nothing() },
+            Row { interrupted: true, ..nothing() },
+        ];
+        for other in others {
+            assert!(faults(other).is_empty());
         }
     }
 

@@ -48,7 +48,10 @@ fn caches_with_kernels_that_share_prefixes_have_all_formats_in_small_and_large_p
             let of_pair: Vec<_> = configs.iter().filter(is_pair).collect();
             let some = |is: fn(&CacheConfig) -> bool| of_pair.iter().any(|&of| is(of));
             assert!(some(|of| of.num_blocks < 6) && some(|of| of.num_blocks > 9), "{main:?}");
-            assert!(some(|of| of.max_context < 300) && some(|of| of.max_context > 360), "{index:?}");
+            assert!(
+                some(|of| of.max_context < 300) && some(|of| of.max_context > 360),
+                "{index:?}"
+            );
         }
     }
 }
