@@ -295,6 +295,7 @@ impl Capture {
 }
 
 /// Refuses an operation that a capture forbids, if this thread captures a stream of any device.
+#[cfg(feature = "cuda")]
 pub(crate) fn check_thread(operation: &'static str) -> Result<(), DeviceError> {
     let capturing = CAPTURING.with(|capturing| capturing.borrow().clone());
     capturing.map_or(Ok(()), |captures| captures.outside(operation, || Ok(())))

@@ -124,7 +124,7 @@ pub(crate) fn check_device(
 }
 
 /// Refuses a GPU whose blocks can have `found` bytes of shared memory, if a kernel needs more.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn check_shared_memory(
     name: &str,
     kernels: &[KernelInfo],
