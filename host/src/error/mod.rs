@@ -82,7 +82,7 @@ pub enum KvError {
     /// The step needs more blocks than are free. A request that computed the same prompt as another one at the same time holds the
     /// prefix tree's blocks besides its own: released and admitted again it shares them.
     #[error(
-        "{needed} new blocks are needed, and {free} are free or can be evicted; release or suspend a request, or leave one out of the step"
+        "{needed} new blocks are needed, and {free} are free or can be evicted; release a request, or leave one out of the step"
     )]
     OutOfBlocks {
         /// New blocks that are needed.

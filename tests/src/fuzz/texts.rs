@@ -57,8 +57,8 @@ pub fn trace(bytes: &[u8]) {
     let _ = readings(bytes);
 }
 
-/// As [`trace`]; returns in how many of three ways the trace can be read: as arrivals, as requests with the prompts that
-/// there are, as prompts.
+/// As [`trace`]; returns in how many of three ways the trace can be read: as arrivals, as requests with the prompts
+/// that there are, as prompts.
 ///
 /// # Panics
 /// As [`trace`].
@@ -123,7 +123,8 @@ fn line_of(error: &str) -> Option<usize> {
     error.strip_prefix("fuzz.jsonl:")?.split(':').next()?.parse().ok()
 }
 
-/// Whether the line that the error names has ids that are no u64. A line that is no [`serde_json::Value`] may have them.
+/// Whether the line that the error names has ids that are no u64. A line that is no [`serde_json::Value`] may have
+/// such ids.
 fn has_bad_ids(bytes: &[u8], error: &str) -> bool {
     let line = line_of(error).expect("a line");
     let line = bytes.split(|&byte| byte == b'\n').nth(line - 1).expect("a line of the trace");

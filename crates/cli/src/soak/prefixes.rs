@@ -110,8 +110,10 @@ impl Prefixes {
             Capacity::new(config);
         let (block_bytes, checkpoint_bytes) = (block_bytes as i64, checkpoint_bytes as i64);
         let (free_blocks, free_checkpoints) = (i64::from(blocks), i64::from(checkpoints));
+        // A map that is more than half full grows when entries come and go; the process must not grow in later rounds.
+        let room = 2 * blocks as usize;
         Self {
-            entries: HashMap::default(),
+            entries: HashMap::with_capacity_and_hasher(room, BuildHasherDefault::default()),
             saved: Vec::new(),
             held_blocks: 0,
             free_blocks,

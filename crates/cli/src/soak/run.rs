@@ -88,11 +88,7 @@ impl Plan<'_> {
             context: config.max_context,
             step_tokens: config.max_step_tokens,
         };
-        let fits = |request: &&Request| {
-            let tokens = request.arrival.cached_tokens();
-            tokens <= limits.context && cache.ledger().blocks_of(tokens) <= limits.blocks
-        };
-        let rejected = self.load.0.len() - self.load.0.iter().filter(fits).count();
+        row.rejected += self.rejected(&cache.ledger(), limits);
         let mut drive = Drive::new(cache, self.load, limits, Clock::new(33.0, 8192.0));
         let seed = self.seed.wrapping_add(round.into());
         let mut disturbances = Disturbances::new(seed, self.shares, self.load.0);
@@ -114,10 +110,17 @@ impl Plan<'_> {
         // The tokens of aborted requests will not be computed.
         bar.set_position(before + tokens);
         row.finished += drive.finished();
-        row.rejected += rejected as u64;
         row.starved += drive.preempted() - disturbances.done.preempted;
         row.add(disturbances.done);
         Ok(drive.into_cache())
+    }
+
+    /// Requests of a round that the scheduler rejects: they would not fit into an empty cache.
+    fn rejected(&self, ledger: &Ledger, limits: Limits) -> u64 {
+        let lengths = self.load.0.iter().map(|request| request.arrival.cached_tokens());
+        let too_long =
+            |tokens: &u32| *tokens > limits.context || ledger.blocks_of(*tokens) > limits.blocks;
+        lengths.filter(too_long).count() as u64
     }
 }
 
