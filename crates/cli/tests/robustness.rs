@@ -307,6 +307,24 @@ fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
     assert_eq!(fs::read_to_string(&old).expect("it is there"), "an older report");
 }
 
+/// What the model or the cache cannot do is refused as an option is.
+#[test]
+#[cfg(feature = "generate")]
+fn generate_refuses_tokens_and_lengths_that_the_model_lacks() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let tokens = folder.path().join("tokens");
+    fs::write(&tokens, "1 300").expect("room for it");
+    let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
+    let refused = |options: &str| {
+        let mut command = kv("generate --device cpu --model");
+        refusal(command.arg(&checkpoint).args(options.split_whitespace()))
+    };
+    let message = refused(&format!("--prompt-tokens {}", tokens.display()));
+    assert!(message.contains("`300`: the model has tokens from 0 to 255"), "{message}");
+    let message = refused("--prompt x --max-tokens 1048576");
+    assert!(message.contains("max_context"), "{message}");
+}
+
 /// A full disk ends a run at its first token, after it has opened the file of `--logits`.
 #[test]
 #[cfg(feature = "generate")]

@@ -3,8 +3,10 @@
 
 mod serving;
 
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serving::{Serving, checkpoint, command};
@@ -36,6 +38,28 @@ fn a_signal_ends_a_server_when_all_is_done() {
         assert!(is_done(&answer), "{}", String::from_utf8_lossy(&answer));
         assert_eq!(serving.exit_code(), Some(0));
     }
+}
+
+/// A signal ends a program that still reads its model.
+#[test]
+fn a_signal_ends_a_server_that_loads() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = folder.path().join("config.json");
+    assert!(Command::new("mkfifo").arg(&config).status().expect("mkfifo").success());
+    let mut program = command(folder.path(), "").spawn().expect("a program");
+    // Opens when the program opens it to read, which then waits for its content.
+    let _unfinished = File::options().write(true).open(&config).expect("a reader");
+    let kill = Command::new("kill").args(["-s", "TERM", &program.id().to_string()]).status();
+    assert!(kill.expect("kill").success());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let ended = loop {
+        match program.try_wait().expect("a child") {
+            None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            ended => break ended,
+        }
+    };
+    let _ = program.kill();
+    assert_eq!(ended.expect("the signal ends it").code(), None, "by the signal");
 }
 
 #[test]

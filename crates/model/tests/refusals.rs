@@ -102,6 +102,40 @@ fn a_request_that_is_interrupted_has_no_reason() {
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
 }
 
+/// An observer that ends a request at a token of this number, and counts its tokens.
+struct Until {
+    last: usize,
+    tokens: usize,
+}
+
+impl Observer for Until {
+    fn token(&mut self, _token: &Generated) -> bool {
+        self.tokens += 1;
+        self.tokens != self.last
+    }
+}
+
+/// A step with accepted drafts has several tokens. An observer that ends the request at one of them gets no later one.
+#[test]
+fn an_interrupted_request_ends_inside_a_step() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let limits = EngineLimits { max_draft: 2, ..LIMITS };
+    let mut engine = Engine::new(&device, Arc::new(model()), limits).expect("an engine");
+    let mut run = |last| {
+        let continuation = Continuation { max_tokens: 24, drafts: 2, ..CONTINUATION };
+        let mut observer = Until { last, tokens: 0 };
+        let summary = engine.generate(&[1, 2, 1, 2, 1], continuation, 8, &mut observer);
+        (summary.expect("tokens"), observer.tokens)
+    };
+    let (whole, _) = run(0);
+    assert!(whole.accepted > 0 && whole.tokens.len() == 24, "{whole:?}");
+    for last in 1..24 {
+        let (summary, tokens) = run(last);
+        assert_eq!((tokens, &summary.tokens[..]), (last, &whole.tokens[..last]));
+        assert_eq!(summary.finish, None);
+    }
+}
+
 /// An observer that ends a request before its second step.
 struct OneStep(bool);
 

@@ -16,8 +16,8 @@ use crate::step_meta::{self, SavedRows, StepLayout};
 impl Ledger {
     /// Requests a checkpoint at `boundary`, a multiple of 128 that the request has not passed. A chunk that passes the
     /// boundary writes the checkpoint, without an additional launch, if one is free. After any other step,
-    /// [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) saves it. A checkpoint that cannot be saved
-    /// fails no step.
+    /// [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) saves it; of several positions that a request
+    /// passed since the last call, the last. A checkpoint that cannot be saved fails no step.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::NotSavable`] for a position that is no
@@ -177,13 +177,10 @@ impl Ledger {
         for part in accepted {
             let slot = part.id.slot();
             let Ok(committed) = self.committed(part.id) else { continue };
-            let passed = self.saves.of(slot).iter().take_while(|&&at| at <= committed).count();
-            if let Some(boundary) = self.saves.wanted[..]
-                .get_mut(slot.0 as usize)
-                .and_then(|wanted| wanted.drain(..passed).next_back())
-            {
-                self.saves.add_due(part.id, boundary);
-            }
+            let Some(wanted) = self.saves.wanted.get_mut(slot.0 as usize) else { continue };
+            let passed = wanted.iter().take_while(|&&at| at <= committed).count();
+            let last = wanted.drain(..passed).next_back();
+            last.into_iter().for_each(|boundary| self.saves.add_due(part.id, boundary));
         }
     }
 

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use crate::ids::SlotId;
 
-/// At most one value a slot, the oldest first. Every operation takes constant time on average, and none allocates.
+/// At most one value a slot, the oldest first. Setting and taking values takes constant time on average, and allocates
+/// nothing.
 #[derive(Debug)]
 pub(super) struct SlotQueue<T> {
     /// By slot: the number of the value, and the value.

@@ -72,7 +72,7 @@ impl Saves {
 
     /// Marks a request, which is at `boundary`, as due to be saved there.
     pub fn add_due(&mut self, id: RequestId, boundary: u32) {
-        if self.due.get(id.slot()).is_none_or(|&(of, at)| of != id || at < boundary) {
+        if self.due.get(id.slot()) != Some(&(id, boundary)) {
             self.due.set(id.slot(), (id, boundary));
         }
     }

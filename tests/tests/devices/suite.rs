@@ -235,6 +235,7 @@ suite! {
         short_uses_of_long_rows_equal_a_stable_sort,
         crowds_equal_a_stable_sort,
         lists_of_many_queries_equal_a_stable_sort,
+        rows_shorter_than_lists_are_listed_in_order,
         golden_scores_give_the_golden_lists,
         a_refused_selection_writes_no_maxima,
         wrong_sizes_are_refused,

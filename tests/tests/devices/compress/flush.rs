@@ -309,6 +309,13 @@ pub fn flush_counts_windows_without_their_tokens<B: Backend>(device: &Device<B>)
     ops::flush_csa(&stream, &flush, &ops::KeyFlush { keys: &keys, to: &index }).unwrap();
     assert_eq!(written(&paged), (vec![paged.row(1)], 1));
 
+    // A state without the slot: nothing was pooled.
+    let paged = Paged::new(&stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
+    let (to, index, faults) = (paged.entries(), paged.keys(true), &paged.faults);
+    let flush = ops::Flush { tokens: &step.tokens(), state_slots: 1, to: &to, faults, ..flush };
+    ops::flush_csa(&stream, &flush, &ops::KeyFlush { keys: &keys, to: &index }).unwrap();
+    assert_eq!(written(&paged), (Vec::new(), 2));
+
     let step = Step::new(&stream, 0, &[Chunk { slot: SlotId(1), start: 0, end: 256 }]);
     let frequencies = upload(&stream, &Table::Compress.frequencies());
     let norm = upload(&stream, &[1_f32; 512]);

@@ -88,6 +88,8 @@ pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let case = |k| Case { heads: 64, columns: 160, skip: k, format, fall: 0 };
     assert_eq!(check(&layer, &queries, 1, &case(24)), 0);
     assert_eq!(check(&layer, &queries, 0, &case(1)), 0);
+    let short = Case { columns: 32, ..case(64) };
+    assert_eq!(check(&layer, &[(2, sees(100))], 0, &short), 1, "it sees more than a row has");
     layer.table[11] = -1;
     assert_eq!(check(&layer, &queries, 0, &case(60)), 2, "a tile of two queries");
     assert_eq!(check(&layer, &queries, 0, &case(128)), 1, "a tile of one");

@@ -296,6 +296,9 @@ pub fn scores_equal_the_oracle<B: Backend>(device: &Device<B>) {
             [(0, 9), (1, sees(1)), (2, sees(70)), (-1, -1), (0, sees(160)), (1, sees(33))];
         let case = Case { heads: 64, columns: 160, skip: 0, format, fall: 0 };
         assert_eq!(layer.check(&queries, 1, &case), 0);
+        // The first sees more entries than a row has, but the row has no more than are skipped.
+        let case = Case { columns: 32, skip: 64, ..case };
+        assert_eq!(layer.check(&[(0, sees(100)), (1, sees(32))], 0, &case), 1);
     }
 }
 

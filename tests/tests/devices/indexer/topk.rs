@@ -229,6 +229,23 @@ pub fn lists_of_many_queries_equal_a_stable_sort<B: Backend>(device: &Device<B>)
     }
 }
 
+/// A query that sees more entries than a row has columns, and more than its list is long: the row, none of which was
+/// scored, is listed in order.
+pub fn rows_shorter_than_lists_are_listed_in_order<B: Backend>(device: &Device<B>) {
+    const K: u32 = 64;
+    let stream = device.stream().unwrap();
+    let (position, slot) = (&upload(&stream, &[sees(100)]), &upload(&stream, &[0]));
+    let rising = Vec::from_iter((0..32).map(|i| i as f32));
+    let (scores, maxima) = (upload(&stream, &rising), upload(&stream, &[31.0; 4]));
+    let from = &Scores { scores: &scores, maxima: &maxima, columns: 32 };
+    let selected = &upload(&stream, &[-77; K as usize]);
+    let queries = &StepQueries { position, slot, index: slot, first: 0, count: 1 };
+    // SAFETY: the arrays were uploaded before, in this stream, and nothing writes them again.
+    unsafe { ops::index_topk(&stream, &EntrySelection { queries, from, k: K, selected }) }.unwrap();
+    let wanted = Vec::from_iter((0..K as i32).map(|i| if i < 32 { i } else { -1 }));
+    assert_same(&download(&stream, selected), &wanted, "the list");
+}
+
 /// A hundred thousand rows, on the CPU only by hand: most of at most 2,048 scores, 5,000 of up to 32,768, and a hundred
 /// of up to 262,144.
 pub fn very_many_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
