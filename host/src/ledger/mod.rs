@@ -21,6 +21,7 @@
 //! | `tier.rs` | transfers between the prefix tree and a lower tier |
 //! | `transfer.rs` | requests that move between caches |
 //! | `step.rs` | a step: begin, commit, reject |
+//! | `slot_queue.rs` | values by slot, in the order in which they were set |
 //! | `unit_list.rs` | freed blocks and slots that are to be poisoned |
 
 mod answer_checkpoints;
