@@ -77,8 +77,9 @@ impl SavedCheckpoint {
         self.boundary
     }
 
-    /// Whether it has the windows of the draft layers. If not, they are zero in a request that continues from it; a checkpoint that
-    /// is saved of that request before it has run 128 draft tokens has these zeros, and `has_draft` is true.
+    /// Whether it has the windows of the draft layers. If not, they are zero in a request that continues from it. True does
+    /// not mean that they are complete: a checkpoint of such a request has these zeros too, until it has run 128 draft
+    /// tokens.
     #[must_use]
     pub const fn has_draft(&self) -> bool {
         self.has_draft

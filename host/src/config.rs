@@ -60,9 +60,10 @@ pub struct CacheConfig {
     /// Requests that can be suspended at once, 0 to [`Self::MAX_REQUESTS`], each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
-    /// Thread blocks that share the keys of a work item of attention (a query, a part of its keys, up to 64 heads), in layers
-    /// with entries: the two of a cluster, or one. Not FlashMLA's `num_splits`, which is the number of parts here and
-    /// follows from the number of keys. Two are faster for few queries in a step, one for many. Results differ in their last bits.
+    /// Thread blocks of one work item of attention (a query, a part of its keys, up to 64 heads) in layers with entries: two,
+    /// which are a cluster and have half of the keys each, or one. Two have the lower latency for up to 66 work items in a
+    /// launch, one the higher throughput above. Results differ in their last bits. FlashMLA's `num_splits` is the number
+    /// of parts, which follows from the number of keys.
     #[serde(default)]
     pub attention_split: KeySplit,
     /// Whether unowned memory is filled with NaN, so that `KvCacheManager::check_poison` reports
@@ -116,8 +117,8 @@ impl CacheConfig {
         }
     }
 
-    /// Checks every setting but [`Self::host_bytes`], whose range depends on the bytes of the model's blocks: that is
-    /// checked when a cache is made.
+    /// Checks every setting but [`Self::host_bytes`], whose range depends on the bytes of the model's blocks and is
+    /// checked when a cache is made, and the shapes of the indexer, which its workspace and weights check.
     ///
     /// # Errors
     /// [`KvError::Config`] names the first setting out of range, its value and the range; [`KvError::Model`] a constant of the

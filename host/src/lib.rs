@@ -73,7 +73,7 @@
 //!
 //! let requests = [StepRequest { id, start: 0, tokens: 5 }];
 //! let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
-//! for (layer, kind) in step.ids() {
+//! for (layer, kind) in step.layer_kinds() {
 //!     // The model's projections for the layer are in `kv`, `main()`, `index()` and `projected`.
 //!     match kind {
 //!         LayerKind::Swa => {
@@ -161,6 +161,6 @@ pub use suspended::{StillSuspended, Suspended};
 pub use tier::mistake as tier_mistake;
 pub use weights::Compressor;
 
-pub use dsv4_kv_checkpoint as checkpoint;
+pub use dsv4_kv_model_files as model_files;
 pub use dsv4_kv_prefix::{Origin, RootKey};
 pub use kv_layout;

@@ -1,6 +1,6 @@
 //! Weights of a checkpoint on a device.
 
-use dsv4_kv_checkpoint::Checkpoint;
+use dsv4_kv_model_files::ModelFiles;
 use kv_layout::geometry::CompressorKind;
 
 use crate::device::{Backend, Buffer, Memory, Stream};
@@ -24,19 +24,19 @@ impl<B: Backend> Compressor<B> {
     /// the layer has no such compressor; [`KvError::Device`].
     pub fn of_layer(
         stream: &Stream<B>,
-        checkpoint: &Checkpoint,
+        model_files: &ModelFiles,
         layer: u32,
         kind: CompressorKind,
     ) -> Result<Self, KvError> {
-        let layer = checkpoint.layer_prefix(layer);
+        let layer = model_files.layer_prefix(layer);
         let prefix = match kind {
             CompressorKind::CsaMain | CompressorKind::Hca => format!("{layer}.attn.compressor"),
             CompressorKind::CsaIndex => format!("{layer}.attn.indexer.compressor"),
         };
         let [ratio, columns, channels] =
             [kind.ratio(), kind.columns(), kind.channels()].map(u64::from);
-        let ape = checkpoint.f32(&format!("{prefix}.ape"), &[ratio, columns])?;
-        let norm = checkpoint.f32(&format!("{prefix}.norm.weight"), &[channels])?;
+        let ape = model_files.f32(&format!("{prefix}.ape"), &[ratio, columns])?;
+        let norm = model_files.f32(&format!("{prefix}.norm.weight"), &[channels])?;
         Self::from_host(stream, &ape, &norm)
     }
 

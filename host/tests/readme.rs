@@ -6,10 +6,10 @@
 // The imports of the README's first sketch.
 use std::collections::HashMap;
 
-use dsv4_kv::checkpoint::Checkpoint;
 use dsv4_kv::device::CudaOptions;
 use dsv4_kv::indexer::CsaIndexer;
 use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::model_files::ModelFiles;
 use dsv4_kv::step::{CsaInputs, EntryLists, HcaInputs};
 use dsv4_kv::{Accepted, CacheConfig, IndexerWorkspace, KvCacheManager, Launches, StepRequest};
 
@@ -54,11 +54,11 @@ fn a_step(
     let Tensors { kv, window, entries, lengths, counts, lists, main, index, activations } = tensors;
 let device = dsv4_kv::open_cuda(CudaOptions::default())?;
 let stream = device.stream()?;
-let checkpoint = Checkpoint::open(directory)?;
-let model = checkpoint.config().cache.clone();
+let model_files = ModelFiles::open(directory)?;
+let model = model_files.config().cache.clone();
 let mut indexers = HashMap::new();
 for layer in csa_layers {
-    indexers.insert(layer, CsaIndexer::of_layer(&stream, &checkpoint, layer.0)?);
+    indexers.insert(layer, CsaIndexer::of_layer(&stream, &model_files, layer.0)?);
 }
 let workspace = IndexerWorkspace::new(&device, &model, limits)?;
 let config = CacheConfig::for_memory(model, 64 << 30, 256)?;
@@ -67,7 +67,7 @@ let request = cache.admit()?;
 
 let requests = [StepRequest { id: request, start, tokens }];
 let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
-for (id, kind) in step.ids() {
+for (id, kind) in step.layer_kinds() {
     match kind {
         LayerKind::Swa => {
             let layer = step.swa(id)?.update(&kv)?;

@@ -24,7 +24,7 @@ fn cache(device: &EmuDevice) -> Result<(Cache, Stream<Emulator>, Tensors), KvErr
 
 /// The layers of a group, from the tensors of a program.
 fn run_layers(layers: &mut Layers<'_, Emulator>, kv: &Tensors) -> Result<(), KvError> {
-    for (layer, _) in layers.ids() {
+    for (layer, _) in layers.layer_kinds() {
         layers.swa(layer)?.update(kv)?.append()?;
     }
     Ok(())
@@ -50,7 +50,7 @@ fn draft_and_verify(cache: &mut Cache, stream: &Stream<Emulator>, kv: &Tensors, 
         let mut drafts = cache.group(LayerGroup::Draft)?;
         let requests = [StepRequest { id, start, tokens: 1 }];
         let mut step = drafts.begin_step(stream, Launches::Eager, &requests)?;
-        run_layers(&mut step, kv)?; // `step.ids()` are the draft layers here
+        run_layers(&mut step, kv)?; // `step.layer_kinds()` are the draft layers here
         step.commit(&[Accepted::count(id, 1)])?;
     }
     // The trunk verifies its next token and both drafts, and accepts one token.

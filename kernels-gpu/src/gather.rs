@@ -95,7 +95,7 @@ pub unsafe fn all<F: RowFormat>(args: GatherAll) {
     }
 }
 
-/// Writes the number of entries that each query sees.
+/// Writes the number of entries that each query sees, whether or not its slot exists.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; one thread a query.

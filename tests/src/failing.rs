@@ -232,6 +232,10 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         self.inner.waits_for_launches()
     }
 
+    fn is_recorded(&self, stream: &Self::Stream) -> Result<bool, DeviceError> {
+        self.inner.is_recorded(stream)
+    }
+
     fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
         self.inner.divide(memory, parts);
     }

@@ -187,7 +187,7 @@ impl<B: Backend> Inputs<B> {
     /// # Errors
     /// If the cache or `between` refuses.
     pub fn run(&self, layers: &mut Layers<'_, B>, between: Between<'_, B>) -> Result<(), KvError> {
-        for (layer, _) in layers.ids() {
+        for (layer, _) in layers.layer_kinds() {
             let updated = self.update(layers, layer)?;
             between(layer, &updated)?;
             updated.append()?;

@@ -5,7 +5,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`checkpoint`] | checkpoints made by a test |
+//! | [`model_files`] | model files made by a test |
 //! | [`failing`] | a device that fails on demand |
 //! | [`fuzz`] | the bodies of the fuzz targets |
 //! | [`golden`] | vectors that other software made |
@@ -20,7 +20,6 @@
 //! | [`rings`] | sliding-window rings |
 #![deny(unsafe_code)]
 
-pub mod checkpoint;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod failing;
 pub mod fed;
@@ -33,6 +32,7 @@ pub mod inputs;
 pub mod lazy;
 #[expect(unsafe_code, reason = "operations on arrays that nothing else writes")]
 pub mod model;
+pub mod model_files;
 pub mod refused;
 pub mod rings;
 pub mod stories;

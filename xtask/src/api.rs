@@ -18,7 +18,7 @@ const VERSION: &str = "0.52.0";
 const LIBRARIES: [(&str, &str); 16] = [
     ("cuda-loader", ""),
     ("dsv4-kv", "metrics,tracing"),
-    ("dsv4-kv-checkpoint", ""),
+    ("dsv4-kv-model-files", ""),
     ("dsv4-kv-device", ""),
     ("dsv4-kv-events", ""),
     ("dsv4-kv-linear", ""),

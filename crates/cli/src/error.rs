@@ -99,6 +99,15 @@ pub enum InputError {
     /// Transfers of payloads in a mode that moves none.
     #[error("--payloads device needs --execute full: in bookkeeping no bytes move")]
     NothingMoves,
+    /// A GPU in a mode that runs no kernels.
+    #[error("--device cuda needs --execute full: bookkeeping runs no kernels")]
+    NothingRuns,
+    /// Memory of the indexer in a mode that runs none.
+    #[error("--indexer-memory needs --execute full: bookkeeping runs no indexer")]
+    NothingToScore,
+    /// A split of attention in a replay without attention.
+    #[error("--attention-split needs --attend: without attention no keys are split")]
+    NothingToSplit,
     /// A program that was built without support for several processes.
     #[cfg(not(feature = "peers"))]
     #[error(
@@ -113,7 +122,24 @@ pub enum InputError {
         /// Number of requests in the load.
         requests: usize,
     },
-    /// A request that ends as soon as its prompt is computed, or that never fits.
+    /// A request that is longer than the cache.
+    #[error(
+        "--request {request}: it needs {tokens} tokens in the cache, which holds {most} of a request; choose another, or raise --shrink"
+    )]
+    NeverFits {
+        /// The value of the option.
+        request: usize,
+        /// Tokens of the request.
+        tokens: u32,
+        /// Most tokens of a request.
+        most: u32,
+    },
+    /// A load without a request that `inspect` can show.
+    #[error(
+        "the load has no request to show: each generates a single token, or is longer than the cache; choose another --trace, --requests or --seed, or raise --shrink"
+    )]
+    NothingToInspect,
+    /// A request that ends as soon as its prompt is computed.
     #[error(
         "--request {request}: it is gone when its prompt is computed; choose one with more than one token of its own"
     )]
@@ -139,9 +165,16 @@ pub enum InputError {
         /// The last token.
         last: u32,
     },
-    /// `--only` for a suite whose cases cannot be selected.
-    #[error("--only is of `bench attention`: other suites have no cases that it could choose")]
-    OnlyOfAttention,
+    /// An option of `bench` that its suite does not read.
+    #[error("--{option} is of `bench {}`: `bench {suite}` would ignore it", suites.join("`, `bench "))]
+    OtherSuite {
+        /// The option.
+        option: String,
+        /// The suites that read it.
+        suites: Vec<String>,
+        /// The suite to measure.
+        suite: String,
+    },
     /// `--report` for a suite that has no report.
     #[error("--report: `bench bookkeeping` has no page; use --json")]
     NoReportOfBookkeeping,
@@ -156,7 +189,7 @@ pub enum InputError {
     /// A model that cannot be read.
     #[cfg(feature = "generate")]
     #[error("--model: {0}; give a folder with config.json and safetensors files")]
-    Checkpoint(#[source] dsv4_kv_model::ModelError),
+    Model(#[source] dsv4_kv_model::ModelError),
     /// A text prompt without a tokenizer.
     #[cfg(feature = "generate")]
     #[error("--prompt: {0}")]
@@ -183,6 +216,12 @@ pub enum InputError {
     #[cfg(feature = "serve")]
     #[error("--cold-cache needs --host-cache: prefixes are stored from host memory")]
     ColdWithoutHost,
+    /// A split of attention that runs on the host.
+    #[cfg(feature = "generate")]
+    #[error(
+        "--attention-split needs attention on the device, but it runs on the host: give --attention device"
+    )]
+    SplitOnHost,
     /// Graphs for steps that are longer than the longest step of the cache.
     #[cfg(feature = "serve")]
     #[error(

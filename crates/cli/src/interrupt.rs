@@ -43,6 +43,13 @@ impl Interrupt {
         Ok(interrupt)
     }
 
+    /// An interrupt that has arrived.
+    #[cfg(test)]
+    #[must_use]
+    pub fn requested() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+
     /// Whether the command should end.
     #[must_use]
     pub fn is_requested(&self) -> bool {

@@ -113,10 +113,13 @@ fn command_line() -> clap::Command {
 
 /// Runs the program with the command line of its process.
 pub fn main() -> ExitCode {
-    let parsed =
-        command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let command = match parsed {
-        Ok(Cli { command }) => command,
+    let parsed = command_line().try_get_matches().and_then(|matches| {
+        let Cli { command } = Cli::from_arg_matches(&matches)?;
+        // A command is required.
+        Ok((command, matches.subcommand().map(|(_, given)| given.clone()).unwrap_or_default()))
+    });
+    let (command, given) = match parsed {
+        Ok(parsed) => parsed,
         Err(refusal) if refusal.use_stderr() => {
             let _ = refusal.print();
             return ExitCode::from(2);
@@ -125,7 +128,7 @@ pub fn main() -> ExitCode {
         Err(text) => return output::check(text.print()).map_or_else(fail, |()| ExitCode::SUCCESS),
     };
     let outcome = match command {
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(&args, &given),
         Command::Completions(args) => completions::run(&args, &mut command_line()),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "generate")]

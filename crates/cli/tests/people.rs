@@ -243,6 +243,32 @@ fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
     }
 }
 
+/// A request that the cache cannot show is refused with the reason, before the load runs.
+#[test]
+fn inspect_refuses_requests_that_it_cannot_show() {
+    let refused = |requests: &[(u32, u32)], more: &str| {
+        let trace = tempfile::NamedTempFile::new().expect("a temporary file");
+        let line = |&(input, output): &(u32, u32)| {
+            format!(
+                "{{\"timestamp\": 0, \"input_length\": {input}, \"output_length\": {output}}}\n"
+            )
+        };
+        let lines: String = requests.iter().map(line).collect();
+        fs::write(trace.path(), lines).expect("room for two lines");
+        let options = format!("inspect --shrink 1 {more} --trace {}", trace.path().display());
+        let message = kv(&options).assert().code(2).get_output().stderr.clone();
+        String::from_utf8(message).expect("UTF-8")
+    };
+    // Longer than any context of the model.
+    let message = refused(&[(10, 3), (2_000_000, 3)], "--request 1");
+    assert!(message.contains("--request 1: it needs 2000002 tokens"), "{message}");
+    let message = refused(&[(10, 1), (2_000_000, 3)], "");
+    assert!(message.contains("the load has no request to show"), "{message}");
+    assert!(!message.contains("--request "), "{message}");
+    let message = refused(&[(10, 1)], "--request 0");
+    assert!(message.contains("--request 0: it is gone"), "{message}");
+}
+
 /// The checkpoint inside a prompt has no rows of draft layers, so that these have none of the tokens that are reused. In
 /// other layers, of other tokens and of a request that reuses nothing there is a row.
 #[test]

@@ -93,7 +93,7 @@ fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
         let options = format!("--execute bookkeeping --max-requests 3 --gpu-mem 2GiB {more}");
         let result = json(replay(&options).arg("--trace").arg(trace.path()));
         assert_eq!(result["finished"], 20);
-        assert_eq!(result["refused_admissions"], 17);
+        assert_eq!(result["waited_admissions"], 17);
         assert_eq!(result["rejected"], 0);
         assert_eq!(result["peak_slots"], 3);
         assert_eq!(result["peak_blocks"], 15, "639 tokens hold 5 blocks");
@@ -176,7 +176,7 @@ fn waits_are_told_in_steps_with_what_limits_them() {
     // By default the cache has a slot for each of them, and no request waits.
     let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse --token-budget 20000";
     let result = json(replay(options).arg("--trace").arg(trace.path()));
-    assert_eq!((&result["slots"], &result["refused_admissions"]), (&20.into(), &0.into()));
+    assert_eq!((&result["slots"], &result["waited_admissions"]), (&20.into(), &0.into()));
     assert_eq!(result["service"]["queueing"]["p99"], 0.0);
 }
 

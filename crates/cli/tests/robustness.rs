@@ -123,11 +123,17 @@ fn bookkeeping_refuses_what_needs_a_device() {
         ("--attend", "--attend needs --execute full"),
         ("--verify 1", "--verify needs --execute full"),
         ("--host-cache 1GiB", "--host-cache needs --execute full"),
+        ("--device cuda", "--device cuda needs --execute full"),
+        ("--indexer-memory 1GiB", "--indexer-memory needs --execute full"),
+        ("--attention-split one-block", "--attention-split needs --attend"),
     ] {
         let message = refusal(&mut kv(&format!("{SMALL} {option}")));
         assert!(message.contains(reason), "{message}");
     }
-    kv(&format!("{SMALL} --attend=false")).assert().success();
+    // What they have by default.
+    for option in ["--attend=false", "--indexer-memory 16MiB", "--attention-split two-blocks"] {
+        kv(&format!("{SMALL} {option}")).assert().success();
+    }
 }
 
 #[test]
@@ -145,7 +151,6 @@ fn the_ends_of_every_range_are_answered() {
         "--max-requests 65535 --gpu-mem 1PiB",
         "--token-budget 1 --shrink 64",
         "--token-budget 1048576",
-        "--indexer-memory 1PiB",
         "--seed 18446744073709551615",
     ];
     for options in ends {
@@ -154,6 +159,12 @@ fn the_ends_of_every_range_are_answered() {
         assert!(page.ends_with("</html>"), "{options}: an older page stuck out");
         assert!(page.len() < 2_000_000, "{options}: {} bytes", page.len());
     }
+}
+
+#[test]
+fn the_memory_of_the_indexer_may_be_all_that_is_accepted() {
+    let options = "--requests 1 --gpu-mem 300MiB --max-requests 2 --verify 0";
+    kv(&format!("replay --device cpu {options} --indexer-memory 1PiB")).assert().success();
 }
 
 #[test]
@@ -194,8 +205,38 @@ fn a_choice_of_cases_is_refused_where_there_is_nothing_to_choose() {
     }
 }
 
+/// An option that a suite would ignore is refused with the suites that read it, before a GPU is looked for.
+#[test]
+fn options_of_other_suites_are_refused() {
+    for (options, reason) in [
+        ("swa --batch 4", "--batch is of `bench step`: `bench swa` would ignore it"),
+        (
+            "attention --model pro",
+            "--model is of `bench step`, `bench prefill`, `bench checkpoints`",
+        ),
+        ("prefill --context 65536", "--context is of `bench step`"),
+        ("bookkeeping --model pro", "`bench bookkeeping` would ignore it"),
+        ("checkpoints --index-weight nvfp4", "--index-weight is of `bench step`, `bench prefill`"),
+        ("tier --chunk 2048", "--chunk is of `bench prefill`, `bench checkpoints`"),
+        ("--attention", "--attention is of `bench step`: `bench all` would ignore it"),
+    ] {
+        let message = refusal(&mut kv(&format!("bench {options}")));
+        assert!(message.contains(reason), "{options}: {message}");
+    }
+}
+
 #[test]
 fn endless_input_is_refused() {
+    let mut yes = std::process::Command::new("yes");
+    let mut blank = yes.arg("").stdout(Stdio::piped()).spawn().expect("it starts");
+    let lines = blank.stdout.take().expect("a pipe");
+    let mut replay = process("replay --execute bookkeeping --trace /dev/stdin");
+    let output = replay.stdin(lines).output().expect("it starts");
+    // It has the other end of the pipe.
+    drop(replay);
+    blank.wait().expect("it ends with its reader");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("1048576 bytes of blank lines"));
     let message = refusal(&mut kv("replay --execute bookkeeping --trace /dev/zero"));
     assert!(message.contains("/dev/zero:1: the line is longer than 1048576 bytes"), "{message}");
     let message = refusal(&mut kv("plan --gpu-mem 1GiB --model /dev/zero"));
@@ -323,6 +364,14 @@ fn generate_refuses_tokens_and_lengths_that_the_model_lacks() {
     assert!(message.contains("`300`: the model has tokens from 0 to 255"), "{message}");
     let message = refused("--prompt x --max-tokens 1048576");
     assert!(message.contains("max_context"), "{message}");
+    for option in ["--top-p 0.5", "--seed 3"] {
+        let message = refused(&format!("--prompt x {option}"));
+        assert!(message.contains("--temperature <X>"), "{option}: {message}");
+    }
+    for place in ["", "--attention host"] {
+        let message = refused(&format!("--prompt x --attention-split one-block {place}"));
+        assert!(message.contains("--attention-split needs attention on the device"), "{message}");
+    }
 }
 
 /// A full disk ends a run at its first token, after it has opened the file of `--logits`.

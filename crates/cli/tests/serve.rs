@@ -162,6 +162,8 @@ fn what_cannot_be_served_is_refused() {
         ("--context 1048577", "from 1 to 1048576"),
         ("--max-requests 0", "from 1 to 65535"),
         ("--cold-cache /tmp", "--cold-cache needs --host-cache"),
+        ("--cold-timeout 3", "--cold-cache <URL>"),
+        ("--attention-split one-block", "--attention-split needs attention on the device"),
         (
             "--graphs --draft 3 --step-tokens 2 --max-requests 1",
             "--graphs needs --step-tokens of at least 4",

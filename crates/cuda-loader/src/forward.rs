@@ -12,8 +12,8 @@ use cust_raw::{
     CUDA_TEXTURE_DESC, CUarray, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
     CUexternalMemory, CUfunc_cache, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec,
     CUgraphNode, CUgraphNodeType, CUhostFn, CUjit_option, CUjitInputType, CUlimit, CUlinkState,
-    CUmem_advise, CUmodule, CUoccupancyB2DSize, CUresult, CUsharedconfig, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus, CUsurfObject, CUtexObject,
+    CUmem_advise, CUmodule, CUoccupancyB2DSize, CUpointer_attribute, CUresult, CUsharedconfig,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUsurfObject, CUtexObject,
 };
 
 use crate::driver::resolve;
@@ -172,6 +172,9 @@ forward! {
     fn cuMemsetD32_v2(dst_device: CUdeviceptr, value: c_uint, count: usize);
     fn cuMemsetD8Async(dst_device: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
     fn cuMemsetD8_v2(dst_device: CUdeviceptr, value: c_uchar, count: usize);
+    fn cuPointerGetAttribute(
+        data: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr,
+    );
     fn cuSurfObjectCreate(surf_object: *mut CUsurfObject, res_desc: *const CUDA_RESOURCE_DESC);
     fn cuSurfObjectDestroy(surf_object: CUsurfObject);
     fn cuSurfObjectGetResourceDesc(res_desc: *mut CUDA_RESOURCE_DESC, surf_object: CUsurfObject);

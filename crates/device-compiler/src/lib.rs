@@ -1,5 +1,6 @@
 //! A compiler that can make PTX: a rustc of 1.96 or later, with the source of `core`.
 
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -115,10 +116,16 @@ fn require_core_source(sysroot: &Path) -> Result<()> {
 fn set_library_path(command: &mut Command, libraries: &[PathBuf]) -> Result<()> {
     if !libraries.is_empty() {
         let inherited = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        let folders = libraries.iter().cloned().chain(std::env::split_paths(&inherited));
-        command.env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
+        command.env("LD_LIBRARY_PATH", library_path(libraries, &inherited)?);
     }
     Ok(())
+}
+
+/// `libraries`, then the folders of `inherited`. An empty folder is left out: the dynamic linker would take it for the
+/// current one.
+fn library_path(libraries: &[PathBuf], inherited: &OsStr) -> Result<OsString> {
+    let inherited = std::env::split_paths(inherited).filter(|path| !path.as_os_str().is_empty());
+    Ok(std::env::join_paths(libraries.iter().cloned().chain(inherited))?)
 }
 
 /// Reads `rustc -vV`.
@@ -162,6 +169,12 @@ mod tests {
         assert!(text.contains("barriers"), "{text}");
         assert!(require_recent(&version("rustc 1.96.0 (ac68faa20 2026-05-25)")).is_ok());
         assert!(require_recent(&version("rustc 2.0.0-nightly (0 2030-01-01)")).is_ok());
+    }
+
+    #[test]
+    fn the_current_folder_is_not_searched_for_libraries() {
+        let path = |inherited: &str| library_path(&["/new".into()], inherited.as_ref()).unwrap();
+        assert_eq!([path(""), path("/a::/b:")], ["/new", "/new:/a:/b"]);
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
         None
     }
 
-    /// Whether to wait after every launch, so that a fault names the one kernel that caused it.
+    /// Whether to wait after every launch and replay, so that a fault names the kernels that may have caused it.
     fn waits_for_launches(&self) -> bool {
         false
     }
@@ -83,6 +83,16 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
 
     /// A number that no other stream of the domain has.
     fn stream_id(&self, stream: &Self::Stream) -> u64;
+
+    /// Whether something else than [`begin_capture`](Self::begin_capture) has begun a capture that records `stream`, such
+    /// as the program that owns it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`] if the driver cannot tell.
+    fn is_recorded(&self, stream: &Self::Stream) -> Result<bool, DeviceError> {
+        let _ = stream;
+        Ok(false)
+    }
 
     /// Bytes that an allocation could take now.
     ///
@@ -124,13 +134,13 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// Waits until `event` has passed; at once if it was never recorded.
     ///
     /// # Errors
-    /// [`DeviceError::KernelFault`].
+    /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`].
     fn wait(&self, event: &Self::Event) -> Result<(), DeviceError>;
 
     /// Whether `event` has passed, without waiting; true if it was never recorded.
     ///
     /// # Errors
-    /// [`DeviceError::KernelFault`].
+    /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`].
     fn has_passed(&self, event: &Self::Event) -> Result<bool, DeviceError>;
 
     /// Makes work that is queued in `stream` from now on wait, on the device, until `event` has passed.
@@ -225,7 +235,7 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// Waits until all work of `stream` is done; faults of its kernels surface here.
     ///
     /// # Errors
-    /// [`DeviceError::KernelFault`].
+    /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`].
     fn synchronize(&self, stream: &Self::Stream) -> Result<(), DeviceError>;
 
     /// Begins to capture what is queued into `stream`, instead of running it.

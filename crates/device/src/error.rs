@@ -296,10 +296,11 @@ pub enum DeviceError {
     /// The emulator met a fault.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// A kernel failed on the GPU. The context is lost; build a new device.
+    /// A kernel failed on the GPU. From now on every CUDA call of the process on this GPU fails, also of a new device: end the
+    /// process and start another.
     #[error(
         "a kernel failed on the GPU ({status}); it is one of those launched since the last \
-             wait: {kernels}"
+             wait: {kernels}; this process can no longer use the GPU: start a new one"
     )]
     KernelFault {
         /// Names of the kernels launched on each stream since its last successful wait.

@@ -12,7 +12,8 @@ use crate::identity::DeviceInfo;
 pub struct CudaOptions {
     /// The driver's number of the GPU.
     pub ordinal: u32,
-    /// Wait after every launch, so that a fault names the one kernel that caused it. Slow.
+    /// Wait after every launch and every replay of a graph, so that a fault names the kernel that caused it, or those of the
+    /// graph, and beside them only kernels of other streams that were not waited for. Slow.
     pub check_every_launch: bool,
 }
 

@@ -100,16 +100,21 @@ impl<B: Backend> Stream<B> {
     /// Queues everything that `graph` captured. Threads that replay one graph take turns.
     ///
     /// # Errors
-    /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`] into a stream that is being captured;
-    /// as [`Self::launch`].
+    /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`] into a stream that is being captured, also by the
+    /// program that owns it; as [`Self::launch`].
     pub fn replay(&self, graph: &Graph<B>) -> Result<(), DeviceError> {
         check_device("graph", graph.device.id(), self.device().id())?;
         // The guarded value is `()`: nothing in it can be broken by a panic.
         let _turn = graph.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.device().captures().replay(self.id(), || {
+        if self.backend().is_recorded(self.raw())? {
+            return Err(DeviceError::NestedCapture);
+        }
+        let captures = self.device().captures();
+        captures.replay(self.id(), || {
             // SAFETY: it was instantiated when it was captured, this thread has its turn, and what it touches
             // is retained in it, which waits for the launches before it is freed.
             unsafe { self.backend().replay(self.raw(), &graph.raw) }
-        })
+        })?;
+        self.wait_if_asked()
     }
 }

@@ -56,7 +56,7 @@ impl<B: Backend> Stream<B> {
         self.backend().stream_id(self.raw())
     }
 
-    /// Whether it is being captured: then work that is queued into it is recorded and does not run.
+    /// Whether [`Self::capture`] is capturing it: then work that is queued into it is recorded and does not run.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.device().captures().is_capturing(self.id())
@@ -66,9 +66,13 @@ impl<B: Backend> Stream<B> {
     /// the stream begins. `operation` names the work in the error.
     ///
     /// # Errors
-    /// [`DeviceError::ForbiddenInCapture`] while it is being captured.
+    /// [`DeviceError::ForbiddenInCapture`] while it is being captured, also by the program that owns it;
+    /// [`DeviceError::Cuda`].
     pub fn running(&self, operation: &'static str) -> Result<Running<'_, B>, DeviceError> {
         let id = self.id();
+        if self.backend().is_recorded(self.raw())? {
+            return Err(DeviceError::ForbiddenInCapture { operation });
+        }
         if !self.device().captures().start_running(id) {
             return Err(DeviceError::ForbiddenInCapture { operation });
         }
@@ -101,7 +105,13 @@ impl<B: Backend> Stream<B> {
             // SAFETY: checked above, and for the rest the caller's promise.
             unsafe { self.backend().launch(self.raw(), variant, operation) }
         })?;
+        self.wait_if_asked()
+    }
+
+    /// Waits for what was queued just now, if the device was opened so, and no capture forbids it.
+    pub(crate) fn wait_if_asked(&self) -> Result<(), DeviceError> {
         if self.backend().waits_for_launches() {
+            let captures = self.device().captures();
             captures.try_outside(|| self.backend().synchronize(self.raw())).transpose()?;
         }
         Ok(())
@@ -139,7 +149,7 @@ impl<B: Backend> Stream<B> {
     /// Waits until all its work is done. Faults of its kernels are returned here.
     ///
     /// # Errors
-    /// [`DeviceError::KernelFault`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         let captures = self.device().captures();
         captures.outside("waiting for a stream", || self.backend().synchronize(self.raw()))
@@ -224,7 +234,7 @@ impl<B: Backend> Event<B> {
     /// Waits until it has passed; at once if it was never recorded.
     ///
     /// # Errors
-    /// [`DeviceError::KernelFault`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
     pub fn wait(&self) -> Result<(), DeviceError> {
         let captures = self.device.captures();
         captures.outside("waiting for an event", || self.device.backend().wait(&self.raw))

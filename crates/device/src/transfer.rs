@@ -145,7 +145,8 @@ impl<B: Backend> Stream<B> {
                 if waited.is_err() {
                     std::mem::forget(std::mem::take(&mut staging));
                 }
-                queued.and(waited)?;
+                // A fault of a kernel is an error of both, and only that of the wait is about kernels on every device.
+                waited.and(queued)?;
                 done(&staging, offset);
             }
             if bytes == 0 { self.backend().synchronize(self.raw()) } else { Ok(()) }

@@ -36,7 +36,7 @@ pub fn run<B: Backend>(
     let tokens = TOKENS as u32;
     let requests = [StepRequest { id, start: 0, tokens }];
     let mut step = cache.begin_step(stream, Launches::Eager, &requests)?;
-    for (layer, _) in step.ids() {
+    for (layer, _) in step.layer_kinds() {
         let layer = step.swa(layer)?.update(&tensors.rows)?;
         layer.gather_window(0..tokens, &tensors.window, &tensors.lengths)?;
         layer.append()?;

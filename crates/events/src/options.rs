@@ -23,10 +23,12 @@ pub struct PublisherOptions {
     /// cache's event capacity: 1 to 64.
     pub batches: usize,
     /// Bytes of messages that are kept for replay. With 550 bytes for each block in the cache, and as much again for
-    /// changes, a late subscriber needs no snapshot.
+    /// changes, a late subscriber needs no snapshot. The messages of the batch or snapshot that is being sent are held
+    /// besides: of a snapshot, 550 bytes for each block in the cache.
     pub replay_bytes: usize,
-    /// Bytes of messages that may wait for subscribers. If more bytes wait for longer than `stall`, all subscribers are
-    /// disconnected, and connect again by themselves.
+    /// Bytes of messages that may wait for subscribers, besides those of the batch or snapshot that is being sent and
+    /// are not sent yet. If more bytes wait for longer than `stall`, all subscribers are disconnected, and connect again
+    /// by themselves.
     pub unsent_bytes: usize,
     /// How long messages may wait for subscribers. A publisher that is dropped waits for them as long, but at most 5 s.
     pub stall: Duration,

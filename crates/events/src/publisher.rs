@@ -34,8 +34,9 @@ pub enum Published {
     Events,
     /// A snapshot of all blocks was handed over: events were lost, or the publisher's thread needs a snapshot.
     Snapshot,
-    /// Nothing was handed over: the publisher's thread has all batches, or a snapshot is needed and it is too early for
-    /// one. The events stay in the log.
+    /// Nothing was handed over. If the publisher's thread has all batches, the events stay in the log. If events were
+    /// lost, or read elsewhere, and it is too early for a snapshot or the last one is still being written, the events
+    /// of this call are dropped; a later call hands over a snapshot instead.
     Waiting,
 }
 

@@ -127,7 +127,8 @@ impl Worker {
                 Ok(None) => break,
                 Err(_) => self.keep(vec![self.resident.nothing()]),
             };
-            // Messages that are not sent are kept for replay nevertheless.
+            // Messages that are not sent are kept for replay nevertheless. All messages of a snapshot are here at once,
+            // whatever the limits for replay and unsent bytes are.
             let mut in_hand: usize = messages.iter().map(|(_, message)| message.len()).sum();
             for (number, message) in messages {
                 in_hand -= message.len();

@@ -87,6 +87,9 @@ pub const fn rope_offset(row: u64) -> u64 {
 /// Row of `position` in the sliding-window ring of `slot`, `ring` rows per slot.
 ///
 /// The position alone decides: no head counter, nothing to reset (decision D2).
+///
+/// # Panics
+/// If `ring` is 0.
 #[must_use]
 pub const fn ring_row(slot: u32, ring: u32, position: u32) -> u64 {
     slot as u64 * ring as u64 + (position % ring) as u64

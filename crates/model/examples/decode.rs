@@ -12,9 +12,9 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::attention::KeySplit;
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::sample::GREEDY;
 use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
+use dsv4_kv_model_files::ModelFiles;
 use ndarray::{Array2, Axis, concatenate};
 
 /// Tokens of the prompt, tokens of a prefill step, and tokens to decode: enough for the window to slide, and for the
@@ -26,7 +26,7 @@ const DECODED: usize = 12;
 fn main() -> Result<()> {
     let tests = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
     let folder = std::env::args_os().nth(1).map_or_else(tests, PathBuf::from);
-    let model = Arc::new(Model::load(&Checkpoint::open(&folder)?, |_| {})?);
+    let model = Arc::new(Model::load(&ModelFiles::open(&folder)?, |_| {})?);
     match dsv4_kv::open_cuda(CudaOptions::default()) {
         Ok(device) => run(&device, model),
         Err(error) => {

@@ -1,8 +1,8 @@
 //! Errors of a model.
 
 use dsv4_kv::KvError;
-use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_device::DeviceError;
+use dsv4_kv_model_files::ModelFileError;
 use dsv4_kv_router::RouterError;
 
 /// Why a model, an engine or a step was refused.
@@ -32,7 +32,7 @@ pub enum ModelError {
     },
     /// The checkpoint lacks a tensor, or has it in another shape or type.
     #[error(transparent)]
-    Checkpoint(Box<CheckpointError>),
+    ModelFile(Box<ModelFileError>),
     /// An error of the cache.
     #[error(transparent)]
     Cache(#[from] KvError),
@@ -44,8 +44,8 @@ pub enum ModelError {
     Device(#[from] DeviceError),
 }
 
-impl From<CheckpointError> for ModelError {
-    fn from(error: CheckpointError) -> Self {
-        Self::Checkpoint(Box::new(error))
+impl From<ModelFileError> for ModelError {
+    fn from(error: ModelFileError) -> Self {
+        Self::ModelFile(Box::new(error))
     }
 }

@@ -24,7 +24,7 @@ pub struct Summary {
     pub steps: u32,
     /// Drafts that were verified.
     pub drafts: u32,
-    /// Drafts that were accepted.
+    /// Drafts that were accepted, also one that has ended the request.
     pub accepted: u32,
 }
 
@@ -44,7 +44,9 @@ pub trait Observer {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Continues a prompt, in chunks of up to `chunk` tokens, and releases the request.
+    /// Continues a prompt, in chunks of up to `chunk` tokens, and releases the request. Of the drafts of a step it
+    /// verifies those that can be rejected ([`EngineLimits::max_draft`](crate::EngineLimits::max_draft)), and for which
+    /// the step and the context have room.
     ///
     /// # Errors
     /// [`ModelError::EmptyPrompt`]; as [`Engine::forward`].
@@ -55,7 +57,8 @@ impl<B: Backend> Engine<B> {
         chunk: usize,
         observer: &mut impl Observer,
     ) -> Result<Summary, ModelError> {
-        let sequence = Sequence::new(prompt.to_vec(), continuation);
+        let drafts = continuation.drafts.min(self.cache().config().max_draft as usize);
+        let sequence = Sequence::new(prompt.to_vec(), Continuation { drafts, ..continuation });
         let mut sequence = sequence.ok_or(ModelError::EmptyPrompt)?;
         let id = self.admit()?;
         let summary = self.run_to_end(id, &mut sequence, chunk, observer);
@@ -75,7 +78,7 @@ impl<B: Backend> Engine<B> {
         let (mut steps, mut drafts, mut accepted) = (0, 0, 0);
         let (mut tokens, mut stopped) = (Vec::new(), false);
         while sequence.finish().is_none() && !stopped && observer.goes_on() {
-            let work = sequence.next(chunk.max(1));
+            let work = sequence.next(self.budget(sequence, chunk));
             let forward =
                 self.forward(&[Chunk { id, tokens: &work.tokens, logits: work.logits }])?;
             let (count, generated) = sequence.advance(&work, forward.logits(0));
@@ -83,7 +86,7 @@ impl<B: Backend> Engine<B> {
             forward.commit_some(&[count])?;
             steps += 1;
             drafts += work.drafts as u32;
-            accepted += count - (work.tokens.len() - work.drafts) as u32;
+            accepted += work.accepted_drafts(&generated) as u32;
             for token in &generated {
                 first.get_or_insert_with(Instant::now);
                 tokens.push(token.picked.token);
@@ -104,5 +107,15 @@ impl<B: Backend> Engine<B> {
             drafts,
             accepted,
         })
+    }
+
+    /// Most tokens of the next step: a chunk of the prompt; or the last token, and drafts for which there is room.
+    fn budget(&self, sequence: &Sequence, chunk: usize) -> usize {
+        if sequence.tokens().len() - sequence.cached() > 1 {
+            return chunk.max(1);
+        }
+        let config = self.cache().config();
+        let room = (config.max_context as usize).saturating_sub(sequence.cached());
+        room.min(config.max_step_tokens as usize).max(1)
     }
 }

@@ -1,7 +1,7 @@
 //! Loads a model from a checkpoint.
 
 use dsv4_kv::{IndexerWeights, rope};
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Config};
+use dsv4_kv_model_files::{Config, ModelFileError, ModelFiles};
 use dsv4_kv_router::{RouterConfig, RouterWeights};
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 use ndarray::{Array1, Array2};
@@ -21,13 +21,13 @@ impl Model {
     /// read.
     ///
     /// # Errors
-    /// [`ModelError::Checkpoint`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor.
+    /// [`ModelError::ModelFile`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor.
     pub fn load(
-        checkpoint: &Checkpoint,
+        model_files: &ModelFiles,
         mut progress: impl FnMut(usize),
     ) -> Result<Self, ModelError> {
-        let config = checkpoint.config();
-        let root = Tensors { checkpoint, config, prefix: String::new() };
+        let config = model_files.config();
+        let root = Tensors { model_files, config, prefix: String::new() };
         let hidden = config.hidden_size;
         let trunk = config.cache.layers.len() - config.cache.mtp_layers as usize;
         let layers = (0..trunk).map(|index| {
@@ -50,7 +50,7 @@ impl Model {
 
 /// The tensors of a checkpoint whose names begin with `prefix`.
 struct Tensors<'c> {
-    checkpoint: &'c Checkpoint,
+    model_files: &'c ModelFiles,
     config: &'c Config,
     prefix: String,
 }
@@ -60,25 +60,25 @@ impl<'c> Tensors<'c> {
         Self { prefix: format!("{}{prefix}", self.prefix), ..*self }
     }
 
-    fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        self.checkpoint.finite_f32(&format!("{}{name}", self.prefix), shape)
+    fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelFileError> {
+        self.model_files.finite_f32(&format!("{}{name}", self.prefix), shape)
     }
 
-    fn vector(&self, name: &str, length: u32) -> Result<Array1<f32>, CheckpointError> {
+    fn vector(&self, name: &str, length: u32) -> Result<Array1<f32>, ModelFileError> {
         Ok(Array1::from_vec(self.f32(name, &[length.into()])?))
     }
 
-    fn matrix(&self, name: &str, rows: u32, columns: u32) -> Result<Array2<f32>, CheckpointError> {
+    fn matrix(&self, name: &str, rows: u32, columns: u32) -> Result<Array2<f32>, ModelFileError> {
         let values = self.f32(name, &[rows.into(), columns.into()])?;
         let shape = (rows as usize, columns as usize);
         Ok(Array2::from_shape_vec(shape, values).expect("the shape was checked"))
     }
 
-    fn linear(&self, name: &str, outputs: u32, inputs: u32) -> Result<Linear, CheckpointError> {
+    fn linear(&self, name: &str, outputs: u32, inputs: u32) -> Result<Linear, ModelFileError> {
         Ok(Linear::new(self.matrix(name, outputs, inputs)?))
     }
 
-    fn norm(&self, name: &str, channels: u32) -> Result<RmsNorm, CheckpointError> {
+    fn norm(&self, name: &str, channels: u32) -> Result<RmsNorm, ModelFileError> {
         Ok(RmsNorm::new(self.vector(name, channels)?, self.config.norm_eps))
     }
 
@@ -93,7 +93,7 @@ impl<'c> Tensors<'c> {
             compressed: self.at("attn.").compressed(kind, index)?,
             experts_streams: self.hyper_connection("hc_ffn_")?,
             experts_norm: self.norm("ffn_norm.weight", hidden)?,
-            router: RouterWeights::of_layer(self.checkpoint, index)?,
+            router: RouterWeights::of_layer(self.model_files, index)?,
             experts: self.at("ffn.").experts()?,
         })
     }
@@ -108,7 +108,7 @@ impl<'c> Tensors<'c> {
         }
     }
 
-    fn hyper_connection(&self, prefix: &str) -> Result<HyperConnection, CheckpointError> {
+    fn hyper_connection(&self, prefix: &str) -> Result<HyperConnection, ModelFileError> {
         let (streams, tensors) = (self.config.hyper.streams, self.at(prefix));
         let weights = 2 * streams + streams * streams;
         let scale = tensors.f32("scale", &[3])?;
@@ -120,7 +120,7 @@ impl<'c> Tensors<'c> {
         })
     }
 
-    fn hyper_head(&self) -> Result<HyperHead, CheckpointError> {
+    fn hyper_head(&self) -> Result<HyperHead, ModelFileError> {
         let streams = self.config.hyper.streams;
         Ok(HyperHead {
             projection: self.linear("hc_head_fn", streams, streams * self.config.hidden_size)?,
@@ -130,7 +130,7 @@ impl<'c> Tensors<'c> {
         })
     }
 
-    fn attention(&self, kind: LayerKind) -> Result<Attention, CheckpointError> {
+    fn attention(&self, kind: LayerKind) -> Result<Attention, ModelFileError> {
         let Config { hidden_size, heads, q_lora_rank, o_groups, o_lora_rank, .. } = *self.config;
         let width = heads * HEAD_DIM;
         let groups = self.matrix("wo_a.weight", o_groups * o_lora_rank, width / o_groups)?;
@@ -167,7 +167,7 @@ impl<'c> Tensors<'c> {
                 Compressed::Csa(Box::new(Csa {
                     main: main(CSA_RATIO, 2 * HEAD_DIM)?,
                     index: keys.compressor(CSA_RATIO, 2 * INDEX_DIM, INDEX_DIM)?,
-                    indexer: IndexerWeights::of_layer(self.checkpoint, index)?,
+                    indexer: IndexerWeights::of_layer(self.model_files, index)?,
                 }))
             }
             LayerKind::Hca => Compressed::Hca(main(HCA_RATIO, HEAD_DIM)?),
@@ -179,7 +179,7 @@ impl<'c> Tensors<'c> {
         ratio: u32,
         columns: u32,
         channels: u32,
-    ) -> Result<Compressor, CheckpointError> {
+    ) -> Result<Compressor, ModelFileError> {
         let hidden = self.config.hidden_size;
         Ok(Compressor {
             kv: self.linear("wkv.weight", columns, hidden)?,
@@ -189,11 +189,11 @@ impl<'c> Tensors<'c> {
         })
     }
 
-    fn experts(&self) -> Result<Experts, CheckpointError> {
+    fn experts(&self) -> Result<Experts, ModelFileError> {
         let experts = &self.config.experts;
         let expert = |prefix: &str, intermediate: u32, limit| {
             let (tensors, hidden) = (self.at(prefix), self.config.hidden_size);
-            Ok::<_, CheckpointError>(Expert {
+            Ok::<_, ModelFileError>(Expert {
                 gate: tensors.linear("w1.weight", intermediate, hidden)?,
                 up: tensors.linear("w3.weight", intermediate, hidden)?,
                 down: tensors.linear("w2.weight", hidden, intermediate)?,

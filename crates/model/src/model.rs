@@ -1,6 +1,6 @@
 //! The model: embedding, layers, and the head that computes logits.
 
-use dsv4_kv_checkpoint::Config;
+use dsv4_kv_model_files::Config;
 use dsv4_kv_router::RouterConfig;
 use ndarray::{Array2, Axis};
 

@@ -46,7 +46,8 @@ impl Sampling {
 
     fn draw(&self, logits: ArrayView1<'_, f32>, position: u32) -> u32 {
         let most = maximum(logits);
-        let weight = |token: u32| exponential((logits[token as usize] - most) / self.temperature);
+        let weight =
+            |token: u32| exponential(difference(logits[token as usize], most) / self.temperature);
         let all: f64 = (0..logits.len() as u32).map(weight).sum();
         let mut kept = Vec::new();
         let mut sum = 0.0;
@@ -116,10 +117,15 @@ fn exponential(logit: f32) -> f64 {
     if logit.is_nan() { 0.0 } else { f64::from(logit).exp() }
 }
 
+/// A logit minus the largest; 0 for the largest itself, also if it is infinite.
+fn difference(logit: f32, most: f32) -> f32 {
+    if logit == most { 0.0 } else { logit - most }
+}
+
 fn logprob(logits: ArrayView1<'_, f32>, token: u32) -> f32 {
     let most = maximum(logits);
-    let sum: f64 = logits.iter().map(|&logit| exponential(logit - most)).sum();
-    (f64::from(logits[token as usize] - most) - sum.ln()) as f32
+    let sum: f64 = logits.iter().map(|&logit| exponential(difference(logit, most))).sum();
+    (f64::from(difference(logits[token as usize], most)) - sum.ln()) as f32
 }
 
 #[cfg(test)]
@@ -129,7 +135,7 @@ mod tests {
     use ndarray::{arr1, array};
     use rand::Rng;
 
-    use super::{GREEDY, Sampling, random, top_logprobs};
+    use super::{GREEDY, Picked, Sampling, random, top_logprobs};
 
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
@@ -138,6 +144,22 @@ mod tests {
         assert_eq!(picked.token, 2);
         let sum = (0.5f32 - 2.0).exp() + 2.0;
         assert!((picked.logprob + sum.ln()).abs() < 1e-6, "{picked:?}: the others' softmax");
+    }
+
+    /// The largest logit is infinite, or all are -infinity: the tokens that have it share the probability.
+    #[test]
+    fn infinite_logits_have_probabilities() {
+        let (most, least) = (f32::INFINITY, f32::NEG_INFINITY);
+        let half = -std::f32::consts::LN_2;
+        for temperature in [0.0, 1.0] {
+            let sampling = Sampling { temperature, ..GREEDY };
+            let pick = |logits: [f32; 2]| sampling.pick(arr1(&logits).view(), 0);
+            assert_eq!(pick([most, 0.0]), Picked { token: 0, logprob: 0.0 });
+            assert_eq!(pick([0.0, most]), Picked { token: 1, logprob: 0.0 });
+            assert_eq!([pick([most; 2]).logprob, pick([least; 2]).logprob], [half; 2]);
+        }
+        let [first, second] = shares(&[most; 2], 1.0, 1.0);
+        assert!((first - second).abs() < 0.03, "{first} and {second}");
     }
 
     #[test]

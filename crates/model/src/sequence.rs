@@ -62,6 +62,16 @@ pub struct Work {
     pub drafts: usize,
 }
 
+impl Work {
+    /// Number of drafts that were also generated. A draft that ends the request is one of them, although it does not
+    /// become final.
+    pub(crate) fn accepted_drafts(&self, generated: &[Generated]) -> usize {
+        let drafts = &self.tokens[self.tokens.len() - self.drafts..];
+        let pairs = drafts.iter().zip(generated);
+        pairs.take_while(|(draft, generated)| **draft == generated.picked.token).count()
+    }
+}
+
 impl Sequence {
     /// A request with this prompt; `None` if the prompt is empty.
     #[must_use]
@@ -168,5 +178,45 @@ impl Sequence {
     #[must_use]
     pub fn finish(&self) -> Option<Finish> {
         self.finish
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use super::*;
+    use crate::sample::GREEDY;
+
+    /// Prompt lookup proposes tokens 2 and 1 after the prompt 1, 2, 1. Returns how many tokens become final, and how
+    /// many drafts were accepted, if the model generates these tokens.
+    fn verified(end: u32, tokens: [u32; 3]) -> (u32, usize) {
+        let continuation = Continuation {
+            sampling: GREEDY,
+            max_tokens: 8,
+            end: vec![end],
+            drafts: 2,
+            top_logprobs: 0,
+            prompt_logits: false,
+        };
+        let mut sequence = Sequence::new(vec![1, 2, 1], continuation).expect("a prompt");
+        sequence.reuse(2);
+        let work = sequence.next(8);
+        assert_eq!((&work.tokens[..], work.drafts), (&[1, 2, 1][..], 2));
+        let is_next = |(row, token): (usize, usize)| tokens[row] as usize == token;
+        let logits = Array2::from_shape_fn((3, 8), |at| f32::from(u8::from(is_next(at))));
+        let (count, generated) = sequence.advance(&work, logits.view());
+        (count, work.accepted_drafts(&generated))
+    }
+
+    /// A draft that ends the request does not become final, but was accepted.
+    #[test]
+    fn drafts_are_accepted_if_they_are_generated() {
+        assert_eq!(verified(7, [3, 1, 4]), (1, 0));
+        assert_eq!(verified(7, [2, 3, 4]), (2, 1));
+        assert_eq!(verified(7, [2, 1, 4]), (3, 2));
+        assert_eq!(verified(1, [2, 1, 4]), (2, 2));
+        assert_eq!(verified(2, [2, 1, 4]), (1, 1));
+        assert_eq!(verified(3, [3, 1, 4]), (1, 0));
     }
 }

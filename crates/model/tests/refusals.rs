@@ -1,15 +1,15 @@
-//! Refusals of an engine, which change nothing.
+//! Refusals of an engine, which change nothing; and drafts, which an engine bounds.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::attention::KeySplit;
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
-use dsv4_kv_model::generate::Observer;
+use dsv4_kv_model::generate::{Observer, Summary};
 use dsv4_kv_model::sample::GREEDY;
-use dsv4_kv_model::sequence::{Continuation, Generated};
+use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_model::{AttentionPlace, Chunk, Engine, EngineLimits, Logits, Model, ModelError};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles};
 use safetensors::SafeTensors;
 
 const LIMITS: EngineLimits = EngineLimits {
@@ -35,8 +35,8 @@ const CONTINUATION: Continuation = Continuation {
 
 fn model() -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
-    let checkpoint = Checkpoint::open(&folder).expect("a checkpoint");
-    Model::load(&checkpoint, |_| {}).expect("a model")
+    let model_files = ModelFiles::open(&folder).expect("a checkpoint");
+    Model::load(&model_files, |_| {}).expect("a model")
 }
 
 #[test]
@@ -68,10 +68,10 @@ fn weights_are_numbers() {
     let end = 8 + header + embedding.data_offsets.0 + 100 * size;
     bytes[end - 2..end].copy_from_slice(&[0xC0, 0x7F]);
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("room");
-    let checkpoint = Checkpoint::open(folder.path()).expect("a checkpoint");
-    let error = Model::load(&checkpoint, |_| {}).map(drop).expect_err("a refusal");
-    let ModelError::Checkpoint(error) = error else { panic!("{error}") };
-    let CheckpointError::NotFinite { name, index, value } = *error else { panic!("{error}") };
+    let model_files = ModelFiles::open(folder.path()).expect("a checkpoint");
+    let error = Model::load(&model_files, |_| {}).map(drop).expect_err("a refusal");
+    let ModelError::ModelFile(error) = error else { panic!("{error}") };
+    let ModelFileError::NotFinite { name, index, value } = *error else { panic!("{error}") };
     assert!(name == "embed.weight" && index == 99 && value.is_nan(), "{name}[{index}] is {value}");
 }
 
@@ -122,14 +122,14 @@ fn an_interrupted_request_ends_inside_a_step() {
     let limits = EngineLimits { max_draft: 2, ..LIMITS };
     let mut engine = Engine::new(&device, Arc::new(model()), limits).expect("an engine");
     let mut run = |last| {
-        let continuation = Continuation { max_tokens: 24, drafts: 2, ..CONTINUATION };
+        let continuation = Continuation { max_tokens: 10, drafts: 2, ..CONTINUATION };
         let mut observer = Until { last, tokens: 0 };
         let summary = engine.generate(&[1, 2, 1, 2, 1], continuation, 8, &mut observer);
         (summary.expect("tokens"), observer.tokens)
     };
     let (whole, _) = run(0);
-    assert!(whole.accepted > 0 && whole.tokens.len() == 24, "{whole:?}");
-    for last in 1..24 {
+    assert!(whole.accepted > 0 && whole.tokens.len() == 10, "{whole:?}");
+    for last in 1..10 {
         let (summary, tokens) = run(last);
         assert_eq!((tokens, &summary.tokens[..]), (last, &whole.tokens[..last]));
         assert_eq!(summary.finish, None);
@@ -183,4 +183,49 @@ fn a_step_needs_tokens_of_the_vocabulary() {
     assert!(matches!(error, ModelError::TokenOutOfVocabulary { token: 256, vocabulary: 256 }));
     let ledger = engine.cache().ledger();
     assert_eq!((ledger.committed(id).expect("a request"), ledger.free_blocks()), (0, 1));
+}
+
+/// Continues a prompt for which prompt lookup finds two drafts, in chunks of `chunk` tokens. Its last token is a chunk
+/// of its own, with the drafts.
+fn continued(limits: EngineLimits, continuation: Continuation, chunk: usize) -> Summary {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), limits).expect("an engine");
+    let mut observer = Until { last: 0, tokens: 0 };
+    engine.generate(&[1, 2, 1, 2, 1], continuation, chunk, &mut observer).expect("tokens")
+}
+
+/// No step has more drafts than the engine can reject, nor more tokens than it may have.
+#[test]
+fn drafts_are_bounded_by_the_engine() {
+    let continuation = |drafts| Continuation { max_tokens: 4, drafts, ..CONTINUATION };
+    let tokens = continued(LIMITS, continuation(0), 4).tokens;
+    for (max_draft, step_tokens) in [(0, 8), (1, 8), (2, 2)] {
+        let limits = EngineLimits { max_draft, step_tokens, ..LIMITS };
+        let chunk = 4.min(step_tokens as usize);
+        let summary = continued(limits, continuation(31), chunk);
+        assert_eq!(summary.tokens, tokens);
+        assert_eq!(summary.drafts > 0, max_draft > 0, "{summary:?}");
+        let most = max_draft.min(step_tokens - 1);
+        assert!(summary.drafts <= summary.steps * most, "{summary:?}");
+    }
+}
+
+/// `chunk` bounds the tokens of the prompt in a step, not the drafts.
+#[test]
+fn a_prompt_of_one_token_per_step_is_continued_with_drafts() {
+    let limits = EngineLimits { max_draft: 2, ..LIMITS };
+    let continuation = Continuation { max_tokens: 3, drafts: 2, ..CONTINUATION };
+    assert!(continued(limits, continuation, 1).drafts >= 2);
+}
+
+/// A request that ends before its context is full also ends there with drafts.
+#[test]
+fn drafts_stay_inside_the_context() {
+    let first = Continuation { max_tokens: 1, ..CONTINUATION };
+    let end = continued(LIMITS, first, 4).tokens;
+    // The token that ends it is not fed.
+    let limits = EngineLimits { context: 5, max_draft: 2, ..LIMITS };
+    let continuation = Continuation { end: end.clone(), drafts: 2, ..CONTINUATION };
+    let summary = continued(limits, continuation, 4);
+    assert_eq!((summary.tokens, summary.finish), (end, Some(Finish::End)));
 }

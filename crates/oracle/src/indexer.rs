@@ -33,7 +33,7 @@ pub fn query(format: KeyFormat, query: &[f32], position: usize) -> Vec<f64> {
 /// score is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
-    /// `sum_h w_h relu(q_h . key)`.
+    /// `sum_h w_h relu(q_h . key)`; NaN if a product is.
     pub value: f64,
     /// `sum_h |w_h| sum_c |q_hc key_c|`.
     pub magnitude: f64,
@@ -45,7 +45,9 @@ pub fn score(queries: &[Vec<f64>], weights: &[f64], key: &[f64]) -> Score {
     let mut score = Score { value: 0.0, magnitude: 0.0 };
     for (query, weight) in queries.iter().zip(weights) {
         let product = product(query, key);
-        score.value += weight * product.value.max(0.0);
+        // `f64::max` alone would make 0 of a NaN.
+        let positive = if product.value.is_nan() { f64::NAN } else { product.value.max(0.0) };
+        score.value += weight * positive;
         score.magnitude += weight.abs() * product.magnitude;
     }
     score

@@ -10,23 +10,24 @@ pub struct Routed {
     /// Weights of these experts.
     pub weights: Vec<f64>,
     /// By how much the score of the last selected expert exceeds that of the best expert that was not selected,
-    /// relative to its score; infinite if all experts are selected.
+    /// relative to its score; 0 for equal scores, infinite if all experts or none are selected.
     pub gap: f64,
 }
 
-/// sqrt(ln(1 + e^x)).
+/// sqrt(ln(1 + e^x)). An infinite `x` counts as the largest `f32`.
 #[must_use]
 pub fn activation(logit: f64) -> f64 {
+    let logit = if logit == f64::INFINITY { f64::from(f32::MAX) } else { logit };
     (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
 }
 
 /// Logits of a token: `x` `[hidden]` and `gate` `[experts, hidden]`, both BF16 bits.
 ///
 /// # Panics
-/// If the length of `gate` is not a multiple of the row length.
+/// If `x` is empty, or the length of `gate` is not a multiple of its length.
 #[must_use]
 pub fn logits(x: &[u16], gate: &[u16]) -> Vec<f64> {
-    assert!(gate.len().is_multiple_of(x.len()));
+    assert!(!x.is_empty() && gate.len().is_multiple_of(x.len()));
     let x: Vec<f64> = x.iter().map(|&bits| f64::from(bf16_value(bits) as f32)).collect();
     let product = |(x, &bits): (&f64, &u16)| x * f64::from(bf16_value(bits) as f32);
     gate.chunks_exact(x.len()).map(|row| x.iter().zip(row).map(product).sum()).collect()
@@ -51,10 +52,11 @@ pub fn select(logits: &[f64], bias: &[f64], selected: usize, scaling: f64) -> Ro
             (a, b) => a.cmp(&b),
         }
     });
-    let gap = order.get(selected).map_or(f64::INFINITY, |&next| {
-        let last = scores[order[selected - 1]];
-        (last - scores[next]) / last.abs()
-    });
+    let gap = match (order[..selected].last(), order.get(selected)) {
+        (Some(&last), Some(&next)) if scores[last] == scores[next] => 0.0,
+        (Some(&last), Some(&next)) => (scores[last] - scores[next]) / scores[last].abs(),
+        _ => f64::INFINITY,
+    };
     let ids: Vec<i32> = order[..selected].iter().map(|&expert| expert as i32).collect();
     Routed { weights: weights(logits, &ids, scaling), ids, gap }
 }

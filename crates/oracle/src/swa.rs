@@ -30,6 +30,9 @@ impl Ring {
     ///
     /// A later token replaces an earlier one in the same ring slot. After a step that is longer than the ring, only the
     /// last tokens are left.
+    ///
+    /// # Panics
+    /// If the ring has no slots.
     pub fn write(&mut self, positions: Range<usize>) {
         for position in positions {
             let slot = self.slot(position);

@@ -172,6 +172,19 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         })
     }
 
+    /// Of the blocks that [`Self::adopt`] would reuse of a prompt, those that are referenced already. Adopting these
+    /// leaves the number of evictable blocks as it is. Adopts, counts and allocates nothing.
+    #[must_use]
+    pub fn referenced(&self, root: &RootKey, prompt: &[u32]) -> u32 {
+        let Some(root) = self.root(root) else { return 0 };
+        let walk = self.walk(root, whole_blocks(prompt));
+        let up = |&key: &NodeKey| self.nodes[key].parent;
+        // All segments above one with holds have holds too.
+        let mut path = std::iter::successors(Some(walk.hit), up);
+        let held = path.find(|&key| self.nodes[key].holds > 0);
+        held.map_or(0, |key| self.nodes[key].end().min(walk.hit_depth))
+    }
+
     /// Counts of its contents.
     #[must_use]
     pub fn counts(&self) -> Counts {

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv_model_files::ModelFiles;
 use dsv4_kv_router::{Batch, Router, RouterConfig, Routing, bf16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -30,11 +30,11 @@ fn main() -> Result<()> {
 }
 
 fn run<B: Backend>(device: &Device<B>) -> Result<()> {
-    // For a real model, call `Checkpoint::open` with its directory.
+    // For a real model, call `ModelFiles::open` with its directory.
     let directory = tempfile::tempdir()?;
     let model = write_checkpoint(directory.path())?;
-    let checkpoint = Checkpoint::open(directory.path())?;
-    let config = RouterConfig::from(checkpoint.config());
+    let model_files = ModelFiles::open(directory.path())?;
+    let config = RouterConfig::from(model_files.config());
     println!("{}: {} of {} experts", device.info().name, config.selected, config.experts);
 
     let stream = device.stream()?;
@@ -44,7 +44,7 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     let (ids, weights) = (device.allocate("ids", answers)?, device.allocate("weights", answers)?);
     let batch = Batch { tokens: TOKENS, token: &token, ids: &ids, weights: &weights };
     for layer in [HASHED, SCORED] {
-        let mut router = Router::of_layer(&stream, &checkpoint, layer, TOKENS)?;
+        let mut router = Router::of_layer(&stream, &model_files, layer, TOKENS)?;
         router.route(&stream, &x, &batch)?;
         router.check_faults(&stream)?;
         let mut found = (vec![0_i32; answers as usize], vec![0_f32; answers as usize]);
@@ -70,7 +70,7 @@ fn write_checkpoint(directory: &Path) -> Result<Model> {
     let mut json: Value = serde_json::from_str(json)?;
     json["mlp_layer_types"] = json!(["hash_moe", "moe", "moe", "moe"]);
     let json = json.to_string();
-    let config = RouterConfig::from(&dsv4_kv_checkpoint::Config::from_json(&json)?);
+    let config = RouterConfig::from(&dsv4_kv_model_files::Config::from_json(&json)?);
     let model = Model::random(&config);
     fs::write(directory.join("config.json"), json)?;
     fs::write(directory.join("model.safetensors"), model.weights(&config)?)?;

@@ -1,6 +1,6 @@
 //! The shape of a model's routers, from its configuration.
 
-use dsv4_kv_checkpoint::{Config, Routing};
+use dsv4_kv_model_files::{Config, Routing};
 use kv_layout::router::{HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 
 use crate::error::RouterError;

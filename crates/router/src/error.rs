@@ -1,7 +1,7 @@
 //! Errors of the router. A refused call changes nothing.
 
-use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_device::DeviceError;
+use dsv4_kv_model_files::ModelFileError;
 use kv_layout::router::DECODE_SLICES;
 
 /// Why the router refused or failed.
@@ -57,7 +57,7 @@ pub enum RouterError {
     },
     /// The checkpoint lacks a tensor, or has it in another shape or type.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    ModelFile(#[from] ModelFileError),
     /// Weights whose shape is not that of the configuration.
     #[error("{name} has the shape {found:?}; the configuration says {expected:?}")]
     Shape {

@@ -66,8 +66,8 @@ mod selection;
 mod weights;
 
 pub use config::RouterConfig;
-pub use dsv4_kv_checkpoint::Routing;
 pub use dsv4_kv_device::bf16;
+pub use dsv4_kv_model_files::Routing;
 pub use error::RouterError;
 pub use router::{Batch, Router};
 pub use selection::Selection;

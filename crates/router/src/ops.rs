@@ -17,7 +17,7 @@ use crate::selection::Selection;
 
 /// What chooses a token's experts, in device memory.
 #[derive(Clone)]
-pub enum DeviceChoice<B: Backend> {
+pub enum ExpertSelection<B: Backend> {
     /// Scores: the activations of the logits plus this bias, `[experts]` f32.
     Bias(View<B, f32>),
     /// A table by token id.
@@ -33,7 +33,7 @@ pub struct HashTable<B: Backend> {
     pub vocabulary: u32,
 }
 
-impl<B: Backend> DeviceChoice<B> {
+impl<B: Backend> ExpertSelection<B> {
     /// Its memory, for a graph to retain.
     #[must_use]
     pub fn memory(&self) -> Memory<B> {
@@ -52,7 +52,7 @@ pub struct Routing<'a, B: Backend> {
     /// The number of experts of the layer and of a token.
     pub selection: Selection,
     /// How experts are chosen.
-    pub choice: &'a DeviceChoice<B>,
+    pub choice: &'a ExpertSelection<B>,
     /// Number of tokens.
     pub tokens: u32,
     /// `[tokens]` i32: token ids; -1 for padding. If experts are chosen by score, only the sign matters.
@@ -84,14 +84,14 @@ pub fn route_logits<B: Backend>(
     let (ids, weights) = (routing.ids.ptr_mut(), routing.weights.ptr_mut());
     let scaling_bits = selection.scaling_bits();
     match choice {
-        DeviceChoice::Bias(bias) => {
+        ExpertSelection::Bias(bias) => {
             let (bias, width) = (bias.ptr(), selection.width());
             let params = ActivationTopkParams { tokens, experts, selected, scaling_bits };
             let operation = ActivationTopk { logits, bias, token, ids, weights, faults, params };
             // SAFETY: the launch checks every buffer.
             unsafe { stream.launch(width, &operation)? };
         }
-        DeviceChoice::Table(HashTable { table, vocabulary }) => {
+        ExpertSelection::Table(HashTable { table, vocabulary }) => {
             let (table, vocabulary) = (table.ptr(), *vocabulary);
             let params = HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits };
             let operation = HashRouter { token, table, logits, ids, weights, faults, params };
@@ -181,7 +181,7 @@ pub fn route_decode<B: Backend>(
     let (ids, weights) = (routing.ids.ptr_mut(), routing.weights.ptr_mut());
     let (faults, scaling_bits) = (routing.faults.ptr_mut(), selection.scaling_bits());
     match choice {
-        DeviceChoice::Bias(bias) => {
+        ExpertSelection::Bias(bias) => {
             let bias = bias.ptr();
             let params =
                 DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits };
@@ -200,7 +200,7 @@ pub fn route_decode<B: Backend>(
             // SAFETY: the launch checks every buffer.
             unsafe { stream.launch(selection.width(), &operation)? };
         }
-        DeviceChoice::Table(HashTable { table, vocabulary }) => {
+        ExpertSelection::Table(HashTable { table, vocabulary }) => {
             let (table, vocabulary) = (table.ptr(), *vocabulary);
             let params = HashRouterDecodeParams {
                 tokens,

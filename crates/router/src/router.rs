@@ -1,13 +1,13 @@
 //! A layer's router on a device.
 
-use dsv4_kv_checkpoint::{self as checkpoint, Checkpoint};
 use dsv4_kv_device::shape::check_length;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
+use dsv4_kv_model_files::{self as model_files, ModelFiles};
 use kv_layout::router::DECODE_TOKENS;
 
 use crate::config::RouterConfig;
 use crate::error::RouterError;
-use crate::ops::{self, DeviceChoice, GateProduct, HashTable, Routing};
+use crate::ops::{self, ExpertSelection, GateProduct, HashTable, Routing};
 use crate::scratch::Scratch;
 use crate::selection::Selection;
 use crate::weights::{ChoiceWeights, RouterWeights};
@@ -22,7 +22,7 @@ pub struct Router<B: Backend> {
     max_tokens: u32,
     /// `[experts, hidden]` BF16.
     gate: View<B, bf16>,
-    choice: DeviceChoice<B>,
+    choice: ExpertSelection<B>,
     scratch: Scratch<B>,
     /// `[1]` u32: number of refusals by kernels.
     faults: Buffer<B, u32>,
@@ -57,9 +57,9 @@ impl<B: Backend> Router<B> {
         weights.check(config)?;
         let choice = match &weights.choice {
             ChoiceWeights::Bias(bias) => {
-                DeviceChoice::Bias(stream.upload_new("gate bias", bias)?.into())
+                ExpertSelection::Bias(stream.upload_new("gate bias", bias)?.into())
             }
-            ChoiceWeights::Table(table) => DeviceChoice::Table(HashTable {
+            ChoiceWeights::Table(table) => ExpertSelection::Table(HashTable {
                 table: stream.upload_new("experts of token ids", table)?.into(),
                 vocabulary: config.vocabulary,
             }),
@@ -83,20 +83,20 @@ impl<B: Backend> Router<B> {
     /// As [`RouterWeights::of_layer`] and [`Self::new`].
     pub fn of_layer(
         stream: &Stream<B>,
-        checkpoint: &Checkpoint,
+        model_files: &ModelFiles,
         layer: u32,
         max_tokens: u32,
     ) -> Result<Self, RouterError> {
-        let weights = RouterWeights::of_layer(checkpoint, layer)?;
-        Self::new(stream, &RouterConfig::from(checkpoint.config()), &weights, max_tokens)
+        let weights = RouterWeights::of_layer(model_files, layer)?;
+        Self::new(stream, &RouterConfig::from(model_files.config()), &weights, max_tokens)
     }
 
     /// How it chooses experts.
     #[must_use]
-    pub fn mode(&self) -> checkpoint::Routing {
+    pub fn mode(&self) -> model_files::Routing {
         match self.choice {
-            DeviceChoice::Bias(_) => checkpoint::Routing::Learned,
-            DeviceChoice::Table(_) => checkpoint::Routing::Hash,
+            ExpertSelection::Bias(_) => model_files::Routing::Learned,
+            ExpertSelection::Table(_) => model_files::Routing::Hash,
         }
     }
 
@@ -195,7 +195,7 @@ impl<B: Backend> Router<B> {
 
     /// Orders all later work in `stream` after the router's last call, if that was in another stream. From then on
     /// `stream` counts as the stream of the last call. [`Self::route`] does this itself, but a graph that captured it
-    /// does not: call this before each replay in another stream.
+    /// does not: call this before each replay in another stream, and before the first one after an error.
     ///
     /// # Errors
     /// [`RouterError::Device`], also while a stream of the device is being captured.

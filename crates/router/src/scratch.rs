@@ -53,12 +53,17 @@ impl<B: Backend> Scratch<B> {
         [activations.memory(), arrivals.memory(), self.logits.memory()]
     }
 
-    /// Orders later work in `stream` after the last use, if that was in another stream.
+    /// Orders later work in `stream` after the last use, if that was in another stream, and zeroes counters that a failed
+    /// use may have left.
     pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
         if self.last.id() != stream.id() {
             self.last.record(&self.ended)?;
             stream.wait_for(&self.ended)?;
             self.last = stream.clone();
+        }
+        if self.unclean {
+            self.clean(stream)?;
+            self.unclean = false;
         }
         Ok(())
     }
@@ -76,9 +81,6 @@ impl<B: Backend> Scratch<B> {
         // No other thread begins a capture between the launches, which would record some of them only.
         let _running = stream.running("routing a batch")?;
         self.follow(stream)?;
-        if self.unclean {
-            self.clean(stream)?;
-        }
         let queued = launches(self);
         // A launch that did not end leaves counters that are not zero.
         self.unclean = queued.is_err() && self.clean(stream).is_err();
@@ -151,6 +153,16 @@ mod tests {
             })
             .unwrap();
         assert!(!scratch.unclean);
+    }
+
+    #[test]
+    fn counters_that_could_not_be_zeroed_are_before_a_replay() {
+        let (stream, mut scratch) = scratch();
+        fail(&stream, &scratch).unwrap_err();
+        scratch.unclean = true;
+        scratch.follow(&stream).unwrap();
+        assert!(!scratch.unclean);
+        assert_eq!(counts(&(stream, scratch)), [0; 8]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use dsv4_kv_checkpoint::{Checkpoint, Routing};
 use dsv4_kv_device::bf16;
+use dsv4_kv_model_files::{ModelFiles, Routing};
 
 use crate::config::RouterConfig;
 use crate::error::RouterError;
@@ -31,24 +31,24 @@ impl RouterWeights<'_> {
     /// are counted through the trunk, then through the multi-token-prediction layers.
     ///
     /// # Errors
-    /// [`RouterError::NoSuchLayer`]; [`RouterError::Checkpoint`] for a tensor that is missing, or of another
+    /// [`RouterError::NoSuchLayer`]; [`RouterError::ModelFile`] for a tensor that is missing, or of another
     /// shape or type; [`RouterError::NoSuchExpert`].
-    pub fn of_layer(checkpoint: &Checkpoint, layer: u32) -> Result<Self, RouterError> {
-        let config = RouterConfig::from(checkpoint.config());
+    pub fn of_layer(model_files: &ModelFiles, layer: u32) -> Result<Self, RouterError> {
+        let config = RouterConfig::from(model_files.config());
         let mode = config.mode(layer)?;
-        let prefix = format!("{}.ffn.gate", checkpoint.layer_prefix(layer));
+        let prefix = format!("{}.ffn.gate", model_files.layer_prefix(layer));
         let RouterConfig { hidden_size, experts, selected, vocabulary, .. } = config;
         let [hidden, experts, selected, vocabulary] =
             [hidden_size, experts, selected, vocabulary].map(u64::from);
-        let gate = checkpoint.finite_bf16(&format!("{prefix}.weight"), &[experts, hidden])?;
+        let gate = model_files.finite_bf16(&format!("{prefix}.weight"), &[experts, hidden])?;
         let choice = match mode {
             Routing::Learned => {
-                let bias = checkpoint.finite_f32(&format!("{prefix}.bias"), &[experts])?;
+                let bias = model_files.finite_f32(&format!("{prefix}.bias"), &[experts])?;
                 ChoiceWeights::Bias(bias.into())
             }
             Routing::Hash => {
                 let name = format!("{prefix}.tid2eid");
-                let table = checkpoint.i64(&name, &[vocabulary, selected])?;
+                let table = model_files.i64(&name, &[vocabulary, selected])?;
                 check_experts(&name, table.iter().copied(), &config)?;
                 ChoiceWeights::Table(table.into_iter().map(|expert| expert as i32).collect())
             }

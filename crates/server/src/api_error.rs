@@ -74,6 +74,10 @@ impl From<Failure> for ApiError {
                 let status = StatusCode::INTERNAL_SERVER_ERROR;
                 Self { code: Some("step_failed"), ..Self::new(status, message) }
             }
+            Failure::Server => {
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                Self { code: Some("server_failed"), ..Self::new(status, message) }
+            }
             Failure::ShutDown => {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 Self { code: Some("shutting_down"), ..Self::new(status, message) }

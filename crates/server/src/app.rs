@@ -23,6 +23,9 @@ pub struct App {
     /// Permits to encode texts. They bound the number of texts that are encoded at once, since a long text takes much
     /// time and memory.
     pub encoders: Arc<Semaphore>,
+    /// Permits to parse bodies. They bound the memory of bodies that are being parsed, which take a multiple of their
+    /// size before the queue can refuse them.
+    pub parsers: Semaphore,
     /// The model's name.
     pub model: String,
     /// When the server was started,
@@ -48,6 +51,13 @@ impl App {
         let text = format!("the model {given} does not exist; this server has `{}`", self.model);
         let error = ApiError::new(StatusCode::NOT_FOUND, text);
         Err(ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error })
+    }
+
+    /// The metrics in Prometheus' text format.
+    pub fn rendered_metrics(&self) -> String {
+        // The scheduler, which sets it after each step, does not notice that prompts are being read.
+        self.metrics.waiting.set(self.queue.all_waiting() as f64);
+        self.metrics.render()
     }
 
     /// The model object of `/v1/models`.

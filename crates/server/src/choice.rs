@@ -9,7 +9,7 @@ use dsv4_kv_model::text::{Text, TextStream};
 use futures_util::stream::{self, Stream};
 
 use crate::error::Failure;
-use crate::queue::{Event, Events};
+use crate::queue::{Event, Events, Queue};
 use crate::stop::StopFilter;
 
 /// The settings for turning tokens into pieces.
@@ -62,28 +62,29 @@ pub struct Piece {
     pub finish: Option<Reason>,
 }
 
-/// Turns the events of completion `index` into its pieces.
+/// Turns the events of completion `index`, which `queue` has accepted, into its pieces.
 pub fn pieces(
     index: usize,
     style: Arc<Style>,
+    queue: Arc<Queue>,
     events: Events,
 ) -> impl Stream<Item = Result<Piece, Failure>> + Send {
     let choice = Choice::new(index, style);
-    stream::unfold(Some((choice, events)), |state| async {
-        let (mut choice, mut events) = state?;
+    stream::unfold(Some((choice, queue, events)), |state| async {
+        let (mut choice, queue, mut events) = state?;
         loop {
             let piece = match events.recv().await {
                 Some(Event::Token(token)) => choice.token(&token),
                 Some(Event::Finished(finish)) => choice.finish(finish),
                 Some(Event::Failed(failure)) => return Some((Err(failure), None)),
-                None => return Some((Err(Failure::ShutDown), None)),
+                None => return Some((Err(queue.failure()), None)),
             };
             if piece.finish.is_some() {
                 // Dropping the receiver cancels the sequence, which a stop text may have ended early.
                 return Some((Ok(piece), None));
             }
             if !piece.text.is_empty() || !piece.tokens.is_empty() {
-                return Some((Ok(piece), Some((choice, events))));
+                return Some((Ok(piece), Some((choice, queue, events))));
             }
         }
     })

@@ -4,8 +4,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -15,7 +16,6 @@ use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
 use serde::Serialize;
-use serde_json::{Map, Value};
 
 use crate::answer::{Answer, AnswerChoice, Head, Logprobs, Usage, finish_reason};
 use crate::api_error::ApiError;
@@ -23,7 +23,7 @@ use crate::app::App;
 use crate::choice::{Piece, Style, pieces};
 use crate::error::{Failure, Refusal};
 use crate::outcome::Outcome;
-use crate::queue::Submission;
+use crate::queue::{Events, Queue, Submission};
 use crate::request::{CompletionRequest, Prompt, random_seed};
 
 /// Most characters of the error message for a body that cannot be parsed.
@@ -41,30 +41,35 @@ struct Taken {
 }
 
 /// Answers a request. If the client disconnects, the answer is dropped, and with it the submitted sequences.
-pub async fn completions(
-    State(app): State<Arc<App>>,
-    body: Result<Json<Map<String, Value>>, JsonRejection>,
-) -> Response {
+pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Response {
     let outcome = Outcome::new(&app.metrics);
-    match take(&app, body).await {
+    match take(&app, request).await {
         Ok(taken) if taken.stream => in_pieces(taken, outcome),
         Ok(taken) => match whole(taken).await {
             Ok(answer) => {
                 outcome.completed();
                 answer
             }
-            Err(failure) => outcome.error(failure.into()).into_response(),
+            Err(failure) => outcome.failed(failure).into_response(),
         },
         Err(error) => outcome.error(error).into_response(),
     }
 }
 
-async fn take(
-    app: &Arc<App>,
-    body: Result<Json<Map<String, Value>>, JsonRejection>,
-) -> Result<Taken, ApiError> {
-    let Json(object) = body.map_err(unreadable)?;
-    let request = CompletionRequest::read(object)?;
+/// Receives the body of a request, and parses it when few enough others are being parsed.
+async fn read(app: &App, request: Request) -> Result<CompletionRequest, ApiError> {
+    let (head, body) = request.into_parts();
+    let body = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await;
+    let body = body.map_err(|error| unreadable(error.into()))?;
+    // Only now, so that a client that sends slowly delays no other.
+    let _parser = app.parsers.acquire().await.ok();
+    let request = Request::from_parts(head, Body::from(body));
+    let Json(object) = Json::from_request(request, &()).await.map_err(unreadable)?;
+    CompletionRequest::read(object)
+}
+
+async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
+    let request = read(app, request).await?;
     app.check_model(&request.model)?;
     let sequences = request.prompts.len() * request.n as usize;
     let places = app.queue.take_places(sequences)?;
@@ -99,7 +104,7 @@ async fn take(
     });
     let choices = events.len();
     let pieces = events.into_iter().enumerate();
-    let pieces = pieces.map(|(index, events)| pieces_of(index, &style, events));
+    let pieces = pieces.map(|(index, events)| pieces_of(index, (&style, &app.queue), events));
     Ok(Taken {
         head: Head::new(&app.model, OsRng.try_next_u64().unwrap_or_default()),
         pieces: pieces.collect(),
@@ -113,10 +118,10 @@ async fn take(
 
 fn pieces_of(
     index: usize,
-    style: &Arc<Style>,
-    events: crate::queue::Events,
+    (style, queue): (&Arc<Style>, &Arc<Queue>),
+    events: Events,
 ) -> BoxStream<'static, Result<Piece, Failure>> {
-    pieces(index, Arc::clone(style), events).boxed()
+    pieces(index, Arc::clone(style), Arc::clone(queue), events).boxed()
 }
 
 fn unreadable(rejection: JsonRejection) -> ApiError {
@@ -225,9 +230,7 @@ async fn next_event(state: Streaming) -> Option<(Result<Event, Infallible>, Stre
                     let event = taken.event_of(piece);
                     (event, Streaming::Pieces { taken, outcome, generated })
                 }
-                Some(Err(failure)) => {
-                    (event(&outcome.error(failure.into()).body()), Streaming::End)
-                }
+                Some(Err(failure)) => (event(&outcome.failed(failure).body()), Streaming::End),
                 None if taken.include_usage => {
                     let usage = Some(Some(Usage::new(taken.prompt_tokens, generated)));
                     let answer = Answer { head: &taken.head, choices: Vec::new(), usage };
@@ -263,15 +266,48 @@ fn event(value: &impl Serialize) -> Event {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
     use std::time::Duration;
 
+    use axum::http::header::CONTENT_TYPE;
     use dsv4_kv_model::text::Text;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use tokio::sync::Semaphore;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::metrics::Metrics;
-    use crate::queue::{Queue, QueueLimits};
+    use crate::queue::QueueLimits;
+
+    const WAIT: Duration = Duration::from_millis(200);
+
+    /// A server without a scheduler, with so many places and permits.
+    fn app(waiting: usize, encoders: usize, parsers: usize) -> Arc<App> {
+        let limits = QueueLimits { vocabulary: 256, longest: 100, waiting };
+        Arc::new(App {
+            queue: Arc::new(Queue::new(limits)),
+            most_bytes_per_token: Some(2),
+            encoders: Arc::new(Semaphore::new(encoders)),
+            parsers: Semaphore::new(parsers),
+            text: Arc::new(Text::Bytes),
+            model: "m".into(),
+            created: 0,
+            end: Vec::new(),
+            drafts: 0,
+            metrics: Metrics::new().expect("metrics"),
+        })
+    }
+
+    /// A request with this body.
+    fn post(body: impl ToString) -> Request {
+        let request = Request::post("/v1/completions").header(CONTENT_TYPE, "application/json");
+        request.body(Body::from(body.to_string())).expect("a request")
+    }
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(work)
+    }
 
     /// The answer to a request while no encoder is free; `None` if the request waits for one.
     fn answer(
@@ -280,30 +316,19 @@ mod tests {
         max_tokens: usize,
     ) -> Option<Result<Taken, ApiError>> {
         let body = json!({ "model": "m", "prompt": prompt, "max_tokens": max_tokens });
-        let body = body.as_object().expect("an object").clone();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime").block_on(async {
-            let taken = take(app, Ok(Json(body)));
-            tokio::time::timeout(Duration::from_millis(200), taken).await.ok()
-        })
+        run(async { timeout(WAIT, take(app, post(body))).await.ok() })
+    }
+
+    fn assert_metric(app: &App, line: &str) {
+        let text = app.rendered_metrics();
+        assert!(text.lines().any(|other| other == line), "no {line} in {text}");
     }
 
     /// Requests that are too long, or for which the queue has no place, are refused before their text is encoded.
     /// Prompts of token ids need no encoder.
     #[test]
     fn what_is_refused_is_not_encoded() {
-        let limits = QueueLimits { vocabulary: 256, longest: 100, waiting: 1 };
-        let app = Arc::new(App {
-            queue: Arc::new(Queue::new(limits)),
-            most_bytes_per_token: Some(2),
-            encoders: Arc::new(Semaphore::new(0)),
-            text: Arc::new(Text::Bytes),
-            model: "m".into(),
-            created: 0,
-            end: Vec::new(),
-            drafts: 0,
-            metrics: Metrics::new().expect("metrics"),
-        });
+        let app = app(1, 0, 1);
         let refused = |prompt: &Value, max_tokens| match answer(&app, prompt, max_tokens) {
             Some(Err(error)) => error.body()["error"].clone(),
             Some(Ok(_)) => panic!("it is taken"),
@@ -324,5 +349,62 @@ mod tests {
         let _waits = taken.expect("there is room");
         assert_eq!(refused(&text(2), 10)["code"], "queue_full");
         assert_eq!(refused(&json!([text(2), text(2)]), 10)["param"], "n");
+    }
+
+    /// Requests whose texts are not encoded yet are told as waiting, also while the scheduler rests.
+    #[test]
+    fn who_waits_for_an_encoder_waits() {
+        let app = app(4, 0, 1);
+        let body = json!({ "model": "m", "prompt": "text", "max_tokens": 1 });
+        run(async {
+            let mut all: Vec<_> = (0..3).map(|_| Box::pin(take(&app, post(&body)))).collect();
+            for waits in &mut all {
+                assert!(timeout(WAIT, waits).await.is_err(), "there is no encoder");
+            }
+            assert_metric(&app, "dsv4_num_requests_waiting 3");
+        });
+        assert_metric(&app, "dsv4_num_requests_waiting 0");
+    }
+
+    /// A body is not parsed while too many others are.
+    #[test]
+    fn few_bodies_are_parsed_at_once() {
+        let app = app(1, 0, 0);
+        run(async {
+            let mut waits = Box::pin(take(&app, post("{")));
+            assert!(timeout(WAIT, &mut waits).await.is_err(), "it was parsed");
+            app.parsers.add_permits(1);
+            for request in [waits, Box::pin(take(&app, post("{")))] {
+                let error = request.await.err().expect("it is no object");
+                assert_eq!(error.status, StatusCode::BAD_REQUEST);
+            }
+        });
+    }
+
+    /// An accepted request that ends without its last event has failed, and was not refused: with 500 if the scheduler
+    /// has stopped in the middle of its work, else with 503.
+    #[test]
+    fn who_was_accepted_was_not_refused() {
+        for (panicked, status, code) in
+            [(true, 500, "server_failed"), (false, 503, "shutting_down")]
+        {
+            for stream in [false, true] {
+                let app = app(1, 0, 1);
+                let body = json!({ "model": "m", "prompt": [1], "stream": stream });
+                let text = run(async {
+                    let mut asked = Box::pin(completions(State(Arc::clone(&app)), post(body)));
+                    let early = timeout(WAIT, &mut asked).await.ok();
+                    app.queue.set_running(panicked);
+                    app.queue.drain();
+                    let answer = if let Some(early) = early { early } else { asked.await };
+                    assert_eq!(answer.status(), if stream { 200 } else { status });
+                    let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await;
+                    String::from_utf8(body.expect("a body").to_vec()).expect("text")
+                });
+                assert!(text.contains(code), "{text}");
+                assert_metric(&app, "dsv4_requests_total{outcome=\"failed\"} 1");
+                assert_metric(&app, "dsv4_requests_total{outcome=\"refused\"} 0");
+            }
+        }
     }
 }

@@ -76,7 +76,10 @@ pub enum Failure {
     /// A step that it was part of has failed.
     #[error("a step failed: {0}")]
     Step(String),
-    /// The server has ended before the completion was done.
+    /// The server has failed before the completion was done: its scheduler has panicked, or has ended with an error.
+    #[error("the server has failed before the completion was done; its log says why")]
+    Server,
+    /// The server has shut down before the completion was done.
     #[error("the server has shut down before the completion was done")]
     ShutDown,
 }

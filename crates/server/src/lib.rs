@@ -12,7 +12,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`server`] | [`Server`]: from binding an address to the shutdown |
-//! | [`scheduler`] | which tokens of which requests run in a step |
+//! | [`scheduler`] | admits requests, runs steps, preempts |
+//! | `admission`, `plan` | which requests fit in the cache; which tokens of which requests run in a step |
 //! | [`cold`] | the cold tier: prefixes that outlive the server |
 //! | [`queue`] | waiting requests; the events of a sequence |
 //! | `app`, `routes` | the state that all handlers share; the paths that are served |
@@ -24,6 +25,7 @@
 //! | [`error`] | typed refusals and failures |
 #![forbid(unsafe_code)]
 
+mod admission;
 mod answer;
 mod api_error;
 mod app;
@@ -34,6 +36,7 @@ pub mod error;
 mod fields;
 pub mod metrics;
 mod outcome;
+mod plan;
 pub mod queue;
 mod request;
 mod routes;

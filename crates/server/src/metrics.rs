@@ -31,7 +31,8 @@ pub struct Metrics {
     pub cancelled: Counter,
     /// Requests that were refused, with a 4xx or 503.
     pub refused: Counter,
-    /// Requests that failed with an error of the server, other than 503.
+    /// Requests that were accepted and not completed, because of an error or a shutdown, and those that were not
+    /// accepted because of an error of the server other than 503.
     pub failed: Counter,
     /// Sequences in the cache.
     pub running: Gauge,

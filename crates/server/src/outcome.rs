@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::api_error::ApiError;
+use crate::error::Failure;
 use crate::metrics::Metrics;
 
 /// A request that is being answered. Dropping it counts the request as cancelled: its client has left.
@@ -26,7 +27,15 @@ impl Outcome {
         self.metrics.end_to_end.record(self.begin.elapsed());
     }
 
-    /// Counts the request as refused (4xx or 503) or failed, and returns the error.
+    /// Counts an accepted request as failed, also if a shutdown has cut it short, and returns the error.
+    #[must_use]
+    pub fn failed(mut self, failure: Failure) -> ApiError {
+        self.is_counted = true;
+        self.metrics.failed.increment(1);
+        failure.into()
+    }
+
+    /// Counts a request that was not accepted as refused (4xx or 503) or failed, and returns the error.
     #[must_use]
     pub fn error(mut self, error: ApiError) -> ApiError {
         self.is_counted = true;

@@ -13,7 +13,8 @@ use crate::error::{Failure, Refusal};
 use crate::metrics::Metrics;
 
 /// An event of a sequence, in order. Dropping the receiver cancels the sequence. A sender that is dropped without
-/// [`Event::Finished`] or [`Event::Failed`] means [`Failure::ShutDown`].
+/// [`Event::Finished`] or [`Event::Failed`] means [`Failure::Server`], or [`Failure::ShutDown`] if the scheduler has
+/// ended in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A generated token.
@@ -72,9 +73,9 @@ pub(crate) struct Request {
     pub sequence: Sequence,
     pub salt: Vec<u8>,
     pub events: UnboundedSender<Event>,
-    /// When it was submitted.
+    /// When it was submitted; if places were reserved for it, when they were.
     pub submitted: Instant,
-    /// When its last token was generated; before that, when it was submitted.
+    /// When its last token was generated; before that, as `submitted`.
     pub last: Instant,
     /// Whether it was ever admitted to the cache.
     pub was_admitted: bool,
@@ -121,6 +122,8 @@ impl Request {
 pub(crate) struct Places {
     queue: Arc<Queue>,
     count: usize,
+    /// When they were reserved. Reading and encoding the prompts counts as waiting.
+    since: Instant,
 }
 
 impl Drop for Places {
@@ -139,6 +142,8 @@ pub struct Queue {
     changed: Condvar,
     /// Whether every accepted request has got its last event, and the scheduler accepts no more.
     is_done: AtomicBool,
+    /// Whether the scheduler runs. It stays set if the scheduler panics.
+    is_running: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +151,8 @@ struct State {
     waiting: VecDeque<Request>,
     /// Places that are reserved for requests whose prompts are being read.
     taken: usize,
+    /// Requests that were preempted and wait to be admitted again. The scheduler has them.
+    preempted: usize,
     phase: Phase,
 }
 
@@ -181,8 +188,9 @@ impl Queue {
     /// An empty queue.
     #[must_use]
     pub fn new(limits: QueueLimits) -> Self {
-        let (state, changed, is_done) = Default::default();
-        Self { limits, state, changed, is_done }
+        let (state, changed) = Default::default();
+        let (is_done, is_running) = Default::default();
+        Self { limits, state, changed, is_done, is_running }
     }
 
     /// Submits all of these, or none.
@@ -199,18 +207,18 @@ impl Queue {
         places: Option<Places>,
         submissions: Vec<Submission>,
     ) -> Result<Vec<Events>, Refusal> {
+        let submitted = places.as_ref().map_or_else(Instant::now, |places| places.since);
         let (mut requests, mut events) = (Vec::new(), Vec::new());
         for Submission { prompt, continuation, salt } in submissions {
             self.check(&prompt, continuation.max_tokens)?;
             let sequence = Sequence::new(prompt, continuation).ok_or(Refusal::EmptyPrompt)?;
             let (sender, receiver) = unbounded_channel();
-            let now = Instant::now();
             requests.push(Request {
                 sequence,
                 salt,
                 events: sender,
-                submitted: now,
-                last: now,
+                submitted,
+                last: submitted,
                 was_admitted: false,
                 preemptions: 0,
                 fetch: Fetch::New,
@@ -237,7 +245,7 @@ impl Queue {
         let mut state = self.lock();
         self.find_room(&mut state, sequences)?;
         state.taken += sequences;
-        Ok(Places { queue: Arc::clone(self), count: sequences })
+        Ok(Places { queue: Arc::clone(self), count: sequences, since: Instant::now() })
     }
 
     fn find_room(&self, state: &mut State, sequences: usize) -> Result<(), Refusal> {
@@ -316,6 +324,17 @@ impl Queue {
         self.lock().here()
     }
 
+    /// As [`Self::waiting`], with preempted requests and those whose prompts are being read.
+    pub(crate) fn all_waiting(&self) -> usize {
+        let state = self.lock();
+        state.here() + state.taken + state.preempted
+    }
+
+    /// Notes how many requests are preempted.
+    pub(crate) fn set_preempted(&self, preempted: usize) {
+        self.lock().preempted = preempted;
+    }
+
     /// Removes and returns the requests whose client has disconnected.
     pub(crate) fn take_left(&self) -> Vec<Request> {
         let mut state = self.lock();
@@ -368,6 +387,20 @@ impl Queue {
         self.is_done.load(Ordering::Acquire)
     }
 
+    /// Notes whether the scheduler runs.
+    pub(crate) fn set_running(&self, is_running: bool) {
+        self.is_running.store(is_running, Ordering::Release);
+    }
+
+    /// Why a sequence got no last event, and gets none any more. A scheduler that ends in order sends one to each
+    /// sequence while it runs.
+    pub(crate) fn failure(&self) -> Failure {
+        match self.is_running.load(Ordering::Acquire) {
+            true => Failure::Server,
+            false => Failure::ShutDown,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -385,25 +418,29 @@ impl Drop for CloseOnDrop {
 
 #[cfg(test)]
 mod tests {
-    use dsv4_kv_model::sample::Sampling;
+    use dsv4_kv_model::sample::GREEDY;
 
     use super::*;
 
-    /// Reserved places are not given to others until their request is submitted or dropped; then they are free.
-    #[test]
-    fn places_are_held_from_the_check_on() {
-        let limits = QueueLimits { vocabulary: 8, longest: 8, waiting: 4 };
-        let queue = Arc::new(Queue::new(limits));
-        let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+    /// A request of one token.
+    fn one() -> Submission {
         let continuation = Continuation {
-            sampling,
+            sampling: GREEDY,
             max_tokens: 1,
             end: Vec::new(),
             drafts: 0,
             top_logprobs: 0,
             prompt_logits: false,
         };
-        let one = Submission { prompt: vec![1], continuation, salt: Vec::new() };
+        Submission { prompt: vec![1], continuation, salt: Vec::new() }
+    }
+
+    /// Reserved places are not given to others until their request is submitted or dropped; then they are free.
+    #[test]
+    fn places_are_held_from_the_check_on() {
+        let limits = QueueLimits { vocabulary: 8, longest: 8, waiting: 4 };
+        let queue = Arc::new(Queue::new(limits));
+        let one = one();
         let full = |waiting| Some(Refusal::QueueFull { waiting, most: 4 });
         let places = queue.take_places(3).expect("there are four");
         assert_eq!(queue.take_places(2).err(), full(3));
@@ -418,5 +455,21 @@ mod tests {
         let refused = queue.submit_to(Some(places), vec![unknown]).err();
         assert!(matches!(refused, Some(Refusal::TokenOutOfVocabulary { .. })), "{refused:?}");
         assert!(queue.take_places(4).is_ok(), "those of a refused request are free");
+    }
+
+    /// The time for which places are held counts as waiting.
+    #[test]
+    fn a_request_has_waited_since_its_place_was_taken() {
+        let queue = Arc::new(Queue::new(QueueLimits { vocabulary: 8, longest: 8, waiting: 4 }));
+        let places = queue.take_places(3).expect("there are four");
+        assert_eq!((queue.waiting(), queue.all_waiting()), (0, 3));
+        let time = Duration::from_millis(30);
+        std::thread::sleep(time);
+        let _events = queue.submit_to(Some(places), vec![one()]).expect("it is held");
+        assert_eq!((queue.waiting(), queue.all_waiting()), (1, 1));
+        let request = queue.pop_if(|_| true).expect("it waits");
+        assert!(request.submitted.elapsed() >= time && request.last == request.submitted);
+        queue.set_preempted(2);
+        assert_eq!((queue.waiting(), queue.all_waiting()), (0, 2));
     }
 }

@@ -54,7 +54,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    ([(CONTENT_TYPE, PROMETHEUS)], app.metrics.render()).into_response()
+    ([(CONTENT_TYPE, PROMETHEUS)], app.rendered_metrics()).into_response()
 }
 
 async fn no_such_path() -> ApiError {

@@ -6,9 +6,9 @@
 //!                when the stored part of its prompt is in host memory, or after the timeout
 //!             3. admit waiting requests in order, while a slot and the blocks of their tokens are free; each
 //!                reuses the cached prefix of its tokens
-//!             4. plan one token of every request; drafts, then chunks of prompts, oldest first, share the rest
-//!             5. run the step; if blocks run out, preempt the newest request, which is admitted again before all
-//!                others, and plan anew
+//!             4. plan one token of every request; drafts, then chunks of prompts, share the rest (module `plan`)
+//!             5. run the step; if blocks run out, plan it without drafts; if they still do, preempt the newest
+//!                request, which is admitted again before all others, and plan anew
 //! ```
 //!
 //! A preempted request gets the same tokens again: a token's logits have the same bits in every batch and chunk, and
@@ -22,22 +22,18 @@ use std::time::Duration;
 
 use dsv4_kv::{KvError, RequestId};
 use dsv4_kv_device::Backend;
-use dsv4_kv_model::sequence::{Sequence, Work};
 use dsv4_kv_model::{Chunk, Engine, ModelError};
 use dsv4_kv_tier::MOST_FETCHES;
-use kv_layout::geometry::BLOCK_TOKENS;
 
+use crate::admission::{MOST_SHARED, fits, longest, may_share};
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
+use crate::plan::{Part, StepLimits, plan};
 use crate::queue::{CloseOnDrop, Event, Phase, Queue, QueueLimits, Request};
 
 /// Steps in a row that may fail before the scheduler ends.
 const FAILED_STEPS: u32 = 3;
-
-/// After this many preemptions a request shares no blocks any more. Sharing takes blocks that it would not need alone,
-/// so it could be preempted again and again.
-const MOST_SHARED: u32 = 2;
 
 /// Longest wait for requests while the store is busy, before the store's results are handled.
 const STORE_INTERVAL: Duration = Duration::from_millis(200);
@@ -80,20 +76,6 @@ struct Running {
     request: Request,
 }
 
-impl Running {
-    /// Whether it was not yet preempted so often that it may share no blocks.
-    fn shares(&self) -> bool {
-        self.request.preemptions < MOST_SHARED
-    }
-}
-
-/// A request's part of a step.
-struct Part {
-    /// Its place in `running`.
-    index: usize,
-    work: Work,
-}
-
 impl<B: Backend> Scheduler<B> {
     /// A scheduler without requests.
     ///
@@ -109,7 +91,7 @@ impl<B: Backend> Scheduler<B> {
         if step_tokens < requests as usize {
             return Err(ServerError::StepTooShort { step_tokens, requests });
         }
-        let longest = longest(&engine);
+        let longest = longest(config.max_context, &engine.cache().ledger());
         let vocabulary = engine.model().config.vocab_size;
         let queue = Queue::new(QueueLimits { vocabulary, longest, waiting: limits.waiting });
         let scheduler = Self {
@@ -153,7 +135,17 @@ impl<B: Backend> Scheduler<B> {
     /// As [`Self::step`]. In every case the queue accepts no more requests afterwards, and every request that was not
     /// done has got a failure.
     pub fn run(&mut self) -> Result<(), ServerError> {
+        let queue = self.queue();
         let _ended = CloseOnDrop(self.queue());
+        queue.set_running(true);
+        let ended = self.run_all();
+        // Not reached by a panic, so that clients are told of it.
+        queue.set_running(false);
+        ended
+    }
+
+    /// As [`Self::run`], but does not close the queue afterwards.
+    fn run_all(&mut self) -> Result<(), ServerError> {
         while self.queue.phase() != Phase::Aborted {
             match self.step() {
                 Ok(Progress::Ran) => {}
@@ -224,8 +216,17 @@ impl<B: Backend> Scheduler<B> {
             self.admit()?;
         }
         let progress = if self.running.is_empty() { Progress::Idle } else { Progress::Ran };
+        self.run_step()?;
+        self.release_finished()?;
+        self.report();
+        Ok(progress)
+    }
+
+    /// Runs a step of all running requests, or of those that are left when others were preempted.
+    fn run_step(&mut self) -> Result<(), ServerError> {
+        let mut drafts = true;
         while !self.running.is_empty() {
-            let parts = self.plan();
+            let parts = self.plan(drafts);
             match self.run_parts(&parts) {
                 Ok(()) => {
                     self.failed_steps = 0;
@@ -235,11 +236,17 @@ impl<B: Backend> Scheduler<B> {
                     let _ = self.engine.advance_tier();
                     break;
                 }
+                // Drafts may take blocks that their request does not need yet.
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if has_drafts(&parts) => {
+                    drafts = false;
+                }
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.settle_tier()? => {}
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
                     self.preempt_newest()?;
                 }
-                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running[0].shares() => {
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. }))
+                    if may_share(&self.running[0].request) =>
+                {
                     self.readmit_alone()?;
                 }
                 Err(error) => {
@@ -248,9 +255,7 @@ impl<B: Backend> Scheduler<B> {
                 }
             }
         }
-        self.release_finished()?;
-        self.report();
-        Ok(progress)
+        Ok(())
     }
 
     /// Waits for the transfers to and from host memory. Returns whether there were any. A device error counts as a
@@ -323,7 +328,7 @@ impl<B: Backend> Scheduler<B> {
         if !std::mem::replace(&mut request.was_admitted, true) {
             self.metrics.queue_time.record(request.submitted.elapsed());
         }
-        if !request.sequence.may_reuse() || request.preemptions >= MOST_SHARED {
+        if !may_share(&request) {
             return Ok(Running { id: self.engine.admit()?, request });
         }
         let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
@@ -342,13 +347,13 @@ impl<B: Backend> Scheduler<B> {
     fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
-        let fits = |sequence: &Sequence| ledger.blocks_of(sequence.tokens().len() as u32) <= free;
+        let fits = |request: &Request| fits(&ledger, request, free);
         Ok(match self.preempted.front() {
-            Some(first) if fits(&first.sequence) => self.preempted.pop_front(),
+            Some(first) if fits(first) => self.preempted.pop_front(),
             Some(_) => None,
             None => {
                 let cold = &self.cold;
-                let is_next = |first: &Request| cold.is_ready(first) && fits(&first.sequence);
+                let is_next = |first: &Request| cold.is_ready(first) && fits(first);
                 self.queue.pop_if(|first| first.has_left() || is_next(first))
             }
         })
@@ -366,25 +371,12 @@ impl<B: Backend> Scheduler<B> {
         Ok(free)
     }
 
-    /// The next step: requests that decode, then chunks of prompts.
-    fn plan(&self) -> Vec<Part> {
-        let left = |index: usize| {
-            let sequence = &self.running[index].request.sequence;
-            sequence.tokens().len() - sequence.cached()
-        };
-        let (decoding, prompts): (Vec<_>, Vec<_>) =
-            (0..self.running.len()).partition(|&index| left(index) == 1);
-        let mut budget = self.engine.cache().config().max_step_tokens as usize;
-        let mut parts: Vec<Part> = Vec::new();
-        for index in decoding.iter().chain(&prompts).copied() {
-            // Each later request gets at least one token of the step; drafts and chunks share the rest.
-            let others = self.running.len() - parts.len() - 1;
-            let chunk = if left(index) == 1 { budget } else { self.limits.chunk.max(1) };
-            let work = self.running[index].request.sequence.next(chunk.min(budget - others));
-            budget -= work.tokens.len();
-            parts.push(Part { index, work });
-        }
-        parts
+    /// The next step of the running requests, with or without drafts.
+    fn plan(&self, drafts: bool) -> Vec<Part> {
+        let tokens = self.engine.cache().config().max_step_tokens as usize;
+        let sequences: Vec<_> =
+            self.running.iter().map(|running| &running.request.sequence).collect();
+        plan(&sequences, StepLimits { tokens, chunk: self.limits.chunk, drafts })
     }
 
     /// Runs a step, and sends its tokens to the clients.
@@ -473,9 +465,9 @@ impl<B: Backend> Scheduler<B> {
 
     /// Updates the gauges, and the metrics of cache and cold tier.
     fn report(&self) {
-        let waiting = self.queue.waiting() + self.preempted.len();
+        self.queue.set_preempted(self.preempted.len());
         self.metrics.running.set(self.running.len() as f64);
-        self.metrics.waiting.set(waiting as f64);
+        self.metrics.waiting.set(self.queue.all_waiting() as f64);
         self.metrics.cache.record(self.engine.cache());
         let cold = self.cold.stats();
         self.metrics.cold_stored.absolute(cold.stored);
@@ -484,13 +476,7 @@ impl<B: Backend> Scheduler<B> {
     }
 }
 
-/// Most tokens of a sequence: the context, or the capacity of the cache if that is less.
-fn longest<B: Backend>(engine: &Engine<B>) -> u32 {
-    let context = engine.cache().config().max_context;
-    let ledger = engine.cache().ledger();
-    if ledger.blocks_of(context) <= ledger.total_blocks() {
-        context
-    } else {
-        ledger.total_blocks().saturating_mul(BLOCK_TOKENS)
-    }
+/// Whether any of these parts has drafts.
+fn has_drafts(parts: &[Part]) -> bool {
+    parts.iter().any(|part| part.work.drafts > 0)
 }

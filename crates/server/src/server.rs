@@ -31,6 +31,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// 1.6 GiB.
 const ENCODERS: usize = 4;
 
+/// Most bodies that are parsed at the same time. An array of token ids takes 16 times its size while it is parsed.
+const PARSERS: usize = 4;
+
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -92,6 +95,7 @@ impl<B: Backend> Server<B> {
             queue: scheduler.queue(),
             most_bytes_per_token: text.most_bytes_per_token(),
             encoders: Arc::new(Semaphore::new(ENCODERS)),
+            parsers: Semaphore::new(PARSERS),
             text: Arc::new(text),
             model: settings.model.clone(),
             created: unix_time(),

@@ -25,11 +25,12 @@ pub unsafe fn sync_cluster() {
     unsafe { imp::cluster::sync_cluster() }
 }
 
-/// Arrives at the cluster's barrier without waiting, and without making this thread's writes visible. Until
-/// [`cluster_wait`] this thread accesses no other block's shared memory. It has already used the values that it read
-/// there, since the arrival does not order loads in flight (`barrier.cluster.arrive.relaxed`, aligned).
+/// Arrives at the cluster's barrier without waiting, and without making this thread's writes visible
+/// (`barrier.cluster.arrive.relaxed`, aligned).
 ///
 /// # Safety
+/// - Until [`cluster_wait`] this thread accesses no other block's shared memory.
+/// - It has used every value that it read there, since the arrival does not order loads in flight: *unchecked*.
 /// - Every thread of every block of the cluster makes this call or [`cluster_arrive_release`], the lanes of a warp from
 ///   the same place in the source (`.aligned`), and its next barrier of the cluster is [`cluster_wait`].
 #[inline(always)]

@@ -141,9 +141,9 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::prefetch_l2(self.0, i, bytes) }
     }
 
-    /// [`Self::load`] of 4 bytes, as a volatile access: LLVM does not move it, and `ptxas` does not move it
-    /// below a barrier, a store or another such load. Use it for several loads that must be in flight together
-    /// (`ld.global.b32`).
+    /// [`Self::load`] of 4 bytes that LLVM does not move. PTX lets `ptxas` move it; none was seen to move one below a
+    /// barrier, a store or another such load. Use it for several loads that should be in flight together, for speed
+    /// alone (`ld.global.b32`).
     ///
     /// # Safety
     /// - Element `i` has 4 bytes, lies in the allocation and is aligned.
@@ -156,7 +156,7 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_volatile(self.0, i) }
     }
 
-    /// [`Self::load_u32x4`] as a volatile access; see [`Self::load_u32_volatile`]
+    /// [`Self::load_u32x4`] that LLVM does not move; see [`Self::load_u32_volatile`]
     /// (`ld.global.v4.u32`).
     ///
     /// # Safety

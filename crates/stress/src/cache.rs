@@ -39,6 +39,14 @@ pub fn buckets(config: &CacheConfig) -> [Bucket; 2] {
     [decode, Bucket { tokens, tokens_per_request, requests: max_requests, context }]
 }
 
+/// An empty cache on the CPU, on a device that runs work late: transfers between the device and host memory should
+/// finish late.
+#[must_use]
+pub fn late(config: &CacheConfig, library: &Arc<Library>, seed: u64) -> Cache<Lazy<Emulator>> {
+    let device = Lazy::emulated(EmuOptions { seed, ..EmuOptions::default() });
+    Cache::new(&device, config, library, seed)
+}
+
 /// A device that runs work late, and skips kernels.
 pub type Skipping = Failing<Lazy<Emulator>>;
 

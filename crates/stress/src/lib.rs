@@ -36,6 +36,7 @@ pub mod text;
 pub mod tier;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -43,6 +44,7 @@ use serde::Serialize;
 use drive::{Counts, Divergence, Run};
 use dsv4_kv::CacheConfig;
 use generate::{Generator, Manners};
+use library::Library;
 use model::Model;
 use op::{Op, Script};
 use subject::Subject;
@@ -95,9 +97,10 @@ pub fn watched_stress<S: Subject>(
         Err(found) => found,
     };
     // Repeats the same operations and records them. The first run does not record, since most runs succeed, and a run
-    // may have a million operations.
-    let mut script = Script { config: config.clone(), ops: Vec::new() };
-    let found = run(found.op + 1, &mut |op| script.ops.push(op.clone())).err().unwrap_or(found);
+    // may have a million operations. The releases at the end of a run are numbered after its last random operation.
+    let mut script = Script { config: config.clone(), seed, ops: Vec::new() };
+    let recorded = run(ops.min(found.op + 1), &mut |op| script.ops.push(op.clone()));
+    let found = recorded.err().unwrap_or(found);
     let (script, shrunk) =
         shrink::shrink(script, found.clone(), SHRINK, |script| try_script(&new, script).err());
     Err(Box::new(Failure { seed, found, shrunk, script }))
@@ -114,6 +117,26 @@ pub fn try_script<S: Subject>(new: impl Fn() -> S, script: &Script) -> Result<Co
         script.ops.iter().try_for_each(|op| run.apply(op))?;
         run.drain()
     })
+}
+
+/// Runs a script on a cache on the CPU, whose device runs work late.
+///
+/// # Errors
+/// The first [`Divergence`].
+pub fn try_on_cpu(script: &Script) -> Result<Counts, Divergence> {
+    let Script { config, seed, .. } = script;
+    let library = Arc::new(Library::new(config));
+    try_script(|| cache::late(config, &library, *seed), script)
+}
+
+/// As [`try_on_cpu`], on a device that also skips kernels.
+///
+/// # Errors
+/// The first [`Divergence`].
+pub fn try_skipping(script: &Script) -> Result<Counts, Divergence> {
+    let Script { config, seed, .. } = script;
+    let library = Arc::new(Library::new(config));
+    try_script(|| cache::skipping(config, &library, *seed), script)
 }
 
 /// Applies `ops` random operations of a seed to a cache that `new` creates. Each operation is passed to `each` first.

@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
-use dsv4_kv_stress::cache::{Cache, skipping};
+use dsv4_kv::CacheConfig;
+use dsv4_kv::device::{Backend, CudaOptions};
+use dsv4_kv_stress::cache::{Cache, late, skipping};
 use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::Manners;
 use dsv4_kv_stress::generate::reuse::ledger_config;
@@ -21,8 +22,7 @@ use dsv4_kv_stress::generate::tier::{any_kernel_config, tier_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::op::Script;
 use dsv4_kv_stress::subject::LedgerOnly;
-use dsv4_kv_stress::{Failure, try_script, watched_stress};
-use dsv4_kv_tests::lazy::Lazy;
+use dsv4_kv_stress::{Failure, try_on_cpu, try_script, try_skipping, watched_stress};
 use progress::Progress;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -47,7 +47,7 @@ struct Options {
     /// What runs the kernels; without it only the ledger is kept.
     #[arg(long)]
     device: Option<DeviceChoice>,
-    /// Run this script instead.
+    /// Run this script instead, on the device of the run that has printed it.
     #[arg(long)]
     script: Option<PathBuf>,
     /// Print the outcome as JSON.
@@ -143,16 +143,14 @@ fn run_seeds(options: &Options, progress: &Progress, seeds: Range<u64>) -> Resul
         // Seeds run one after the other, since a capture forbids other threads to allocate.
         Some(DeviceChoice::Cuda) => {
             let device = dsv4_kv::open_cuda(CudaOptions::default())?;
-            seeds.map(|seed| with_kernels((options, progress), &device, seed)).collect()
+            let new = |config: &CacheConfig, library: &Arc<Library>, seed| {
+                Cache::new(&device, config, library, seed)
+            };
+            seeds.map(|seed| with_kernels((options, progress), new, seed)).collect()
         }
         Some(DeviceChoice::Cpu) => {
-            // Transfers between the device and host memory should finish late.
-            let options_of = |seed| EmuOptions { seed, ..EmuOptions::default() };
-            let late = |seed| Lazy::emulated(options_of(seed));
-            seeds
-                .into_par_iter()
-                .map(|seed| with_kernels((options, progress), &late(seed), seed))
-                .collect()
+            let run = |seed| with_kernels((options, progress), late, seed);
+            seeds.into_par_iter().map(run).collect()
         }
         Some(DeviceChoice::Late) => {
             seeds.into_par_iter().map(|seed| without_kernels(options, progress, seed)).collect()
@@ -169,12 +167,12 @@ fn ledger_alone(options: &Options, progress: &Progress, seed: u64) -> Ran {
 
 fn with_kernels<B: Backend>(
     (options, progress): (&Options, &Progress),
-    device: &Device<B>,
+    new: impl Fn(&CacheConfig, &Arc<Library>, u64) -> Cache<B>,
     seed: u64,
 ) -> Ran {
     let config = any_kernel_config(seed);
     let library = Arc::new(Library::new(&config));
-    let new = || Cache::new(device, &config, &library, seed);
+    let new = || new(&config, &library, seed);
     watched_stress(seed, options.ops, Manners::Genuine, &config, new, || progress.done())
 }
 
@@ -189,22 +187,14 @@ fn run_script(options: &Options, path: &Path) -> Result<bool> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let script: Script = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     script.config.validate()?;
-    let with = || Arc::new(Library::new(&script.config));
     let outcome = match options.device {
         Some(DeviceChoice::Cuda) => {
             let device = dsv4_kv::open_cuda(CudaOptions::default())?;
-            let library = with();
-            try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
+            let library = Arc::new(Library::new(&script.config));
+            try_script(|| Cache::new(&device, &script.config, &library, script.seed), &script)
         }
-        Some(DeviceChoice::Cpu) => {
-            let device = EmuDevice::new(EmuOptions::default());
-            let library = with();
-            try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
-        }
-        Some(DeviceChoice::Late) => {
-            let library = with();
-            try_script(|| skipping(&script.config, &library, 0), &script)
-        }
+        Some(DeviceChoice::Cpu) => try_on_cpu(&script),
+        Some(DeviceChoice::Late) => try_skipping(&script),
         None => try_script(|| LedgerOnly::new(&script.config).expect("validated"), &script),
     };
     match outcome {

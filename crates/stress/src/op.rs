@@ -202,6 +202,9 @@ fn is_zero(value: &u32) -> bool {
 pub struct Script {
     /// The configuration of the cache.
     pub config: CacheConfig,
+    /// The seed of the cache and of its device: which rows are compared, and in which order threads run.
+    #[serde(default)]
+    pub seed: u64,
     /// The operations, in order.
     pub ops: Vec<Op>,
 }

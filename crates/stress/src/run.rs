@@ -140,7 +140,7 @@ impl<B: Backend> Runner<'_, B> {
 
     /// Runs the remaining layers.
     fn finish(&self, open: &mut Step<'_, B>) -> Result<(), String> {
-        for (layer, _) in open.ids() {
+        for (layer, _) in open.layer_kinds() {
             let updated = match open.progress(layer).map_err(text)? {
                 LayerProgress::NotStarted => self.inputs.update(open, layer),
                 _ => self.inputs.resume(open, layer),

@@ -129,7 +129,7 @@ fn keep_if_failing(
     ops: Vec<Op>,
     fails: &impl Fn(&Script) -> Option<Divergence>,
 ) -> bool {
-    let mut tried = Script { config: script.config.clone(), ops };
+    let mut tried = Script { config: script.config.clone(), seed: script.seed, ops };
     let Some(found) = fails(&tried) else { return false };
     tried.ops.truncate(found.op as usize + 1);
     (*script, *divergence) = (tried, found);

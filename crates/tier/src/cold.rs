@@ -1,6 +1,5 @@
 //! The cold tier of a cache: below host memory.
 
-use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,14 +7,13 @@ use std::time::Duration;
 
 use dsv4_kv::device::Backend;
 use dsv4_kv::{CacheId, HostImage, HostPrompt, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
-use object_store::local::LocalFileSystem;
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, parse_url_opts};
 use serde::Serialize;
-use url::Url;
 
 use crate::error::{ColdError, ColdErrorKind};
 use crate::image::BLOCK;
+use crate::open::open;
 use crate::queue::{Found, Owner, Source, Wanted};
 use crate::store::{Done, Store};
 
@@ -37,13 +35,14 @@ pub struct ColdStats {
     pub restored: u64,
     /// Tokens of these prefixes after the deepest checkpoint that host memory and device had of them.
     pub restored_tokens: u64,
-    /// Bytes of their blocks and checkpoints.
+    /// Bytes of their checkpoints, and of those of their blocks that host memory did not have: what was copied there.
     pub bytes_read: u64,
     /// Prompts of which the store has no more.
     pub not_there: u64,
-    /// Objects that were damaged, or shorter or longer than their header says.
+    /// Objects that were damaged, or shorter or longer than their header says. They were found when they were read, or
+    /// when another object was to rest on them.
     pub damaged: u64,
-    /// Objects of another version, model, format, salt, adapter, or of other tokens.
+    /// Objects of another version, model, format, salt, adapter, or of other tokens, found likewise.
     pub foreign: u64,
     /// Calls of the store that failed.
     pub failed: u64,
@@ -128,8 +127,9 @@ const ERRORS: usize = 256;
 pub const MOST_FETCHES: usize = 64;
 
 impl<B: Backend> ColdTier<B> {
-    /// Opens the store of `url`, or a local directory, which is created if it does not exist, below the host tier of
-    /// `cache`.
+    /// Opens the store of `url`, or a local directory, below the host tier of `cache`. A directory that does not exist
+    /// is created, for the process's user alone: objects contain prompts and salts. Whoever can write to the store can
+    /// change what prompts continue from, since digests have no key.
     ///
     /// `identity` distinguishes the bytes of this cache from those of others with the same configuration: a digest of
     /// the model's weights, and of anything else that changes the bytes. A prefix is read only if it was stored with
@@ -350,12 +350,18 @@ impl<B: Backend> ColdTier<B> {
         self.pending -= 1;
         self.finished += u64::from(!matches!(done, Done::Worked));
         match done {
-            Done::Stored(Ok(0)) | Done::Worked => {}
-            Done::Stored(Ok(bytes)) => {
-                self.stats.stored += 1;
-                self.stats.bytes_written += bytes;
+            Done::Worked => {}
+            Done::Stored(stored, errors) => {
+                errors.into_iter().for_each(|error| self.note(error));
+                match stored {
+                    Ok(0) => {}
+                    Ok(bytes) => {
+                        self.stats.stored += 1;
+                        self.stats.bytes_written += bytes;
+                    }
+                    Err(error) => self.note(error),
+                }
             }
-            Done::Stored(Err(error)) => self.note(error),
             Done::Read(id, found, errors) => {
                 errors.into_iter().for_each(|error| self.note(error));
                 match found {
@@ -420,34 +426,6 @@ impl<B: Backend> ColdTier<B> {
             self.errors.push(error);
         }
     }
-}
-
-/// The store of a URL, and the path in it. A URL without a scheme is a local directory.
-fn open(
-    url: &str,
-    options: &[(String, String)],
-) -> Result<(Box<dyn ObjectStore>, Path), ColdError> {
-    let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
-    let directory = match url.split_once("://") {
-        None => Some(url.to_owned()),
-        // A host name would be taken for a directory.
-        Some(("file", path)) if !path.starts_with('/') => {
-            return Err(refused(
-                "give an absolute path behind `file://`, or a path alone".to_owned(),
-            ));
-        }
-        Some(("file", path)) => Some(path.to_owned()),
-        Some(_) => None,
-    };
-    if let Some(directory) = directory {
-        let directory = FilePath::new(&directory);
-        std::fs::create_dir_all(directory).map_err(|error| refused(error.to_string()))?;
-        let objects = LocalFileSystem::new_with_prefix(directory)?;
-        return Ok((Box::new(objects), Path::default()));
-    }
-    let parsed = Url::parse(url).map_err(|error| refused(error.to_string()))?;
-    let options = options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    parse_url_opts(&parsed, options).map_err(|error| refused(error.to_string()))
 }
 
 /// An image in host memory that will be stored.

@@ -93,15 +93,21 @@ impl ColdError {
         }
     }
 
-    /// Whether the object is missing, damaged, foreign, or one that may not be read, such as an archived one: a retry would not
-    /// help, and shorter prefixes may be there.
+    /// Whether the object that was read is missing, damaged, foreign or archived: a retry would not help, and shorter
+    /// prefixes may be there.
     pub(crate) fn is_final(&self) -> bool {
-        use object_store::Error::{NotFound, PermissionDenied};
-        let is_of_object = |error: &_| matches!(error, NotFound { .. } | PermissionDenied { .. });
+        use object_store::Error::{AlreadyExists, NotFound};
         match self {
             Self::Image { .. } => true,
-            Self::Store(error) => is_of_object(error),
+            // A read of an archived blob of Azure is a conflict, status 409.
+            Self::Store(error) => matches!(error, NotFound { .. } | AlreadyExists { .. }),
             _ => false,
         }
+    }
+
+    /// Whether the object may not be read: it alone, for instance because it is archived in S3, or all objects, for
+    /// instance because a token has expired.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(self, Self::Store(object_store::Error::PermissionDenied { .. }))
     }
 }

@@ -162,7 +162,7 @@ pub fn encode(
     let most = Subject { tokens: &tokens[..own], ..*subject }.most_bytes();
     let room = usize::try_from(most).unwrap_or(0).saturating_add(4 * BLOCK * (first as usize));
     let mut bytes = Vec::new();
-    // Otherwise it is copied as it grows. Without so much memory it grows as far as it can.
+    // Otherwise it is copied as it grows. If so much memory cannot be reserved, it grows nevertheless.
     let _ = bytes.try_reserve_exact(room);
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());

@@ -9,6 +9,7 @@
 //! | `error` | errors of storing and reading prefixes |
 //! | `key` | names of objects |
 //! | `objects` | reading and writing of objects, on the store's thread |
+//! | `open` | the store that a URL names |
 //! | `queue` | work that waits for that thread, and prefixes that it has read |
 //! | `store` | the thread that waits for the store |
 //!
@@ -53,7 +54,7 @@
 //! let mut cold = ColdTier::open(&mut first, directory, identity, &options)?;
 //! let id = first.admit_with(&stream, &prompt)?.id;
 //! # let mut step = first.begin_step(&stream, Launches::Eager, &[StepRequest { id, start: 0, tokens: 300 }])?;
-//! # for (layer, _) in step.ids() {
+//! # for (layer, _) in step.layer_kinds() {
 //! #     step.hca(layer)?.update(&HcaInputs { kv: &kv, main })?.append()?;
 //! # }
 //! // ... its steps, and:
@@ -83,6 +84,7 @@ mod key;
 #[doc(hidden)]
 pub mod mistake;
 mod objects;
+mod open;
 mod queue;
 mod store;
 

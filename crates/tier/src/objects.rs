@@ -10,8 +10,8 @@ use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
-use crate::error::ColdError;
-use crate::image::{self, ImageError, Subject};
+use crate::error::{ColdError, ColdErrorKind};
+use crate::image::{self, HEADER, ImageError, Subject};
 use crate::key::{FOLDER, Key};
 use crate::queue::{Found, Owner, Parts, Shared, Source, Wanted};
 
@@ -90,15 +90,20 @@ impl Objects {
     }
 
     /// Stores the missing part of a prefix: the blocks after the deepest earlier checkpoint of it that the store has,
-    /// and the checkpoint. Returns the number of bytes written; 0 if nothing was missing.
-    pub async fn store(&mut self, source: &dyn Source) -> Result<u64, ColdError> {
+    /// and the checkpoint. Returns the number of bytes written; 0 if nothing was missing. Appends to `errors` why
+    /// deeper checkpoints that the store seemed to have were not used; not that they have expired.
+    pub async fn store(
+        &mut self,
+        source: &dyn Source,
+        errors: &mut Vec<ColdError>,
+    ) -> Result<u64, ColdError> {
         let (root, tokens) = (source.root().bytes(), source.tokens());
         let keys = Key::all(&self.owner.identity, root, tokens);
         let Some((key, above)) = keys.split_last() else { return Ok(0) };
         if self.known.lock().contains(key) {
             return Ok(0);
         }
-        let (first, seen) = self.intact(above).await;
+        let (first, seen) = self.intact(above, errors).await;
         let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
         let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
         let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
@@ -150,7 +155,8 @@ impl Objects {
     /// Number of blocks of a prefix down to the deepest of these objects whose chain is whole, and when that was seen.
     /// A missing object, for instance one that expired, is forgotten, together with the objects whose chains were found
     /// to lead to it. If the store fails, 0 blocks: then all blocks are stored in one object without a chain.
-    async fn intact(&mut self, keys: &[Key]) -> (usize, Instant) {
+    async fn intact(&mut self, keys: &[Key], errors: &mut Vec<ColdError>) -> (usize, Instant) {
+        let mut denied = Vec::new();
         for blocks in (1..=keys.len()).rev() {
             if !self.known.lock().contains(&keys[blocks - 1]) {
                 continue;
@@ -158,11 +164,21 @@ impl Objects {
             let mut links = Vec::new();
             match self.follow(&keys[..blocks], &mut links).await {
                 Ok(seen) => {
+                    if !links.is_empty() {
+                        self.forget(&denied);
+                    }
                     self.whole.remember(links, seen);
                     return (blocks, seen);
                 }
-                Err(error) if error.is_final() => self.forget(&links),
-                Err(_) => break,
+                Err(error) => {
+                    let goes_on = self.break_off(&error, &links, &mut denied);
+                    if error.kind() != ColdErrorKind::NotThere {
+                        errors.push(error);
+                    }
+                    if !goes_on {
+                        break;
+                    }
+                }
             }
         }
         (0, Instant::now())
@@ -179,16 +195,53 @@ impl Objects {
             }
             links.push(key);
             let path = self.path(&key);
-            let header = self.objects.get_range(&path, 0..image::HEADER as u64).await?;
+            let header = self.header(&path).await?;
             let wrong = |error| ColdError::Image { name: path.to_string(), error };
             end = image::first(&header, end).map_err(wrong)?;
         }
         Ok(now)
     }
 
+    /// The header of an object.
+    async fn header(&self, path: &Path) -> Result<Bytes, ColdError> {
+        let error = match self.objects.get_range(path, 0..HEADER as u64).await {
+            Ok(header) => return Ok(header),
+            Err(error) => ColdError::Store(error),
+        };
+        if error.is_final() || error.is_denied() {
+            return Err(error);
+        }
+        // A range of an empty file, as a loss of power may leave it, is an error that each store reports in its own way.
+        match self.objects.head(path).await {
+            Ok(object) if object.size < HEADER as u64 => {
+                let error = ImageError::Length { needed: HEADER as u64, found: object.size };
+                Err(ColdError::Image { name: path.to_string(), error })
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Handles the error of a chain, whose last link could not be read. Returns whether the store may have a shorter
+    /// prefix. A missing, damaged, foreign or archived object is forgotten, together with the objects whose chains lead
+    /// to it, so that they are stored again. So is an object that may not be read, if the links before it could be. If
+    /// there are none, the store may deny all objects, and not for long: then it is added to `denied`, whose objects are
+    /// forgotten when another one could be read.
+    fn break_off(&mut self, error: &ColdError, chain: &[Key], denied: &mut Vec<Key>) -> bool {
+        let is_denied = error.is_denied();
+        if error.is_final() || is_denied && chain.len() > 1 {
+            self.forget(chain);
+        } else if is_denied {
+            denied.extend(chain);
+        }
+        error.is_final() || is_denied
+    }
+
     /// Forgets objects, so that they are stored again. Forgets also which chains are whole, since any of them
     /// may lead to these objects.
     fn forget(&mut self, keys: &[Key]) {
+        if keys.is_empty() {
+            return;
+        }
         let mut known = self.known.lock();
         keys.iter().for_each(|key| _ = known.remove(key));
         self.whole.0.clear();
@@ -203,21 +256,23 @@ impl Objects {
         queue: &Arc<Shared>,
     ) -> (Option<Found>, Vec<ColdError>) {
         let keys = Arc::clone(&wanted.keys);
-        let mut errors = Vec::new();
+        let (mut errors, mut denied) = (Vec::new(), Vec::new());
         for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
             if !self.known.lock().contains(&keys[blocks - 1]) {
                 continue;
             }
-            match self.read_parts(&wanted, &keys[..blocks], queue).await {
+            let mut chain = Vec::new();
+            match self.read_parts(&wanted, &keys[..blocks], (queue, &mut chain)).await {
                 Ok(None) => return (None, errors),
                 Ok(Some(parts)) => {
+                    self.forget(&denied);
                     let sizes = (blocks, self.owner.block_bytes);
                     return (Some(Found::new(wanted, sizes, parts, queue)), errors);
                 }
                 Err(error) => {
-                    let is_final = error.is_final();
+                    let goes_on = self.break_off(&error, &chain, &mut denied);
                     errors.push(error);
-                    if !is_final {
+                    if !goes_on {
                         break;
                     }
                 }
@@ -229,33 +284,23 @@ impl Objects {
         (None, errors)
     }
 
-    /// Reads the images of a prefix, the last one first, back to the blocks that host memory has. A missing, damaged,
-    /// foreign or forbidden object is forgotten, together with the objects whose chains lead to it, so that they are stored again.
-    /// `None` if the read is cancelled.
+    /// Reads the images of a prefix, the last one first, back to the blocks that host memory has. Appends the keys of
+    /// the objects to `chain`; if one cannot be read, it is the last of them. `None` if the read is cancelled.
     async fn read_parts(
         &mut self,
         wanted: &Wanted,
         keys: &[Key],
-        queue: &Shared,
+        (queue, chain): (&Shared, &mut Vec<Key>),
     ) -> Result<Option<Parts>, ColdError> {
         let (mut parts, mut end, mut last) = (Vec::new(), keys.len(), None);
-        let (mut chain, now) = (Vec::new(), Instant::now());
+        let now = Instant::now();
         while last.is_none() || end > wanted.there as usize {
             if !queue.is_wanted(wanted.id) {
                 return Ok(None);
             }
             let key = keys[end - 1];
             chain.push(key);
-            let read = self.read_one(wanted, &key, end).await;
-            let (first, blocks, at_end) = match read {
-                Ok(read) => read,
-                Err(error) => {
-                    if error.is_final() {
-                        self.forget(&chain);
-                    }
-                    return Err(error);
-                }
-            };
+            let (first, blocks, at_end) = self.read_one(wanted, &key, end).await?;
             // Copied, so that the rest of the object can be freed.
             let blocks = if last.is_some() { Bytes::copy_from_slice(&blocks) } else { blocks };
             last.get_or_insert(at_end);
@@ -263,7 +308,7 @@ impl Objects {
             end = first as usize;
         }
         if end == 0 {
-            self.whole.remember(chain, now);
+            self.whole.remember(chain.iter().copied(), now);
         }
         let (checkpoint, about) = last.ok_or(ColdError::NotThere)?;
         Ok(Some((parts, checkpoint, about)))

@@ -16,13 +16,15 @@ use crate::key::Key;
 use crate::objects::{Known, Objects};
 use crate::queue::{Found, Job, Owner, Shared, Source, Wanted};
 
-/// Most prefixes that wait to be stored. Each keeps its part of host memory from eviction.
+/// Most prefixes that wait to be stored. Each keeps its part of host memory from eviction, so that the cache hands none
+/// out while they keep half of it.
 const WAITING: usize = 64;
 
 /// Result of a job.
 pub(crate) enum Done {
-    /// Number of bytes stored; 0 if the store already had the prefix.
-    Stored(Result<u64, ColdError>),
+    /// Number of bytes stored; 0 if the store already had the prefix. And why the prefix rests on fewer objects than
+    /// the store seemed to have of it.
+    Stored(Result<u64, ColdError>, Vec<ColdError>),
     /// Result of the read with this id: the prefix, or `None`; and why longer prefixes of the prompt were not read. A
     /// cancelled read has neither a prefix nor an error.
     Read(u64, Option<Box<Found>>, Vec<ColdError>),
@@ -154,7 +156,11 @@ impl Drop for Store {
 fn serve(mut objects: Objects, runtime: &Runtime, queue: &Arc<Shared>, done: &Sender<Done>) {
     while let Some(job) = queue.next() {
         let result = match job {
-            Job::Store(source) => Done::Stored(runtime.block_on(objects.store(&*source))),
+            Job::Store(source) => {
+                let mut errors = Vec::new();
+                let stored = runtime.block_on(objects.store(&*source, &mut errors));
+                Done::Stored(stored, errors)
+            }
             Job::Read(wanted) => {
                 let id = wanted.id;
                 let (found, errors) = runtime.block_on(objects.read(wanted, queue));

@@ -2,12 +2,13 @@
 //!
 //! | field | unit | |
 //! |---|---|---|
-//! | `timestamp` | ms | never decreases |
+//! | `timestamp` | ms | a whole number, also if written as `5.0`; never decreases |
 //! | `input_length` | tokens | at least 1 |
 //! | `output_length` | tokens | at least 1 |
 //! | `hash_ids` | one per 512 input tokens | may be absent, except where [`Prompt`]s are read; equal ids at equal indices are equal tokens |
 //!
-//! A line has at most [`MAX_LINE_BYTES`]. A trace that is read as a whole has at most [`MAX_REQUESTS`].
+//! A line has at most [`MAX_LINE_BYTES`]. Lines of only white space are skipped; together they have no more bytes than
+//! that either. A trace that is read as a whole has at most [`MAX_REQUESTS`].
 //!
 //! ```
 //! use std::path::Path;
@@ -34,8 +35,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny, Unexpected};
+use serde::{Deserialize, Deserializer};
 
 /// One request of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -153,7 +154,11 @@ enum Problem {
         "the trace has more than {MAX_REQUESTS} requests; replay its first ones with --requests"
     )]
     ManyRequests,
-    #[error("the trace has no requests; it needs at least one line")]
+    #[error(
+        "the trace has more than {MAX_LINE_BYTES} bytes of blank lines; a trace has one JSON object a line"
+    )]
+    BlankLines,
+    #[error("the trace has no requests; it needs at least one")]
     Empty,
 }
 
@@ -166,10 +171,24 @@ fn without_location(error: &serde_json::Error) -> String {
 
 #[derive(Deserialize)]
 struct Line<I> {
+    #[serde(deserialize_with = "milliseconds")]
     timestamp: u64,
     input_length: u32,
     output_length: u32,
     hash_ids: Option<Vec<I>>,
+}
+
+/// A whole number of milliseconds. Some programs write it as a float.
+fn milliseconds<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let number = serde_json::Number::deserialize(from)?;
+    // Up to 2^53 every whole number is a float.
+    let is_whole =
+        |float: &f64| float.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(float);
+    let float = || number.as_f64().filter(is_whole).map(|float| float as u64);
+    number.as_u64().or_else(float).ok_or_else(|| {
+        let found = number.to_string();
+        D::Error::invalid_value(Unexpected::Other(&found), &"a whole number of milliseconds")
+    })
 }
 
 /// The requests of a trace, in order; times count from the first.
@@ -179,6 +198,8 @@ pub struct TraceReader<R = BufReader<File>> {
     /// The line being read.
     text: Vec<u8>,
     line: u64,
+    /// Bytes of the blank lines so far.
+    blank: usize,
     first: Option<u64>,
     last: u64,
 }
@@ -198,19 +219,20 @@ impl TraceReader {
 impl<R: BufRead> TraceReader<R> {
     /// Reads a trace from any reader. `path` names the trace in errors.
     pub fn new(path: &Path, from: R) -> Self {
-        Self { path: path.into(), from, text: Vec::new(), line: 0, first: None, last: 0 }
+        let path = path.into();
+        Self { path, from, text: Vec::new(), line: 0, blank: 0, first: None, last: 0 }
     }
 
-    /// Reads the first `limit` requests, or all if there are fewer; at least one.
+    /// Reads the first `limit` requests, or all if there are fewer.
     ///
     /// # Errors
-    /// [`TraceError`] of the first line that is not a request; also if the trace has no request, or more than
-    /// [`MAX_REQUESTS`] requests within `limit`.
+    /// [`TraceError`] of the first line that is not a request; also if `limit` is not 0 and the trace has no request, or
+    /// if it has more than [`MAX_REQUESTS`] requests within `limit`.
     pub fn read(mut self, limit: usize) -> Result<Vec<Arrival>, TraceError> {
         self.read_all(limit, Self::next)
     }
 
-    /// Reads the prompts of the first `limit` requests, or of all if there are fewer; at least one.
+    /// Reads the prompts of the first `limit` requests, or of all if there are fewer.
     ///
     /// # Errors
     /// As [`Self::read`]; [`TraceError`] of the first line without `hash_ids`.
@@ -224,8 +246,8 @@ impl<R: BufRead> TraceReader<R> {
         })
     }
 
-    /// Reads the first `limit` requests, or all if there are fewer; at least one. A request also has its prompt if its
-    /// line has `hash_ids`.
+    /// Reads the first `limit` requests, or all if there are fewer. A request also has its prompt if its line has
+    /// `hash_ids`.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -251,43 +273,56 @@ impl<R: BufRead> TraceReader<R> {
         let most = limit.min(MAX_REQUESTS as usize + 1);
         let all = std::iter::from_fn(|| next(self)).take(most).collect::<Result<Vec<_>, _>>()?;
         let problem = match all.len() {
-            0 => Problem::Empty,
+            0 if limit > 0 => Problem::Empty,
             requests if requests > MAX_REQUESTS as usize => Problem::ManyRequests,
             _ => return Ok(all),
         };
         Err(self.located(problem))
     }
 
-    /// Reads the next line and applies `parse` to it; `None` at the end of the trace.
+    /// Reads the next line that is not blank and applies `parse` to it; `None` at the end of the trace.
     fn next_line<T>(
         &mut self,
         parse: impl FnOnce(&mut Self) -> Result<T, Problem>,
     ) -> Option<Result<T, TraceError>> {
-        let read = self.read_line();
-        if let Ok(false) = read {
-            return None;
+        let read = self.read_line().transpose()?;
+        Some(read.and_then(|()| parse(self)).map_err(|problem| self.located(problem)))
+    }
+
+    /// Reads the next line that is not blank; `None` at the end of the trace.
+    fn read_line(&mut self) -> Result<Option<()>, Problem> {
+        while self.read_any_line()? {
+            if !self.text.trim_ascii().is_empty() {
+                return Ok(Some(()));
+            }
+            // An endless file of line ends must end with an error.
+            self.blank += self.text.len() + 1;
+            if self.blank > MAX_LINE_BYTES {
+                return Err(Problem::BlankLines);
+            }
         }
-        self.line += 1;
-        Some(read.and_then(|_| parse(self)).map_err(|problem| self.located(problem)))
+        Ok(None)
     }
 
     /// Reads the next line; false at the end of the trace.
-    fn read_line(&mut self) -> Result<bool, Problem> {
+    fn read_any_line(&mut self) -> Result<bool, Problem> {
         self.text.clear();
         let longest = MAX_LINE_BYTES as u64 + 1;
         if self.from.by_ref().take(longest).read_until(b'\n', &mut self.text)? == 0 {
             return Ok(false);
         }
+        self.line += 1;
         if self.text.last() == Some(&b'\n') {
             self.text.pop();
         }
         if self.text.len() > MAX_LINE_BYTES { Err(Problem::LongLine) } else { Ok(true) }
     }
 
-    /// Adds the file and the line to an error. An error of reading (a folder, a failing disk) gets no line, as it is
-    /// not an error of that line.
+    /// Adds the file and the line to an error. An error of reading (a folder, a failing disk) and an empty trace get no
+    /// line, as they are not errors of one.
     fn located(&self, problem: Problem) -> TraceError {
-        let line = if matches!(problem, Problem::Read(_)) { 0 } else { self.line };
+        let of_no_line = matches!(problem, Problem::Read(_) | Problem::Empty);
+        let line = if of_no_line { 0 } else { self.line };
         TraceError { path: self.path.clone(), line, problem }
     }
 
@@ -323,143 +358,4 @@ impl<R: BufRead> Iterator for TraceReader<R> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-
-    fn read(lines: &[&str]) -> Result<Vec<Arrival>, String> {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(lines.join("\n").as_bytes()).unwrap();
-        let read = TraceReader::open(file.path()).and_then(|reader| reader.read(usize::MAX));
-        read.map_err(|error| {
-            let path = file.path().display().to_string();
-            error.to_string().strip_prefix(&path).expect("the path comes first").to_owned()
-        })
-    }
-
-    const GOOD: &str =
-        r#"{"timestamp": 100, "input_length": 513, "output_length": 7, "hash_ids": [0, 1]}"#;
-
-    #[test]
-    fn requests_are_read_in_order_and_counted_from_the_first() {
-        let second = r#"{"timestamp":250,"input_length":1,"output_length":2,"extra":null}"#;
-        let expected = [
-            Arrival { at_ms: 0.0, input: 513, output: 7 },
-            Arrival { at_ms: 150.0, input: 1, output: 2 },
-        ];
-        assert_eq!(read(&[GOOD, second]).unwrap(), expected);
-    }
-
-    #[test]
-    fn prompts_have_their_hash_ids() {
-        let prompts =
-            |text: &str| TraceReader::new(Path::new("t"), text.as_bytes()).read_prompts(9);
-        let found = prompts(GOOD).unwrap();
-        assert_eq!(found, [Prompt { tokens: 513, hash_ids: vec![0, 1] }]);
-        let without = r#"{"timestamp": 100, "input_length": 4, "output_length": 1}"#;
-        let error = prompts(&format!("{GOOD}\n{without}")).unwrap_err().to_string();
-        assert!(error.starts_with("t:2: it has no hash_ids"), "{error}");
-    }
-
-    #[test]
-    fn a_request_has_a_prompt_where_its_line_has_hash_ids() {
-        let without = r#"{"timestamp": 100, "input_length": 4, "output_length": 1}"#;
-        let text = format!("{GOOD}\n{without}");
-        let reader = TraceReader::new(Path::new("t"), text.as_bytes());
-        let found = reader.read_requests(9).unwrap();
-        let prompts: Vec<_> = found.into_iter().map(|(_, prompt)| prompt).collect();
-        assert_eq!(prompts, [Some(Prompt { tokens: 513, hash_ids: vec![0, 1] }), None]);
-    }
-
-    #[test]
-    fn each_fault_is_told_with_its_line() {
-        let faults = [
-            (
-                r#"{"timestamp": 100, "input_length": 4}"#,
-                "column 37: missing field `output_length`",
-            ),
-            (r#"{"timestamp": 100, "input_length": 0, "output_length": 1}"#, "input_length is 0"),
-            (r#"{"timestamp": 100, "input_length": 1, "output_length": 0}"#, "output_length is 0"),
-            (r#"{"timestamp": 99, "input_length": 1, "output_length": 1}"#, "99 comes after 100"),
-            (
-                r#"{"timestamp": 100, "input_length": 513, "output_length": 1, "hash_ids": [5]}"#,
-                "hash_ids has 1 elements; 513 input tokens make 2",
-            ),
-            (
-                r#"{"timestamp": 100, "input_length": 4294967295, "output_length": 1}"#,
-                "is over 4294967295",
-            ),
-            (r#"{"timestamp": -1, "input_length": 1, "output_length": 1}"#, "invalid value"),
-            ("{", "EOF while parsing"),
-            ("", "EOF while parsing"),
-        ];
-        for (line, message) in faults {
-            let error = read(&[GOOD, line, GOOD]).unwrap_err();
-            assert!(error.starts_with(":2: ") && error.contains(message), "{line}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_line_of_the_longest_length_is_read_and_a_longer_one_is_not() {
-        let padded = |bytes: usize| format!("{GOOD}{}", " ".repeat(bytes - GOOD.len()));
-        for end in ["", "\n", "\r\n"] {
-            let longest = padded(MAX_LINE_BYTES - end.len().saturating_sub(1)) + end;
-            assert_eq!(read(&[&longest]).map(|requests| requests.len()), Ok(1));
-        }
-        let error = read(&[GOOD, &padded(MAX_LINE_BYTES + 1)]).unwrap_err();
-        assert!(
-            error.starts_with(":2: ") && error.contains("longer than 1048576 bytes"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn bytes_that_are_no_text_are_an_error() {
-        let trace = TraceReader::new(Path::new("t"), &b"{\"timestamp\": \xff}"[..]);
-        assert!(trace.read(1).is_err_and(|error| error.to_string().starts_with("t:1: column")));
-    }
-
-    #[test]
-    fn an_empty_trace_and_a_missing_file_are_errors() {
-        assert!(read(&[]).unwrap_err().starts_with(": the trace has no requests"));
-        let missing = TraceReader::open(Path::new("no/such/trace.jsonl")).err();
-        let missing = missing.expect("an error").to_string();
-        assert!(missing.starts_with("no/such/trace.jsonl: No such file"), "{missing}");
-    }
-
-    #[test]
-    fn a_folder_is_an_error_of_the_file_and_of_no_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path();
-        let error = TraceReader::open(path).and_then(|reader| reader.read(1)).unwrap_err();
-        let expected = format!("{}: Is a directory", path.display());
-        assert!(error.to_string().starts_with(&expected), "{error}");
-    }
-
-    #[test]
-    fn shrinking_divides_lengths_and_times_and_leaves_at_least_a_token() {
-        let arrival = Arrival { at_ms: 640.0, input: 129, output: 3 };
-        let expected = Arrival { at_ms: 5.0, input: 3, output: 1 };
-        assert_eq!(arrival.shrunk(64.0, 2.0), Ok(expected));
-    }
-
-    #[test]
-    fn a_request_that_grows_too_long_is_an_error() {
-        let arrival = Arrival { at_ms: 0.0, input: 3_000_000_000, output: 5 };
-        let message = arrival.shrunk(0.5, 1.0).expect_err("6 billion tokens").to_string();
-        let expected =
-            "input_length 3000000000 and output_length 5, divided by 0.5, pass 4294967295";
-        assert!(message.starts_with(expected), "{message}");
-        let half = Arrival { at_ms: 0.0, input: u32::MAX / 2, output: 1 };
-        assert_eq!(
-            half.shrunk(0.5, 1.0).map(|a| a.input),
-            Err(TooLong { input: half.input, output: 1, factor: 0.5 })
-        );
-        assert_eq!(half.shrunk(1.0, 1.0), Ok(half));
-        for factor in [f64::INFINITY, f64::NAN, -1.0] {
-            let least = half.shrunk(factor, 1.0).expect("short");
-            assert_eq!((least.input, least.output, least.cached_tokens()), (1, 1, 1));
-        }
-    }
-}
+mod tests;

@@ -53,7 +53,7 @@
 //! let mut theirs = KvCacheManager::new(device.clone(), config(3))?;
 //! let id = ours.admit()?;
 //! # let mut step = ours.begin_step(&stream, Launches::Eager, &[StepRequest { id, start: 0, tokens: 5 }])?;
-//! # for (layer, _) in step.ids() {
+//! # for (layer, _) in step.layer_kinds() {
 //! #     step.swa(layer)?.update(&kv)?.append()?;
 //! # }
 //! # step.commit(&[Accepted::count(id, 5)])?;

@@ -14,6 +14,10 @@ pub enum Mistake {
     EpochIgnored,
     /// Memory whose read has missed its deadline is reused at once.
     NoQuarantine,
+    /// Memory keeps the bytes of earlier payloads until others are read into it.
+    LeftoversStay,
+    /// Memory with bytes that were not compared with digests is reused at once.
+    UncomparedReused,
     /// The offer is not compared with the opening.
     OpeningIgnored,
     /// A payload that was verified for another model or other formats is admitted.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::attention::KeySplit;
-use dsv4_kv_checkpoint::Checkpoint;
+use dsv4_kv_model_files::ModelFiles;
 use dsv4_kv_model::{Engine, EngineLimits, Model};
 
 use crate::args::Options;
@@ -38,8 +38,8 @@ pub fn run(options: &Options, jobs: &Receiver<Job>, ready: &Sender<Result<Ready>
 
 fn load(options: &Options) -> Result<Arc<Model>> {
     let of = || options.model.display().to_string();
-    let checkpoint = Checkpoint::open(&options.model).with_context(of)?;
-    Ok(Arc::new(Model::load(&checkpoint, |_| {}).with_context(of)?))
+    let model_files = ModelFiles::open(&options.model).with_context(of)?;
+    Ok(Arc::new(Model::load(&model_files, |_| {}).with_context(of)?))
 }
 
 fn on_device<B: Backend>(

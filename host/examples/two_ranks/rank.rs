@@ -171,7 +171,7 @@ impl<B: Backend> Rank<B> {
     ) -> Result<()> {
         let Self { cache, stream, tensors } = self;
         let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
-        for (layer, kind) in step.ids() {
+        for (layer, kind) in step.layer_kinds() {
             tensors.load(stream, (layer, kind), tokens)?;
             tensors.run(&mut step, (layer, kind), (tokens, attending), outcome)?;
         }

@@ -19,8 +19,8 @@ use crate::device::DeviceError;
 use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::layer_progress::LayerProgress;
 use crate::pool_kind::PoolKind;
-use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::LinearError;
+use dsv4_kv_model_files::ModelFileError;
 use kv_layout::config::ConfigError;
 use kv_layout::geometry::LayerKind;
 use poison_read::{PoisonRead, describe_first};
@@ -45,7 +45,7 @@ pub enum KvError {
     },
     /// A tensor of the model's files that is missing, or of another shape or type.
     #[error(transparent)]
-    ModelFile(Box<CheckpointError>),
+    ModelFile(Box<ModelFileError>),
     /// A constant of the model that the kernels do not support.
     #[error("model: {0}")]
     Model(Box<ConfigError>),

@@ -1,11 +1,11 @@
 //! Errors of a model's files as errors of the cache.
 
-use dsv4_kv_checkpoint::CheckpointError;
+use dsv4_kv_model_files::ModelFileError;
 
 use super::KvError;
 
-impl From<CheckpointError> for KvError {
-    fn from(error: CheckpointError) -> Self {
+impl From<ModelFileError> for KvError {
+    fn from(error: ModelFileError) -> Self {
         Self::ModelFile(Box::new(error))
     }
 }

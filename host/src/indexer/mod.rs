@@ -15,8 +15,8 @@ mod select;
 mod weights;
 mod workspace;
 
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_linear::Nvfp4Linear;
+use dsv4_kv_model_files::ModelFiles;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::INDEX_DIM;
 
@@ -119,11 +119,11 @@ impl<B: Backend> CsaIndexer<B> {
     /// As [`IndexerWeights::of_layer`]; [`KvError::Device`].
     pub fn of_layer(
         stream: &Stream<B>,
-        checkpoint: &Checkpoint,
+        model_files: &ModelFiles,
         layer: u32,
     ) -> Result<Self, KvError> {
-        let weights = IndexerWeights::of_layer(checkpoint, layer)?;
-        Self::from_host(stream, &checkpoint.config().cache, &weights)
+        let weights = IndexerWeights::of_layer(model_files, layer)?;
+        Self::from_host(stream, &model_files.config().cache, &weights)
     }
 
     /// The indexer with weights in host memory, which are copied and padded.

@@ -1,7 +1,7 @@
 //! [`IndexerWeights`]: the weights of an indexer in host memory.
 
-use dsv4_kv_checkpoint::{Checkpoint, Nvfp4Parts};
 use dsv4_kv_linear::Nvfp4Matrix;
+use dsv4_kv_model_files::{ModelFiles, Nvfp4Parts};
 use kv_layout::geometry::INDEX_DIM;
 use kv_layout::linear::{GROUP, INNER_STEP};
 
@@ -34,17 +34,17 @@ impl IndexerWeights {
     /// # Errors
     /// [`KvError::ModelFile`] for a tensor that is missing, of another shape or type, or not exact in BF16;
     /// [`KvError::Linear`] for one in NVFP4 that the products do not support.
-    pub fn of_layer(checkpoint: &Checkpoint, layer: u32) -> Result<Self, KvError> {
-        let model = &checkpoint.config().cache;
-        let prefix = format!("{}.attn.indexer", checkpoint.layer_prefix(layer));
+    pub fn of_layer(model_files: &ModelFiles, layer: u32) -> Result<Self, KvError> {
+        let model = &model_files.config().cache;
+        let prefix = format!("{}.attn.indexer", model_files.layer_prefix(layer));
         let (rows, columns) = (model.index_heads.saturating_mul(INDEX_DIM), model.q_lora_rank);
         let (query, shape) = (format!("{prefix}.wq_b.weight"), [rows, columns].map(u64::from));
-        let query = match checkpoint.nvfp4(&query, shape)? {
+        let query = match model_files.nvfp4(&query, shape)? {
             Some(parts) => QueryValues::Nvfp4(padded(rows, columns, &parts)?),
-            None => QueryValues::Bf16(checkpoint.finite_bf16(&query, &shape)?),
+            None => QueryValues::Bf16(model_files.finite_bf16(&query, &shape)?),
         };
         let shape = [model.index_heads, model.hidden_size].map(u64::from);
-        let head = checkpoint.finite_bf16(&format!("{prefix}.weights_proj.weight"), &shape)?;
+        let head = model_files.finite_bf16(&format!("{prefix}.weights_proj.weight"), &shape)?;
         Ok(Self { query, head })
     }
 }

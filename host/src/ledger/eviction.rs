@@ -65,6 +65,15 @@ impl Ledger {
         self.tree_counts().evictable_blocks
     }
 
+    /// Of the blocks that a request with this prompt would share ([`Self::admit_with`]), those that are referenced
+    /// already. The others are among the evictable blocks until it is admitted. Changes nothing, and counts as no use.
+    #[must_use]
+    pub fn referenced_blocks(&self, prompt: &Prompt<'_>) -> u32 {
+        let Some(sharing) = self.sharing.as_ref() else { return 0 };
+        let shared = self.shared_prompt(prompt);
+        shared.map_or(0, |(root, tokens)| sharing.tree.referenced(&root, tokens))
+    }
+
     /// Counts of the blocks and checkpoints in the prefix tree.
     #[must_use]
     pub fn tree_counts(&self) -> Counts {

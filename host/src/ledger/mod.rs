@@ -98,8 +98,8 @@ pub struct Ledger {
     /// The prefix tree and each request's place in it; `None` if nothing can be shared.
     #[serde(skip)]
     sharing: Option<Box<Sharing>>,
-    #[serde(skip)]
     /// Blocks that were freed since the last `take_freed`; none unless the cache is poisoned.
+    #[serde(skip)]
     freed: UnitList,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,

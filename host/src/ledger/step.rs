@@ -15,7 +15,8 @@ impl Ledger {
     /// `array`, by [`StepPlan::layout`]; later elements stay as they are.
     ///
     /// All or nothing: on an error no block is taken, no request changes, and `array` is as it was.
-    /// A step of the group that is still open is rejected first, as if its rows had been written.
+    /// A step of the group that is still open is rejected first, as if its rows had been written, also if the new step is
+    /// then refused.
     ///
     /// # Errors
     /// Of the step: [`KvError::NoSuchGroup`]; [`KvError::TooManyRequests`]; [`KvError::StepTooLong`]; [`KvError::OutOfBlocks`] with the

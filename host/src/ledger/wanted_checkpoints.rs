@@ -103,8 +103,8 @@ impl Saves {
         }
     }
 
-    /// Forgets all positions of a request that goes on from `boundary`, but for that one, if it is due: the slot holds
-    /// what it needs.
+    /// Forgets all positions of a request that goes on from `boundary`, except a due save at `boundary` itself: the slot
+    /// still holds what that needs.
     pub fn restart(&mut self, id: RequestId, boundary: u32) {
         let due = self.due.take(id.slot()).filter(|&due| due == (id, boundary));
         self.forget(id.slot());

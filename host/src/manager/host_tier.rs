@@ -228,7 +228,8 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// The oldest offered checkpoint that is still in host memory, with all blocks above it. The image can be read on
-    /// any thread; its memory is not evicted until it is dropped.
+    /// any thread; its memory is not evicted until it is dropped. `None` also while images that were returned keep more
+    /// than half of host memory: the others stay offered.
     pub fn next_host_image(&mut self) -> Option<HostImage<B>> {
         self.tier_parts()?.1.next_image()
     }
@@ -262,7 +263,7 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Returns unused room at once; room that is dropped becomes free with a later call.
+    /// Returns unused room at once. Of room that is dropped the blocks above it are released with a later call.
     ///
     /// # Errors
     /// The room, if it belongs to another cache.

@@ -187,6 +187,24 @@ pub fn check_attend<B: Backend>(
     attention.check(stream, &attention.plan()?)
 }
 
+/// Resets the arrival counters of attention after the error of a launch or a replay. A kernel that the emulator has
+/// stopped may leave counters that are not 0, and the next launch would compute wrong results.
+pub(crate) fn reset_arrivals<B: Backend>(
+    stream: &Stream<B>,
+    error: &DeviceError,
+    parts: Option<&AttentionParts<B>>,
+    exchange: Option<&AttentionExchange<B>>,
+) {
+    if !matches!(error, DeviceError::Fault(_)) {
+        return;
+    }
+    let parts = parts.map(|of| &of.arrivals);
+    for arrivals in parts.into_iter().chain(exchange.map(|of| &of.arrivals)) {
+        // The caller gets the first error instead.
+        let _ = stream.fill(arrivals, 0);
+    }
+}
+
 /// An empty part of `view`.
 fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
     view.slice(0, 0).expect("every buffer has an empty part")
@@ -320,17 +338,9 @@ impl<B: Backend> Attention<'_, B> {
         })
     }
 
-    /// Resets the arrival counters after a fault. A kernel that the emulator has stopped may leave counters that are
-    /// not 0, and the next launch would compute wrong results.
+    /// Resets the arrival counters after `error`.
     fn clean(&self, stream: &Stream<B>, error: &DeviceError) {
-        if !matches!(error, DeviceError::Fault(_)) {
-            return;
-        }
-        let parts = self.parts().map(|of| &of.arrivals);
-        for arrivals in parts.into_iter().chain(self.exchange.map(|of| &of.arrivals)) {
-            // The caller gets the error of the launch instead.
-            let _ = stream.fill(arrivals, 0);
-        }
+        reset_arrivals(stream, error, self.parts(), self.exchange);
     }
 
     fn keys(&self) -> AttendedKeys {
@@ -415,5 +425,35 @@ impl<B: Backend> AttendedEntries<'_, B> {
             num_blocks: entries.num_blocks,
             ..params
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use simt::emu::{Fault, FaultKind};
+
+    use super::*;
+    use crate::device::{EmuDevice, EmuOptions};
+
+    #[test]
+    fn a_fault_leaves_counters_at_zero() {
+        let device = EmuDevice::new(EmuOptions::default());
+        let stream = device.stream().unwrap();
+        let parts = AttentionParts::new(&device, 1).unwrap();
+        let exchange = AttentionExchange::new(&device, 1).unwrap();
+        let counters = [&parts.arrivals, &exchange.arrivals];
+        let kind = Box::new(FaultKind::InvalidLaunch { grid: (1, 1), block: 0 });
+        let fault = DeviceError::Fault(Fault { kernel: None, block: None, kind });
+        for (error, left) in [(DeviceError::NestedCapture, 1), (fault, 0)] {
+            for counters in counters {
+                stream.upload(&[1], counters, 0).unwrap();
+            }
+            reset_arrivals(&stream, &error, Some(&parts), Some(&exchange));
+            for counters in counters {
+                let mut first = [7];
+                stream.download(counters, 0, &mut first).unwrap();
+                assert_eq!(first, [left], "{error}");
+            }
+        }
     }
 }

@@ -70,8 +70,8 @@ pub fn form_of(
     }
 }
 
-/// Queries that a block of the consecutive form takes one after another, 2 to [`MOST_CONSECUTIVE`]; `None` if the launch has no more queries
-/// than `multiprocessors / groups`, or than 1, or there are no multiprocessors. `groups` is not 0.
+/// Queries that a block of the consecutive form takes one after another, 2 to [`MOST_CONSECUTIVE`]; `None` if a block a
+/// query and group of heads fits in one wave, or there are no multiprocessors. `groups` is not 0.
 pub fn consecutive_queries([queries, groups]: [u32; 2], multiprocessors: u32) -> Option<u32> {
     let blocks = (multiprocessors / groups).max(1);
     let of_block = queries.div_ceil(blocks).min(MOST_CONSECUTIVE);

@@ -9,8 +9,8 @@
 //! Some operations are unsafe because they rely on that order: each of their threads reads the same numbers of the step
 //! for itself, and these decide at which barriers it waits. They are [`attend`], [`compress`], [`decode_csa`],
 //! [`decode_hca`], [`flush_hca`], [`index_score`], [`index_score_chunk`], [`index_topk`], [`index_score_topk`] and
-//! [`topk_select`]. In the other operations only the threads of a warp do so, by one instruction, which gives all of them
-//! the same number.
+//! [`topk_select`]. In the other operations at most one warp reads each such number, by one load, so that its
+//! threads cannot disagree.
 
 mod attention;
 mod attention_exchange;
@@ -35,6 +35,7 @@ mod state_copy;
 mod step_tokens;
 mod swa;
 
+pub(crate) use attention::reset_arrivals;
 pub use attention::{
     Attended, AttendedEntries, Attention, MULTIPROCESSORS, OwnRows, QueryForm, attend, check_attend,
 };

@@ -7,6 +7,8 @@ use crate::device::{Backend, DevicePtr, Graph};
 use crate::error::{KvError, RowsMismatch};
 use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
+use crate::memory::step_memory::StepMemory;
+use crate::ops::reset_arrivals;
 use std::fmt;
 
 /// The launches of a step as a graph, which every step of a bucket can replay. It keeps all memory that it touches
@@ -68,7 +70,7 @@ impl<B: Backend> Layers<'_, B> {
                 return Err(KvError::LayerRepeated { layer: LayerId(layer), progress });
             }
         }
-        let replayed = self.stream.replay(&graph.graph).map_err(KvError::from);
+        let replayed = self.replay_graph(graph);
         if !may_have_run(&replayed) {
             return replayed;
         }
@@ -111,6 +113,15 @@ impl<B: Backend> Layers<'_, B> {
                 return Err(KvError::RowsMismatch(RowsMismatch { layer, updated, found }));
             }
         }
-        Ok(self.stream.replay(&graph.graph)?)
+        self.replay_graph(graph)
+    }
+
+    /// Queues the graph alone. If it fails, the counters of attention are reset.
+    fn replay_graph(&self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        let StepMemory { compressed, exchange, .. } = &*self.memory;
+        let parts = compressed.as_ref().and_then(|of| of.parts.as_ref());
+        let replayed = self.stream.replay(&graph.graph);
+        replayed.inspect_err(|error| reset_arrivals(&self.stream, error, parts, Some(exchange)))?;
+        Ok(())
     }
 }

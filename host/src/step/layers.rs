@@ -84,7 +84,7 @@ impl<'a, B: Backend> Layers<'a, B> {
     }
 
     /// The layers of the group, in order, with their kinds.
-    pub fn ids(&self) -> impl ExactSizeIterator<Item = (LayerId, LayerKind)> + use<'a, B> {
+    pub fn layer_kinds(&self) -> impl ExactSizeIterator<Item = (LayerId, LayerKind)> + use<'a, B> {
         let kinds = &self.core.config.model.layers;
         self.ids.clone().map(|layer| (LayerId(layer), kinds[layer as usize]))
     }

@@ -60,7 +60,9 @@ impl<B: Backend> HostImage<B> {
 }
 
 /// Room in host memory for the missing blocks of a prefix and the checkpoint at its end, to be filled on any thread.
-/// The blocks above them are not evicted meanwhile. Room that is dropped becomes free with the next call of its cache.
+/// The blocks above them are not evicted meanwhile. Room that is dropped is free at once; the blocks above it can be
+/// evicted from the next call on that takes host memory or advances the tier
+/// ([`KvCacheManager::advance_tier`](crate::KvCacheManager::advance_tier)).
 pub struct HostRoom<B: Backend> {
     tokens: Vec<[u32; BLOCK]>,
     /// Number of leading blocks that host memory already has.
@@ -139,8 +141,13 @@ impl<B: Backend> Tier<B> {
         (self.layout.unit_bytes, self.layout.checkpoint_bytes)
     }
 
-    /// The image of the oldest offered checkpoint that is still in the tree.
+    /// The image of the oldest offered checkpoint that is still in the tree. None while something is lent and more than
+    /// half of host memory can neither be taken nor evicted: otherwise a lower tier that is slow would keep all of it.
     pub fn next_image(&mut self) -> Option<HostImage<B>> {
+        self.end_loans();
+        if !self.loans.is_empty() && 2 * self.obtainable_units() < self.pool.units() as usize {
+            return None;
+        }
         let Self { tree, offers: Some(offers), layout, .. } = self else { return None };
         let places = std::iter::from_fn(|| offers.pop_front());
         let reference = places.filter_map(|place| tree.refer_to_place(place)).next()?;

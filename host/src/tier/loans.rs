@@ -45,6 +45,11 @@ impl Loans {
         dropped.map(|kept| kept.reference).collect()
     }
 
+    /// Whether nothing is lent.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Number of units that are lent and not in the tree.
     pub fn units(&self) -> usize {
         let live = self.0.iter().filter(|kept| kept.alive.strong_count() > 0);

@@ -226,15 +226,20 @@ impl<B: Backend> Tier<B> {
         self.loans.take_dropped().into_iter().for_each(|reference| self.release(reference));
     }
 
+    /// Number of units that are free, or that eviction would free.
+    pub(super) fn obtainable_units(&self) -> usize {
+        let counts = self.tree.counts();
+        let of_checkpoint = self.layout.checkpoint_units as usize;
+        self.pool.free() as usize
+            + counts.evictable_blocks as usize
+            + counts.evictable_checkpoints as usize * of_checkpoint
+    }
+
     /// Takes `units` units. Evicts unreferenced prefixes if needed; if these are not enough, evicts
     /// nothing and returns `None`.
     pub(super) fn take_units(&mut self, units: usize) -> Option<Vec<HostUnit<B>>> {
         self.end_loans();
-        let counts = self.tree.counts();
-        let of_checkpoint = self.layout.checkpoint_units as usize;
-        let evictable = counts.evictable_blocks as usize
-            + counts.evictable_checkpoints as usize * of_checkpoint;
-        if units > self.pool.free() as usize + evictable {
+        if units > self.obtainable_units() {
             return None;
         }
         let freed = if made(Mistake::EvictedUnitsLost) { std::mem::forget } else { drop };

@@ -107,6 +107,8 @@ impl<B: Backend> KvCacheManager<B> {
         check_length(port.layout.prefix_bytes(at), payload.bytes())?;
         let root = self.core().read_ledger().shared_prompt(prompt).map(|(root, _)| root);
         let root = root.ok_or(MoveError::NothingShared)?;
+        // Before anything is evicted: it is refused while the stream is captured.
+        let _running = stream.running("moving a request or a prefix")?;
         let Some(target) = self.core().ledger().begin_load(&root, tokens)? else {
             return Ok(None);
         };
@@ -123,7 +125,7 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(Some(PrefixImport { blocks, checkpoint }))
     }
 
-    /// Writes the missing blocks, and the checkpoint.
+    /// Writes the missing blocks, and the checkpoint. No capture of the stream may begin meanwhile.
     fn write_prefix(
         &mut self,
         stream: &Stream<B>,
@@ -131,7 +133,6 @@ impl<B: Backend> KvCacheManager<B> {
         target: &LoadTarget,
         payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
-        let _running = stream.running("moving a request or a prefix")?;
         // Pending poison must be written before the rows.
         self.follow_steps(stream)?;
         let bytes = port.layout.block_bytes() as usize;

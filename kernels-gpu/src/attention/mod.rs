@@ -21,7 +21,7 @@
 //!
 //! With few queries, two clusters (with one-block split: two blocks) have the same keys. Both compute all weights; each
 //! accumulates half of the channels of the values (`work_item::Channels`). With fewer queries still, [`spread`] uses
-//! group blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block takes several
+//! eight blocks for a work item. For windows in chunks of prompts there is [`consecutive`]: a block takes several
 //! queries in turn, and keeps the rows that they share.
 //!
 //! A block has 384 threads, three warpgroups, and 211 KiB of shared memory, so one block runs on a multiprocessor:

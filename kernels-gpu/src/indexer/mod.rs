@@ -21,7 +21,7 @@ pub const TILE: u32 = 32;
 /// Channels of a query or key.
 pub const CHANNELS: u32 = 128;
 
-/// The slot of a token, and the number of entries that its query sees; `None` for padding.
+/// The slot of a token, and the number of entries that its query sees, none at a negative position; `None` for padding.
 ///
 /// # Safety
 /// `position` and `slot` hold the token.
@@ -30,7 +30,7 @@ pub const CHANNELS: u32 = 128;
 pub unsafe fn visible(position: Global<i32>, slot: Global<i32>, token: u64) -> Option<(u32, u32)> {
     // SAFETY: by this function's own contract.
     let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
-    let seen = fault_injection::visible((position as u32).wrapping_add(1) / CSA_RATIO);
+    let seen = fault_injection::visible((position.max(-1) as u32).wrapping_add(1) / CSA_RATIO);
     (slot >= 0).then_some((slot as u32, seen))
 }
 

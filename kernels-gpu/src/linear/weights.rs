@@ -35,11 +35,11 @@ pub trait Weights: Copy {
     /// The first column of the block exists.
     unsafe fn load(self, first: u32, chunk: u32, place: Place) -> Self::Chunk;
 
-    /// Prefetches `rows` columns from `first` on, a multiple of 64.
+    /// Prefetches `columns` columns from `first` on, a multiple of 64.
     ///
     /// # Safety
     /// The columns exist.
-    unsafe fn prefetch(self, first: u32, rows: u32);
+    unsafe fn prefetch(self, first: u32, columns: u32);
 
     /// Unpacks piece `PIECE` of four, for both columns of fragment `fragment`, as BF16 pairs.
     fn pieces<const PIECE: usize>(chunk: Self::Chunk, fragment: usize) -> [Piece; 2];
@@ -82,10 +82,11 @@ impl Weights for Bf16Weights {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(self, first: u32, rows: u32) {
+    unsafe fn prefetch(self, first: u32, columns: u32) {
         // SAFETY: rows of a multiple of 64 bytes.
         unsafe {
-            self.values.prefetch_l2(u64::from(first) * u64::from(self.inner), 2 * rows * self.inner)
+            self.values
+                .prefetch_l2(u64::from(first) * u64::from(self.inner), 2 * columns * self.inner)
         }
     }
 

@@ -29,7 +29,7 @@ pub const fn end(first: u32, count: u32) -> u32 {
     first.saturating_add(count)
 }
 
-/// `count` if a query's keys have several pieces; what exists for them alone has no elements otherwise.
+/// `count` if a query's keys have several pieces, else 0: the extent of what only pieces use.
 #[must_use]
 pub const fn several(pieces: u32, count: u32) -> u32 {
     if pieces > 1 { count } else { 0 }

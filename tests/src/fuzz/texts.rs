@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dsv4_kv::error::MemoryTooSmall;
 use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
-use dsv4_kv_checkpoint::Config;
+use dsv4_kv_model_files::Config;
 use dsv4_kv_router::RouterConfig;
 use dsv4_kv_trace::{Arrival, HASH_TOKENS, Prompt, TraceReader};
 use kernels_gpu::table::ABI_HASH;
@@ -84,8 +84,11 @@ pub fn readings(bytes: &[u8]) -> usize {
     match (&requests, &prompts) {
         (Ok(requests), Ok(prompts)) => check_prompts(requests, prompts),
         (Ok(requests), Err(error)) => {
-            let without = requests.iter().position(|(_, prompt)| prompt.is_none());
-            let line = 1 + without.expect("every request has a prompt");
+            let request = requests.iter().position(|(_, prompt)| prompt.is_none());
+            let request = request.expect("every request has a prompt");
+            let lines = (1..).zip(bytes.split(|&byte| byte == b'\n'));
+            let mut lines = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
+            let (line, _) = lines.nth(request).expect("its line");
             assert!(error.starts_with(&format!("fuzz.jsonl:{line}: it has no hash_ids")));
         }
         // A line without ids may come first.

@@ -103,6 +103,9 @@ fn cuda_cases() -> Vec<CudaCase> {
         case("device::embedder::a_capture_binds_its_thread_in_other_contexts", |_| {
             device::embedder::a_capture_binds_its_thread_in_other_contexts();
         }),
+        case("device::embedder::a_capture_of_the_stream_by_its_owner_refuses_steps", |_| {
+            device::embedder::a_capture_of_the_stream_by_its_owner_refuses_steps();
+        }),
         case("device::embedder::the_context_of_the_caller_stays_current", |_| {
             device::embedder::the_context_of_the_caller_stays_current();
         }),

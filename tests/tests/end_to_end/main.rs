@@ -6,9 +6,9 @@
 //!
 //! | file | what it compares or holds |
 //! |---|---|
-//! | `tier1.rs` | logits, end to end, for models that choose nothing by score |
-//! | `tier2.rs` | each layer, with the input of the reference: entries, keys, lists, experts, streams |
-//! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits for the reference's tokens |
+//! | `whole_model.rs` | logits, end to end, for models that choose nothing by score |
+//! | `each_layer.rs` | each layer, with the input of the reference: entries, keys, lists, experts, streams |
+//! | `same_bits.rs` | batches, chunks, drafts and graphs: the same bits; and logits for the reference's tokens |
 //! | `in_place.rs` | tiers 1 and 3 with attention on the device |
 //! | `released.rs` | tier 1 with released names and configuration |
 //! | `nvfp4.rs` | indexers with weights in NVFP4, compared with the same values in BF16 |
@@ -18,6 +18,7 @@
 //! | `run.rs` | a run of a model over the reference's tokens, and a recorder of its results |
 
 mod bits;
+mod each_layer;
 mod in_place;
 mod layers;
 mod mutations;
@@ -25,10 +26,9 @@ mod nvfp4;
 mod reference;
 mod released;
 mod run;
+mod same_bits;
 mod stored;
-mod tier1;
-mod tier2;
-mod tier3;
+mod whole_model;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,28 +49,28 @@ const LONG: [&str; 7] = [
     "in_place::drafts_that_are_rejected_leave_no_trace",
     "in_place::graphs_give_the_bits_of_single_launches",
     "in_place::prompt_lookup_changes_no_token",
-    "tier3::prompt_lookup_changes_no_token",
+    "same_bits::prompt_lookup_changes_no_token",
 ];
 
 /// Tests that are left out on the emulator for one folder; they run there for the other folder.
 const LONG_OF: [(&str, &str); 3] = [
-    ("hash", "tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone"),
-    ("hash", "tier3::graphs_give_the_bits_of_single_launches"),
-    ("scored", "tier3::drafts_that_are_rejected_leave_no_trace"),
+    ("hash", "same_bits::a_batch_and_its_chunks_give_the_bits_of_a_request_alone"),
+    ("hash", "same_bits::graphs_give_the_bits_of_single_launches"),
+    ("scored", "same_bits::drafts_that_are_rejected_leave_no_trace"),
 ];
 
 /// The tests of a reference. Mutations are included only if `mutate` is set: they take long on the emulator, where one
 /// of the two small models is enough.
 fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, Test<B>)> {
     let mut tests: Vec<(&'static str, Test<B>)> = vec![
-        ("tier2::prefilled_whole", tier2::prefilled_whole),
-        ("tier2::prefilled_in_odd_chunks", tier2::prefilled_in_odd_chunks),
-        ("tier2::token_by_token", tier2::token_by_token),
-        ("tier3::logits_with_the_tokens_of_the_reference", tier3::reference_tokens),
-        ("tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", tier3::batches),
-        ("tier3::drafts_that_are_rejected_leave_no_trace", tier3::drafts),
-        ("tier3::prompt_lookup_changes_no_token", tier3::prompt_lookup),
-        ("tier3::graphs_give_the_bits_of_single_launches", tier3::graphs),
+        ("each_layer::prefilled_whole", each_layer::prefilled_whole),
+        ("each_layer::prefilled_in_odd_chunks", each_layer::prefilled_in_odd_chunks),
+        ("each_layer::token_by_token", each_layer::token_by_token),
+        ("same_bits::logits_with_the_tokens_of_the_reference", same_bits::reference_tokens),
+        ("same_bits::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", same_bits::batches),
+        ("same_bits::drafts_that_are_rejected_leave_no_trace", same_bits::drafts),
+        ("same_bits::prompt_lookup_changes_no_token", same_bits::prompt_lookup),
+        ("same_bits::graphs_give_the_bits_of_single_launches", same_bits::graphs),
         ("in_place::logits_with_the_tokens_of_the_reference", in_place::reference_tokens),
         ("in_place::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", in_place::batches),
         ("in_place::drafts_that_are_rejected_leave_no_trace", in_place::drafts),
@@ -85,8 +85,8 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
         tests.push(("mutations::each_is_seen", mutations::each_is_seen));
     }
     if reference.chooses_nothing_by_score() {
-        tests.push(("tier1::decodes_the_same_tokens", tier1::decodes_the_same_tokens));
-        tests.push(("tier1::logits", tier1::logits));
+        tests.push(("whole_model::decodes_the_same_tokens", whole_model::decodes_the_same_tokens));
+        tests.push(("whole_model::logits", whole_model::logits));
         tests.push(("in_place::decodes_the_same_tokens", in_place::decodes_the_same_tokens));
         tests.push(("in_place::logits", in_place::logits));
         let test = released::decodes_the_same_tokens;

@@ -13,7 +13,7 @@ use libtest_mimic::Failed;
 
 use crate::reference::Reference;
 use crate::run::Cut;
-use crate::{tier1, tier2};
+use crate::{each_layer, whole_model};
 
 /// The name of a part, and a function that breaks it.
 type Mutation = (&'static str, fn(&mut Model));
@@ -94,10 +94,12 @@ pub fn each_is_seen<B: Backend>(device: &Device<B>, reference: &Reference) -> Re
         let mut model = Model::clone(&reference.model);
         mutate(&mut model);
         let mutated = reference.mutated(Arc::new(model));
-        let by_layer: Result<()> = tier2::check(device, &mutated, Cut::Whole);
+        let by_layer: Result<()> = each_layer::check(device, &mutated, Cut::Whole);
         let seen = match by_layer {
             Err(error) => Some(error),
-            Ok(()) if reference.chooses_nothing_by_score() => tier1::check(device, &mutated).err(),
+            Ok(()) if reference.chooses_nothing_by_score() => {
+                whole_model::check(device, &mutated).err()
+            }
             Ok(()) => None,
         };
         match seen {

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use dsv4_kv_checkpoint::{Checkpoint, Routing};
 use dsv4_kv_model::layer::Compressed;
 use dsv4_kv_model::{AttentionPlace, Model};
+use dsv4_kv_model_files::{ModelFiles, Routing};
 use ndarray::{Array2, ArrayD, ArrayView3, Ix3, s};
 use safetensors::{Dtype, SafeTensors};
 
@@ -62,7 +62,7 @@ impl Reference {
         let meta = std::fs::read_to_string(folder.join("meta.json"))?;
         let meta: serde_json::Value = serde_json::from_str(&meta)?;
         let prompt = meta["options"]["prompt_len"].as_u64().context("options.prompt_len")?;
-        let model = Arc::new(Model::load(&Checkpoint::open(folder)?, |_| {})?);
+        let model = Arc::new(Model::load(&ModelFiles::open(folder)?, |_| {})?);
         let tensors =
             SafeTensorsOwned(Arc::new(std::fs::read(folder.join("reference.safetensors"))?));
         let tokens =

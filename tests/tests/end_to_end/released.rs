@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::Model;
-use dsv4_kv_tests::checkpoint::{Made, Tensors, directory, serialized};
+use dsv4_kv_model_files::ModelFiles;
+use dsv4_kv_tests::model_files::{Made, Tensors, directory, serialized};
 use half::bf16;
 use libtest_mimic::Failed;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use crate::reference::Reference;
-use crate::tier1;
+use crate::whole_model;
 
 /// Names that transformers writes differently, besides its prefix `model.`, and the released names.
 const RENAMED: [(&str, &str); 7] = [
@@ -46,8 +46,8 @@ pub fn decodes_the_same_tokens<B: Backend>(
     reference: &Reference,
 ) -> Result<(), Failed> {
     let released = reference.mutated(Arc::new(model(&reference.folder)?));
-    tier1::decodes_the_same_tokens(device, &released)?;
-    tier1::logits(device, &released)
+    whole_model::decodes_the_same_tokens(device, &released)?;
+    whole_model::logits(device, &released)
 }
 
 /// The model of a folder's checkpoint, rewritten with released names.
@@ -57,7 +57,7 @@ fn model(folder: &Path) -> Result<Model> {
     let tensors = tensors(&SafeTensors::deserialize(&file)?);
     let files = [("model.safetensors", &serialized(&tensors)[..])];
     let written = directory(&Value::Object(released_config(config)?), &files);
-    Ok(Model::load(&Checkpoint::open(written.path())?, |_| {})?)
+    Ok(Model::load(&ModelFiles::open(written.path())?, |_| {})?)
 }
 
 /// The tensors under released names; the weights of norms are BF16.

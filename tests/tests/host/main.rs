@@ -2,10 +2,10 @@
 //! random input bytes. They are one program, because each program costs a link.
 
 mod cache;
-mod checkpoint;
 mod config;
 mod failures;
 mod formats;
 mod fuzz;
 mod golden;
+mod model_files;
 mod router;

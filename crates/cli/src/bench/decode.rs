@@ -173,7 +173,7 @@ impl Case {
         }
         let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
         let graph = cache.capture(&stream, &bucket, retained, |layers| {
-            let ids = layers.ids();
+            let ids = layers.layer_kinds();
             ids.zip(0..).try_for_each(|((layer, _), node)| {
                 self.run_layer(layers, layer, &inputs, node * step)
             })
@@ -201,7 +201,7 @@ impl Case {
         let part = |&(id, tokens): &(RequestId, u32)| StepRequest { id, start: 0, tokens };
         let parts: Vec<_> = prompts.iter().map(part).collect();
         let mut step = cache.begin_step(stream, Launches::Eager, &parts)?;
-        for (layer, _) in step.ids() {
+        for (layer, _) in step.layer_kinds() {
             self.run_layer(&mut step, layer, inputs, 0)?;
         }
         let accept = |&(id, tokens): &(RequestId, u32)| Accepted::count(id, tokens);

@@ -57,7 +57,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = integer(0..=983_040))]
     pub past: Vec<u32>,
 
-    /// For attention: only cases whose description contains TEXT. Other suites refuse it.
+    /// For attention: only cases whose description contains TEXT.
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 

@@ -25,6 +25,7 @@ mod report;
 mod router;
 mod state;
 mod step;
+mod suite;
 mod swa;
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::{ArgMatches, Args};
 use dsv4_kv::device::{CudaDevice, CudaOptions};
 
 use crate::error::InputError;
@@ -45,6 +46,7 @@ use crate::outcome::{Exit, Outcome, after_help};
 use crate::output::{self, ReportFile};
 pub use bookkeeping::Report as BookkeepingReport;
 pub use report::Report;
+use suite::Suite;
 use timing::Measurement;
 use work::Work;
 
@@ -129,40 +131,6 @@ pub struct BenchArgs {
     load: load::LoadArgs,
 }
 
-/// A group of kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Suite {
-    /// The sliding window: append and gather.
-    Swa,
-    /// Compressed entries: gathers by top-k list and of all.
-    Gather,
-    /// Attention over the rows of the cache: decode steps and chunks of prompts.
-    Attention,
-    /// Cache writes of a CSA or HCA layer in a decode step.
-    Decode,
-    /// The router, from logits and from hidden states.
-    Router,
-    /// The indexer: scores, selection of the largest, both.
-    Indexer,
-    /// Products with a weight in NVFP4, and in BF16.
-    Linear,
-    /// The state of requests: checkpoints saved and restored, slots copied, payloads digested.
-    State,
-    /// All of these.
-    All,
-    /// A model's whole decode step as one graph: in all, by kind of launch, and on the host.
-    Step,
-    /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
-    Prefill,
-    /// A chunk of a prompt in all layers of a model, without checkpoints and with one every 2,048 tokens.
-    Checkpoints,
-    /// The host tier: a long prefix to host memory and back, beside one copy of as many bytes, and decode steps
-    /// meanwhile.
-    Tier,
-    /// What a step costs the host, without the driver. Needs no GPU.
-    Bookkeeping,
-}
-
 /// The kernels of a suite, each measured beside a copy.
 type Kernels = fn(&CudaDevice) -> Vec<Work<'_, Measurement>>;
 
@@ -177,11 +145,9 @@ const KERNELS: [(Suite, Kernels); 7] = [
     (Suite::State, state::works),
 ];
 
-/// Runs the command.
-pub fn run(args: &BenchArgs) -> Result<Outcome> {
-    if args.load.only.is_some() && args.suite != Suite::Attention {
-        return Err(InputError::OnlyOfAttention.into());
-    }
+/// Runs the command. `given` has the options of its command line.
+pub fn run(args: &BenchArgs, given: &ArgMatches) -> Result<Outcome> {
+    suite::check_options(args.suite, given)?;
     if args.suite == Suite::Bookkeeping && args.report.is_some() {
         return Err(InputError::NoReportOfBookkeeping.into());
     }

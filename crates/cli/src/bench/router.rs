@@ -5,7 +5,7 @@
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
 use dsv4_kv::kv_layout::router::DECODE_TOKENS;
-use dsv4_kv_router::ops::{self, DecodeScratch, DeviceChoice, GateProduct, HashTable, Routing};
+use dsv4_kv_router::ops::{self, DecodeScratch, ExpertSelection, GateProduct, HashTable, Routing};
 use dsv4_kv_router::{RouterError, Selection};
 use half::bf16;
 use rand::rngs::SmallRng;
@@ -193,9 +193,9 @@ impl<B: Backend> Inputs<B> {
         let (stream, nodes) = (&self.stream, self.nodes);
         let selection = Selection::new(experts, SELECTED, 1.5)?;
         let choice = if hash {
-            DeviceChoice::Table(HashTable { table: self.table.view(), vocabulary: VOCABULARY })
+            ExpertSelection::Table(HashTable { table: self.table.view(), vocabulary: VOCABULARY })
         } else {
-            DeviceChoice::Bias(part(&self.bias, node, nodes).into())
+            ExpertSelection::Bias(part(&self.bias, node, nodes).into())
         };
         let routing = Routing {
             selection,

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::attention::AttentionChoice;
+use super::attention::AttentionArgs;
 use crate::device::DeviceChoice;
-use crate::options::{SplitChoice, integer, number, seed};
+use crate::options::{integer, number, seed};
 use crate::outcome::{Exit, after_help};
 
 /// Examples for `--help`: the purpose of each, and the command.
@@ -53,12 +53,12 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = number(0.0..=100.0))]
     pub temperature: f64,
 
-    /// Draws from the most likely tokens alone whose probabilities add up to this.
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(0.000_001..=1.0))]
+    /// Draws from the most likely tokens alone whose probabilities add up to this; needs --temperature.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(0.000_001..=1.0), requires = "temperature")]
     pub top_p: f64,
 
-    /// Seed of the draws.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
+    /// Seed of the draws; needs --temperature.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed, requires = "temperature")]
     pub seed: u64,
 
     /// Tokens that prompt lookup proposes and one step verifies; the output is the same with and without.
@@ -73,16 +73,8 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub graphs: bool,
 
-    /// Where attention runs: on the device over the rows where they lie, in BF16, or on the host in f32 over gathered
-    /// rows; auto takes a GPU.
-    #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
-    pub attention: AttentionChoice,
-
-    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks
-    /// takes less time for up to 66 queries of 64 heads in a step, fewer in long contexts, and one-block for more.
-    /// Results differ in their last bits.
-    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
-    pub attention_split: SplitChoice,
+    #[command(flatten)]
+    pub attention: AttentionArgs,
 
     /// Write the logits of every token, of the prompt too, to a safetensors file: `logits` [tokens, vocabulary]
     /// f32 and `tokens` [tokens] i64, without the last token, which was not fed.

@@ -1,8 +1,26 @@
-//! The option for where attention runs.
+//! The options for attention of a model.
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_model::{AttentionPlace, Model};
+
+use crate::error::InputError;
+use crate::options::SplitChoice;
+
+/// Where attention runs, and how.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct AttentionArgs {
+    /// Where attention runs: on the device over the rows where they lie, in BF16, or on the host in f32 over gathered
+    /// rows; auto takes a GPU.
+    #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
+    pub attention: AttentionChoice,
+
+    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks
+    /// takes less time for up to 66 queries of 64 heads in a step, fewer in long contexts, and one-block for more.
+    /// Results differ in their last bits.
+    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
+    pub attention_split: SplitChoice,
+}
 
 /// Where a model's attention is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -15,13 +33,24 @@ pub enum AttentionChoice {
     Device,
 }
 
-impl AttentionChoice {
+impl AttentionArgs {
     /// The chosen place, or the best one for a device and a model.
-    pub fn place<B: Backend>(self, device: &Device<B>, model: &Model) -> AttentionPlace {
-        match self {
-            Self::Auto => AttentionPlace::of_device(device, model.config.heads),
-            Self::Host => AttentionPlace::Host,
-            Self::Device => AttentionPlace::Device,
+    ///
+    /// # Errors
+    /// [`InputError::SplitOnHost`].
+    pub fn place<B: Backend>(
+        self,
+        device: &Device<B>,
+        model: &Model,
+    ) -> Result<AttentionPlace, InputError> {
+        let place = match self.attention {
+            AttentionChoice::Auto => AttentionPlace::of_device(device, model.config.heads),
+            AttentionChoice::Host => AttentionPlace::Host,
+            AttentionChoice::Device => AttentionPlace::Device,
+        };
+        if place == AttentionPlace::Host && self.attention_split != SplitChoice::default() {
+            return Err(InputError::SplitOnHost);
         }
+        Ok(place)
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use dsv4_kv::KvError;
 use dsv4_kv::device::DeviceError;
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::{Model, ModelError};
+use dsv4_kv_model_files::ModelFiles;
 
 use crate::error::InputError;
 use crate::progress;
@@ -14,7 +14,7 @@ use crate::progress;
 /// Reads a checkpoint, with a bar of its bytes.
 ///
 /// # Errors
-/// [`InputError::Checkpoint`].
+/// [`InputError::Model`].
 pub fn load(folder: &Path) -> Result<Model> {
     let bar = progress::bar(0, "{wide_bar} {bytes}/{total_bytes} of weights, {left}");
     let shown = bar.clone();
@@ -22,10 +22,10 @@ pub fn load(folder: &Path) -> Result<Model> {
         shown.set_length(total);
         shown.set_position(done);
     };
-    let model = Checkpoint::open_with(folder, show)
+    let model = ModelFiles::open_with(folder, show)
         .map_err(ModelError::from)
-        .and_then(|checkpoint| Model::load(&checkpoint, |_| {}))
-        .map_err(InputError::Checkpoint)?;
+        .and_then(|model_files| Model::load(&model_files, |_| {}))
+        .map_err(InputError::Model)?;
     bar.finish_and_clear();
     Ok(model)
 }

@@ -30,7 +30,7 @@ use ndarray::ArrayView2;
 
 pub use args::GenerateArgs;
 #[cfg(feature = "serve")]
-pub use attention::AttentionChoice;
+pub use attention::AttentionArgs;
 pub use load::{load, refused_engine};
 
 use crate::interrupt::Interrupt;
@@ -67,7 +67,7 @@ fn on_device<B: Backend>(
     prompt: &[u32],
 ) -> Result<Outcome> {
     let interrupt = Interrupt::listen()?;
-    let place = args.attention.place(device, &model);
+    let place = args.attention.place(device, &model)?;
     let mut engine =
         Engine::with_attention(device, Arc::clone(&model), limits(args, prompt), place)
             .map_err(refused_engine)?;
@@ -122,7 +122,7 @@ fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
         checkpoints: 0,
         host_bytes: 0,
         event_capacity: 0,
-        attention_split: args.attention_split.into(),
+        attention_split: args.attention.attention_split.into(),
     }
 }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::device::DeviceChoice;
 use crate::options::{SplitChoice, integer, number, seed};
 use crate::outcome::{Exit, after_help};
-use crate::replay::args::{Execution, Payloads, ReplayArgs};
+use crate::replay::args::{Execution, INDEXER_MEMORY, Payloads, ReplayArgs};
 
 /// Memory of the cache: enough for the small load.
 const MEMORY: ByteSize = ByteSize::mib(512);
@@ -53,7 +53,7 @@ pub struct InspectArgs {
     #[arg(long, value_name = "X", default_value_t = 64.0, value_parser = number(1e-3..=1e6))]
     shrink: f64,
 
-    /// Its place in the load, from 0. [default: the last one with more than one token of its own]
+    /// Its place in the load, from 0. [default: the last one that fits and has more than one token of its own]
     #[arg(long, value_name = "N", value_parser = integer(0..=u32::MAX))]
     pub request: Option<u32>,
 
@@ -89,7 +89,7 @@ impl InspectArgs {
             verify: Some(0),
             attend: Some(false),
             attention_split: SplitChoice::TwoBlocks,
-            indexer_memory: ByteSize::mib(16),
+            indexer_memory: INDEXER_MEMORY,
             no_reuse: false,
             checkpoints: None,
             host_cache: None,

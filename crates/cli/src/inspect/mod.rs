@@ -23,6 +23,7 @@ use crate::outcome::Outcome;
 use crate::output;
 use crate::replay::drive::Drive;
 use crate::replay::full::Full;
+use crate::replay::load::Request;
 use crate::replay::place::Place;
 use crate::replay::setup::Setup;
 
@@ -41,13 +42,8 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
 fn inspect(args: &InspectArgs) -> Result<Report> {
     let setup = Setup::new(&args.replay(), &Place::Cpu)?;
     let load = (&setup.load[..], setup.texts);
-    let index = match args.request {
-        Some(request) => request as usize,
-        // The last request that is still running when its prompt is computed.
-        None => setup.load.iter().rposition(|of| of.arrival.output > 1).unwrap_or(0),
-    };
-    let refused = InputError::NoSuchRequest { request: index, requests: setup.load.len() };
-    let input = setup.load.get(index).ok_or(refused)?.arrival.input;
+    let index = chosen(args, &setup)?;
+    let input = setup.load[index].arrival.input;
     let (layer, layers) = (args.layer.unwrap_or(0), setup.config.model.layers.len());
     if layer as usize >= layers {
         return Err(InputError::NoSuchLayer { layer, layers }.into());
@@ -74,6 +70,22 @@ fn inspect(args: &InspectArgs) -> Result<Report> {
         }
     }
     read::report(args, &drive, (index, reused), steps)
+}
+
+/// The request to inspect: the one that was chosen, or the last that is still running when its prompt is computed.
+fn chosen(args: &InspectArgs, setup: &Setup) -> Result<usize, InputError> {
+    let most = setup.limits().most_tokens();
+    let Some(request) = args.request else {
+        let runs = |of: &Request| of.arrival.output > 1 && of.arrival.cached_tokens() <= most;
+        return setup.load.iter().rposition(runs).ok_or(InputError::NothingToInspect);
+    };
+    let (request, requests) = (request as usize, setup.load.len());
+    let refused = InputError::NoSuchRequest { request, requests };
+    let tokens = setup.load.get(request).ok_or(refused)?.arrival.cached_tokens();
+    if tokens > most {
+        return Err(InputError::NeverFits { request, tokens, most });
+    }
+    Ok(request)
 }
 
 /// The tokens that a request has; 0 if it does not run.

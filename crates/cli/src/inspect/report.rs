@@ -68,7 +68,7 @@ pub struct Ring {
 pub struct Kept {
     /// Blocks of the prefix tree.
     pub blocks: u32,
-    /// Those of them that nobody uses.
+    /// Blocks of the prefix tree that no request uses.
     pub evictable_blocks: u32,
     /// Checkpoints of the prefix tree.
     pub checkpoints: u32,

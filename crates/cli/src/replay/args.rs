@@ -34,9 +34,12 @@ const EXITS: [Exit; 4] = [
     (2, "an option, a file or a model was refused, or the cache does not fit"),
     (
         130,
-        "SIGINT (Ctrl-C) ended it early; the result is of the steps until then. A second SIGINT ends it at once, without",
+        "SIGINT (Ctrl-C) ended it early; the result is of the steps until then. A second SIGINT ends it at once, without a result",
     ),
 ];
+
+/// The default of `--indexer-memory`.
+pub const INDEXER_MEMORY: ByteSize = ByteSize::mib(16);
 
 /// Replays a load of requests through the cache: continuous batching, chunked prefill.
 ///

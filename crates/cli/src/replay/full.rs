@@ -104,7 +104,7 @@ impl<B: Backend> Full<B> {
         tensors.begin_step(stream, self.steps, requests, tokens)?;
         stream.record(begin)?;
         for step in &mut steps {
-            for (layer, kind) in step.ids() {
+            for (layer, kind) in step.layer_kinds() {
                 tensors.run_layer(step, layer, kind)?;
             }
         }

@@ -12,6 +12,8 @@
 
 use std::collections::VecDeque;
 
+use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
+
 /// The limits of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -23,6 +25,13 @@ pub struct Limits {
     pub context: u32,
     /// Most tokens of a step.
     pub step_tokens: u32,
+}
+
+impl Limits {
+    /// Most tokens of a request in an empty cache.
+    pub fn most_tokens(&self) -> u32 {
+        self.context.min(self.blocks.saturating_mul(BLOCK_TOKENS))
+    }
 }
 
 /// The resource for which the head of the queue waits.

@@ -10,16 +10,17 @@ use dsv4_kv_trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::args::{Payloads, ReplayArgs};
+use super::args::{INDEXER_MEMORY, Payloads, ReplayArgs};
 use super::clock::Clock;
 use super::load::{self, Request};
 use super::place::{self, Defaults, Place};
 use super::scheduler::Limits;
 use super::select::{MOST_QUERIES, Queries};
 use super::tensors;
-use crate::device;
+use crate::device::{self, DeviceChoice};
 use crate::error::InputError;
 use crate::model;
+use crate::options::SplitChoice;
 use crate::share;
 use crate::texts::Texts;
 
@@ -71,6 +72,9 @@ impl Setup {
         })?;
         let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
         let attends = args.attend.unwrap_or(matches!(place, Place::Cuda(_)));
+        if !attends && args.attention_split != SplitChoice::default() {
+            return Err(InputError::NothingToSplit.into());
+        }
         let model = args.model.as_deref().unwrap_or(defaults.model);
         let heads = attends.then(|| model::heads(model)).transpose()?;
         let share = defaults.memory / u64::from(place.shares(args.peers.unwrap_or(1)));
@@ -140,6 +144,12 @@ fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
     }
     if args.payloads == Payloads::Device {
         return Err(InputError::NothingMoves);
+    }
+    if args.device == DeviceChoice::Cuda {
+        return Err(InputError::NothingRuns);
+    }
+    if args.indexer_memory != INDEXER_MEMORY {
+        return Err(InputError::NothingToScore);
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub struct Summary {
     /// Requests that ran to their end.
     pub finished: u64,
     /// Requests that waited: for a slot, for blocks, or for tokens of a step.
-    pub refused_admissions: u64,
+    pub waited_admissions: u64,
     /// Requests that an empty cache does not hold.
     pub rejected: u64,
     /// Tokens written to the cache.
@@ -103,7 +103,7 @@ impl Summary {
             interrupted: replayed.interrupted,
             requests: setup.load.len() as u64,
             finished: replayed.finished,
-            refused_admissions: replayed.waited,
+            waited_admissions: replayed.waited,
             rejected: replayed.rejected,
             tokens: timeline.prefill() + timeline.decode() + elsewhere,
             prefill_tokens: timeline.prefill(),
@@ -151,7 +151,7 @@ impl Summary {
                 "waited",
                 format!(
                     "{} requests, for a slot, blocks or tokens of a step",
-                    self.refused_admissions
+                    self.waited_admissions
                 ),
             ),
             ("rejected", format!("{} requests, longer than the cache holds", self.rejected)),

@@ -7,8 +7,8 @@ use clap::Args;
 use dsv4_kv::CacheConfig;
 
 use crate::device::DeviceChoice;
-use crate::generate::AttentionChoice;
-use crate::options::{SplitChoice, integer, number, size};
+use crate::generate::AttentionArgs;
+use crate::options::{integer, number, size};
 use crate::outcome::{Exit, after_help};
 
 /// Examples for `--help`: the purpose of each, and the command.
@@ -78,8 +78,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "URL")]
     pub cold_cache: Option<String>,
 
-    /// How long a completion waits for the cold cache at most; then its prompt is computed.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = number(0.0..=86400.0))]
+    /// How long a completion waits for the cold cache at most; then its prompt is computed. Needs --cold-cache.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = number(0.0..=86400.0), requires = "cold_cache")]
     pub cold_timeout: f64,
 
     /// Most tokens of a step, over all completions; at least --max-requests.
@@ -111,14 +111,6 @@ pub struct ServeArgs {
     #[arg(long)]
     pub graphs: bool,
 
-    /// Where attention runs: on the device over the rows where they lie, in BF16, or on the host in f32 over gathered
-    /// rows; auto takes a GPU.
-    #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
-    pub attention: AttentionChoice,
-
-    /// Among how many blocks of a kernel attention on the device splits the keys of 64 heads of a query: two-blocks
-    /// takes less time for up to 66 queries of 64 heads in a step, fewer in long contexts, and one-block for more.
-    /// Results differ in their last bits.
-    #[arg(long, value_enum, default_value_t = SplitChoice::TwoBlocks)]
-    pub attention_split: SplitChoice,
+    #[command(flatten)]
+    pub attention: AttentionArgs,
 }

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_model::engine::AttentionPlace;
+use dsv4_kv_model_files::ModelFiles;
 use sha2::{Digest, Sha256};
 
 use crate::error::InputError;
@@ -35,7 +35,7 @@ struct Stamp {
 impl Files {
     /// The files that are in `folder` now.
     pub fn of(folder: &Path) -> Result<Self, InputError> {
-        let files = Checkpoint::files(folder)
+        let files = ModelFiles::files(folder)
             .map_err(|error| InputError::Serve(format!("--cold-cache: {error}")))?;
         let files = files.into_iter().map(|path| {
             let stamp = path.metadata().and_then(|data| {
@@ -80,11 +80,11 @@ fn inode(_: &Metadata) -> u64 {
 /// The checkpoint's digest combined with this program, the place of attention, the device, the processor and the
 /// mathematical functions of the system. Each of them can change bits of the results.
 pub(super) fn of(
-    checkpoint: &Sha256,
+    model_files: &Sha256,
     place: AttentionPlace,
     device: &str,
 ) -> Result<Vec<u8>, InputError> {
-    let mut digest = checkpoint.clone();
+    let mut digest = model_files.clone();
     // The running executable, even if the file at its path was renamed or replaced.
     let program = if cfg!(target_os = "linux") {
         Ok(PathBuf::from("/proc/self/exe"))

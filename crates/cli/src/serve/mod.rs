@@ -64,7 +64,7 @@ struct Loaded {
 }
 
 fn on_device<B: Backend>(device: &Device<B>, args: &ServeArgs, loaded: Loaded) -> Result<Outcome> {
-    let place = args.attention.place(device, &loaded.model);
+    let place = args.attention.place(device, &loaded.model)?;
     let identity = loaded.digest.as_ref();
     let identity = identity.map(|digest| identity::of(digest, place, &device.info().name));
     let Loaded { model, text, .. } = loaded;
@@ -111,7 +111,7 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
         checkpoints: args.checkpoints,
         host_bytes: args.host_cache.as_u64(),
         event_capacity: 0,
-        attention_split: args.attention_split.into(),
+        attention_split: args.attention.attention_split.into(),
     }
 }
 

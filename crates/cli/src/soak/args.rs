@@ -21,10 +21,10 @@ const EXAMPLES: [(&str, &str); 2] = [
 
 /// Exit codes.
 const EXITS: [Exit; 4] = [
-    (0, "nothing was lost, and the cache did as the model"),
+    (0, "nothing was lost, and the cache matched the reference model"),
     (
         1,
-        "something was lost, the process has grown, the cache did not as the model, or no request ran; or the result could not be written",
+        "something was lost, the process has grown, the cache did not match the reference model, or no request ran; or the result could not be written",
     ),
     (2, "an option, a file or a model was refused, or the cache does not fit"),
     (

@@ -11,7 +11,7 @@ use cust::memory::{DeviceBuffer, LockedBuffer};
 use cust::stream::{Stream, StreamFlags};
 use cust::sys::{self, CUresult};
 
-use super::context::{Cuda, check, during};
+use super::context::{Cuda, during};
 use super::handles::{CudaEvent, CudaGraph, CudaMemory, CudaPinned, CudaStream};
 use crate::backend::{Backend, Priority, RawMemory};
 use crate::error::DeviceError;
@@ -44,15 +44,31 @@ unsafe impl Backend for Cuda {
         stream.id()
     }
 
+    fn is_recorded(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
+        // Only the owner of a borrowed stream can capture it without this crate.
+        if !stream.is_borrowed() {
+            return Ok(false);
+        }
+        let _callers = self.enter()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is live; the call writes one number.
+        let asked = unsafe { sys::cuStreamIsCapturing(stream.handle, &mut status) };
+        self.check("asking whether a stream is captured", asked)?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     fn free_memory(&self) -> Result<u64, DeviceError> {
         let _callers = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two integers.
-        check("reading the free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        self.check("reading the free memory", unsafe {
+            sys::cuMemGetInfo_v2(&mut free, &mut total)
+        })?;
         Ok(free as u64)
     }
 
     fn allocate(&self, label: &'static str, bytes: u64) -> Result<CudaMemory, DeviceError> {
+        let _callers = self.enter()?;
         let free = self.free_memory()?;
         let refused = || DeviceError::OutOfMemory { label, requested: bytes, free };
         let size = usize::try_from(bytes).map_err(|_| refused())?.max(1);
@@ -65,9 +81,9 @@ unsafe impl Backend for Cuda {
         let memory = CudaMemory::owned(buffer, bytes, self);
         // SAFETY: so many bytes were just allocated at the address.
         let status = unsafe { sys::cuMemsetD8_v2(memory.address(), 0, size) };
-        check("zeroing device memory", status)?;
+        self.check("zeroing device memory", status)?;
         // SAFETY: no arguments; waits until the memory is zero, whatever stream comes next.
-        check("zeroing device memory", unsafe { sys::cuCtxSynchronize() })?;
+        self.check("zeroing device memory", unsafe { sys::cuCtxSynchronize() })?;
         Ok(memory)
     }
 
@@ -109,20 +125,20 @@ unsafe impl Backend for Cuda {
         let _callers = self.enter()?;
         let mut handle = ptr::null_mut();
         // SAFETY: the call writes one handle.
-        check("creating an event", unsafe { sys::cuEventCreate(&mut handle, 0) })?;
+        self.check("creating an event", unsafe { sys::cuEventCreate(&mut handle, 0) })?;
         Ok(CudaEvent { handle, cuda: self.clone() })
     }
 
     fn record(&self, event: &CudaEvent, stream: &CudaStream) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: both handles are live.
-        check("recording an event", unsafe { sys::cuEventRecord(event.handle, stream.handle) })
+        self.check("recording an event", unsafe { sys::cuEventRecord(event.handle, stream.handle) })
     }
 
     fn wait(&self, event: &CudaEvent) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: the event is live.
-        self.waited(unsafe { sys::cuEventSynchronize(event.handle) })
+        self.check("waiting for an event", unsafe { sys::cuEventSynchronize(event.handle) })
     }
 
     fn has_passed(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
@@ -130,7 +146,7 @@ unsafe impl Backend for Cuda {
         // SAFETY: the event is live.
         match unsafe { sys::cuEventQuery(event.handle) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            status => self.waited(status).map(|()| true),
+            status => self.check("asking for an event", status).map(|()| true),
         }
     }
 
@@ -138,7 +154,7 @@ unsafe impl Backend for Cuda {
         let _callers = self.enter()?;
         // SAFETY: both handles are live.
         let status = unsafe { sys::cuStreamWaitEvent(stream.handle, event.handle, 0) };
-        check("waiting for an event in a stream", status)
+        self.check("waiting for an event in a stream", status)
     }
 
     fn elapsed_ms(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f32, DeviceError> {
@@ -149,7 +165,7 @@ unsafe impl Backend for Cuda {
         if status == CUresult::CUDA_ERROR_INVALID_HANDLE {
             return Err(DeviceError::NotRecorded);
         }
-        check("reading two events", status)?;
+        self.check("reading two events", status)?;
         Ok(milliseconds)
     }
 
@@ -161,7 +177,6 @@ unsafe impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         let (kernel, index) = (O::info(variant), O::kernel(variant));
-        self.shared.launched.insert(stream.id(), index);
         let launch = cuda_loader::Launch {
             function: self.shared.functions[index],
             grid: operation.grid(variant),
@@ -177,7 +192,9 @@ unsafe impl Backend for Cuda {
             // promise.
             unsafe { cuda_loader::launch_kernel(&launch, arguments) }
         });
-        check(kernel.name, status)
+        self.check(kernel.name, status)?;
+        self.shared.launched.insert(stream.id(), index);
+        Ok(())
     }
 
     unsafe fn copy(
@@ -189,7 +206,7 @@ unsafe impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: two ranges of live memory, by the caller's promise.
-        check("copying on the device", unsafe {
+        self.check("copying on the device", unsafe {
             sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream.handle)
         })
     }
@@ -203,7 +220,7 @@ unsafe impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: a range of live memory, by the caller's promise.
-        check("filling device memory", unsafe {
+        self.check("filling device memory", unsafe {
             sys::cuMemsetD8Async(to, byte, bytes as usize, stream.handle)
         })
     }
@@ -217,7 +234,7 @@ unsafe impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: both ranges are valid until the copy is done, by the caller's promise.
-        check("copying to the device", unsafe {
+        self.check("copying to the device", unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.handle)
         })
     }
@@ -231,7 +248,7 @@ unsafe impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: both ranges are valid until the copy is done, by the caller's promise.
-        check("copying from the device", unsafe {
+        self.check("copying from the device", unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.handle)
         })
     }
@@ -239,7 +256,8 @@ unsafe impl Backend for Cuda {
     fn synchronize(&self, stream: &CudaStream) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: the stream is live.
-        self.waited(unsafe { sys::cuStreamSynchronize(stream.handle) })?;
+        let status = unsafe { sys::cuStreamSynchronize(stream.handle) };
+        self.check("waiting for a stream", status)?;
         self.shared.launched.clear(stream.id());
         Ok(())
     }
@@ -250,7 +268,9 @@ unsafe impl Backend for Cuda {
         // which a stream is captured fails, and invalidates the capture. `Captures` prevents such waits.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
-        check("beginning a capture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle, mode) })?;
+        self.check("beginning a capture", unsafe {
+            sys::cuStreamBeginCapture_v2(stream.handle, mode)
+        })?;
         let before = self.shared.launched.take(stream.id());
         *stream.launched_before.lock().unwrap_or_else(PoisonError::into_inner) = before;
         Ok(())
@@ -263,23 +283,27 @@ unsafe impl Backend for Cuda {
         let _callers = self.enter()?;
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is live; the call writes one handle.
-        check("ending a capture", unsafe { sys::cuStreamEndCapture(stream.handle, &mut graph) })?;
+        self.check("ending a capture", unsafe {
+            sys::cuStreamEndCapture(stream.handle, &mut graph)
+        })?;
         Ok(CudaGraph { graph, executable: ptr::null_mut(), kernels, cuda: self.clone() })
     }
 
     fn instantiate(&self, graph: &mut CudaGraph) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
         // SAFETY: a graph from a successful capture; the call writes one handle.
-        check("instantiating a graph", unsafe {
+        self.check("instantiating a graph", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut graph.executable, graph.graph, 0)
         })
     }
 
     unsafe fn replay(&self, stream: &CudaStream, graph: &CudaGraph) -> Result<(), DeviceError> {
         let _callers = self.enter()?;
-        self.shared.launched.add(stream.id(), &graph.kernels);
         // SAFETY: the executable is live and this thread has it alone, and what it touches is live, by the
         // caller's promise.
-        check("replaying a graph", unsafe { sys::cuGraphLaunch(graph.executable, stream.handle) })
+        let status = unsafe { sys::cuGraphLaunch(graph.executable, stream.handle) };
+        self.check("replaying a graph", status)?;
+        self.shared.launched.add(stream.id(), &graph.kernels);
+        Ok(())
     }
 }

@@ -103,14 +103,36 @@ impl Cuda {
         Ok(CallersContext(callers))
     }
 
-    /// Turns a failed wait into the fault of the kernels that may have caused it.
-    pub(super) fn waited(&self, status: CUresult) -> Result<(), DeviceError> {
-        if status == CUresult::CUDA_SUCCESS {
-            return Ok(());
+    /// The error of a driver call. After the fault of a kernel every call returns the status of that fault, also one that
+    /// launches another kernel: then the error names the kernels that may have caused it.
+    pub(super) fn check(
+        &self,
+        operation: &'static str,
+        status: CUresult,
+    ) -> Result<(), DeviceError> {
+        if !is_kernel_fault(status) {
+            return check(operation, status);
         }
         let kernels = self.shared.launched.suspects();
         Err(DeviceError::KernelFault { kernels, status: status.into() })
     }
+}
+
+/// Whether a status says that a kernel has failed: those after which, by the driver's reference, the process has to be
+/// started again.
+const fn is_kernel_fault(status: CUresult) -> bool {
+    matches!(
+        status,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+    )
 }
 
 /// Converts the error of a driver call, with the name of the operation.

@@ -40,6 +40,11 @@ impl CudaStream {
         Self { handle, launched_before: Mutex::default(), owned: None, cuda: cuda.clone() }
     }
 
+    /// Whether the embedder owns it.
+    pub(super) const fn is_borrowed(&self) -> bool {
+        self.owned.is_none()
+    }
+
     pub(super) fn id(&self) -> u64 {
         self.handle as u64
     }

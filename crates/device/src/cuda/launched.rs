@@ -34,7 +34,7 @@ impl KernelSet {
 
 /// The kernels launched on each stream since that stream was last waited for.
 ///
-/// A fault ends the whole context, and any stream's wait reports it: the suspects are those of all
+/// A fault ends all use of the GPU by this process, and any call reports it: the suspects are those of all
 /// streams. A wait that succeeds clears its own stream only.
 #[derive(Debug)]
 pub struct Launched {

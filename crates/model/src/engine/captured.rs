@@ -33,7 +33,7 @@ impl<B: Backend> Captured<B> {
         for (index, device) in layers.iter().enumerate() {
             let memory = buffers.memory().into_iter().chain(device.memory()).collect();
             graphs.push(cache.capture(stream, &bucket, memory, |layers| {
-                let (id, _) = layers.ids().nth(index).expect("a layer of the trunk");
+                let (id, _) = layers.layer_kinds().nth(index).expect("a layer of the trunk");
                 let updated = Updated::update(layers, id, device, buffers)?;
                 updated.attend(device, buffers, 0..tokens)?;
                 updated.append()

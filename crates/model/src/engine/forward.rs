@@ -91,7 +91,7 @@ impl<B: Backend> Engine<B> {
         let launches = graphs.map_or(Launches::Eager, |graphs| Launches::Bucket(graphs.bucket()));
         let mut step = cache.begin_step(stream, launches, &requests)?;
         let mut streams = model.embed(&tokens);
-        for (id, _) in step.ids() {
+        for (id, _) in step.layer_kinds() {
             let index = id.0 as usize;
             let (weights, device) = (&model.layers[index], &mut layers[index]);
             probe.layer_input(index, &mut streams);

@@ -161,8 +161,14 @@ impl Run {
         }
         let (root, tokens) = (self.random.random_range(0..self.roots.len()), self.prompt());
         let before = self.tree.stats();
+        let evictable = self.tree.counts().evictable_blocks;
+        let referenced = self.tree.referenced(&self.roots[root], &tokens);
         let adopted = self.tree.adopt(&self.roots[root], &tokens);
         let after = self.tree.stats();
+        let taken = evictable - self.tree.counts().evictable_blocks;
+        if taken + referenced != adopted.reused / T as u32 {
+            return Err(format!("{adopted:?}: {referenced} were referenced, {taken} were not"));
+        }
         let want = self.model.lookup(root, &tokens);
         if (adopted.matched, adopted.reused) != (want.matched, want.reusable) {
             return Err(format!("{adopted:?} of {tokens:?}, should be {want:?}"));

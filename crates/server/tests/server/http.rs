@@ -312,6 +312,27 @@ fn a_step_that_fails_is_told() {
     assert_eq!(server.ended(), Ended::Done);
 }
 
+/// A panic is told as a failure of the server, and not as a shutdown, to those that run and those that wait.
+#[test]
+fn a_step_that_panics_is_told() {
+    for stream in [false, true] {
+        let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+        let server = Running::of(small::engine(&device, &HASH, small::limits(1, 8)), settings());
+        device.backend().run_before(20, || panic!("on demand"));
+        let asked = request(json!({ "n": 2, "max_tokens": 2, "stream": stream })).to_string();
+        let answer = server.send("POST", "/v1/completions", &asked);
+        assert_eq!(answer.status, if stream { 200 } else { 500 });
+        let error = match stream {
+            true => serde_json::from_str(answer.events().last().expect("an event")).expect("JSON"),
+            false => answer.json(),
+        };
+        assert_eq!(error["error"]["code"], "server_failed", "{error}");
+        assert!(device.backend().has_run(), "nothing panicked");
+        let end = server.ended_within(std::time::Duration::from_secs(60));
+        assert!(matches!(end, Err(ServerError::Panicked)), "{end:?}");
+    }
+}
+
 /// Settings that do not fit the engine, and an address that is taken, are refused before anything is served.
 #[test]
 fn a_server_that_cannot_be_is_refused() {

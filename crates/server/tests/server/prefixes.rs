@@ -286,6 +286,41 @@ fn completions_that_share_a_prefix_equal_each_alone() {
     ledger.audit().expect("a right tree");
 }
 
+/// A request takes no blocks for a prefix that running requests hold, so more of them run at once: also if the prefix
+/// was evictable before the first of them.
+#[test]
+fn a_held_prefix_takes_no_room() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 4, ..small::limits(6, 6) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    // Two blocks that all share, and a part of a third one.
+    let submission = |last: u32, max_tokens| Submission {
+        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        continuation: small::continuation(max_tokens),
+        salt: Vec::new(),
+    };
+    let mut first = submit(&queue, &submission(0, 20));
+    while received(&mut first).0.is_empty() {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    let mut others: Vec<_> = (1..=4).map(|last| submit(&queue, &submission(last, 6))).collect();
+    assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    // The first one holds three of the six blocks, and each other one takes one.
+    let running = || value(&metrics, "dsv4_num_requests_running");
+    assert_eq!((running(), value(&metrics, "dsv4_num_requests_waiting")), (4, 1));
+    while scheduler.step().expect("no step fails") == Progress::Ran {}
+    for events in others.iter_mut().chain([&mut first]) {
+        assert_eq!(received(events).1, Some(Event::Finished(Finish::Length)));
+    }
+    assert_eq!(value(&metrics, "dsv4_num_preemptions_total"), 0);
+    // Four blocks are free, and two evictable: the prefix and four others.
+    let _events: Vec<_> = (1..=5).map(|last| submit(&queue, &submission(last, 6))).collect();
+    assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    assert_eq!(running(), 4);
+}
+
 /// On drop, lets a reader that opens a FIFO read nothing, so that no thread hangs.
 struct Unblock(std::path::PathBuf);
 
@@ -409,7 +444,7 @@ fn a_server_says_why_it_ends_while_its_store_hangs() {
         let end = server.ended_within(Duration::from_secs(60));
         if panics {
             assert!(matches!(end, Err(ServerError::Panicked)), "{end:?}");
-            assert_eq!(statuses, [503]);
+            assert_eq!(statuses, [500]);
         } else {
             assert!(matches!(end, Err(ServerError::StepsFail { steps: 3, .. })), "{end:?}");
             assert_eq!(statuses, [500; 3]);

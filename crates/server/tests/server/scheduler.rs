@@ -205,26 +205,59 @@ fn what_never_fits_is_refused_before_it_waits() {
 #[test]
 fn drafts_do_not_hold_up_a_prompt() {
     let metrics = Metrics::new().expect("metrics");
-    // No room is left beside a token and its drafts.
-    let limits = EngineLimits { step_tokens: 1 + small::DRAFTS, ..small::limits(2, 8) };
+    // No room is left beside two tokens and their drafts.
+    let limits = EngineLimits { step_tokens: 2 * (1 + small::DRAFTS), ..small::limits(3, 16) };
     let engine = small::engine(&small::emulated(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
     let queue = scheduler.queue();
     // There are always drafts, because every token occurs in the prompt.
     let continuation = Continuation { drafts: 2, ..small::continuation(500) };
-    let mut decoding =
-        submit(&queue, &Submission { prompt: (0..256).collect(), continuation, salt: Vec::new() });
-    while received(&mut decoding).0.is_empty() {
-        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    let submission = Submission { prompt: (0..256).collect(), continuation, salt: Vec::new() };
+    let mut decoding = [submit(&queue, &submission), submit(&queue, &submission)];
+    for events in &mut decoding {
+        while received(events).0.is_empty() {
+            assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+        }
     }
     let continuation = small::continuation(1);
     let mut prompt =
-        submit(&queue, &Submission { prompt: vec![7; 5], continuation, salt: Vec::new() });
-    for _ in 0..5 {
+        submit(&queue, &Submission { prompt: vec![7; 20], continuation, salt: Vec::new() });
+    // Half of the four tokens beside one of each that decodes.
+    for _ in 0..10 {
         assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
     }
     assert_eq!(received(&mut prompt).1, Some(Event::Finished(Finish::Length)));
-    assert_eq!(received(&mut decoding).1, None, "the other still decodes");
+    for mut events in decoding {
+        assert_eq!(received(&mut events).1, None, "the others still decode");
+    }
+}
+
+/// Drafts need a block that is not free, and their request does not need it yet: they are left out, and nobody is
+/// preempted. With one block more they take it.
+#[test]
+fn drafts_preempt_nobody() {
+    for (blocks, held) in [(3, 2), (4, 3)] {
+        let (mut scheduler, metrics) = scheduler(&HASH, 2, blocks);
+        let queue = scheduler.queue();
+        // There are always drafts, because every token occurs in the prompt, which fills two blocks.
+        let continuation = Continuation { drafts: 2, ..small::continuation(20) };
+        let oldest = Submission { prompt: (0..256).collect(), continuation, salt: Vec::new() };
+        let mut oldest = submit(&queue, &oldest);
+        while received(&mut oldest).0.is_empty() {
+            assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+        }
+        // It takes the third block. In its second step the drafts of the other need one, and then it is done.
+        let continuation = small::continuation(2);
+        let newest = Submission { prompt: vec![7; 5], continuation, salt: Vec::new() };
+        let mut newest = submit(&queue, &newest);
+        for _ in 0..2 {
+            assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+        }
+        assert_eq!(received(&mut newest).1, Some(Event::Finished(Finish::Length)));
+        let free = scheduler.engine().cache().ledger().free_blocks();
+        assert_eq!(blocks - free, held, "by the oldest, which has drafts");
+        assert_eq!(value(&metrics, "dsv4_num_preemptions_total"), 0);
+    }
 }
 
 #[test]

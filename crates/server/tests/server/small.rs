@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use dsv4_kv::kv_layout::attention::KeySplit;
-use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_device::{Backend, Device, EmuDevice, EmuOptions};
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::{GREEDY, Sampling};
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_model::{Engine, EngineLimits, Model};
+use dsv4_kv_model_files::ModelFiles;
 use dsv4_kv_server::queue::Submission;
 
 /// Most drafts of a step.
@@ -23,8 +23,8 @@ pub fn folder(name: &str) -> PathBuf {
 }
 
 fn load(name: &str) -> Arc<Model> {
-    let checkpoint = Checkpoint::open(&folder(name)).expect("a committed checkpoint");
-    Arc::new(Model::load(&checkpoint, |_| ()).expect("a complete checkpoint"))
+    let model_files = ModelFiles::open(&folder(name)).expect("a committed checkpoint");
+    Arc::new(Model::load(&model_files, |_| ()).expect("a complete checkpoint"))
 }
 
 pub fn emulated() -> EmuDevice {

@@ -10,7 +10,7 @@ use dsv4_kv_stress::model::Model;
 use dsv4_kv_stress::op::{Accept, Layers, Op, Part, Script, Step};
 use dsv4_kv_stress::reuse::Reuse;
 use dsv4_kv_stress::subject::{LedgerOnly, Subject};
-use dsv4_kv_stress::{stress, try_script};
+use dsv4_kv_stress::{random_run, stress, try_script};
 use include_dir::{Dir, include_dir};
 
 /// A short run of what `cargo xtask stress` does for longer. Every kind of answer must occur.
@@ -123,7 +123,12 @@ enum Mistake {
     ForeignHandle,
     /// A refusal names the wrong number.
     WrongShortfall,
+    /// The cache fails when it becomes idle after [`FEW`] operations. It is not one of [`Mistake::ALL`].
+    FailsWhenIdle,
 }
+
+/// Random operations of the runs with [`Mistake::FailsWhenIdle`].
+const FEW: u64 = 40;
 
 impl Mistake {
     const ALL: [Self; 21] = [
@@ -322,22 +327,53 @@ impl Subject for Broken {
     fn reuse(&mut self) -> &mut dyn Reuse {
         &mut self.ledger
     }
+
+    fn check_bytes(&mut self, model: &Model, turn: u64) -> Result<(), String> {
+        let is_late = turn >= FEW && model.live().next().is_none();
+        match self.mistake {
+            Mistake::FailsWhenIdle if is_late => Err("it is idle".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn broken_config() -> CacheConfig {
+    CacheConfig {
+        max_draft: 3,
+        max_requests: 4,
+        num_blocks: 6,
+        max_context: 400,
+        max_step_tokens: 300,
+        max_suspended: 2,
+        ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
+    }
+}
+
+/// A divergence of the releases at the end of a run is recorded with the operations of that run, and no others.
+#[test]
+fn a_divergence_at_the_end_is_shrunk() {
+    let config = broken_config();
+    let new = || Broken::new(&config, Mistake::FailsWhenIdle);
+    let mut at_the_end = 0;
+    for seed in 0..10 {
+        let run = random_run(seed, FEW, Manners::Any, &config, &new, &mut |_| ());
+        // No request may be left to release.
+        let Err(found) = run else { continue };
+        let failure = stress(seed, FEW, Manners::Any, &config, new).expect_err("a divergence");
+        assert_eq!(failure.found, found, "seed {seed}");
+        assert!(found.op >= FEW && failure.script.ops.len() <= FEW as usize, "{failure:#?}");
+        assert_eq!(try_script(new, &failure.script).unwrap_err(), failure.shrunk);
+        at_the_end += 1;
+    }
+    assert!(at_the_end >= 5, "only {at_the_end} runs end with requests");
 }
 
 /// Each mistake is found from every seed, and shrinks to a script that a person can read.
 #[test]
 fn every_mistake_is_found_and_shrunk() {
+    let config = broken_config();
     for mistake in Mistake::ALL {
         for seed in 0..10 {
-            let config = CacheConfig {
-                max_draft: 3,
-                max_requests: 4,
-                num_blocks: 6,
-                max_context: 400,
-                max_step_tokens: 300,
-                max_suspended: 2,
-                ..CacheConfig::new(ModelConfig::preset("tiny").unwrap())
-            };
             let new = || Broken::new(&config, mistake);
             let failure = stress(seed, 20_000, Manners::Any, &config, new)
                 .err()

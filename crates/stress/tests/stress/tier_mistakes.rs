@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use dsv4_kv::CacheConfig;
-use dsv4_kv::device::{Device, EmuOptions, Emulator};
+use dsv4_kv::device::{Device, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv::tier_mistake::{Mistake, make};
-use dsv4_kv_stress::cache::{Cache, skipping};
+use dsv4_kv_stress::cache::{Cache, late, skipping};
 use dsv4_kv_stress::drive::{Counts, Divergence};
 use dsv4_kv_stress::generate::Manners;
 use dsv4_kv_stress::generate::tier::{lean_tier_config, tier_config};
 use dsv4_kv_stress::library::Library;
-use dsv4_kv_stress::random_run;
+use dsv4_kv_stress::op::{Op, Script};
+use dsv4_kv_stress::{random_run, try_on_cpu, try_script};
 use dsv4_kv_tests::lazy::{Lazy, Order};
 
 /// Mistakes that show in counts of blocks and units and in names.
@@ -101,14 +102,17 @@ fn ordered(
     seed: u64,
     order: Order,
 ) -> Result<Counts, Divergence> {
-    let config = CacheConfig {
+    run_on_device((mistake, operations), &ordered_config(seed), seed, order)
+}
+
+fn ordered_config(seed: u64) -> CacheConfig {
+    CacheConfig {
         num_blocks: 6,
         max_context: 410,
         max_step_tokens: 400,
         checkpoint_interval: 0,
         ..lean_tier_config(seed)
-    };
-    run_on_device((mistake, operations), &config, seed, order)
+    }
 }
 
 fn run_on_device(
@@ -186,4 +190,25 @@ fn mistakes_in_the_order_of_streams_are_found() {
     let in_order = |order| move |mistake, seed| ordered(mistake, OPERATIONS, seed, order);
     all_are_found(LATE, in_order(Order::Late));
     all_are_found(EARLY, in_order(Order::OthersFirst));
+}
+
+/// A run that fails only on a late device fails in the same way as a script.
+#[test]
+fn a_mistake_that_only_a_late_device_shows_is_found_by_its_script() {
+    let (mistake, seed) = LATE[0];
+    let seed = seed[0];
+    let config = ordered_config(seed);
+    let library = Arc::new(Library::new(&config));
+    let mut script = Script { config: config.clone(), seed, ops: Vec::new() };
+    let new = || late(&config, &library, seed);
+    let mut record = |op: &Op| script.ops.push(op.clone());
+    let run = || random_run(seed, OPERATIONS, Manners::Genuine, &config, &new, &mut record);
+    let found = with(mistake, run).expect_err("a divergence");
+
+    let text = serde_json::to_string(&script).expect("JSON");
+    let script: Script = serde_json::from_str(&text).expect("a script");
+    assert_eq!(with(mistake, || try_on_cpu(&script)).expect_err("a divergence"), found);
+    let device = EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
+    let at_once = || try_script(|| Cache::new(&device, &config, &library, seed), &script);
+    with(mistake, at_once).unwrap_or_else(|found| panic!("without delay: {found:?}"));
 }

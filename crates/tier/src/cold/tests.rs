@@ -15,9 +15,13 @@ mod failing;
 const TOKENS: usize = 300;
 
 fn cache() -> Fed<Null> {
+    cache_with(64 << 20)
+}
+
+fn cache_with(host_bytes: u64) -> Fed<Null> {
     let layers = [Swa, Csa, Hca];
     let base = config(&layers, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
-    let settings = CacheConfig { num_checkpoints: 4, host_bytes: 64 << 20, ..base };
+    let settings = CacheConfig { num_checkpoints: 4, host_bytes, ..base };
     Fed::new(&NullDevice::null(1 << 34), settings)
 }
 
@@ -142,6 +146,34 @@ fn a_slow_store_loses_nothing() {
     fed.manager.audit_tier().unwrap();
 }
 
+/// A store that does not answer keeps no more than half of host memory, and one prefix, from eviction: new prefixes
+/// still arrive there. What has been evicted meanwhile is not stored.
+#[test]
+fn a_store_that_hangs_keeps_half_of_host_memory() {
+    const PROMPTS: u64 = 30;
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let (block, checkpoint) = cache().manager.host_image_bytes().unwrap();
+    // Two blocks and a checkpoint, ten times.
+    let host_bytes = 10 * (2 + checkpoint.div_ceil(block)) * block;
+    let mut fed = cache_with(host_bytes);
+    let mut cold = tier(&mut fed, &directory);
+    let (go, wait) = channel::<()>();
+    cold.store.work(move || wait.recv().unwrap());
+    cold.pending += 1;
+    for salt in 0..PROMPTS as u8 {
+        compute(&mut fed, &Prompt { tokens: &tokens, salt: &[salt], adapter: b"" });
+        cold.advance(&mut fed.manager);
+    }
+    assert_eq!(cold.pending, 1 + 6, "the work, and those that wait");
+    let stats = fed.manager.tier_stats();
+    assert_eq!((stats.stored_checkpoints, stats.lost_offers), (PROMPTS, 0), "{stats:?}");
+    go.send(()).unwrap();
+    cold.settle(&mut fed.manager);
+    assert_eq!((cold.stats().stored, cold.pending), (10, 0), "what is in host memory");
+    fed.manager.audit_tier().unwrap();
+}
+
 /// A read does not wait for stores that were queued before it.
 #[test]
 fn reads_come_before_writes() {
@@ -167,7 +199,7 @@ fn reads_come_before_writes() {
         done.push(match &next {
             Done::Worked => "worked",
             Done::Read(..) => "read",
-            Done::Stored(_) => "stored",
+            Done::Stored(..) => "stored",
         });
         cold.take(&mut fed.manager, next);
     }

@@ -1,6 +1,7 @@
 //! Objects that are damaged, foreign or missing.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use dsv4_kv_tier::{ColdError, ImageError, Section};
 
 use super::{Cache, Setup, settings, tokens};
 
+/// The byte of an object that has the number of its prefix's blocks.
+const BLOCKS_AT: usize = 36;
 /// Far longer than the work takes, even on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -154,6 +157,49 @@ fn what_expired_is_stored_again() {
     }
 }
 
+/// The objects of the first two blocks of the story, the shorter prefix first, which `first` has stored; it does not
+/// remember that it has seen their chain whole.
+fn two_objects(setup: &Setup, first: &mut Cache, directory: &Path) -> Vec<PathBuf> {
+    let (id, _) = first.compute(b"a", &setup.story, 300);
+    first.fed.manager.release(id).unwrap();
+    first.settle();
+    first.reopen(directory, b"weights");
+    let files = fs::read_dir(directory.join("v1")).unwrap();
+    let mut files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
+    files.sort_by_key(|file| fs::read(file).unwrap()[BLOCKS_AT]);
+    assert_eq!(files.len(), 2);
+    files
+}
+
+/// An empty file, as a loss of power may leave it, is a damaged object: the next prefix rests on the one before it, and
+/// not all blocks are stored again. The same holds for a damaged header. Both are counted.
+#[test]
+fn nothing_is_stored_on_a_damaged_object() {
+    let setup = Setup::new();
+    let damages: [fn(&mut Vec<u8>); 2] = [Vec::clear, |bytes| bytes[100] ^= 0x40];
+    for damage in damages {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = || Cache::new(&setup.device, directory.path(), b"weights");
+        let mut first = cache();
+        let files = two_objects(&setup, &mut first, directory.path());
+        let mut bytes = fs::read(&files[1]).unwrap();
+        damage(&mut bytes);
+        fs::write(&files[1], bytes).unwrap();
+        assert_eq!(first.run(b"a", &setup.story, &setup.stored), 256);
+        let (stats, errors) = (first.cold.stats(), first.cold.take_errors());
+        assert_eq!((stats.stored, stats.damaged, stats.failed), (1, 1, 0), "{errors:?}");
+        let (block, checkpoint) = first.fed.manager.host_image_bytes().unwrap();
+        let two = 2 * block + checkpoint;
+        assert!(
+            (two..two + block).contains(&stats.bytes_written),
+            "the two blocks that are missing"
+        );
+        let mut second = cache();
+        assert!(second.fetch(b"a").is_empty());
+        assert_eq!(second.run(b"a", &setup.story, &setup.stored), 384);
+    }
+}
+
 /// Nor does it rest on an existing object whose own base was deleted before the store was opened.
 #[test]
 fn nothing_is_stored_on_half_a_chain() {
@@ -166,8 +212,7 @@ fn nothing_is_stored_on_half_a_chain() {
     let files = fs::read_dir(directory.path().join("v1")).unwrap();
     let files: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 2);
-    // The number of blocks is the word at byte 36.
-    let first_file = files.iter().find(|file| fs::read(file).unwrap()[36] == 1).unwrap();
+    let first_file = files.iter().find(|file| fs::read(file).unwrap()[BLOCKS_AT] == 1).unwrap();
     fs::remove_file(first_file).unwrap();
     // Only the last checkpoint is stored.
     let wide = CacheConfig { checkpoint_interval: 384, ..settings() };

@@ -4,6 +4,7 @@ mod damaged;
 
 use std::fs;
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -359,6 +360,8 @@ fn a_store_is_named_by_a_path_or_a_url() {
     let mut cache = Cache::new(&setup.device, Path::new(&url), b"weights");
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
     assert_eq!(fs::read_dir(path.join("v1")).unwrap().count(), 3);
+    // Prompts and salts are in the objects, so that the directory is of one user.
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
     let mut other = Cache::new(&setup.device, &path, b"weights");
     assert!(other.fetch(b"a").is_empty());
     assert_eq!(other.run(b"a", &setup.story, &setup.stored), 384);

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use dsv4_kv::KvCacheManager;
 use dsv4_kv::device::{Backend, Stream};
 use dsv4_kv::transfer::{Loaded, MoveError, Port, Reserved};
-use dsv4_kv::{KvCacheManager, RequestId};
 
+use super::claim::{Claim, Claimed};
 use super::error::TransferError;
 use super::offer::Control;
 use super::verified::Verified;
@@ -23,40 +24,6 @@ pub struct Target<'t, B: Backend> {
     /// [`Fingerprint::weights`] of the weights that this cache serves: caches of the same shape may serve other
     /// weights.
     pub weights: [u8; 32],
-}
-
-/// A request whose bytes are in their room in the cache, and whose source was asked for it. The cache can run steps
-/// meanwhile.
-#[derive(Debug)]
-#[must_use = "the room of a claim that is dropped is lost to its cache; settle it, or give it up"]
-pub struct Claim {
-    loaded: Loaded,
-    source: Source,
-    until: Duration,
-}
-
-impl Claim {
-    /// The source that was asked.
-    #[must_use]
-    pub const fn source(&self) -> Source {
-        self.source
-    }
-
-    /// The time until which the source can answer.
-    #[must_use]
-    pub const fn until(&self) -> Duration {
-        self.until
-    }
-}
-
-/// The state of a claim.
-#[derive(Debug)]
-#[must_use = "a claim that waits has room"]
-pub enum Claimed {
-    /// The source has not answered yet.
-    Waits(Claim),
-    /// The request was entered in this cache.
-    Admitted(RequestId),
 }
 
 impl<B: Backend> Target<'_, B> {
@@ -100,7 +67,7 @@ impl<B: Backend> Target<'_, B> {
             }
         };
         match if made(Mistake::EpochIgnored) { Ok(()) } else { control.ask(source) } {
-            Ok(()) => Ok(Claim { loaded, source, until }),
+            Ok(()) => Ok(Claim { cache: self.cache.id(), loaded, source, until }),
             Err(why) => {
                 let error = TransferError::Unreachable { why };
                 Err(self.refuse((loaded, source), error, control))
@@ -113,14 +80,17 @@ impl<B: Backend> Target<'_, B> {
     /// # Errors
     /// [`TransferError::NotHeld`] if the source says no. [`TransferError::NotAnswered`] after the deadline, and
     /// [`TransferError::Unreachable`]: the source may have released the request by then, so it has to be computed
-    /// again. The room is free again, and the source was told. [`MoveError::ForeignRoom`] returns the room of another
-    /// cache's claim.
+    /// again. The room is free again, and the source was told. [`TransferError::ForeignClaim`] returns the claim of
+    /// another cache, before an answer is looked for.
     pub fn settle(
         &mut self,
         now: Duration,
         claim: Claim,
         control: &mut impl Control,
     ) -> Result<Claimed, TransferError> {
+        if claim.cache != self.cache.id() {
+            return Err(TransferError::ForeignClaim(Box::new(claim)));
+        }
         let Claim { source, until, .. } = claim;
         let is_over = now >= until && !made(Mistake::ClaimWithoutEnd);
         let answer = match made(Mistake::EpochIgnored) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use dsv4_kv::RequestId;
 use dsv4_kv::transfer::{MoveError, Positions};
 
+use super::claim::Claim;
 use super::transfer_id::TransferId;
 use crate::image::{ImageError, ImageKind, Source};
 use crate::transport::TransportError;
@@ -24,7 +25,8 @@ pub enum TransferError {
     /// A cache refused the request, or its device failed.
     #[error(transparent)]
     Cache(#[from] MoveError),
-    /// The read did not end in time. Its memory is quarantined until it ends, or until the transport is fenced.
+    /// The read did not end in time. Its memory is quarantined until it ends with bytes that match their digests, or
+    /// until the transport is fenced.
     #[error("the read has not ended after {after:?}; its memory is quarantined")]
     Deadline {
         /// How long it had.
@@ -78,6 +80,10 @@ pub enum TransferError {
         /// How long it had.
         until: Duration,
     },
+    /// A claim of another cache, which is returned: only that cache can enter its request. The source's answer was not
+    /// taken.
+    #[error("the claim is of another cache; settle it there, or give it up there")]
+    ForeignClaim(Box<Claim>),
     /// The source cannot be asked whether it still holds what it offered.
     #[error("the source cannot be asked whether it holds what it offered: {why}")]
     Unreachable {

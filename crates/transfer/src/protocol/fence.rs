@@ -5,12 +5,16 @@
 //! deadline at the latest. Then the transport is closed and opened again, and the other reads begin. Bytes that have
 //! arrived stay: their memory is taken from the old transport and given to the new one.
 
+use std::time::Duration;
+
 use super::error::TransferError;
+use super::memory::Share;
 use super::quarantine::Quarantined;
-use super::reading::{Memory, Reading};
+use super::reading::{Memory, Reading, Whole};
 use super::receiver::Receiver;
+use super::verified::verify;
 use crate::mistake::{Mistake, made};
-use crate::transport::{Polled, Transport};
+use crate::transport::{Polled, RegionMut, Registered, Transport};
 
 impl<T: Transport> Receiver<T> {
     /// Quarantines the memory of a read that is no longer needed, and that may go on.
@@ -22,8 +26,8 @@ impl<T: Transport> Receiver<T> {
         self.quarantine.add(memory);
     }
 
-    /// Frees the memory of quarantined reads that have ended. Fences the transport when other memory has reached the
-    /// second deadline.
+    /// Frees the memory of quarantined reads that have ended with the right bytes. Fences the transport when other
+    /// memory has reached the second deadline.
     pub(super) fn poll_quarantine(&mut self) {
         if let Some(is_due) = self.quarantine.is_to_be_made_again() {
             if is_due && !made(Mistake::FenceOnce) {
@@ -40,24 +44,43 @@ impl<T: Transport> Receiver<T> {
     }
 
     fn free_what_ended(&mut self) {
-        for memory in self.quarantine.take_reads() {
-            let Quarantined { read, share, began, failed } = memory;
-            if failed {
-                self.quarantine.add(Quarantined { read, share, began, failed });
+        for quarantined in self.quarantine.take_reads() {
+            if quarantined.failed {
+                self.quarantine.add(quarantined);
                 continue;
             }
-            match self.transport.poll(read) {
+            match self.transport.poll(quarantined.read) {
                 Polled::Done(memory) => {
                     self.stats.ended_late += 1;
-                    self.release(memory, share);
+                    let Quarantined { share, began, whole, .. } = quarantined;
+                    self.compare_late(memory, (share, began), whole);
                 }
                 Polled::Failed(read, _) => {
-                    self.quarantine.add(Quarantined { read, share, began, failed: true });
+                    self.quarantine.add(Quarantined { read, failed: true, ..quarantined });
                 }
                 Polled::Pending(read) => {
-                    self.quarantine.add(Quarantined { read, share, began, failed });
+                    self.quarantine.add(Quarantined { read, ..quarantined });
                 }
             }
+        }
+    }
+
+    /// Frees the memory of a quarantined read that has ended, if all its bytes are right. Else the transport may have
+    /// reported the end too early, and the memory stays until the fence.
+    fn compare_late(
+        &mut self,
+        mut memory: Registered,
+        (share, began): (Share, Duration),
+        whole: Option<Whole>,
+    ) {
+        let is_right = whole.is_some_and(|Whole { manifest, digests }| {
+            let compare = |region: RegionMut<'_>| verify(&manifest, &region, digests);
+            matches!(self.transport.with_region(&mut memory, compare), Ok(Ok(())))
+        });
+        if is_right || made(Mistake::UncomparedReused) {
+            self.release(memory, share);
+        } else {
+            self.quarantine.keep_since(share, began);
         }
     }
 
@@ -91,9 +114,15 @@ impl<T: Transport> Receiver<T> {
         if let Err(error) = fenced {
             self.stats.failed_fences += 1;
             let lost = self.quarantine.lose_transport(&error);
-            // Their memory was taken out of the transport, so dropping them frees it.
-            let gone = |reading: Reading| (reading.id, Err(lost.error()));
-            self.ended.extend(waiting.into_iter().map(gone));
+            for Reading { id, memory, share, done, .. } in waiting {
+                // Memory that nothing was read into is free now; other reads may still go on.
+                if let Memory::Out(region) = memory
+                    && done > 0
+                {
+                    self.quarantine.keep_out(share, region);
+                }
+                self.ended.push((id, Err(lost.error())));
+            }
             return Err(lost.error());
         }
         self.stats.fences += 1;
@@ -130,8 +159,8 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    /// Bytes in quarantine: memory that a read may still write, that has wrong bytes, or that the transport could not
-    /// give back.
+    /// Bytes in quarantine: memory that a read may still write, that has wrong bytes or bytes that were not compared
+    /// with digests, or that the transport could not give back.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
         self.quarantine.bytes()

@@ -8,13 +8,15 @@
 //! | `reading.rs`, `verified.rs` | a payload that is being read, and one that was read and verified |
 //! | `sources.rs` | which sources a target has read and asked, so that an offer that arrives twice is taken once |
 //! | `transfer_id.rs` | the id of a transfer |
-//! | `memory.rs` | the memory into which the target reads |
-//! | `admit.rs` | from verified bytes to a request in the cache |
+//! | `buffers.rs`, `memory.rs` | the memory into which the target reads |
+//! | `admit.rs`, `claim.rs` | from verified bytes to a request in the cache |
 //! | `prefix.rs` | prefixes, from offer to tree |
 //! | `offer.rs` | the messages of the control channel |
 //! | `error.rs` | why a transfer failed |
 
 mod admit;
+mod buffers;
+mod claim;
 mod error;
 mod fence;
 mod memory;
@@ -29,7 +31,8 @@ mod sources;
 mod transfer_id;
 mod verified;
 
-pub use admit::{Claim, Claimed, Target};
+pub use admit::Target;
+pub use claim::{Claim, Claimed};
 pub use error::TransferError;
 pub use offer::{Control, Offer, Opening, Ready};
 pub use open_transfer::OpenTransfer;

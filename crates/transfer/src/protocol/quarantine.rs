@@ -1,12 +1,13 @@
-//! Memory that is no longer needed but cannot be freed: a read may still write it, its bytes did not match the digests,
-//! or the transport could not give it back.
+//! Memory that is no longer needed but cannot be freed: a read may still write it, its bytes did not match the digests or
+//! were not compared with any, or the transport could not give it back.
 
 use std::time::Duration;
 
 use super::error::TransferError;
 use super::memory::Share;
+use super::reading::Whole;
 use crate::mistake::{Mistake, made};
-use crate::transport::{InFlight, TransportError};
+use crate::transport::{InFlight, Region, TransportError};
 
 /// Time between two attempts to reopen a transport.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -19,14 +20,18 @@ pub(super) struct Quarantined {
     pub began: Duration,
     /// Whether the transport has reported an error. The end of a failed read is never known.
     pub failed: bool,
+    /// If the read is the last of its payload: what the bytes are compared with when it has ended.
+    pub whole: Option<Whole>,
 }
 
-/// Memory that the transport holds until it is closed: it could not give the memory back, or it reported a read as
-/// ended whose bytes do not match the digests.
+/// Memory that stays until the transport is closed: the transport could not give it back, or reported a read as ended
+/// whose bytes do not match the digests or were not compared with any.
 #[derive(Debug)]
 struct Kept {
     share: Share,
     since: Duration,
+    /// The memory itself, if the transport does not have it.
+    _region: Option<Region>,
 }
 
 /// State of the transport.
@@ -72,7 +77,17 @@ impl Quarantine {
 
     /// Adds memory that the transport holds until it is closed.
     pub fn keep(&mut self, share: Share) {
-        self.kept.push(Kept { share, since: self.now });
+        self.keep_since(share, self.now);
+    }
+
+    /// As [`Self::keep`], of a read that began at `since`.
+    pub fn keep_since(&mut self, share: Share, since: Duration) {
+        self.kept.push(Kept { share, since, _region: None });
+    }
+
+    /// Adds memory that was taken out of a transport which could not be reopened, and whose reads may still go on.
+    pub fn keep_out(&mut self, share: Share, region: Region) {
+        self.kept.push(Kept { share, since: self.now, _region: Some(region) });
     }
 
     /// Whether no read may begin.

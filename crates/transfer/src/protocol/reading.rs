@@ -39,6 +39,15 @@ pub(super) struct Reading {
     pub since: Duration,
 }
 
+/// What the bytes of a payload are compared with.
+#[derive(Debug)]
+pub(super) struct Whole {
+    /// The manifest of the offer.
+    pub manifest: Manifest,
+    /// The digests that were computed while the payload was read.
+    pub digests: Digests,
+}
+
 /// Memory for a payload.
 #[derive(Debug)]
 pub(super) enum Memory {
@@ -89,9 +98,16 @@ impl Reading {
         Ok(())
     }
 
-    /// The manifest of the offer, if all bytes were read.
-    pub fn take_whole(&mut self) -> Option<Manifest> {
-        let is_whole = self.done as u64 == self.opened.payload_bytes();
-        self.offered.take_if(|_| is_whole)
+    /// What a payload of which `read` bytes were read is compared with, if these are all and the offer has come.
+    pub fn take_whole(&mut self, read: usize) -> Option<Whole> {
+        let is_whole = read as u64 == self.opened.payload_bytes();
+        let manifest = self.offered.take_if(|_| is_whole)?;
+        Some(Whole { manifest, digests: std::mem::take(&mut self.digests) })
+    }
+
+    /// As [`Self::take_whole`], for the end of the read under way.
+    pub fn whole_after_read(&mut self) -> Option<Whole> {
+        let Memory::Read { end, .. } = self.memory else { return None };
+        self.take_whole(end)
     }
 }

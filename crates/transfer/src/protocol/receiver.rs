@@ -6,30 +6,31 @@ use super::error::TransferError;
 use super::memory::{Budget, Pool, Share};
 use super::offer::{Offer, Opening, Ready};
 use super::quarantine::{Quarantine, Quarantined};
-use super::reading::{Memory, Reading};
+use super::reading::{Memory, Reading, Whole};
 use super::sources::{Sources, Taken};
 use super::transfer_id::TransferId;
 use super::verified::{Verified, verify};
 use crate::image::{Digests, Expected, Manifest, check_end, decode_manifest, decode_opening};
 use crate::mistake::{Mistake, made};
 use crate::transport::{
-    Descriptor, MemoryKind, NotPosted, Polled, Region, RegionMut, Registered, Storage, Transport,
+    Descriptor, MemoryKind, NotPosted, Polled, RegionMut, Registered, Storage, Transport,
 };
 
 /// Most bytes of one read to host memory, so that they are still in the CPU's cache when they are hashed.
 const PIECE: usize = 4 << 20;
-/// Bytes that an empty payload takes.
-const EMPTY_BYTES: u64 = 64 << 10;
 
 /// Deadlines of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// When a read has taken this long, its transfer fails, and the memory is quarantined until the read ends.
+    /// When a read has taken this long, its transfer fails, and the memory is quarantined until the read ends with
+    /// bytes that match their digests, or until the transport is fenced.
     pub read: Duration,
-    /// When this time has passed since the begin of a read that does not end or has failed, the transport is fenced to
-    /// free the memory. Reads that are still needed may end first, within [`Self::read`]; new reads wait for the fence.
+    /// When this time has passed since the begin of a read that does not end or has failed, or since other memory was
+    /// quarantined, the transport is fenced to free the memory. Reads that are still needed may end first, within
+    /// [`Self::read`]; new reads wait for the fence.
     pub fence: Duration,
-    /// An opened request fails if, for this long, its source has sent nothing and no read has ended.
+    /// An opened request fails if, for this long, its source has sent nothing and no read has ended. Its memory is
+    /// quarantined if anything was read into it.
     pub quiet: Duration,
 }
 
@@ -67,8 +68,8 @@ pub struct ReceiverStats {
 pub struct Receiver<T: Transport> {
     pub(super) transport: T,
     /// The memory for payloads.
-    storage: Storage,
-    pool: Pool,
+    pub(super) storage: Storage,
+    pub(super) pool: Pool,
     /// Most bytes of one read to host memory.
     piece: usize,
     pub(super) deadlines: Deadlines,
@@ -200,7 +201,8 @@ impl<T: Transport> Receiver<T> {
         Ok(self.add(reading))
     }
 
-    /// Gives a transfer up. Memory that a read may still write is quarantined.
+    /// Gives a transfer up. Its memory is quarantined if anything was read into it: the bytes were not compared with
+    /// digests, and some may still arrive.
     ///
     /// # Errors
     /// [`TransferError::NoSuchTransfer`].
@@ -208,14 +210,8 @@ impl<T: Transport> Receiver<T> {
         self.find(id)?;
         let place = self.reading.iter().position(|reading| reading.id == id);
         if let Some(place) = place {
-            let Reading { memory, share, began, .. } = self.reading.swap_remove(place);
-            match memory {
-                Memory::Out(_) => {}
-                Memory::Idle(memory) => self.release(memory, share),
-                Memory::Read { read, .. } => {
-                    self.shut_in(Quarantined { read, share, began, failed: false });
-                }
-            }
+            let reading = self.reading.swap_remove(place);
+            self.let_go(reading);
         }
         Ok(())
     }
@@ -272,7 +268,7 @@ impl<T: Transport> Receiver<T> {
     /// wait to be fenced.
     fn post(&mut self, now: Duration, mut reading: Reading) -> Result<Reading, TransferError> {
         let is_held = self.quarantine.holds_reads() && !made(Mistake::ReadsWhileDraining);
-        let memory = match reading.memory {
+        let mut memory = match reading.memory {
             Memory::Idle(memory) if reading.done < reading.ready && !is_held => memory,
             Memory::Idle(memory) => {
                 let goal = reading.done;
@@ -285,55 +281,20 @@ impl<T: Transport> Receiver<T> {
         }
         let piece = if self.storage.kind() == MemoryKind::Host { self.piece } else { usize::MAX };
         let end = reading.goal.min(reading.done.saturating_add(piece));
-        match self.transport.post(memory, reading.done..end, &reading.from) {
+        let scrubbed = self.scrub(&mut memory, reading.done..end, &reading.opened.sections);
+        let posted = match scrubbed {
+            Ok(()) => self.transport.post(memory, reading.done..end, &reading.from),
+            Err(error) => Err(NotPosted(memory, error)),
+        };
+        match posted {
             Ok(read) => {
                 reading.memory = Memory::Read { read, end };
                 Ok(reading)
             }
             Err(NotPosted(memory, error)) => {
-                self.release(memory, reading.share);
+                self.give_back(memory, reading.share, reading.done);
                 Err(error.into())
             }
-        }
-    }
-
-    /// Memory of at least `needed` bytes, from the pool if possible.
-    fn take_memory(&mut self, needed: u64) -> Result<(Share, Region), TransferError> {
-        // An empty payload takes a mapping too. Counting bytes for it bounds the number of mappings.
-        let needed = if needed == 0 { EMPTY_BYTES } else { needed };
-        if let Some(region) = self.pool.take(self.storage.kind(), needed)
-            && let Some(share) = self.budget.take(region.len() as u64)
-        {
-            return Ok((share, region));
-        }
-        let share = self.take_share(needed)?;
-        self.pool.trim(self.budget.left());
-        let region = self.storage.region(needed as usize).or_else(|_| {
-            self.pool.trim(0);
-            self.storage.region(needed as usize)
-        })?;
-        Ok((share, region))
-    }
-
-    fn take_share(&mut self, needed: u64) -> Result<Share, TransferError> {
-        if let Some(share) = self.budget.take(needed) {
-            return Ok(share);
-        }
-        if self.quarantine.none_ends_by_itself() {
-            self.clear_quarantine()?;
-        }
-        let (taken, budget) = (self.budget.taken(), self.budget.most);
-        let quarantined = self.quarantined_bytes();
-        let none = TransferError::NoMemory { needed, taken, quarantined, budget };
-        self.budget.take(needed).ok_or(none)
-    }
-
-    /// Gives memory back for the next payload. Every read into it has ended, as the transport reports and the digests
-    /// do not contradict.
-    pub(super) fn release(&mut self, memory: Registered, share: Share) {
-        match self.transport.deregister(memory) {
-            Ok(region) => self.pool.put(region),
-            Err(_) => self.quarantine.keep(share),
         }
     }
 
@@ -371,7 +332,7 @@ impl<T: Transport> Receiver<T> {
                             .for_each(|all| digests.extend(sections, &all[..end]));
                     };
                     if let Err(error) = self.transport.with_region(&mut memory, digest) {
-                        self.release(memory, reading.share);
+                        self.give_back(memory, reading.share, end);
                         return Err(error.into());
                     }
                     reading =
@@ -381,7 +342,8 @@ impl<T: Transport> Receiver<T> {
                 Polled::Failed(read, error) => {
                     self.stats.failed += 1;
                     let share = reading.share;
-                    self.quarantine.add(Quarantined { read, share, began, failed: true });
+                    let whole = None;
+                    self.quarantine.add(Quarantined { read, share, began, failed: true, whole });
                     return Err(error.into());
                 }
                 Polled::Pending(read) if now.saturating_sub(began) < self.deadlines.read => {
@@ -390,8 +352,7 @@ impl<T: Transport> Receiver<T> {
                 }
                 Polled::Pending(read) => {
                     self.stats.late += 1;
-                    let share = reading.share;
-                    self.shut_in(Quarantined { read, share, began, failed: false });
+                    self.let_go(Reading { memory: Memory::Read { read, end }, ..reading });
                     return Err(TransferError::Deadline { after: self.deadlines.read });
                 }
             }
@@ -407,7 +368,7 @@ impl<T: Transport> Receiver<T> {
     /// Handles a transfer without a read under way: verifies it if it is complete, else checks whether its source is
     /// silent.
     fn rest(&mut self, now: Duration, mut reading: Reading) -> Result<Advanced, TransferError> {
-        let whole = reading.take_whole();
+        let whole = reading.take_whole(reading.done);
         let memory = match reading.memory {
             Memory::Idle(memory) => memory,
             memory => return Ok(Advanced::GoesOn(Reading { memory, ..reading })),
@@ -418,17 +379,16 @@ impl<T: Transport> Receiver<T> {
             reading.since = now;
         }
         match whole {
-            Some(manifest) => {
-                let Reading { digests, taken, share, .. } = reading;
-                let verified = self.verify((manifest, digests), taken, (memory, share));
-                verified.map(Advanced::Verified)
+            Some(whole) => {
+                let Reading { taken, share, .. } = reading;
+                self.verify(whole, taken, (memory, share)).map(Advanced::Verified)
             }
             None if now.saturating_sub(reading.since) < after => {
                 Ok(Advanced::GoesOn(Reading { memory: Memory::Idle(memory), ..reading }))
             }
             None => {
                 self.stats.quiet += 1;
-                self.release(memory, reading.share);
+                self.give_back(memory, reading.share, reading.done);
                 Err(TransferError::Quiet { after })
             }
         }
@@ -436,7 +396,7 @@ impl<T: Transport> Receiver<T> {
 
     fn verify(
         &mut self,
-        (manifest, digests): (Manifest, Digests),
+        Whole { manifest, digests }: Whole,
         taken: Taken,
         (mut memory, share): (Registered, Share),
     ) -> Result<Verified, TransferError> {

@@ -8,7 +8,7 @@ use twox_hash::XxHash3_128;
 
 /// Most sections of one launch.
 const SECTIONS: usize = 1024;
-/// Bytes of a word. Sections begin and end at multiples of it.
+/// Bytes of a word. The kernel's sections begin and end at multiples of it.
 const WORD: usize = 8;
 
 /// The buffers of the kernel, besides the payload.
@@ -39,10 +39,10 @@ impl<B: Backend> Digester<B> {
         Ok(digester)
     }
 
-    /// Whether the kernel can digest these sections: they begin and end at whole words, whose indices fit in 32 bits.
-    pub fn takes(sections: &[Range<usize>]) -> bool {
+    /// Whether the kernel can digest this section: it begins and ends at whole words, whose indices fit in 32 bits.
+    pub fn takes(section: &Range<usize>) -> bool {
         let is_word = |at: usize| at.is_multiple_of(WORD) && u32::try_from(at / WORD).is_ok();
-        sections.iter().all(|of| is_word(of.start) && is_word(of.end))
+        is_word(section.start) && is_word(section.end)
     }
 
     /// xxh3-128 of each section of a payload; sections are byte ranges. Waits for the device.
@@ -104,7 +104,7 @@ mod tests {
     /// The kernel must not get a section that ends beyond 32 GiB: its word index would be truncated to 32 bits.
     #[test]
     fn a_section_that_the_kernel_cannot_name_is_not_its() {
-        let takes = |of: Range<usize>| Digester::<Emulator>::takes(&[of]);
+        let takes = |of: Range<usize>| Digester::<Emulator>::takes(&of);
         let most = (u32::MAX as usize) * WORD;
         assert!(takes(0..16) && takes(most - 8..most));
         assert!(!takes(0..most + 8) && !takes(most + 8..most + 16) && !takes(0..9));

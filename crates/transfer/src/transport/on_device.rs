@@ -28,6 +28,9 @@ pub(super) trait OnDevice: Send + Sync + fmt::Debug {
     /// Copies bytes to it, and waits for that.
     fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError>;
 
+    /// Fills these bytes, and waits for that.
+    fn fill(&self, bytes: Range<usize>, byte: u8) -> Result<(), DeviceError>;
+
     /// xxh3-128 of each of these ranges of its bytes. Waits for the device.
     fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError>;
 
@@ -59,6 +62,32 @@ impl<B: Backend> DeviceBytes<B> {
     pub fn buffer(&self) -> &Buffer<B, u8> {
         &self.buffer
     }
+
+    fn digests_by_kernel(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError> {
+        if sections.is_empty() {
+            return Ok(Vec::new());
+        }
+        // A panic in another thread does no harm: a digester is either complete or absent, and each launch writes its
+        // inputs anew.
+        let mut digester = self.digester.lock().unwrap_or_else(PoisonError::into_inner);
+        let digester = match &mut *digester {
+            Some(digester) => digester,
+            none => none.insert(Digester::new(&self.stream)?),
+        };
+        digester.digests(&self.buffer, sections)
+    }
+
+    /// Digests of sections that the kernel cannot digest. Only their bytes are copied to the host.
+    fn digests_by_host(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError> {
+        let (mut bytes, mut places) = (Vec::new(), Vec::with_capacity(sections.len()));
+        for of in sections {
+            let start = bytes.len();
+            bytes.resize(start + of.len(), 0);
+            self.read(of.start, &mut bytes[start..])?;
+            places.push(start..bytes.len());
+        }
+        Ok(digests(&bytes, &places))
+    }
 }
 
 impl<B: Backend> OnDevice for DeviceBytes<B> {
@@ -82,20 +111,22 @@ impl<B: Backend> OnDevice for DeviceBytes<B> {
         self.stream.upload(from, &self.buffer, at as u64)
     }
 
-    fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError> {
-        if !Digester::<B>::takes(sections) {
-            let mut bytes = vec![0; sections.iter().map(|of| of.end).max().unwrap_or_default()];
-            self.read(0, &mut bytes)?;
-            return Ok(digests(&bytes, sections));
-        }
-        // A panic in another thread does no harm: a digester is either complete or absent, and each launch writes its
-        // inputs anew.
-        let mut digester = self.digester.lock().unwrap_or_else(PoisonError::into_inner);
-        let digester = match &mut *digester {
-            Some(digester) => digester,
-            none => none.insert(Digester::new(&self.stream)?),
+    fn fill(&self, bytes: Range<usize>, byte: u8) -> Result<(), DeviceError> {
+        let Some(part) = self.buffer.slice(bytes.start as u64, bytes.len() as u64) else {
+            let (found, needed) = (self.buffer.len(), bytes.end as u64);
+            return Err(DeviceError::Length { what: "bytes of a payload", found, needed });
         };
-        digester.digests(&self.buffer, sections)
+        self.stream.fill(&part, byte)?;
+        self.stream.synchronize()
+    }
+
+    fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError> {
+        let takes = |of: &Range<usize>| Digester::<B>::takes(of);
+        let (whole, odd): (Vec<_>, Vec<_>) = sections.iter().cloned().partition(takes);
+        let mut by_kernel = self.digests_by_kernel(&whole)?.into_iter();
+        let mut by_host = self.digests_by_host(&odd)?.into_iter();
+        let next = |of| if takes(of) { by_kernel.next() } else { by_host.next() };
+        Ok(sections.iter().filter_map(next).collect())
     }
 
     fn enter(&self) -> Result<(), DeviceError> {
@@ -116,5 +147,33 @@ impl<B: Backend> fmt::Debug for DeviceBytes<B> {
             .field("kind", &self.kind)
             .field("len", &len)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv::device::{EmuDevice, EmuOptions};
+
+    use super::*;
+
+    /// One section that is no whole number of words moves only itself to the host, and the one after it, which begins
+    /// in the middle of a word.
+    #[test]
+    fn an_odd_section_is_digested_alone() {
+        let bytes: Vec<u8> = (0..4096_u32).map(|at| (at * 7 / 3) as u8).collect();
+        let device = EmuDevice::new(EmuOptions::default());
+        let stream = device.stream().unwrap();
+        let buffer = device.allocate("payload", bytes.len() as u64).unwrap();
+        stream.upload(&bytes, &buffer, 0).unwrap();
+        let digester = SharedDigester::default();
+        let memory = DeviceBytes::new(stream, buffer, MemoryKind::Emulated, Arc::clone(&digester));
+        let sections = [0..1024, 1024..1028, 1028..1032, 1032..4096];
+        assert_eq!(memory.digests(&sections).unwrap(), digests(&bytes, &sections));
+        assert!(digester.lock().unwrap().is_some(), "the others are the kernel's");
+        // Without a section for it the kernel gets no memory.
+        *digester.lock().unwrap() = None;
+        let odd = [1..3, 8..12];
+        assert_eq!(memory.digests(&odd).unwrap(), digests(&bytes, &odd));
+        assert!(digester.lock().unwrap().is_none());
     }
 }

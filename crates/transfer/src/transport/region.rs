@@ -1,5 +1,6 @@
 //! Memory that can be registered.
 
+use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, Range};
 
 use dsv4_kv::device::{Backend, Buffer, Device};
@@ -10,7 +11,14 @@ use super::memory_kind::MemoryKind;
 use super::on_device::{DeviceBytes, OnDevice};
 use crate::image::digests;
 
-/// Zeroed memory: whole pages of the host, or a buffer of a device ([`Storage`](super::Storage)).
+/// Bytes from one word that [`Region::scrub`] writes to the next, and bytes of a word.
+const SCRUB_STEP: usize = 4096;
+const SCRUB_WORD: usize = 8;
+/// The byte with which [`Region::scrub`] fills memory of a device. Payloads have zeros, but not so many of these.
+const SCRUB_BYTE: u8 = 0xa5;
+
+/// Memory that can be registered: whole pages of the host, or a buffer of a device ([`Storage`](super::Storage)). New
+/// memory is zeroed; memory that a receiver uses again has the bytes of an earlier payload.
 #[derive(Debug)]
 pub struct Region(Kind);
 
@@ -21,7 +29,7 @@ enum Kind {
 }
 
 impl Region {
-    /// Host memory of `len` bytes, at least one.
+    /// Zeroed host memory of `len` bytes, at least one.
     ///
     /// # Errors
     /// [`TransportError::Memory`].
@@ -132,6 +140,31 @@ impl Region {
         Ok(())
     }
 
+    /// Overwrites so much of `bytes` that what is there cannot be taken for the bytes of a payload that is about to be
+    /// read. Of host memory that is a word in each 4 KiB, and the first and the last word of `bytes` and of each of
+    /// these sections, since filling all of it would write as many bytes as the read; of device memory it is all.
+    pub(crate) fn scrub(
+        &mut self,
+        bytes: Range<usize>,
+        sections: &[Range<usize>],
+    ) -> Result<(), TransportError> {
+        self.range(bytes.start, bytes.len())?;
+        let memory = match &mut self.0 {
+            Kind::Host(memory) => memory,
+            Kind::Device(memory) => return Ok(memory.fill(bytes, SCRUB_BYTE)?),
+        };
+        // Random, so that it is neither what is there nor what comes.
+        let word = RandomState::new().hash_one(bytes.start).to_le_bytes();
+        let ends = |of: &Range<usize>| [of.start, of.end.saturating_sub(SCRUB_WORD)];
+        let steps = bytes.clone().step_by(SCRUB_STEP);
+        let starts = steps.chain(sections.iter().chain([&bytes]).flat_map(ends));
+        for start in starts.filter(|start| bytes.contains(start)) {
+            let to = &mut memory[start..bytes.end.min(start + SCRUB_WORD)];
+            to.copy_from_slice(&word[..to.len()]);
+        }
+        Ok(())
+    }
+
     fn range(&self, at: usize, bytes: usize) -> Result<Range<usize>, TransportError> {
         let (range, len) = (at..at.saturating_add(bytes), self.len());
         if range.end <= len {
@@ -196,6 +229,15 @@ impl RegionMut<'_> {
     pub fn write(&mut self, at: usize, from: &[u8]) -> Result<(), TransportError> {
         self.0.write(at, from)
     }
+
+    /// As [`Region::scrub`].
+    pub(crate) fn scrub(
+        &mut self,
+        bytes: Range<usize>,
+        sections: &[Range<usize>],
+    ) -> Result<(), TransportError> {
+        self.0.scrub(bytes, sections)
+    }
 }
 
 impl Deref for RegionMut<'_> {
@@ -203,5 +245,30 @@ impl Deref for RegionMut<'_> {
 
     fn deref(&self) -> &Region {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every 4 KiB, and both ends of the range and of each section in it, differ afterwards; nothing outside of the
+    /// range does.
+    #[test]
+    fn what_is_scrubbed_differs() {
+        const LEN: usize = 20_000;
+        let (bytes, sections) = (3_000..17_003, [0..5_000, 5_000..5_008, 5_008..LEN]);
+        for left in [0, 0xff] {
+            let mut region = Region::new(LEN).unwrap();
+            region.bytes_mut().fill(left);
+            region.scrub(bytes.clone(), &sections).unwrap();
+            let is_changed = |range: Range<usize>| region.bytes()[range].iter().any(|&b| b != left);
+            let steps = bytes.clone().step_by(SCRUB_STEP).map(|start| start..start + SCRUB_STEP);
+            let ends = [3_000..3_008, 4_992..5_000, 5_000..5_008, 5_008..5_016, 16_995..17_003];
+            for range in steps.chain(ends) {
+                assert!(is_changed(range.clone()), "{range:?}");
+            }
+            assert!(!is_changed(0..bytes.start) && !is_changed(bytes.end..LEN));
+        }
     }
 }

@@ -11,7 +11,8 @@ use super::on_device::{DeviceBytes, OnDevice, SharedDigester};
 use super::region::Region;
 
 /// The memory from which payloads are allocated: host memory, or memory of a device. Kernels of the cache's own device
-/// pack, unpack and hash payloads there, so that none of their bytes passes through host memory.
+/// pack, unpack and hash payloads there, so that none of their bytes passes through host memory. Sections that do not
+/// begin and end at multiples of 8 bytes, as rows with `f32` scales can have, are copied to the host to be hashed.
 #[derive(Clone, Debug, Default)]
 pub struct Storage {
     device: Option<Arc<dyn Allocate>>,

@@ -17,7 +17,7 @@ use crate::world::{BLOCKS, MOST, NEVER, World, deadlines};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A control channel whose answers the test sets.
+/// A control channel whose answers the test sets. It gives each answer once.
 #[derive(Default)]
 struct Hand {
     asked: Vec<Source>,
@@ -32,7 +32,7 @@ impl Control for Hand {
     }
 
     fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
-        Ok(self.answer)
+        Ok(self.answer.take())
     }
 
     fn give_up(&mut self, source: Source) {
@@ -353,7 +353,8 @@ pub fn an_offer_that_comes_again_late() {
     }
 }
 
-/// Room and claims of another cache are returned in all cases, since only that cache can free them.
+/// Room and claims of another cache are returned in all cases, since only that cache can free them, and the source's
+/// answer to a claim is left for that cache.
 pub fn room_of_another_cache_is_handed_back() {
     let handed_back = |error| match error {
         TransferError::Cache(MoveError::ForeignRoom(room)) => room,
@@ -376,9 +377,22 @@ pub fn room_of_another_cache_is_handed_back() {
     for answer in [Some(false), None, Some(true)] {
         other.verified = Came::verify(&mut other.world, &mut other.sender, &other.fabric);
         let claim = other.load(SECOND);
-        came.hand.answer = answer;
-        let room = handed_back(came.settle(SECOND, claim).unwrap_err());
-        frees(&mut other, room);
+        other.hand.answer = answer;
+        // Both have one control channel.
+        std::mem::swap(&mut came.hand, &mut other.hand);
+        let refused = came.settle(SECOND, claim).unwrap_err();
+        std::mem::swap(&mut came.hand, &mut other.hand);
+        let TransferError::ForeignClaim(claim) = refused else { panic!("{refused}") };
+        match other.settle(SECOND, *claim) {
+            Ok(Claimed::Admitted(id)) => {
+                assert_eq!(answer, Some(true));
+                other.world.target.fed.manager.release(id).unwrap();
+            }
+            Err(TransferError::NotHeld { .. }) => assert_eq!(answer, Some(false)),
+            Err(TransferError::NotAnswered { .. }) => assert_eq!(answer, None),
+            other => panic!("{other:?}"),
+        }
+        assert!(other.is_free());
     }
     assert!(came.is_free());
 }

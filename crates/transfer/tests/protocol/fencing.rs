@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::{Ready, ReceiverStats};
-use dsv4_kv_transfer::transport::Loopback;
+use dsv4_kv_transfer::transport::{Loopback, Storage};
 use dsv4_kv_transfer::{Deadlines, Receiver, TransferError, TransferId};
 
-use crate::faulty::{Fault, Line};
+use crate::faulty::{Fault, Faulty, Line};
 use crate::streaming::Prefill;
-use crate::world::{MOST, NEVER, World};
+use crate::world::{MOST, NEVER, World, emulated};
 
 const MILLI: Duration = Duration::from_millis(1);
 const DEADLINES: Deadlines = Deadlines {
@@ -39,6 +39,26 @@ impl Line {
             result.map(drop)
         };
         ended.into_iter().map(settle).collect()
+    }
+
+    /// Opens a prompt, and computes it until its first block is ready, whose read gets this fault.
+    fn open_block(&mut self, fault: Fault) -> (Prefill, TransferId) {
+        let Self { world, sender, receiver, now, .. } = self;
+        let mut prefill = Prefill::new(&mut world.source, sender, world.fingerprint);
+        let transfer = receiver.open(*now, &prefill.opening(), &world.expected()).unwrap();
+        self.compute(&mut prefill, transfer);
+        self.compute(&mut prefill, transfer);
+        self.plan.next.set(Some(fault));
+        assert!(self.settle(MILLI).is_empty());
+        assert_eq!(self.receiver.stats().bytes, self.world.layout.block_bytes());
+        (prefill, transfer)
+    }
+
+    /// Computes a chunk of a prompt.
+    fn compute(&mut self, prefill: &mut Prefill, transfer: TransferId) {
+        let World { source, story, .. } = &mut self.world;
+        let ready: Ready = prefill.step(source, story, &mut self.sender);
+        self.receiver.ready(self.now, transfer, &ready).unwrap();
     }
 
     /// A read that fails; its memory is quarantined.
@@ -95,24 +115,13 @@ pub fn failed_reads_end_under_traffic() {
 /// A fence costs a request that waits for its source nothing: no byte is read again.
 pub fn what_waits_keeps_its_bytes() {
     let mut line = Line::new(DEADLINES);
-    let mut prefill =
-        Prefill::new(&mut line.world.source, &mut line.sender, line.world.fingerprint);
-    let transfer =
-        line.receiver.open(line.now, &prefill.opening(), &line.world.expected()).unwrap();
-    let mut step = |line: &mut Line| {
-        let World { source, story, .. } = &mut line.world;
-        let ready: Ready = prefill.step(source, story, &mut line.sender);
-        line.receiver.ready(line.now, transfer, &ready).unwrap();
-        assert!(line.settle(MILLI).is_empty());
-    };
-    (0..2).for_each(|_| step(&mut line));
+    let (mut prefill, transfer) = line.open_block(Fault::None);
     let before = line.receiver.stats().bytes;
-    assert_eq!(before, line.world.layout.block_bytes());
     line.fail();
     assert!(line.settle(DEADLINES.fence).is_empty());
     let stats = line.receiver.stats();
     assert_eq!((stats.fences, stats.bytes, line.receiver.quarantined_bytes()), (1, before, 0));
-    step(&mut line);
+    line.compute(&mut prefill, transfer);
     let (id, offer) = (prefill.id, prefill.offer(&mut line.sender));
     line.receiver.offered(line.now, transfer, &offer).unwrap();
     line.now += MILLI;
@@ -196,6 +205,121 @@ pub fn success_that_is_too_early() {
     assert_eq!(line.receiver.taken_bytes(), bytes);
     line.settle(DEADLINES.fence);
     assert_eq!((line.receiver.taken_bytes(), line.receiver.stats().fences), (0, 1));
+}
+
+/// Memory that is used again has the bytes of an earlier payload, here all of the right ones. A read into it that is
+/// reported done too early is noticed nevertheless, and its later bytes do not hit the next payload.
+pub fn leftovers_are_not_taken_for_bytes() {
+    let storages = || [Storage::host(), Storage::device(&emulated(), 0).unwrap()];
+    for mistake in [Mistake::LeftoversStay, Mistake::Nothing] {
+        for storage in storages() {
+            let mut line = Line::new(DEADLINES);
+            let transport = Faulty::new(&line.fabric, &line.plan);
+            line.receiver = Receiver::with_storage(transport, DEADLINES, (storage, MOST));
+            line.begin(2, Fault::None).unwrap();
+            assert!(matches!(line.settle(MILLI)[..], [Ok(())]));
+            assert!(line.receiver.idle_bytes() > 0, "it is used again");
+            make(mistake);
+            line.begin(2, Fault::Early(50 * MILLI)).unwrap();
+            let ended = line.settle(MILLI);
+            make(Mistake::Nothing);
+            line.settle(60 * MILLI);
+            let outside = u32::from(mistake != Mistake::Nothing);
+            assert_eq!((line.plan.late.get(), line.plan.outside.get()), (1, outside));
+            match &ended[..] {
+                [Ok(())] => assert_eq!(mistake, Mistake::LeftoversStay),
+                [Err(TransferError::Image(_))] => assert_eq!(mistake, Mistake::Nothing),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// How a transfer ends whose first block was read, and was not compared with a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    GivenUp,
+    /// The source falls silent.
+    Silent,
+    /// The source frees its memory before the rest is read.
+    Gone,
+}
+
+/// Ends a transfer of whose payload the first block was read and reported done too early. Checks what becomes of its
+/// memory.
+fn end_uncompared(mistake: Mistake, end: End) {
+    let mut line = Line::new(DEADLINES);
+    let late = if end == End::Silent { DEADLINES.quiet + 100 * MILLI } else { 100 * MILLI };
+    let (mut prefill, transfer) = line.open_block(Fault::Early(late));
+    let bytes = line.receiver.taken_bytes();
+    make(mistake);
+    let ended = match end {
+        End::GivenUp => {
+            line.receiver.give_up(transfer).unwrap();
+            Vec::new()
+        }
+        End::Silent => line.settle(DEADLINES.quiet),
+        End::Gone => {
+            line.compute(&mut prefill, transfer);
+            prefill.offer(&mut line.sender);
+            assert!(line.sender.give_up(transfer.source()));
+            line.settle(MILLI)
+        }
+    };
+    make(Mistake::Nothing);
+    assert_eq!(ended.iter().filter(|ended| ended.is_err()).count(), ended.len());
+    assert_eq!(ended.len(), usize::from(end != End::GivenUp), "{ended:?}");
+    line.settle(150 * MILLI);
+    let is_reused = mistake == Mistake::UncomparedReused;
+    let writes = (line.plan.late.get(), line.plan.outside.get());
+    assert_eq!(writes, (1, u32::from(is_reused)), "{end:?}");
+    assert_eq!(line.receiver.quarantined_bytes(), if is_reused { 0 } else { bytes }, "{end:?}");
+    line.settle(DEADLINES.fence);
+    assert_eq!(line.receiver.taken_bytes(), 0, "{end:?}");
+}
+
+/// Bytes that were not compared may arrive after the read was reported done. So the memory of a transfer that ends
+/// before its offer is not used again before the fence, if anything was read into it.
+pub fn what_was_not_compared_is_not_used_again() {
+    for end in [End::GivenUp, End::Silent, End::Gone] {
+        end_uncompared(Mistake::UncomparedReused, end);
+        end_uncompared(Mistake::Nothing, end);
+    }
+    // Nor is it freed with a transport that could not be reopened: reads may then go on.
+    let mut line = Line::new(DEADLINES);
+    line.open_block(Fault::None);
+    line.fail();
+    let taken = line.receiver.taken_bytes();
+    line.plan.fences_fail.set(1);
+    let ended = line.settle(DEADLINES.fence);
+    assert!(matches!(ended[..], [Err(TransferError::NoTransport { .. })]), "{ended:?}");
+    assert_eq!((line.receiver.taken_bytes(), line.receiver.quarantined_bytes()), (taken, taken));
+    assert!(line.receiver.clear_quarantine().unwrap());
+    assert_eq!(line.receiver.taken_bytes(), 0);
+}
+
+/// The memory of a read that ends in quarantine is free if all of its bytes are right. If they are not, they may still
+/// come.
+pub fn what_ends_late_is_compared() {
+    for (fault, is_right) in [(Fault::Delay(20 * MILLI), true), (Fault::Early(50 * MILLI), false)] {
+        let mut line = Line::new(DEADLINES);
+        let bytes = line.world.samples[2].payload.len() as u64;
+        let id = line.begin(2, fault).unwrap();
+        line.receiver.give_up(id).unwrap();
+        assert!(line.settle(30 * MILLI).is_empty());
+        let receiver = &line.receiver;
+        let found =
+            (receiver.stats().ended_late, receiver.quarantined_bytes(), receiver.idle_bytes());
+        assert_eq!(found, if is_right { (1, 0, bytes) } else { (1, bytes, 0) });
+        line.settle(30 * MILLI);
+        assert_eq!((line.plan.late.get(), line.plan.outside.get()), (1, 0));
+        // Its deadline counts from the begin of the read.
+        line.settle(DEADLINES.fence - 60 * MILLI);
+        assert_eq!(
+            (line.receiver.taken_bytes(), line.receiver.stats().fences),
+            (0, u64::from(!is_right))
+        );
+    }
 }
 
 /// The id of a transfer is unknown to another receiver, even if both read the same offer.

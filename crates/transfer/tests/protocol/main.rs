@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 53] = [
+    let tests: [(&str, fn()); 57] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         (
             "admitting::a_payload_is_of_one_set_of_weights",
@@ -73,6 +73,9 @@ fn main() {
         ("fencing::made_again", fencing::a_transport_is_made_again),
         ("fencing::kept_memory", fencing::kept_memory_comes_back),
         ("fencing::too_early", fencing::success_that_is_too_early),
+        ("fencing::leftovers", fencing::leftovers_are_not_taken_for_bytes),
+        ("fencing::not_compared", fencing::what_was_not_compared_is_not_used_again),
+        ("fencing::late", fencing::what_ends_late_is_compared),
         ("fencing::names", fencing::transfers_are_of_one_receiver),
         ("pieces::faults", pieces::a_fault_in_any_piece_is_seen),
         ("pieces::deadline", pieces::all_pieces_have_one_deadline),
@@ -82,6 +85,7 @@ fn main() {
         ("prefixes::owners", prefixes::a_prefix_is_one_owners),
         ("prefixes::kinds", prefixes::a_prefix_is_no_request),
         ("prefixes::room", prefixes::room_is_taken_whole),
+        ("prefixes::captured", prefixes::a_captured_stream_evicts_nothing),
         ("streaming::while_computed", streaming::blocks_come_before_the_prompt_is_computed),
         ("streaming::a_fault_in_one_chunk_is_seen", streaming::a_fault_in_one_chunk_is_seen),
         ("streaming::silence_frees_memory", streaming::silence_and_giving_up_free_memory),

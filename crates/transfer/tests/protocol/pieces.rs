@@ -71,15 +71,15 @@ pub fn a_fault_in_any_piece_is_seen() {
     assert_eq!(line.plan.reads.get(), PIECES);
     for piece in 0..PIECES {
         for fault in [Fault::Stale, Fault::Partial] {
-            // The memory is reused, and still has the right bytes of the same payload. So put wrong bytes into this
-            // piece first.
-            drop(line.came(SAMPLE, piece, Fault::Stale).unwrap_err());
+            // The memory is used again, and has the right bytes of the same payload.
+            drop(line.came(SAMPLE, piece, Fault::None).unwrap());
+            assert!(line.receiver.idle_bytes() > 0);
+            let refused = line.came(SAMPLE, piece, fault).unwrap_err();
             assert_eq!(
                 line.receiver.idle_bytes(),
                 0,
                 "memory to which wrong bytes came is not used again"
             );
-            let refused = line.came(SAMPLE, piece, fault).unwrap_err();
             let is_seen = matches!(refused, TransferError::Image(ImageError::Digest { .. }));
             assert!(is_seen, "{fault:?} in piece {piece}: {refused}");
         }
@@ -108,6 +108,10 @@ pub fn all_pieces_have_one_deadline() {
     assert!(matches!(ended[..], [(_, Err(TransferError::Deadline { .. }))]), "{ended:?}");
     assert!(line.receiver.quarantined_bytes() > 0);
     assert!(line.poll(120 * MILLI).is_empty());
+    // The piece has ended, but others are missing, so that nothing can be compared before the fence.
+    assert_eq!(line.receiver.stats().ended_late, 1);
+    assert!(line.receiver.quarantined_bytes() > 0);
+    assert!(line.poll(400 * MILLI).is_empty());
     assert_eq!((line.receiver.taken_bytes(), line.plan.outside.get()), (0, 0));
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dsv4_kv::transfer::{MoveError, PrefixImport};
+use dsv4_kv::device::DeviceError;
+use dsv4_kv::transfer::{MoveError, Positions, PrefixImport};
 use dsv4_kv::{Accepted, CacheConfig, KvError, Prompt};
 use dsv4_kv_tests::fed::{Padding, Part, begin};
 use dsv4_kv_tests::stories::{Story, tiny};
@@ -328,4 +329,34 @@ pub fn room_is_taken_whole() {
     assert!(is_short, "{error}");
     let error = refused(site(1, 8, 0));
     assert!(matches!(error, MoveError::NothingShared), "{error}");
+}
+
+/// While the stream is captured, a prefix is refused before anything is evicted for it, and the capture goes on.
+pub fn a_captured_stream_evicts_nothing() {
+    let Site { mut fed, mut port } = site(1, 2, 1);
+    let (cache, stream) = (&mut fed.manager, &fed.stream);
+    let tokens: Vec<u32> = (0..256).collect();
+    let at = Positions { trunk: 256, draft: 0 };
+    let payload = vec![0; port.layout().prefix_bytes(at) as usize];
+    let [first, second] = [&b"one"[..], b"two"].map(|salt| prompt(&tokens, salt));
+    let whole = Some(PrefixImport { blocks: 2, checkpoint: true });
+    let came = cache.import_prefix(stream, &mut port, &first, (at, &payload)).unwrap();
+    assert_eq!(came, whole);
+    let before = cache.ledger().tree_counts();
+    let captured = stream.capture(Vec::new(), || {
+        let refused = cache.import_prefix(stream, &mut port, &second, (at, &payload));
+        let is_it = matches!(
+            refused,
+            Err(MoveError::Cache(KvError::Device(DeviceError::ForbiddenInCapture { .. })))
+        );
+        assert!(is_it, "{refused:?}");
+        Ok::<_, DeviceError>(())
+    });
+    assert!(captured.is_ok());
+    assert_eq!(cache.ledger().tree_counts(), before);
+    assert!(cache.export_prefix(stream, &mut port, &first).unwrap().is_some());
+    // After the capture it takes the room of the other one.
+    let came = cache.import_prefix(stream, &mut port, &second, (at, &payload)).unwrap();
+    assert_eq!(came, whole);
+    assert!(cache.export_prefix(stream, &mut port, &first).unwrap().is_none());
 }

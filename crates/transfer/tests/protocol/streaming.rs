@@ -221,7 +221,8 @@ pub fn a_fault_in_one_chunk_is_seen() {
     }
 }
 
-/// If a source falls silent, or a client leaves, memory stays taken only for a limited time.
+/// If a source falls silent, or a client leaves, memory stays taken only for a limited time: until the fence if anything
+/// was read into it.
 pub fn silence_and_giving_up_free_memory() {
     let mut faults = Line::new(DEADLINES);
     let (prefill, _) = faults.open();
@@ -229,6 +230,7 @@ pub fn silence_and_giving_up_free_memory() {
     let error = faults.wait(MILLI).remove(0).1.unwrap_err();
     assert!(matches!(error, TransferError::Quiet { .. }), "{error}");
     assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().quiet), (0, 1));
+    assert!(faults.receiver.idle_bytes() > 0, "nothing was read, and so the next one has it");
     // The deadline counts from the last message, not from the opening.
     let id = prefill.id;
     faults.sender.abandon(prefill.transfer).unwrap();
@@ -239,13 +241,16 @@ pub fn silence_and_giving_up_free_memory() {
         assert!(faults.wait(150 * MILLI).is_empty());
     }
     faults.receiver.give_up(transfer).unwrap();
-    assert_eq!(faults.receiver.taken_bytes(), 0);
-    assert!(faults.receiver.idle_bytes() > 0, "its reads have ended, and so the next one has it");
+    let bytes = faults.receiver.taken_bytes();
+    assert!(bytes > 0, "its reads have ended, but no byte was compared");
+    assert_eq!((faults.receiver.quarantined_bytes(), faults.receiver.idle_bytes()), (bytes, 0));
     assert!(matches!(
         faults.receiver.give_up(transfer),
         Err(TransferError::NoSuchTransfer { id }) if id == transfer
     ));
-    // Given up while a read goes on: quarantined until it ends.
+    faults.wait(DEADLINES.fence);
+    assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().fences), (0, 1));
+    // Given up while a read goes on: it ends in quarantine, and is not compared either.
     let id = prefill.id;
     faults.sender.abandon(prefill.transfer).unwrap();
     faults.world.source.fed.manager.release(id).unwrap();
@@ -258,8 +263,9 @@ pub fn silence_and_giving_up_free_memory() {
     let bytes = faults.receiver.taken_bytes();
     assert!(bytes > 0 && faults.receiver.quarantined_bytes() == bytes);
     faults.wait(60 * MILLI);
-    assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().ended_late), (0, 1));
-    assert_eq!(faults.receiver.idle_bytes(), bytes);
+    assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().ended_late), (bytes, 1));
+    faults.wait(DEADLINES.fence);
+    assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().fences), (0, 2));
     faults.ends(prefill.id);
 }
 

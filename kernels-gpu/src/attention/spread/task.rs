@@ -21,7 +21,8 @@ pub struct Task {
     pub scored_tiles: u32,
     /// The first tile of the second of the two sums; equal to `tiles` if there is one sum.
     pub second: u32,
-    /// Whether the base of some weights may not be 0; known once all warps have stored their flags.
+    /// Whether some score is too far from 0 for weights relative to 0, which are then computed again relative to the
+    /// largest scores; known once all warps have stored their flags.
     pub is_far: bool,
 }
 

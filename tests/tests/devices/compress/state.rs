@@ -48,7 +48,7 @@ pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
         let hca = inputs((&hca.0, &hca.1));
         let step = [StepRequest { id, start: 0, tokens }];
         let mut step = manager.begin_step(&stream, Launches::Eager, &step).unwrap();
-        for (layer, kind) in step.ids() {
+        for (layer, kind) in step.layer_kinds() {
             let compressors = match kind {
                 LayerKind::Swa => vec![],
                 LayerKind::Csa => vec![main, index],

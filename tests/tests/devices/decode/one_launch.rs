@@ -116,7 +116,7 @@ fn run_step<B: Backend>(
 fn run_layers<B: Backend>(layers: &mut Layers<'_, B>, inputs: &Inputs<B>) -> Result<(), KvError> {
     let [main, index, hca] = [(1024, 512), (256, 128), (512, 512)]
         .map(|(columns, channels)| inputs.projected(columns, channels));
-    for (layer, kind) in layers.ids() {
+    for (layer, kind) in layers.layer_kinds() {
         let compressors = match kind {
             LayerKind::Swa => vec![],
             LayerKind::Csa => vec![borrow(&main), borrow(&index)],

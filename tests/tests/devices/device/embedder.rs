@@ -142,12 +142,62 @@ pub fn the_context_of_the_caller_stays_current() {
     assert_eq!(current(), own, "opened");
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    // Memory of another context is not waited for when it is freed.
+    assert_ne!(context_of(buffer.ptr().address()), own, "memory of the caller's context");
     stream.fill(&buffer, 7).unwrap();
     assert_eq!((download(&stream, &buffer), current()), (vec![7; 4], own), "used");
     drop((buffer, stream, device));
     assert_eq!(current(), own, "dropped");
     // SAFETY: nothing uses it any more.
     unsafe { cust::sys::cuCtxDestroy_v2(own) };
+}
+
+/// The context to which the memory at `address` belongs.
+fn context_of(address: u64) -> cust::sys::CUcontext {
+    let attribute = cust::sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
+    let mut context: cust::sys::CUcontext = std::ptr::null_mut();
+    // SAFETY: the call writes the context, which is a pointer.
+    let status =
+        unsafe { cust::sys::cuPointerGetAttribute((&raw mut context).cast(), attribute, address) };
+    assert_eq!(status, cust::sys::CUresult::CUDA_SUCCESS);
+    context
+}
+
+/// While the program that owns a stream captures it, nothing would run: work that has to run is refused.
+pub fn a_capture_of_the_stream_by_its_owner_refuses_steps() {
+    use cust::sys::{self, CUresult, CUstreamCaptureMode};
+    let context = Context::new(cust::device::Device::get_device(0).unwrap()).unwrap();
+    let own = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
+    // SAFETY: a live context of GPU 0 that outlives the device, which is dropped first.
+    let device =
+        unsafe { CudaDevice::from_context(context.as_raw(), CudaOptions::default(), &kernels()) };
+    let device = device.unwrap();
+    // SAFETY: a live stream of that context that outlives the handle, which is dropped first.
+    let stream = unsafe { device.stream_from_raw(own.as_inner()) };
+    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    let graph = stream.capture(vec![buffer.memory()], || stream.fill(&buffer, 7)).unwrap();
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: a live stream, which nothing captures.
+    let begun = unsafe { sys::cuStreamBeginCapture_v2(own.as_inner(), mode) };
+    assert_eq!(begun, CUresult::CUDA_SUCCESS);
+    let refused = stream.running("a step").map(drop).unwrap_err();
+    assert!(
+        matches!(refused, DeviceError::ForbiddenInCapture { operation: "a step" }),
+        "{refused}"
+    );
+    let refused = stream.replay(&graph).unwrap_err();
+    assert!(matches!(refused, DeviceError::NestedCapture), "{refused}");
+    let mut recorded = std::ptr::null_mut();
+    // SAFETY: the stream is captured; the call writes the graph, which nothing else destroys.
+    let ended = unsafe {
+        let ended = sys::cuStreamEndCapture(own.as_inner(), &raw mut recorded);
+        sys::cuGraphDestroy(recorded);
+        ended
+    };
+    assert_eq!(ended, CUresult::CUDA_SUCCESS, "a refusal does not end the capture");
+    drop(stream.running("a step").unwrap());
+    stream.replay(&graph).unwrap();
+    assert_eq!(download(&stream, &buffer), [7; 4]);
 }
 
 /// A GPU that is refused when it is opened gives its context back, and the context is no longer current. Otherwise code

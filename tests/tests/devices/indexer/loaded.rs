@@ -5,10 +5,10 @@ use dsv4_kv::device::{Backend, Device, Stream};
 use dsv4_kv::ops::{self, IndexQueries, QueryProduct, StepQueries};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv::{Compressor, CsaIndexer, KvError, QueryWeight};
-use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
-use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
+use dsv4_kv_model_files::ModelFileError;
+use dsv4_kv_tests::model_files::{Made, config, one_file, tensors};
 use half::bf16;
 use kv_layout::config::CompressRope;
 use kv_layout::format::E4m3;
@@ -61,8 +61,8 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     ]);
     let mut wide = config();
     (wide["q_lora_rank"], wide["hidden_size"]) = (LATENT.into(), HIDDEN.into());
-    let checkpoint = one_file(&wide, &written);
-    let indexer = CsaIndexer::of_layer(&stream, &checkpoint, LAYER).unwrap();
+    let model_files = one_file(&wide, &written);
+    let indexer = CsaIndexer::of_layer(&stream, &model_files, LAYER).unwrap();
     let columns = [indexer.latent_columns(), indexer.hidden_columns()];
     assert_eq!(columns, [PADDED_LATENT as u32, PADDED as u32]);
     let QueryWeight::Bf16(weight) = indexer.query_weight() else { panic!("no weight in BF16") };
@@ -78,9 +78,9 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     let product = |row: &[f32]| row.iter().zip(&input).map(|(w, x)| w * x.to_f32()).sum::<f32>();
     let products: Vec<f32> = head.chunks(HIDDEN).map(product).collect();
     assert_eq!(download(&stream, &output), products, "sums of integers are exact");
-    let error = CsaIndexer::of_layer(&stream, &checkpoint, 2).err().expect("an HCA layer");
+    let error = CsaIndexer::of_layer(&stream, &model_files, 2).err().expect("an HCA layer");
     let missing = matches!(&error, KvError::ModelFile(error)
-        if matches!(&**error, CheckpointError::Missing { name } if name.starts_with("layers.2.")));
+        if matches!(&**error, ModelFileError::Missing { name } if name.starts_with("layers.2.")));
     assert!(missing, "{error}");
 }
 
@@ -180,16 +180,16 @@ pub fn compressors_are_loaded<B: Backend>(device: &Device<B>) {
         let norm = Made::bf16(&[channels], &of(channels, layer + 7));
         written.extend([(format!("{prefix}.ape"), ape), (format!("{prefix}.norm.weight"), norm)]);
     }
-    let checkpoint = one_file(&config(), &written);
+    let model_files = one_file(&config(), &written);
     for (kind, layer, _, [ratio, columns, channels]) in kinds {
-        let loaded = Compressor::of_layer(&stream, &checkpoint, layer as u32, kind).unwrap();
+        let loaded = Compressor::of_layer(&stream, &model_files, layer as u32, kind).unwrap();
         assert_eq!(download(&stream, &loaded.ape), of(ratio * columns, layer));
         assert_eq!(download(&stream, &loaded.norm), of(channels, layer + 7));
         assert_eq!(loaded.memory().len(), 2);
     }
-    let wrong = Compressor::of_layer(&stream, &checkpoint, 2, CompressorKind::CsaMain);
+    let wrong = Compressor::of_layer(&stream, &model_files, 2, CompressorKind::CsaMain);
     let error = wrong.err().expect("an HCA layer");
     let shape = matches!(&error, KvError::ModelFile(error)
-        if matches!(&**error, CheckpointError::Shape { expected, .. } if expected == &[4, 1024]));
+        if matches!(&**error, ModelFileError::Shape { expected, .. } if expected == &[4, 1024]));
     assert!(shape, "{error}");
 }

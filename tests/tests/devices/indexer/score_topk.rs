@@ -54,7 +54,8 @@ fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, cas
     let (columns, k) = (columns as usize, k as usize);
     for (row, &(slot, position)) in queries[first..].iter().enumerate() {
         let slots = table.slots as i32;
-        let seen = if (0..slots).contains(&slot) { visible(position as usize, 4) } else { 0 };
+        let exists = (0..slots).contains(&slot) && position >= 0;
+        let seen = if exists { visible(position as usize, 4) } else { 0 };
         let seen = seen.min(columns);
         let want = if seen <= k {
             let all = (0..seen as i32).chain(std::iter::repeat(-1));
@@ -137,6 +138,8 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let queries = [(0, sees(40)), (2, sees(64)), (i32::MAX, sees(9)), (1, sees(96))];
     assert_eq!(check(&layer, &queries, 0, &case(96, 20)), 2, "two slots");
     assert_eq!(check(&layer, &queries, 0, &case(64, 20)), 3, "one query sees too much");
+    let negative = [(0, -1), (1, -2), (0, i32::MIN), (1, sees(30))];
+    assert_eq!(check(&layer, &negative, 0, &case(64, 20)), 0, "they see nothing");
 
     let Layer { stream, .. } = &layer;
     let step = layer.step(&queries, 0, &case(64, 20));

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
-use dsv4_kv_checkpoint::{CheckpointError, Config};
+use dsv4_kv_model_files::{Config, ModelFileError};
 use dsv4_kv_router::{
     Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights, Routing,
 };
-use dsv4_kv_tests::checkpoint::{self, Made, Tensors as Weights};
 use dsv4_kv_tests::inputs::{download, upload, upload_bf16};
+use dsv4_kv_tests::model_files::{self, Made, Tensors as Weights};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ const SCORED: u32 = 2;
 
 /// A configuration of four layers, of which the first two look experts up by token id.
 fn file() -> Value {
-    let mut config = checkpoint::config();
+    let mut config = model_files::config();
     for (field, value) in [
         ("hidden_size", json!(256)),
         ("n_routed_experts", json!(64)),
@@ -70,8 +70,8 @@ fn load<B: Backend>(
     layer: u32,
     max_tokens: u32,
 ) -> Result<Router<B>, RouterError> {
-    let checkpoint = checkpoint::one_file(&file(), weights);
-    Router::of_layer(stream, &checkpoint, layer, max_tokens)
+    let model_files = model_files::one_file(&file(), weights);
+    Router::of_layer(stream, &model_files, layer, max_tokens)
 }
 
 /// The tensors of a batch.
@@ -177,7 +177,7 @@ pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
     };
     for (name, layer) in NAMES {
         let error = refused(layer, &|weights| drop(weights.remove(name)));
-        let missing = matches!(&error, RouterError::Checkpoint(CheckpointError::Missing { name: n })
+        let missing = matches!(&error, RouterError::ModelFile(ModelFileError::Missing { name: n })
             if n == name);
         assert!(missing, "{error}");
         let error = refused(layer, &|weights| {
@@ -186,7 +186,7 @@ pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
             bytes.truncate(shape.iter().product::<usize>() * dtype.bitsize() / 8);
         });
         let shaped = matches!(&error,
-            RouterError::Checkpoint(CheckpointError::Shape { name: n, found, expected })
+            RouterError::ModelFile(ModelFileError::Shape { name: n, found, expected })
             if n == name && found[0] + 1 == expected[0]);
         assert!(shaped, "{error}");
         let error = refused(layer, &|weights| {
@@ -195,7 +195,7 @@ pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
             (*dtype, *bytes) = (Dtype::F16, vec![0; 2 * half]);
         });
         let typed = matches!(&error,
-            RouterError::Checkpoint(CheckpointError::Type { name: n, found: Dtype::F16, .. })
+            RouterError::ModelFile(ModelFileError::Type { name: n, found: Dtype::F16, .. })
             if n == name);
         assert!(typed, "{error}");
     }

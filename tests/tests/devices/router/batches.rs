@@ -3,7 +3,7 @@
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv_router::Selection;
-use dsv4_kv_router::ops::{self, DecodeScratch, DeviceChoice, GateProduct, Routing};
+use dsv4_kv_router::ops::{self, DecodeScratch, ExpertSelection, GateProduct, Routing};
 use dsv4_kv_tests::inputs::{download, upload_bf16};
 use half::bf16;
 
@@ -20,7 +20,7 @@ struct Layer<B: Backend> {
     stream: Stream<B>,
     case: Case,
     selection: Selection,
-    choice: DeviceChoice<B>,
+    choice: ExpertSelection<B>,
     x: Buffer<B, bf16>,
     gate: Buffer<B, bf16>,
     scratch: DecodeScratch<B>,

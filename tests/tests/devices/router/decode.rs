@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv_oracle::router as oracle;
-use dsv4_kv_router::ops::{self, DecodeScratch, DeviceChoice, GateProduct, HashTable, Routing};
+use dsv4_kv_router::ops::{self, DecodeScratch, ExpertSelection, GateProduct, HashTable, Routing};
 use dsv4_kv_router::{RouterError, Selection};
 use half::bf16;
 use rand::rngs::StdRng;
@@ -214,9 +214,9 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         let (ids, weights) = (&ids.cast().unwrap(), &weights.cast().unwrap());
         let choice = if hash {
             let table = extra.cast().unwrap().into();
-            DeviceChoice::Table(HashTable { table, vocabulary: 10 })
+            ExpertSelection::Table(HashTable { table, vocabulary: 10 })
         } else {
-            DeviceChoice::Bias(extra.cast().unwrap().into())
+            ExpertSelection::Bias(extra.cast().unwrap().into())
         };
         let (choice, token, faults) = (&choice, &token.cast().unwrap(), &faults);
         ops::route_decode(

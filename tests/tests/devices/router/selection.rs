@@ -3,7 +3,7 @@
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 use dsv4_kv_oracle::router as oracle;
-use dsv4_kv_router::ops::{self, DeviceChoice, HashTable, Routing};
+use dsv4_kv_router::ops::{self, ExpertSelection, HashTable, Routing};
 use dsv4_kv_router::{RouterError, Selection};
 use dsv4_kv_tests::golden;
 use rand::rngs::StdRng;
@@ -30,7 +30,7 @@ impl Answer {
     pub fn of<B: Backend>(
         stream: &Stream<B>,
         selection: Selection,
-        choice: &DeviceChoice<B>,
+        choice: &ExpertSelection<B>,
         token: &[i32],
         launch: impl FnOnce(&Routing<'_, B>) -> Result<(), RouterError>,
     ) -> Self {
@@ -56,12 +56,12 @@ pub fn choice<B: Backend>(
     selection: Selection,
     hash: bool,
     (bias, table): (&[f32], &[i32]),
-) -> DeviceChoice<B> {
+) -> ExpertSelection<B> {
     if hash {
         let vocabulary = table.len() as u32 / selection.selected();
-        DeviceChoice::Table(HashTable { table: upload(stream, table).into(), vocabulary })
+        ExpertSelection::Table(HashTable { table: upload(stream, table).into(), vocabulary })
     } else {
-        DeviceChoice::Bias(upload(stream, bias).into())
+        ExpertSelection::Bias(upload(stream, bias).into())
     }
 }
 
@@ -341,9 +341,9 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
             let (logits, token) = (logits.cast().unwrap(), token.cast().unwrap());
             let choice = if hash {
                 let table = extra.cast().unwrap().into();
-                DeviceChoice::Table(HashTable { table, vocabulary: 10 })
+                ExpertSelection::Table(HashTable { table, vocabulary: 10 })
             } else {
-                DeviceChoice::Bias(extra.cast().unwrap().into())
+                ExpertSelection::Bias(extra.cast().unwrap().into())
             };
             let result = ops::route_logits(
                 &stream,

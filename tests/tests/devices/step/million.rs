@@ -119,7 +119,7 @@ fn feed<'t, B: Backend>(
 }
 
 fn run_layers<B: Backend>(layers: &mut Layers<'_, B>, tensors: &Tensors<B>) -> Result<(), KvError> {
-    for (layer, kind) in layers.ids() {
+    for (layer, kind) in layers.layer_kinds() {
         tensors.update(layers, layer, kind)?.append()?;
     }
     Ok(())
@@ -133,7 +133,7 @@ fn gather_block<B: Backend>(
 ) -> Vec<Vec<u16>> {
     let stream = layers.stream().clone();
     let mut gathered = Vec::new();
-    for (layer, kind) in layers.ids() {
+    for (layer, kind) in layers.layer_kinds() {
         let per_block = kind.entries_per_block();
         let first = (logical * per_block) as i32;
         let list: Vec<i32> = (first..first + per_block as i32).collect();

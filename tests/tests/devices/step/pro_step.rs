@@ -127,7 +127,7 @@ fn run_layers<B: Backend>(
     gather: bool,
 ) -> Result<(), KvError> {
     let tokens = layers.tokens();
-    for (layer, kind) in layers.ids() {
+    for (layer, kind) in layers.layer_kinds() {
         let updated = tensors.update(layers, layer, kind)?;
         if gather {
             out[layer.0 as usize].gather(&updated, tokens)?;

@@ -32,7 +32,7 @@ pub fn rows_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) {
         fed.inputs.load(&stream, &parts, count);
         let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
         for step in &mut steps {
-            for layer in step.ids().map(|(layer, _)| layer).collect::<Vec<_>>() {
+            for layer in step.layer_kinds().map(|(layer, _)| layer).collect::<Vec<_>>() {
                 let update = || fed.inputs.update(step, layer).map(drop);
                 let error = stream.capture(retained.clone(), update).err().unwrap();
                 assert!(is_forbidden(&error), "{error}");
@@ -74,7 +74,7 @@ pub fn reads_that_are_only_recorded_are_refused<B: Backend>(device: &Device<B>) 
         let parts = [Part::new(id, &story, 0..TOKENS)];
         fed.inputs.load(&stream, &parts, TOKENS as u32);
         let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
-        let layer = steps[0].ids().next().unwrap().0;
+        let layer = steps[0].layer_kinds().next().unwrap().0;
         let updated = fed.inputs.update(&mut steps[0], layer).unwrap();
         let Updated::Swa(layer) = &updated else { panic!("it has a window alone") };
         let form = QueryForm::Rotated;

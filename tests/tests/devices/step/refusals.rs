@@ -49,7 +49,7 @@ pub fn bad_input_changes_no_pool<B: Backend>(device: &Device<B>) {
 
 /// A layer is of one kind and one group.
 fn refuse_wrong_layers<B: Backend>(layers: &mut Layers<'_, B>) {
-    for (id, kind) in layers.ids() {
+    for (id, kind) in layers.layer_kinds() {
         let refusals = [
             (LayerKind::Swa, layers.swa(id).err()),
             (LayerKind::Csa, layers.csa(id).err()),
@@ -77,7 +77,7 @@ fn refuse_wrong_layers<B: Backend>(layers: &mut Layers<'_, B>) {
 
 /// Each tensor of each compressor, and the window rows, one element short.
 fn refuse_short_tensors<B: Backend>(layers: &mut Layers<'_, B>, inputs: &crate::fed::Inputs<B>) {
-    for (layer, _) in layers.ids() {
+    for (layer, _) in layers.layer_kinds() {
         let (kv, whole) = (inputs.rows(layer), inputs.compressors(layer));
         let short = kv.slice(0, kv.len() - 1).unwrap();
         let result = update(layers, layer, &short, &whole).map(drop);
@@ -203,7 +203,7 @@ fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
     let lists = EntryLists { queries: 0..tokens, k: 1, entries: &words };
     let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
     let mut kinds = 0;
-    for id in steps[0].ids().map(|(id, _)| id).collect::<Vec<_>>() {
+    for id in steps[0].layer_kinds().map(|(id, _)| id).collect::<Vec<_>>() {
         let kv = fed.inputs.rows(id);
         // The last of the step's rows, and the memory after it.
         let over = kv.slice(u64::from(tokens - 1) * 512, 9 * 512).unwrap();

@@ -1,7 +1,7 @@
 //! Each field of whole `config.json` files is changed alone. Then the configuration differs, or the field is refused by
 //! name, or it is in the list of fields that may be ignored, with the reason.
 
-use dsv4_kv_checkpoint::{Config, Routing};
+use dsv4_kv_model_files::{Config, Routing};
 use kv_layout::config::CompressRope;
 use serde_json::{Value, json};
 
@@ -159,7 +159,7 @@ fn flash_and_flash_0731_are_read_whole() {
     assert_eq!((flash.bos, &flash.eos[..]), (Some(0), &[1][..]));
     let newer = read(&file("flash-0731")).unwrap();
     assert_eq!(newer.experts.routing.len(), 46);
-    let experts = dsv4_kv_checkpoint::Experts {
+    let experts = dsv4_kv_model_files::Experts {
         routing: newer.experts.routing.clone(),
         ..flash.experts.clone()
     };

@@ -1,6 +1,6 @@
 //! `RouterConfig` from a checkpoint's configuration.
 
-use dsv4_kv_checkpoint::Config;
+use dsv4_kv_model_files::Config;
 use dsv4_kv_router::{RouterConfig, RouterError, Routing};
 use serde_json::{Value, json};
 

@@ -161,7 +161,7 @@ impl Inputs {
 
     /// Queues the updates and appends of all layers.
     pub fn queue(&self, layers: &mut Layers<'_, Null>) -> Result<(), KvError> {
-        layers.ids().try_for_each(|(layer, kind)| self.queue_layer(layers, layer, kind))
+        layers.layer_kinds().try_for_each(|(layer, kind)| self.queue_layer(layers, layer, kind))
     }
 
     fn queue_layer(

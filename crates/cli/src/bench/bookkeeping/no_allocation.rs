@@ -29,7 +29,7 @@ fn decode(tokens: u32, accepted: u32) -> Case {
 /// Runs everything that an eager step does in each layer: its update, all reads of its kind, its append.
 pub(super) fn run(inputs: &Inputs, layers: &mut Layers<'_, Null>) -> Result<(), KvError> {
     let queries = layers.tokens().min(REQUESTS);
-    for (layer, kind) in layers.ids() {
+    for (layer, kind) in layers.layer_kinds() {
         match kind {
             LayerKind::Swa => {
                 let layer = inputs.update_swa(layers.swa(layer)?)?;

@@ -64,7 +64,7 @@ impl<B: Backend> Filled<B> {
         let Self { stream, cache, tensors, .. } = self;
         let mut queued = Ok(());
         let graph = cache.capture(stream, bucket, memory, |layers| {
-            queued = layers.ids().try_for_each(|layer| queue(tensors, layers, layer));
+            queued = layers.layer_kinds().try_for_each(|layer| queue(tensors, layers, layer));
             Ok(())
         })?;
         queued.map(|()| graph)
@@ -117,7 +117,7 @@ impl<B: Backend> Filled<B> {
         let Self { stream, cache, tensors, chunks, .. } = self;
         let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
         let tokens = step.plan().tokens;
-        for (layer, kind) in step.ids() {
+        for (layer, kind) in step.layer_kinds() {
             let projections = tensors.chunk(*chunks + u64::from(layer.0), tokens);
             update(&mut step, (layer, kind), &projections)?;
         }

@@ -189,5 +189,5 @@ pub fn queue<B: Backend>(
     layers: &mut Layers<'_, B>,
     parts: &[Part],
 ) -> Result<()> {
-    layers.ids().try_for_each(|layer| queue_layer(tensors, layers, layer, parts))
+    layers.layer_kinds().try_for_each(|layer| queue_layer(tensors, layers, layer, parts))
 }

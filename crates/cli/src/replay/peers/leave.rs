@@ -30,6 +30,11 @@ pub struct Prompted<'p> {
 
 /// The way in which requests leave a cache.
 pub trait Mover<E> {
+    /// Whether so many requests wait for the other processes that no more may leave now.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Handles the admission of a prompt.
     fn admitted(&mut self, cache: &mut E, to: &Link, prompted: &Prompted<'_>) -> Result<()>;
 
@@ -72,6 +77,11 @@ impl<E: Execute, M: Mover<E>> Execute for Leaving<E, M> {
         let (id, reused) = self.inner.admit(index, prompt)?;
         let Request { arrival, prompt } = &self.load[index];
         if arrival.output > 1 {
+            // They wait for any of the processes. After an interrupt the replay ends with this step.
+            while self.mover.is_full() && !self.interrupt.is_requested() {
+                self.links.iter().try_for_each(Link::check)?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
             let tokens = self.texts.prompt(index as u64, prompt.as_ref(), arrival.input);
             let prompted = Prompted { index, id, tokens: &tokens, reused };
             let Self { inner, mover, links, .. } = self;
@@ -133,5 +143,66 @@ impl<E: Execute, M: Mover<E>> Execute for Leaving<E, M> {
         drop(mover);
         sum::add(&mut work, sent, all);
         Ok(work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::replay::ReplayArgs;
+    use crate::replay::execute::Bookkeeping;
+    use crate::replay::place::Place;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ReplayArgs,
+    }
+
+    /// A mover of which no request is ever read.
+    struct Unread;
+
+    impl Mover<Bookkeeping> for Unread {
+        fn is_full(&self) -> bool {
+            true
+        }
+
+        fn admitted(&mut self, _: &mut Bookkeeping, _: &Link, _: &Prompted<'_>) -> Result<()> {
+            Ok(())
+        }
+
+        fn stepped(&mut self, _: &mut Bookkeeping, _: &Link, _: RequestId) -> Result<()> {
+            Ok(())
+        }
+
+        fn ended(&mut self, _: &mut Bookkeeping, _: &Link, _: RequestId) -> Result<bool> {
+            Ok(false)
+        }
+    }
+
+    /// Admits a request to a process that runs; requests also wait for a process that has ended.
+    fn admit(interrupt: &Interrupt) -> Result<()> {
+        let line = "replay --execute bookkeeping --requests 8 --peers 3";
+        let args = Line::parse_from(line.split(' ')).args;
+        let setup = Setup::new(&args, &Place::Ledger)?;
+        let moves = |of: &Request| of.arrival.output > 1;
+        let index = setup.load.iter().position(moves).expect("a request with an answer");
+        let link = |number, command: &mut Command| Link::of(number, command, |_| true);
+        let runs = link(1, Command::new("sleep").arg("600"))?;
+        let mut links = vec![runs, link(2, &mut Command::new("true"))?];
+        links.rotate_right(index % 2);
+        let inner = Bookkeeping::new(&setup.config)?;
+        Leaving::new(inner, Unread, links, &setup, interrupt).admit(index, None).map(drop)
+    }
+
+    #[test]
+    fn a_request_waits_neither_for_a_process_that_has_ended_nor_after_an_interrupt() {
+        let error = admit(&Interrupt::default()).expect_err("a process has ended").to_string();
+        assert_eq!(error, "decode process 2 has ended");
+        admit(&Interrupt::requested()).expect("the replay goes on to its end");
     }
 }

@@ -33,13 +33,26 @@ impl Link {
         claims: impl Fn(Source) -> bool + Send + 'static,
     ) -> Result<Self> {
         let program = std::env::current_exe().context("where this program is")?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(std::env::args_os().skip(1))
             .args(["--peer", &number.to_string(), "--peer-memory", &memory.to_string()])
+            // UCX, which NIXL uses, would write warnings to standard output, which carries the messages.
+            .env("UCX_LOG_FILE", std::env::var_os("UCX_LOG_FILE").unwrap_or("stderr".into()));
+        let link = Self::of(number, &mut command, claims)?;
+        link.send(&ToDecode::Begin(way.clone()))?;
+        Ok(link)
+    }
+
+    /// Starts `command` as decode process `number`.
+    pub(super) fn of(
+        number: u32,
+        command: &mut Command,
+        claims: impl Fn(Source) -> bool + Send + 'static,
+    ) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // UCX, which NIXL uses, would write warnings to standard output, which carries the messages.
-            .env("UCX_LOG_FILE", std::env::var_os("UCX_LOG_FILE").unwrap_or("stderr".into()))
             // A terminal's interrupt should reach only the first process, which then tells the others to stop.
             .process_group(0)
             .spawn()
@@ -49,9 +62,7 @@ impl Link {
         let to = Arc::new(Mutex::new(BufWriter::new(stdin)));
         let answers = Arc::clone(&to);
         let reader = std::thread::spawn(move || read(from, &answers, &claims));
-        let link = Self { number, child, to, reader: Some(reader) };
-        link.send(&ToDecode::Begin(way.clone()))?;
-        Ok(link)
+        Ok(Self { number, child, to, reader: Some(reader) })
     }
 
     /// Sends a message.

@@ -24,7 +24,6 @@ pub use answers::run as decode;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
-use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_transfer::Transport;
 use dsv4_kv_transfer::transport::Files;
 
@@ -135,8 +134,7 @@ fn through<E: Execute, M: Mover<E>>(
 fn prompts(setup: &Setup) -> Vec<Request> {
     let limits = setup.limits();
     let prompt = |request: &Request| {
-        let tokens = request.arrival.cached_tokens();
-        let fits = tokens <= limits.context && tokens.div_ceil(BLOCK_TOKENS) <= limits.blocks;
+        let fits = request.arrival.cached_tokens() <= limits.most_tokens();
         let mut request = request.clone();
         request.arrival.output = if fits { 1 } else { request.arrival.output };
         request

@@ -74,11 +74,11 @@ impl<B: Backend, T: Transport> BytesOut<B, T> {
 }
 
 impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
+    fn is_full(&self) -> bool {
+        lock(&self.sender).offers() >= WAITING
+    }
+
     fn admitted(&mut self, cache: &mut Full<B>, to: &Link, prompted: &Prompted<'_>) -> Result<()> {
-        while lock(&self.sender).offers() >= WAITING {
-            to.check()?;
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let &Prompted { index, id, tokens, reused } = prompted;
         let (cache, stream) = cache.parts();
         let export = cache.export(stream, &mut self.port, id)?;

@@ -1,4 +1,4 @@
-//! `Checkpoint`: tensors by released name, shape and type.
+//! `ModelFiles`: tensors by released name, shape and type.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::dequantise::{
     self, Codes, E4M3_BLOCK, MXFP4_GROUP, NVFP4_GROUP, Scaled, Weight, elements,
 };
-use crate::error::CheckpointError;
+use crate::error::ModelFileError;
 use crate::files::{self, Files};
 
 /// A matrix `[rows, columns]` in NVFP4. Each value is `code * group scale * scale`; a group is 16 consecutive values of
@@ -33,7 +33,7 @@ pub struct Nvfp4Parts {
 ///
 /// Tensors have their released names (`layers.0.attn.wq_a.weight`), even if the files use other names. Weights of MTP
 /// layers have the prefixes `mtp.0.`, `mtp.1.` and so on.
-pub struct Checkpoint {
+pub struct ModelFiles {
     config: Config,
     catalogue: Catalogue,
     progress: Box<dyn Fn(u64, u64) + Send + Sync>,
@@ -41,13 +41,13 @@ pub struct Checkpoint {
     read: AtomicU64,
 }
 
-impl Checkpoint {
+impl ModelFiles {
     /// Opens the checkpoint in `directory`: `config.json`, and `model.safetensors` or the shards that
     /// `model.safetensors.index.json` lists.
     ///
     /// # Errors
-    /// [`CheckpointError`] names the file and what is wrong with it.
-    pub fn open(directory: &Path) -> Result<Self, CheckpointError> {
+    /// [`ModelFileError`] names the file and what is wrong with it.
+    pub fn open(directory: &Path) -> Result<Self, ModelFileError> {
         Self::open_with(directory, |_, _| ())
     }
 
@@ -59,11 +59,11 @@ impl Checkpoint {
     pub fn open_with(
         directory: &Path,
         progress: impl Fn(u64, u64) + Send + Sync + 'static,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelFileError> {
         let path = directory.join("config.json");
         let json = files::read_config(&path)?;
         let config =
-            Config::from_json(&json).map_err(|source| CheckpointError::Config { path, source })?;
+            Config::from_json(&json).map_err(|source| ModelFileError::Config { path, source })?;
         let catalogue = Catalogue::open(&Files::find(directory)?)?;
         Ok(Self { config, catalogue, progress: Box::new(progress), read: AtomicU64::new(0) })
     }
@@ -72,8 +72,8 @@ impl Checkpoint {
     /// checkpoint completely.
     ///
     /// # Errors
-    /// [`CheckpointError`], as [`Self::open`], for weight files or an index that are missing or invalid.
-    pub fn files(directory: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// [`ModelFileError`], as [`Self::open`], for weight files or an index that are missing or invalid.
+    pub fn files(directory: &Path) -> Result<Vec<PathBuf>, ModelFileError> {
         let files = Files::find(directory)?.all();
         Ok(std::iter::once(directory.join("config.json")).chain(files).collect())
     }
@@ -118,9 +118,9 @@ impl Checkpoint {
     /// exact, except that products with NVFP4's f32 scale of the whole tensor are rounded to f32.
     ///
     /// # Errors
-    /// [`CheckpointError::Missing`], also for scales; [`CheckpointError::Shape`]; [`CheckpointError::Type`];
-    /// [`CheckpointError::BadScale`]; [`CheckpointError::WouldRound`] for a product that leaves f32's range.
-    pub fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+    /// [`ModelFileError::Missing`], also for scales; [`ModelFileError::Shape`]; [`ModelFileError::Type`];
+    /// [`ModelFileError::BadScale`]; [`ModelFileError::WouldRound`] for a product that leaves f32's range.
+    pub fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelFileError> {
         let values = self.weight(name, shape)?.to_f32(name)?;
         self.has_read(name);
         Ok(values)
@@ -129,8 +129,8 @@ impl Checkpoint {
     /// As [`Self::f32`], but refuses NaN and infinity, for tensors that a model computes with.
     ///
     /// # Errors
-    /// As [`Self::f32`]; [`CheckpointError::NotFinite`].
-    pub fn finite_f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+    /// As [`Self::f32`]; [`ModelFileError::NotFinite`].
+    pub fn finite_f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelFileError> {
         let values = self.f32(name, shape)?;
         check_finite(name, values.iter().copied())?;
         Ok(values)
@@ -139,8 +139,8 @@ impl Checkpoint {
     /// As [`Self::bf16`], but refuses NaN and infinity, for tensors that a model computes with.
     ///
     /// # Errors
-    /// As [`Self::bf16`]; [`CheckpointError::NotFinite`].
-    pub fn finite_bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, CheckpointError> {
+    /// As [`Self::bf16`]; [`ModelFileError::NotFinite`].
+    pub fn finite_bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, ModelFileError> {
         let values = self.bf16(name, shape)?;
         check_finite(name, values.iter().map(|value| value.to_f32()))?;
         Ok(values)
@@ -150,8 +150,8 @@ impl Checkpoint {
     /// range.
     ///
     /// # Errors
-    /// As [`Self::f32`]; [`CheckpointError::WouldRound`] for a value that BF16 cannot represent.
-    pub fn bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, CheckpointError> {
+    /// As [`Self::f32`]; [`ModelFileError::WouldRound`] for a value that BF16 cannot represent.
+    pub fn bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, ModelFileError> {
         let values = self.weight(name, shape)?.to_bf16(name)?;
         self.has_read(name);
         Ok(values)
@@ -161,11 +161,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Self::f32`], except that no product is computed, and so none is out of range.
-    pub fn nvfp4(
-        &self,
-        name: &str,
-        shape: [u64; 2],
-    ) -> Result<Option<Nvfp4Parts>, CheckpointError> {
+    pub fn nvfp4(&self, name: &str, shape: [u64; 2]) -> Result<Option<Nvfp4Parts>, ModelFileError> {
         if !self.contains(&scale_name(name, "weight_scale")) {
             return Ok(None);
         }
@@ -182,8 +178,8 @@ impl Checkpoint {
     /// A tensor of integers: I64 or I32 in the file.
     ///
     /// # Errors
-    /// [`CheckpointError::Missing`]; [`CheckpointError::Shape`]; [`CheckpointError::Type`].
-    pub fn i64(&self, name: &str, shape: &[u64]) -> Result<Vec<i64>, CheckpointError> {
+    /// [`ModelFileError::Missing`]; [`ModelFileError::Shape`]; [`ModelFileError::Type`].
+    pub fn i64(&self, name: &str, shape: &[u64]) -> Result<Vec<i64>, ModelFileError> {
         let tensor = self.find(name)?;
         check_shape(name, &tensor.shape, shape)?;
         let bytes = self.catalogue.bytes_of(tensor);
@@ -196,12 +192,12 @@ impl Checkpoint {
         Ok(values)
     }
 
-    fn find(&self, name: &str) -> Result<&Tensor, CheckpointError> {
-        self.catalogue.find(name).ok_or_else(|| CheckpointError::Missing { name: name.to_owned() })
+    fn find(&self, name: &str) -> Result<&Tensor, ModelFileError> {
+        self.catalogue.find(name).ok_or_else(|| ModelFileError::Missing { name: name.to_owned() })
     }
 
     /// The bytes of a weight, and of its scales.
-    fn weight(&self, name: &str, shape: &[u64]) -> Result<Weight<'_>, CheckpointError> {
+    fn weight(&self, name: &str, shape: &[u64]) -> Result<Weight<'_>, ModelFileError> {
         let tensor = self.find(name)?;
         let bytes = self.catalogue.bytes_of(tensor);
         match tensor.dtype {
@@ -242,7 +238,7 @@ impl Checkpoint {
         name: &str,
         shape: &[u64],
         codes: Codes<'a>,
-    ) -> Result<Scaled<'a>, CheckpointError> {
+    ) -> Result<Scaled<'a>, ModelFileError> {
         let scale = scale_name(name, "scale");
         let (rows, columns) = self.matrix(name, shape)?;
         let blocks = [rows.div_ceil(E4M3_BLOCK), columns.div_ceil(E4M3_BLOCK)];
@@ -264,7 +260,7 @@ impl Checkpoint {
         name: &str,
         shape: &[u64],
         codes: Codes<'a>,
-    ) -> Result<Scaled<'a>, CheckpointError> {
+    ) -> Result<Scaled<'a>, ModelFileError> {
         let (rows, columns) = self.matrix(name, shape)?;
         let nvfp4 = scale_name(name, "weight_scale");
         let of = |group: u64, scales, rounds| Scaled {
@@ -293,7 +289,7 @@ impl Checkpoint {
         name: &str,
         rows: u64,
         columns: u64,
-    ) -> Result<(&[u8], f32), CheckpointError> {
+    ) -> Result<(&[u8], f32), ModelFileError> {
         let groups = [rows, columns.div_ceil(NVFP4_GROUP)];
         let scale = scale_name(name, "weight_scale");
         let bytes = self.scales(&scale, &groups, Dtype::F8_E4M3, "F8_E4M3")?;
@@ -306,13 +302,13 @@ impl Checkpoint {
         let found = elements(self.scales(&whole, one, Dtype::F32, "F32")?, f32::from_le_bytes)[0];
         let factor = if is_divisor { 1.0 / found } else { found };
         if !found.is_finite() || !factor.is_finite() {
-            return Err(CheckpointError::BadScale { name: whole, index: 0 });
+            return Err(ModelFileError::BadScale { name: whole, index: 0 });
         }
         Ok((bytes, factor))
     }
 
     /// The rows and columns of a scaled weight, which must be a matrix.
-    fn matrix(&self, name: &str, shape: &[u64]) -> Result<(u64, u64), CheckpointError> {
+    fn matrix(&self, name: &str, shape: &[u64]) -> Result<(u64, u64), ModelFileError> {
         match *shape {
             [rows, columns] => Ok((rows, columns)),
             _ => Err(wrong_shape(name, self.find(name)?, shape)),
@@ -325,7 +321,7 @@ impl Checkpoint {
         shape: &[u64],
         dtype: Dtype,
         expected: &'static str,
-    ) -> Result<&[u8], CheckpointError> {
+    ) -> Result<&[u8], ModelFileError> {
         let tensor = self.find(name)?;
         check_shape(name, &tensor.shape, shape)?;
         if tensor.dtype != dtype {
@@ -352,21 +348,21 @@ fn scale_name(weight: &str, end: &str) -> String {
     format!("{}.{end}", weight.strip_suffix(".weight").unwrap_or(weight))
 }
 
-fn check_shape(name: &str, found: &[u64], expected: &[u64]) -> Result<(), CheckpointError> {
+fn check_shape(name: &str, found: &[u64], expected: &[u64]) -> Result<(), ModelFileError> {
     if found == expected {
         return Ok(());
     }
     let (found, expected) = (found.to_vec(), expected.to_vec());
-    Err(CheckpointError::Shape { name: name.to_owned(), found, expected })
+    Err(ModelFileError::Shape { name: name.to_owned(), found, expected })
 }
 
-fn wrong_shape(name: &str, tensor: &Tensor, expected: &[u64]) -> CheckpointError {
+fn wrong_shape(name: &str, tensor: &Tensor, expected: &[u64]) -> ModelFileError {
     let (found, expected) = (tensor.shape.clone(), expected.to_vec());
-    CheckpointError::Shape { name: name.to_owned(), found, expected }
+    ModelFileError::Shape { name: name.to_owned(), found, expected }
 }
 
-fn wrong_type(name: &str, found: Dtype, expected: &'static str) -> CheckpointError {
-    CheckpointError::Type { name: name.to_owned(), found, expected }
+fn wrong_type(name: &str, found: Dtype, expected: &'static str) -> ModelFileError {
+    ModelFileError::Type { name: name.to_owned(), found, expected }
 }
 
 /// Refuses NaN and infinity: either would make every step fail that has a token which uses it, with all requests in the
@@ -374,12 +370,12 @@ fn wrong_type(name: &str, found: Dtype, expected: &'static str) -> CheckpointErr
 fn check_finite(
     name: &str,
     mut values: impl Iterator<Item = f32> + Clone,
-) -> Result<(), CheckpointError> {
+) -> Result<(), ModelFileError> {
     match values.clone().position(|value| !value.is_finite()) {
         None => Ok(()),
         Some(index) => {
             let value = values.nth(index).unwrap_or(f32::NAN);
-            Err(CheckpointError::NotFinite { name: name.into(), index, value })
+            Err(ModelFileError::NotFinite { name: name.into(), index, value })
         }
     }
 }

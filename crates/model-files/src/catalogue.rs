@@ -9,7 +9,7 @@ use kv_layout::router::MAX_EXPERTS;
 use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensorError};
 
-use crate::error::CheckpointError;
+use crate::error::ModelFileError;
 use crate::files::Files;
 use crate::mapped::Mapped;
 use crate::names::{self, Merged};
@@ -47,7 +47,7 @@ pub(crate) struct Catalogue {
 
 impl Catalogue {
     /// Opens all files and reads their headers.
-    pub(crate) fn open(files: &Files) -> Result<Self, CheckpointError> {
+    pub(crate) fn open(files: &Files) -> Result<Self, ModelFileError> {
         let mut catalogue = Self { files: Vec::new(), tensors: HashMap::new(), bytes: 0 };
         for (path, indexed) in &files.shards {
             catalogue.add(path, indexed)?;
@@ -75,12 +75,12 @@ impl Catalogue {
         &self.files[tensor.file].1.bytes()[tensor.bytes.clone()]
     }
 
-    fn add(&mut self, path: &Path, indexed: &[String]) -> Result<(), CheckpointError> {
+    fn add(&mut self, path: &Path, indexed: &[String]) -> Result<(), ModelFileError> {
         let mapped = Mapped::open(path)?;
         let (start, metadata) = header(path, mapped.bytes())?;
         let absent = indexed.iter().find(|name| metadata.info(name).is_none());
         if let Some(tensor) = absent {
-            return Err(CheckpointError::NotInShard { path: path.into(), tensor: tensor.clone() });
+            return Err(ModelFileError::NotInShard { path: path.into(), tensor: tensor.clone() });
         }
         let file = self.files.len();
         self.files.push((path.into(), mapped));
@@ -100,7 +100,7 @@ impl Catalogue {
     }
 
     /// Enters a tensor under its released name. A tensor that merges all experts is entered as one tensor per expert.
-    fn insert(&mut self, tensor: Tensor) -> Result<(), CheckpointError> {
+    fn insert(&mut self, tensor: Tensor) -> Result<(), ModelFileError> {
         let name = names::released(&tensor.written);
         match names::merged(&name).and_then(|(start, merged)| experts(&tensor, start, merged)) {
             Some(parts) => parts.into_iter().try_for_each(|(name, part)| self.enter(name, part)),
@@ -108,7 +108,7 @@ impl Catalogue {
         }
     }
 
-    fn enter(&mut self, name: String, tensor: Tensor) -> Result<(), CheckpointError> {
+    fn enter(&mut self, name: String, tensor: Tensor) -> Result<(), ModelFileError> {
         match self.tensors.entry(name) {
             MapEntry::Vacant(place) => {
                 place.insert(tensor);
@@ -119,7 +119,7 @@ impl Catalogue {
                     format!("{} of {}", tensor.written, self.files[tensor.file].0.display())
                 };
                 let (first, second) = (place(other.get()), place(&tensor));
-                Err(CheckpointError::Duplicate { name: other.key().clone(), first, second })
+                Err(ModelFileError::Duplicate { name: other.key().clone(), first, second })
             }
         }
     }
@@ -153,8 +153,8 @@ fn experts(tensor: &Tensor, start: &str, merged: Merged) -> Option<Vec<(String, 
 }
 
 /// Reads the header of a file and checks it against the file's length. Returns the offset of the data, and the header.
-fn header(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata), CheckpointError> {
-    let corrupt = |source| CheckpointError::Corrupt { path: path.into(), source };
+fn header(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata), ModelFileError> {
+    let corrupt = |source| ModelFileError::Corrupt { path: path.into(), source };
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {
         return Err(corrupt(SafeTensorError::HeaderTooSmall));
     };
@@ -169,7 +169,7 @@ fn header(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata), CheckpointErro
         .map_err(|error| corrupt(SafeTensorError::InvalidHeaderDeserialization(error)))?;
     if metadata.data_len() != data.len() {
         let expected = (LENGTH as u128) + u128::from(length) + metadata.data_len() as u128;
-        return Err(CheckpointError::Length {
+        return Err(ModelFileError::Length {
             path: path.into(),
             found: bytes.len() as u64,
             expected,

@@ -11,7 +11,7 @@ use ndarray::s;
 use crate::bits::Bits;
 use crate::reference::{Reference, three};
 use crate::run::{Cut, MAX_DRAFT, Recorder, Run, Silent};
-use crate::tier1;
+use crate::whole_model;
 
 /// Maximum of the median over positions of the largest error of a logit. In models with five layers that choose by
 /// score, another valid order of sums gives up to 0.02 over all positions, and more over the last ones. The smallest
@@ -28,7 +28,7 @@ pub fn reference_tokens<B: Backend>(
     let requests = requests(reference, 0);
     let mut run = Run::new(device, reference, requests.len(), requests[0].len())?;
     run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
-    let off = tier1::largest_differences(&run, reference)?;
+    let off = whole_model::largest_differences(&run, reference)?;
     let median = off[off.len() / 2];
     let logits = reference.floats("logits")?;
     let logits = three(&logits)?;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles};
 use serde_json::{Value, json};
 
-use dsv4_kv_tests::checkpoint::{
+use dsv4_kv_tests::model_files::{
     Made, Tensors, config, directory, one_file, refusal, serialized, sharded, tensors,
 };
 
@@ -145,11 +145,11 @@ fn every_spelling_has_a_released_name() {
             .enumerate()
             .map(|(place, names)| (names[spelling].to_owned(), at(place)))
             .collect();
-        let checkpoint = one_file(&config(), &written);
-        assert_eq!(checkpoint.names().count(), SPELLINGS.len());
+        let model_files = one_file(&config(), &written);
+        assert_eq!(model_files.names().count(), SPELLINGS.len());
         for (place, names) in SPELLINGS.iter().enumerate() {
-            assert!(checkpoint.contains(names[0]), "{}", names[spelling]);
-            assert_eq!(checkpoint.f32(names[0], &[2]).unwrap(), [place as f32, -0.5]);
+            assert!(model_files.contains(names[0]), "{}", names[spelling]);
+            assert_eq!(model_files.f32(names[0], &[2]).unwrap(), [place as f32, -0.5]);
         }
     }
 }
@@ -161,17 +161,17 @@ fn experts_of_one_tensor_are_split() {
     let gate_up = of(experts * 2 * intermediate * hidden);
     let down = of(experts * hidden * intermediate);
     for make in [Made::bf16, Made::f32] {
-        let checkpoint = one_file(
+        let model_files = one_file(
             &config(),
             &tensors([
                 ("model.layers.0.mlp.experts.gate_up_proj", make(&[3, 4, 4], &gate_up)),
                 ("model.layers.0.ffn.experts.down_proj", make(&[3, 4, 2], &down)),
             ]),
         );
-        assert_eq!(checkpoint.names().count(), 9);
+        assert_eq!(model_files.names().count(), 9);
         for expert in 0..experts {
             let weight = |name: &str, shape: &[u64]| {
-                checkpoint
+                model_files
                     .f32(&format!("layers.0.ffn.experts.{expert}.{name}.weight"), shape)
                     .unwrap()
             };
@@ -193,18 +193,18 @@ fn shards_are_read_as_one() {
         "head.weight": "two.safetensors", "mtp.0.enorm.weight": "two.safetensors",
     });
     let directory = sharded(&[("one.safetensors", &first), ("two.safetensors", &second)], &map);
-    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let model_files = ModelFiles::open(directory.path()).unwrap();
     for (place, name) in
         ["embed.weight", "layers.0.attn_norm.weight", "head.weight", "mtp.0.enorm.weight"]
             .iter()
             .enumerate()
     {
-        assert_eq!(checkpoint.f32(name, &[2]).unwrap()[0], place as f32);
+        assert_eq!(model_files.f32(name, &[2]).unwrap()[0], place as f32);
     }
     // A file that is not in the index is not read.
     let name = directory.path().join("three.safetensors");
     std::fs::write(name, serialized(&tensors([("other", at(0))]))).unwrap();
-    assert!(!Checkpoint::open(directory.path()).unwrap().contains("other"));
+    assert!(!ModelFiles::open(directory.path()).unwrap().contains("other"));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_tensor_is_there_once() {
     let both = tensors([("embed.weight", at(0)), ("model.embed_tokens.weight", at(1))]);
     let error = refusal(directory(&config(), &[("model.safetensors", &serialized(&both))]).path());
     assert!(
-        matches!(&error, CheckpointError::Duplicate { name, .. } if name == "embed.weight"),
+        matches!(&error, ModelFileError::Duplicate { name, .. } if name == "embed.weight"),
         "{error}"
     );
     let one = tensors([("norm.weight", at(0))]);
@@ -221,7 +221,7 @@ fn a_tensor_is_there_once() {
     let error =
         refusal(sharded(&[("one.safetensors", &one), ("two.safetensors", &two)], &map).path());
     assert!(
-        matches!(&error, CheckpointError::Duplicate { name, .. } if name == "norm.weight"),
+        matches!(&error, ModelFileError::Duplicate { name, .. } if name == "norm.weight"),
         "{error}"
     );
     let merged = tensors([
@@ -230,7 +230,7 @@ fn a_tensor_is_there_once() {
     ]);
     let error =
         refusal(directory(&config(), &[("model.safetensors", &serialized(&merged))]).path());
-    assert!(matches!(error, CheckpointError::Duplicate { .. }), "{error}");
+    assert!(matches!(error, ModelFileError::Duplicate { .. }), "{error}");
 }
 
 /// Draft layers have names of their own.
@@ -238,10 +238,10 @@ fn a_tensor_is_there_once() {
 fn layers_behind_the_trunk_are_mtp_layers() {
     let newer: Value =
         serde_json::from_str(include_str!("../../../configs/flash-0731.json")).unwrap();
-    let checkpoint = one_file(&newer, &tensors([("mtp.2.norm.weight", at(0))]));
-    let prefixes = [0, 42, 43, 45].map(|layer| checkpoint.layer_prefix(layer));
+    let model_files = one_file(&newer, &tensors([("mtp.2.norm.weight", at(0))]));
+    let prefixes = [0, 42, 43, 45].map(|layer| model_files.layer_prefix(layer));
     assert_eq!(prefixes, ["layers.0", "layers.42", "mtp.0", "mtp.2"]);
-    assert!(checkpoint.contains(&format!("{}.norm.weight", prefixes[3])));
+    assert!(model_files.contains(&format!("{}.norm.weight", prefixes[3])));
 }
 
 #[test]
@@ -251,16 +251,16 @@ fn progress_goes_from_nothing_to_all() {
     let directory = directory(&config(), &[("model.safetensors", &serialized(&written))]);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&seen);
-    let checkpoint = Checkpoint::open_with(directory.path(), move |done, total| {
+    let model_files = ModelFiles::open_with(directory.path(), move |done, total| {
         to.lock().unwrap().push((done, total))
     })
     .unwrap();
     assert_eq!(*seen.lock().unwrap(), []);
-    checkpoint.f32("a", &[2]).unwrap();
-    checkpoint.bf16("b", &[4]).unwrap();
-    checkpoint.f32("b", &[5]).unwrap_err();
-    checkpoint.i64("c", &[1]).unwrap();
-    checkpoint.f32("a", &[2]).unwrap();
+    model_files.f32("a", &[2]).unwrap();
+    model_files.bf16("b", &[4]).unwrap();
+    model_files.f32("b", &[5]).unwrap_err();
+    model_files.i64("c", &[1]).unwrap();
+    model_files.f32("a", &[2]).unwrap();
     assert_eq!(*seen.lock().unwrap(), [(8, 32), (24, 32), (32, 32), (32, 32)]);
 }
 
@@ -269,12 +269,12 @@ fn progress_goes_from_nothing_to_all() {
 #[ignore = "compares DSV4_E2E_DIR with DSV4_E2E_DIR/released"]
 fn both_spellings_of_a_real_file_are_equal() {
     let directory = PathBuf::from(std::env::var_os("DSV4_E2E_DIR").expect("DSV4_E2E_DIR"));
-    let written = Checkpoint::open(&directory).expect("a checkpoint");
+    let written = ModelFiles::open(&directory).expect("a checkpoint");
     let released = directory.join("released");
-    let released = Checkpoint::open(&released).expect("a checkpoint");
+    let released = ModelFiles::open(&released).expect("a checkpoint");
     assert_eq!(written.config(), released.config());
-    let sorted = |checkpoint: &Checkpoint| {
-        let mut names: Vec<String> = checkpoint.names().map(str::to_owned).collect();
+    let sorted = |model_files: &ModelFiles| {
+        let mut names: Vec<String> = model_files.names().map(str::to_owned).collect();
         names.sort();
         names
     };

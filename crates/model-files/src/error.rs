@@ -7,7 +7,7 @@ use safetensors::{Dtype, SafeTensorError};
 
 /// Why a checkpoint was refused, or a tensor of it.
 #[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
+pub enum ModelFileError {
     /// A file cannot be opened or read.
     #[error("{}: {source}", path.display())]
     File {

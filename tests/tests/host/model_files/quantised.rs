@@ -1,10 +1,10 @@
 //! Weights in every type: exact values, compared with the formats' own arithmetic in `f64`.
 
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Nvfp4Parts};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles, Nvfp4Parts};
 use half::bf16;
 use safetensors::Dtype;
 
-use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
+use dsv4_kv_tests::model_files::{Made, config, one_file, tensors};
 
 const NAME: &str = "layers.0.attn.wq_a.weight";
 const SCALE: &str = "layers.0.attn.wq_a.scale";
@@ -34,7 +34,7 @@ fn power(byte: u8) -> f64 {
 }
 
 /// `[256]` columns with all codes in one row, with the scale `byte`.
-fn all_codes(byte: u8) -> Checkpoint {
+fn all_codes(byte: u8) -> ModelFiles {
     one_file(
         &config(),
         &tensors([
@@ -50,18 +50,18 @@ fn all_codes(byte: u8) -> Checkpoint {
 fn e4m3_by_ue8m0_is_exact_in_bf16_or_refused() {
     let mut exact = 0;
     for byte in 0..=254 {
-        let checkpoint = all_codes(byte);
+        let model_files = all_codes(byte);
         let want: Vec<f64> = (0..=255).map(|code| e4m3(code) * power(byte)).collect();
         let holds = |value: f64| value.is_nan() || f64::from(value as f32) == value;
         let bf16_holds = |value: f64| {
             value.is_nan() || f64::from(bf16::from_f32(value as f32).to_f32()) == value
         };
-        match (checkpoint.f32(NAME, &[1, 256]), want.iter().position(|&value| !holds(value))) {
+        match (model_files.f32(NAME, &[1, 256]), want.iter().position(|&value| !holds(value))) {
             (Ok(found), None) => assert_equal(found.iter().map(|&value| value.into()), &want),
             (Err(error), Some(at)) => assert_refused(&error, at, want[at], "f32"),
             (found, at) => panic!("scale {byte}: {found:?}, {at:?}"),
         }
-        match (checkpoint.bf16(NAME, &[1, 256]), want.iter().position(|&value| !bf16_holds(value)))
+        match (model_files.bf16(NAME, &[1, 256]), want.iter().position(|&value| !bf16_holds(value)))
         {
             (Ok(found), None) => {
                 exact += 1;
@@ -80,9 +80,9 @@ fn assert_equal(found: impl Iterator<Item = f64>, want: &[f64]) {
     assert!(found.map(bits).eq(want.iter().copied().map(bits)));
 }
 
-fn assert_refused(error: &CheckpointError, at: usize, wanted: f64, type_name: &str) {
+fn assert_refused(error: &ModelFileError, at: usize, wanted: f64, type_name: &str) {
     match error {
-        CheckpointError::WouldRound { name, index, value, to } => {
+        ModelFileError::WouldRound { name, index, value, to } => {
             assert_eq!((name.as_str(), *index, *value, *to), (NAME, at, wanted, type_name));
         }
         other => panic!("{other}"),
@@ -95,19 +95,19 @@ fn each_block_has_its_scale() {
     let (rows, columns) = (300, 200);
     let codes: Vec<u8> = (0..rows * columns).map(|at| (at * 7 % 126) as u8).collect();
     let scales = vec![120, 121, 122, 123, 124, 125];
-    let checkpoint = one_file(
+    let model_files = one_file(
         &config(),
         &tensors([
             (NAME, Made::new(Dtype::F8_E4M3, &[rows, columns], codes.clone())),
             (SCALE, Made::new(Dtype::F8_E8M0, &[3, 2], scales.clone())),
         ]),
     );
-    let found = checkpoint.f32(NAME, &[300, 200]).unwrap();
+    let found = model_files.f32(NAME, &[300, 200]).unwrap();
     for (at, &value) in found.iter().enumerate() {
         let scale = scales[at / columns / 128 * 2 + at % columns / 128];
         assert_eq!(f64::from(value), e4m3(codes[at]) * power(scale), "{at}");
     }
-    assert_eq!(checkpoint.bf16(NAME, &[300, 200]).unwrap()[5].to_f32(), found[5]);
+    assert_eq!(model_files.bf16(NAME, &[300, 200]).unwrap()[5].to_f32(), found[5]);
 }
 
 #[test]
@@ -116,15 +116,15 @@ fn mxfp4_has_a_scale_for_32_columns_of_a_row() {
     let bytes: Vec<u8> = (0..rows * columns / 2).map(|at| (at * 37 % 256) as u8).collect();
     let scales: Vec<u8> = (0..9).map(|at| 118 + at).collect();
     for (dtype, shape) in [(Dtype::I8, [3, 48]), (Dtype::U8, [3, 48]), (Dtype::F4, [3, 96])] {
-        let checkpoint = one_file(
+        let model_files = one_file(
             &config(),
             &tensors([
                 (NAME, Made::new(dtype, &shape, bytes.clone())),
                 (SCALE, Made::new(Dtype::F8_E8M0, &[3, 3], scales.clone())),
             ]),
         );
-        let found = checkpoint.f32(NAME, &[3, 96]).unwrap();
-        let exact = checkpoint.bf16(NAME, &[3, 96]).unwrap();
+        let found = model_files.f32(NAME, &[3, 96]).unwrap();
+        let exact = model_files.bf16(NAME, &[3, 96]).unwrap();
         assert_eq!(found.len(), rows * columns);
         for (at, &value) in found.iter().enumerate() {
             // The even column is in the low four bits.
@@ -146,12 +146,12 @@ fn rows_of_fp4_have_an_even_number_of_columns() {
         let whole = (whole, Made::f32(&[], &[1.0]));
         let mxfp4 = (SCALE, Made::new(Dtype::F8_E8M0, &[2, 1], vec![127; 2]));
         let odd = [2, columns as u64];
-        let checkpoint = one_file(&config(), &tensors([(NAME, made.clone()), mxfp4]));
-        let refused = checkpoint.f32(NAME, &odd).unwrap_err();
-        assert!(matches!(refused, CheckpointError::Shape { .. }), "{refused}");
-        let checkpoint = one_file(&config(), &tensors([(NAME, made), scale, whole]));
-        let refused = checkpoint.nvfp4(NAME, odd).map(drop).unwrap_err();
-        assert!(matches!(refused, CheckpointError::Shape { .. }), "{refused}");
+        let model_files = one_file(&config(), &tensors([(NAME, made.clone()), mxfp4]));
+        let refused = model_files.f32(NAME, &odd).unwrap_err();
+        assert!(matches!(refused, ModelFileError::Shape { .. }), "{refused}");
+        let model_files = one_file(&config(), &tensors([(NAME, made), scale, whole]));
+        let refused = model_files.nvfp4(NAME, odd).map(drop).unwrap_err();
+        assert!(matches!(refused, ModelFileError::Shape { .. }), "{refused}");
     }
 }
 
@@ -161,7 +161,7 @@ fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
     let scales: Vec<u8> = (0..8).map(|at| 0x30 + 3 * at).collect();
     for whole in [0.25_f32, 0.1] {
         for shape in [&[][..], &[1]] {
-            let checkpoint = one_file(
+            let model_files = one_file(
                 &config(),
                 &tensors([
                     (NAME, Made::new(Dtype::U8, &[2, 32], bytes.clone())),
@@ -172,18 +172,18 @@ fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
                     ("layers.0.attn.wq_a.weight_scale_2", Made::f32(shape, &[whole])),
                 ]),
             );
-            let found = checkpoint.f32(NAME, &[2, 64]).unwrap();
+            let found = model_files.f32(NAME, &[2, 64]).unwrap();
             for (at, &value) in found.iter().enumerate() {
                 let code = bytes[at / 2] >> (4 * (at % 2)) & 0xF;
                 let want = e2m1(code) * e4m3(scales[at / 64 * 4 + at % 64 / 16]) * f64::from(whole);
                 assert_eq!(value, want as f32, "{at}");
             }
             // A scale that is a power of two keeps the products exact; another factor does not.
-            match (whole == 0.25, checkpoint.bf16(NAME, &[2, 64])) {
+            match (whole == 0.25, model_files.bf16(NAME, &[2, 64])) {
                 (true, Ok(exact)) => {
                     assert!(exact.iter().map(|value| value.to_f32()).eq(found));
                 }
-                (false, Err(CheckpointError::WouldRound { to: "bf16", .. })) => (),
+                (false, Err(ModelFileError::WouldRound { to: "bf16", .. })) => (),
                 (_, other) => panic!("{other:?}"),
             }
         }
@@ -212,17 +212,17 @@ fn nvfp4_is_given_as_it_is() {
     };
     let multiplied = weight("weight", "weight_scale_2", 0.1);
     let divided = weight("weight_packed", "weight_global_scale", 3.0);
-    for (checkpoint, scale) in [(&multiplied, 0.1_f32), (&divided, 1.0_f32 / 3.0)] {
-        let parts = checkpoint.nvfp4(NAME, [2, 64]).unwrap().expect("NVFP4");
+    for (model_files, scale) in [(&multiplied, 0.1_f32), (&divided, 1.0_f32 / 3.0)] {
+        let parts = model_files.nvfp4(NAME, [2, 64]).unwrap().expect("NVFP4");
         assert_eq!(parts, Nvfp4Parts { codes: bytes.clone(), scales: scales.clone(), scale });
-        let values = checkpoint.f32(NAME, &[2, 64]).unwrap();
+        let values = model_files.f32(NAME, &[2, 64]).unwrap();
         for (at, &value) in values.iter().enumerate() {
             let code = bytes[at / 2] >> (4 * (at % 2)) & 0xF;
             let want = e2m1(code) * e4m3(scales[at / 64 * 4 + at % 64 / 16]) * f64::from(scale);
             assert_eq!(value, want as f32, "{at}");
         }
-        let error = checkpoint.nvfp4(NAME, [2, 32]).unwrap_err();
-        assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
+        let error = model_files.nvfp4(NAME, [2, 32]).unwrap_err();
+        assert!(matches!(error, ModelFileError::Shape { .. }), "{error}");
     }
     let bad = [
         ("weight_scale_2", f32::NAN),
@@ -231,8 +231,7 @@ fn nvfp4_is_given_as_it_is() {
     ];
     for (last, value) in bad {
         let error = weight("weight", last, value).nvfp4(NAME, [2, 64]).unwrap_err();
-        let named =
-            matches!(&error, CheckpointError::BadScale { name, .. } if name.ends_with(last));
+        let named = matches!(&error, ModelFileError::BadScale { name, .. } if name.ends_with(last));
         assert!(named, "{error}");
     }
     let other = one_file(&config(), &tensors([(NAME, Made::bf16(&[1, 2], &[1.0, 2.0]))]));
@@ -242,7 +241,7 @@ fn nvfp4_is_given_as_it_is() {
 #[test]
 fn bf16_and_f32_are_what_they_were() {
     let values = [1.0, -2.5, f32::MIN_POSITIVE, 0.0, -0.0, 3.25];
-    let checkpoint = one_file(
+    let model_files = one_file(
         &config(),
         &tensors([
             ("a", Made::bf16(&[2, 3], &values)),
@@ -258,18 +257,18 @@ fn bf16_and_f32_are_what_they_were() {
             ),
         ]),
     );
-    assert_eq!(checkpoint.f32("a", &[2, 3]).unwrap(), values);
-    assert_eq!(checkpoint.f32("b", &[6]).unwrap(), values);
-    assert_eq!(checkpoint.bf16("b", &[6]).unwrap(), values.map(bf16::from_f32));
-    let error = checkpoint.bf16("c", &[3]).unwrap_err();
-    assert!(matches!(error, CheckpointError::WouldRound { index: 1, to: "bf16", .. }), "{error}");
-    let bits = checkpoint.bf16("d", &[65_536]).unwrap();
+    assert_eq!(model_files.f32("a", &[2, 3]).unwrap(), values);
+    assert_eq!(model_files.f32("b", &[6]).unwrap(), values);
+    assert_eq!(model_files.bf16("b", &[6]).unwrap(), values.map(bf16::from_f32));
+    let error = model_files.bf16("c", &[3]).unwrap_err();
+    assert!(matches!(error, ModelFileError::WouldRound { index: 1, to: "bf16", .. }), "{error}");
+    let bits = model_files.bf16("d", &[65_536]).unwrap();
     assert!(bits.iter().map(|value| value.to_bits()).eq(0..=u16::MAX), "NaN included");
 }
 
 #[test]
 fn integers() {
-    let checkpoint = one_file(
+    let model_files = one_file(
         &config(),
         &tensors([
             ("a", Made::i64(&[2, 2], &[0, -1, i64::MAX, 5])),
@@ -284,10 +283,10 @@ fn integers() {
             ("c", Made::f32(&[1], &[1.0])),
         ]),
     );
-    assert_eq!(checkpoint.i64("a", &[2, 2]).unwrap(), [0, -1, i64::MAX, 5]);
-    assert_eq!(checkpoint.i64("b", &[2]).unwrap(), [7, -8]);
-    assert!(matches!(checkpoint.i64("c", &[1]), Err(CheckpointError::Type { .. })));
-    assert!(matches!(checkpoint.f32("a", &[2, 2]), Err(CheckpointError::Type { .. })));
+    assert_eq!(model_files.i64("a", &[2, 2]).unwrap(), [0, -1, i64::MAX, 5]);
+    assert_eq!(model_files.i64("b", &[2]).unwrap(), [7, -8]);
+    assert!(matches!(model_files.i64("c", &[1]), Err(ModelFileError::Type { .. })));
+    assert!(matches!(model_files.f32("a", &[2, 2]), Err(ModelFileError::Type { .. })));
 }
 
 #[test]
@@ -298,7 +297,7 @@ fn what_a_weight_lacks_is_named() {
         let written = pairs.iter().map(|(name, made)| ((*name).to_owned(), made.clone())).collect();
         one_file(&config(), &written).f32(NAME, &shape)
     };
-    use CheckpointError as Error;
+    use ModelFileError as Error;
     let missing = |found: Result<Vec<f32>, Error>, wanted: &str| match found {
         Err(Error::Missing { name }) => assert_eq!(name, wanted),
         other => panic!("{other:?}"),

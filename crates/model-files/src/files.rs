@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::error::CheckpointError;
+use crate::error::ModelFileError;
 
 /// Most bytes of a `config.json`.
 const CONFIG_BYTES: u64 = 1 << 20;
@@ -24,17 +24,17 @@ pub(crate) struct Files {
 
 impl Files {
     /// Finds `model.safetensors`, or the shards of `model.safetensors.index.json`.
-    pub(crate) fn find(directory: &Path) -> Result<Self, CheckpointError> {
+    pub(crate) fn find(directory: &Path) -> Result<Self, ModelFileError> {
         let single = directory.join("model.safetensors");
         if single.exists() {
             return Ok(Self { index: None, shards: BTreeMap::from([(single, Vec::new())]) });
         }
         let index = directory.join("model.safetensors.index.json");
         if !index.exists() {
-            return Err(CheckpointError::NoWeights { path: directory.into() });
+            return Err(ModelFileError::NoWeights { path: directory.into() });
         }
         let json = read_text(&index, INDEX_BYTES)?;
-        let invalid = |reason: String| CheckpointError::Index { path: index.clone(), reason };
+        let invalid = |reason: String| ModelFileError::Index { path: index.clone(), reason };
         let object: Map<String, Value> =
             serde_json::from_str(&json).map_err(|error| invalid(error.to_string()))?;
         let Some(map) = object.get("weight_map").and_then(Value::as_object) else {
@@ -60,7 +60,7 @@ impl Files {
 }
 
 /// The path of a shard, which must be a file in the index's own directory.
-fn beside(index: &Path, shard: &str) -> Result<PathBuf, CheckpointError> {
+fn beside(index: &Path, shard: &str) -> Result<PathBuf, ModelFileError> {
     let name = Path::new(shard);
     let mut parts = name.components();
     // Compared as text, since paths are equal without a slash at the end.
@@ -69,26 +69,26 @@ fn beside(index: &Path, shard: &str) -> Result<PathBuf, CheckpointError> {
         (Some(Component::Normal(part)), None) if part == shard
     );
     if !plain {
-        return Err(CheckpointError::OutsideDirectory { path: index.into(), shard: shard.into() });
+        return Err(ModelFileError::OutsideDirectory { path: index.into(), shard: shard.into() });
     }
     let path = index.with_file_name(name);
     if !path.is_file() {
-        return Err(CheckpointError::NoShard { path: index.into(), shard: shard.into() });
+        return Err(ModelFileError::NoShard { path: index.into(), shard: shard.into() });
     }
     Ok(path)
 }
 
 /// The `config.json` of a checkpoint.
-pub(crate) fn read_config(path: &Path) -> Result<String, CheckpointError> {
+pub(crate) fn read_config(path: &Path) -> Result<String, ModelFileError> {
     read_text(path, CONFIG_BYTES)
 }
 
-fn read_text(path: &Path, most: u64) -> Result<String, CheckpointError> {
+fn read_text(path: &Path, most: u64) -> Result<String, ModelFileError> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(most + 1).read_to_string(&mut text));
-    read.map_err(|source| CheckpointError::File { path: path.into(), source })?;
+    read.map_err(|source| ModelFileError::File { path: path.into(), source })?;
     if text.len() as u64 > most {
-        return Err(CheckpointError::TooLarge { path: path.into(), most });
+        return Err(ModelFileError::TooLarge { path: path.into(), most });
     }
     Ok(text)
 }

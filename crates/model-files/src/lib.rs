@@ -1,12 +1,12 @@
 //! Reads a DeepSeek-V4 checkpoint: its configuration and its weights, as released or as transformers writes it.
 //!
 //! This crate is host code only and needs no device: `dsv4-kv`, `dsv4-kv-router` and the model take their weights from
-//! a [`Checkpoint`].
+//! a [`ModelFiles`].
 //!
 //! Reading only the configuration, of a model of four layers:
 //!
 //! ```
-//! use dsv4_kv_checkpoint::{Config, Routing};
+//! use dsv4_kv_model_files::{Config, Routing};
 //!
 //! # let json = r#"{"model_type": "deepseek_v4", "vocab_size": 1000, "hidden_size": 64, "head_dim": 512,
 //! #   "num_attention_heads": 4, "num_key_value_heads": 1, "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 32,
@@ -27,43 +27,43 @@
 //! // Fields are used or refused by name; none is guessed.
 //! let error = Config::from_json(&json.replace("\"o_groups\": 2", "\"o_groups\": 3")).unwrap_err();
 //! assert!(error.to_string().contains("o_groups"), "{error}");
-//! # Ok::<(), dsv4_kv_checkpoint::ConfigError>(())
+//! # Ok::<(), dsv4_kv_model_files::ConfigError>(())
 //! ```
 //!
 //! Reading weights: files are memory-mapped, and a tensor is read when it is requested. The request gives the released
 //! name and the expected shape. The result has the numbers that the tensor represents, whatever format it is stored in:
 //!
 //! ```no_run
-//! use dsv4_kv_checkpoint::Checkpoint;
+//! use dsv4_kv_model_files::ModelFiles;
 //!
-//! let checkpoint = Checkpoint::open("DeepSeek-V4-Flash".as_ref())?;
-//! let config = checkpoint.config();
+//! let model_files = ModelFiles::open("DeepSeek-V4-Flash".as_ref())?;
+//! let config = model_files.config();
 //! let shape = [u64::from(config.vocab_size), u64::from(config.hidden_size)];
-//! let embedding = checkpoint.bf16("embed.weight", &shape)?;
-//! # Ok::<(), dsv4_kv_checkpoint::CheckpointError>(())
+//! let embedding = model_files.bf16("embed.weight", &shape)?;
+//! # Ok::<(), dsv4_kv_model_files::ModelFileError>(())
 //! ```
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `config` | [`Config`]: all of a `config.json` that a forward pass needs |
-//! | `checkpoint` | [`Checkpoint`]: tensors by released name, shape and type |
+//! | `model_files` | [`ModelFiles`]: tensors by released name, shape and type |
 //! | `files` | which files a checkpoint has |
 //! | `mapped` | a memory-mapped file; the only `unsafe` code |
 //! | `catalogue` | the tensors of all files, under released names |
 //! | `names` | maps transformers' names to released names |
 //! | `dequantise` | decodes E4M3, MXFP4 and NVFP4 weights |
-//! | `error` | [`CheckpointError`] |
+//! | `error` | [`ModelFileError`] |
 
 mod catalogue;
-mod checkpoint;
 mod config;
 mod dequantise;
 mod error;
 mod files;
 mod mapped;
+mod model_files;
 mod names;
 
-pub use checkpoint::{Checkpoint, Nvfp4Parts};
 pub use config::{CompressRope, Config, Experts, HyperConnections, Routing};
-pub use error::CheckpointError;
+pub use error::ModelFileError;
 pub use kv_layout::config::{ConfigError, ModelConfig};
+pub use model_files::{ModelFiles, Nvfp4Parts};

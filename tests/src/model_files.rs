@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles};
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -99,9 +99,9 @@ pub fn directory(config: &Value, files: &[(&str, &[u8])]) -> TempDir {
 /// # Panics
 /// If the checkpoint is refused.
 #[must_use]
-pub fn one_file(config: &Value, tensors: &Tensors) -> Checkpoint {
+pub fn one_file(config: &Value, tensors: &Tensors) -> ModelFiles {
     let directory = directory(config, &[("model.safetensors", &serialized(tensors))]);
-    Checkpoint::open(directory.path()).expect("a checkpoint")
+    ModelFiles::open(directory.path()).expect("a checkpoint")
 }
 
 /// Makes a directory of shards, with an index file whose weight map is `map`.
@@ -119,11 +119,11 @@ pub fn sharded(shards: &[(&str, &Tensors)], map: &Value) -> TempDir {
     directory(&config(), &files)
 }
 
-/// The error with which `Checkpoint::open` refuses `directory`.
+/// The error with which `ModelFiles::open` refuses `directory`.
 ///
 /// # Panics
 /// If the checkpoint opens.
 #[must_use]
-pub fn refusal(directory: &Path) -> CheckpointError {
-    Checkpoint::open(directory).err().expect("it should be refused")
+pub fn refusal(directory: &Path) -> ModelFileError {
+    ModelFiles::open(directory).err().expect("it should be refused")
 }

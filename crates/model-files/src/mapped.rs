@@ -5,7 +5,7 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
-use crate::error::CheckpointError;
+use crate::error::ModelFileError;
 
 /// A file whose bytes are read from disk when they are accessed.
 pub(crate) struct Mapped(Mmap);
@@ -13,8 +13,8 @@ pub(crate) struct Mapped(Mmap);
 impl Mapped {
     /// Maps the file. The file must not be changed or truncated while it is mapped. No program can check this; every
     /// program that maps weights relies on it.
-    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let failed = |source| CheckpointError::File { path: path.into(), source };
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelFileError> {
+        let failed = |source| ModelFileError::File { path: path.into(), source };
         let file = File::open(path).map_err(failed)?;
         // SAFETY: the map is read-only and private to this crate, which copies out of it and keeps no
         // reference. What `Mmap::map` asks for besides, that no other process changes the file, is the

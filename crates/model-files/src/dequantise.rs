@@ -11,7 +11,7 @@
 use half::bf16;
 use kv_layout::format::{E2m1, E4m3, Ue8m0};
 
-use crate::error::CheckpointError;
+use crate::error::ModelFileError;
 
 /// Rows and columns of a block of E4M3 weights that share a scale.
 pub(crate) const E4M3_BLOCK: u64 = 128;
@@ -56,7 +56,7 @@ pub(crate) enum Codes<'a> {
 
 impl Weight<'_> {
     /// All values as f32. Only with a factor for the whole tensor (NVFP4) may values be rounded.
-    pub(crate) fn to_f32(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+    pub(crate) fn to_f32(&self, name: &str) -> Result<Vec<f32>, ModelFileError> {
         match self {
             Self::Bf16(bytes) => Ok(elements(bytes, |b| bf16::from_le_bytes(b).to_f32())),
             Self::F32(bytes) => Ok(elements(bytes, f32::from_le_bytes)),
@@ -72,7 +72,7 @@ impl Weight<'_> {
     }
 
     /// All values as BF16; an error for the first value that BF16 cannot represent.
-    pub(crate) fn to_bf16(&self, name: &str) -> Result<Vec<bf16>, CheckpointError> {
+    pub(crate) fn to_bf16(&self, name: &str) -> Result<Vec<bf16>, ModelFileError> {
         let exact = |index, value: f64| {
             let found = bf16::from_f32(value as f32);
             if f64::from(found.to_f32()) == value || value.is_nan() {
@@ -95,8 +95,8 @@ impl Scaled<'_> {
     /// Calls `to` with the index and the exact value of each element, row by row.
     fn map<T>(
         &self,
-        to: impl Fn(usize, f64) -> Result<T, CheckpointError>,
-    ) -> Result<Vec<T>, CheckpointError> {
+        to: impl Fn(usize, f64) -> Result<T, ModelFileError>,
+    ) -> Result<Vec<T>, ModelFileError> {
         let table = self.codes.table();
         let row_scales = self.columns.div_ceil(self.group_columns);
         let mut values = Vec::with_capacity(self.codes.len());
@@ -137,7 +137,7 @@ impl Codes<'_> {
 }
 
 /// UE8M0 scales as numbers.
-pub(crate) fn ue8m0_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, CheckpointError> {
+pub(crate) fn ue8m0_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, ModelFileError> {
     scales(
         name,
         bytes.iter().map(|&byte| if byte == 0xFF { f32::NAN } else { Ue8m0(byte).to_f32() }),
@@ -145,16 +145,16 @@ pub(crate) fn ue8m0_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, Checkpo
 }
 
 /// E4M3 scales as numbers.
-pub(crate) fn e4m3_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, CheckpointError> {
+pub(crate) fn e4m3_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, ModelFileError> {
     scales(name, bytes.iter().map(|&byte| E4m3(byte).to_f32()))
 }
 
-fn scales(name: &str, values: impl Iterator<Item = f32>) -> Result<Vec<f64>, CheckpointError> {
+fn scales(name: &str, values: impl Iterator<Item = f32>) -> Result<Vec<f64>, ModelFileError> {
     let check = |(index, value): (usize, f32)| {
         if value.is_finite() {
             return Ok(f64::from(value));
         }
-        Err(CheckpointError::BadScale { name: name.to_owned(), index })
+        Err(ModelFileError::BadScale { name: name.to_owned(), index })
     };
     values.enumerate().map(check).collect()
 }
@@ -167,6 +167,6 @@ pub(crate) fn elements<T, const BYTES: usize>(
     bytes.as_chunks().0.iter().map(|&element| decode(element)).collect()
 }
 
-fn would_round(name: &str, index: usize, value: f64, to: &'static str) -> CheckpointError {
-    CheckpointError::WouldRound { name: name.to_owned(), index, value, to }
+fn would_round(name: &str, index: usize, value: f64, to: &'static str) -> ModelFileError {
+    ModelFileError::WouldRound { name: name.to_owned(), index, value, to }
 }

@@ -2,14 +2,14 @@
 
 use std::fs;
 
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use dsv4_kv_tests::checkpoint::{
+use dsv4_kv_tests::model_files::{
     Made, Tensors, config, directory, refusal, serialized, sharded, tensors,
 };
 
@@ -27,19 +27,19 @@ fn small() -> Tensors {
 }
 
 /// Opens a checkpoint, and reads each tensor in every way that exists.
-fn read_all(directory: &TempDir) -> Result<(), CheckpointError> {
-    let checkpoint = Checkpoint::open(directory.path())?;
-    for name in checkpoint.names() {
-        let shape = checkpoint.shape(name).expect("it is there");
+fn read_all(directory: &TempDir) -> Result<(), ModelFileError> {
+    let model_files = ModelFiles::open(directory.path())?;
+    for name in model_files.names() {
+        let shape = model_files.shape(name).expect("it is there");
         let doubled: Vec<u64> = match shape[..] {
             [rows, columns] => vec![rows, columns.wrapping_mul(2)],
             _ => shape.clone(),
         };
         for shape in [&shape, &doubled] {
             let results = [
-                checkpoint.f32(name, shape).err(),
-                checkpoint.bf16(name, shape).err(),
-                checkpoint.i64(name, shape).err(),
+                model_files.f32(name, shape).err(),
+                model_files.bf16(name, shape).err(),
+                model_files.i64(name, shape).err(),
             ];
             assert!(results.into_iter().flatten().all(|error| !error.to_string().is_empty()));
         }
@@ -54,14 +54,13 @@ fn a_file_cut_anywhere_is_refused() {
     for length in 0..whole.len() {
         let error =
             refusal(directory(&config(), &[("model.safetensors", &whole[..length])]).path());
-        let right =
-            matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Length { .. });
+        let right = matches!(error, ModelFileError::Corrupt { .. } | ModelFileError::Length { .. });
         assert!(right, "{length} bytes: {error}");
     }
     let mut longer = whole.clone();
     longer.push(0);
     let error = refusal(directory(&config(), &[("model.safetensors", &longer)]).path());
-    assert!(matches!(error, CheckpointError::Length { .. }), "{error}");
+    assert!(matches!(error, ModelFileError::Length { .. }), "{error}");
 }
 
 /// 2,000 files with changed bytes in the header, and with numbers in it replaced by extreme ones: each is opened and
@@ -118,8 +117,7 @@ fn extreme_numbers_in_headers() {
         ("type", json!({ "a": tensor("F77", json!([16]), json!([0, 16])) })),
     ] {
         let error = file(tensors).expect_err(name);
-        let right =
-            matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Length { .. });
+        let right = matches!(error, ModelFileError::Corrupt { .. } | ModelFileError::Length { .. });
         assert!(right, "{name}: {error}");
     }
     // A huge number of empty experts: they are not split.
@@ -146,26 +144,26 @@ fn an_index_names_files_beside_it() {
     ] {
         let error = open(json!({ "a": shard }));
         assert!(
-            matches!(&error, CheckpointError::OutsideDirectory { shard: found, .. } if found == shard),
+            matches!(&error, ModelFileError::OutsideDirectory { shard: found, .. } if found == shard),
             "{shard}: {error}"
         );
     }
     let error = open(json!({ "a": "one.safetensors", "b": "two.safetensors" }));
     assert!(
-        matches!(&error, CheckpointError::NoShard { shard, .. } if shard == "two.safetensors"),
+        matches!(&error, ModelFileError::NoShard { shard, .. } if shard == "two.safetensors"),
         "{error}"
     );
     let error = open(json!({ "a": "one.safetensors", "b": "one.safetensors" }));
     assert!(
-        matches!(&error, CheckpointError::NotInShard { tensor, .. } if tensor == "b"),
+        matches!(&error, ModelFileError::NotInShard { tensor, .. } if tensor == "b"),
         "{error}"
     );
     for map in [json!({ "a": 7 }), json!([]), json!({}), Value::Null] {
         let error = open(map);
-        assert!(matches!(error, CheckpointError::Index { .. }), "{error}");
+        assert!(matches!(error, ModelFileError::Index { .. }), "{error}");
     }
     let directory = directory(&config(), &[("model.safetensors.index.json", b"{")]);
-    assert!(matches!(refusal(directory.path()), CheckpointError::Index { .. }));
+    assert!(matches!(refusal(directory.path()), ModelFileError::Index { .. }));
 }
 
 #[test]
@@ -173,16 +171,16 @@ fn a_directory_without_what_it_needs() {
     let empty = tempfile::tempdir().unwrap();
     let error = refusal(empty.path());
     assert!(
-        matches!(&error, CheckpointError::File { path, .. } if path.ends_with("config.json")),
+        matches!(&error, ModelFileError::File { path, .. } if path.ends_with("config.json")),
         "{error}"
     );
-    assert!(matches!(refusal(directory(&config(), &[]).path()), CheckpointError::NoWeights { .. }));
-    assert!(matches!(refusal(&empty.path().join("nowhere")), CheckpointError::File { .. }));
+    assert!(matches!(refusal(directory(&config(), &[]).path()), ModelFileError::NoWeights { .. }));
+    assert!(matches!(refusal(&empty.path().join("nowhere")), ModelFileError::File { .. }));
     let wrong = directory(&config(), &[("config.json", b"{\"hidden_size\": 7}")]);
     let error = refusal(wrong.path());
-    assert!(matches!(&error, CheckpointError::Config { .. }), "{error}");
+    assert!(matches!(&error, ModelFileError::Config { .. }), "{error}");
     let long = directory(&config(), &[("config.json", &vec![b' '; (1 << 20) + 1])]);
-    assert!(matches!(refusal(long.path()), CheckpointError::TooLarge { .. }));
+    assert!(matches!(refusal(long.path()), ModelFileError::TooLarge { .. }));
     let not_text = directory(&config(), &[("config.json", &[0xFF, 0xFE])]);
-    assert!(matches!(refusal(not_text.path()), CheckpointError::File { .. }));
+    assert!(matches!(refusal(not_text.path()), ModelFileError::File { .. }));
 }
