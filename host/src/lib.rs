@@ -16,7 +16,7 @@
 //! | [`bucket`] | [`Bucket`]: the largest step that a captured graph serves |
 //! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
-//! | [`host_tier`] | KV offloading to pinned host memory |
+//! | [`host_tier`], `tier` | KV offloading to pinned host memory |
 //! | [`layer_progress`] | progress of a layer in a step |
 //! | [`ops`] | single operations, for programs with memory of their own; a cache's steps call them |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
@@ -28,6 +28,9 @@
 //! | `metrics` | gauges and counters of a cache, through the `metrics` facade (feature `metrics`) |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
+//! | `identity` | the identity of the byte layout: equal for caches that can exchange bytes |
+//! | `weights` | [`Compressor`]: weights of a compressor on a device |
+//! | `testing` | access that only tests need (feature `testing`) |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
 //!
 //! # A step

@@ -16,6 +16,7 @@
 //! | [`model`] | one compressor on a device, fed with a history by single operations |
 //! | [`stories`] | stories: random tokens of a request in all layers, and what a cache must store for them |
 //! | [`fed`] | a cache with layers of every kind, fed with stories |
+//! | [`refused`] | names in refusals |
 //! | [`updated`] | a layer of any kind, after its update |
 //! | [`rings`] | sliding-window rings |
 #![deny(unsafe_code)]

@@ -17,8 +17,8 @@
 //! | [`policy`] | which leaf is evicted first |
 //! | [`evict`] | eviction, all or nothing |
 //! | [`lease`] | prefixes that are kept until a time |
-//! | [`event`] | log of stored and removed blocks, for routers and other indexes |
-//! | [`stats`] | counts of reused tokens, and of others by reason |
+//! | [`event`], `log` | log of stored and removed blocks, for routers and other indexes |
+//! | [`stats`], `memory` | counts of reused tokens, and of others by reason; bounded memory of evicted blocks for that |
 //! | `node`, `cell`, `serial`, `order` | segments, blocks, serial numbers of blocks, segments by rank |
 //! | `audit` | everything counted again, for tests |
 //!

@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`], [`place`], [`setup`], [`open`] | options, the device, everything derived from both, the cache |
+//! | [`load`] | arrivals and lengths of requests, from a trace or synthetic |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
 //! | [`tensors`] | inputs and outputs of the kernels in a step, and the launches of a layer |

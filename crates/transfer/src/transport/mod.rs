@@ -12,11 +12,11 @@
 //! |---|---|
 //! | `mod.rs` | [`Transport`] |
 //! | `token.rs` | who may do what with memory, and the state of a read |
-//! | `region.rs`, `storage.rs` | memory that can be registered: of the host, of a device |
+//! | `memory_kind.rs`, `region.rs`, `storage.rs` | memory that can be registered: of the host, of a device |
 //! | `on_device.rs`, `digester.rs` | memory of a device, and digests that are computed there |
 //! | `error.rs` | reasons why a transport fails |
 //! | `loopback.rs` | within a process |
-//! | `file.rs` | through a directory |
+//! | `file.rs`, `directory_lock.rs` | through a directory, and the lock that shows whether a process still uses it |
 //! | `nixl/` | NIXL, from a shared library that is found at run time; feature `nixl` |
 
 mod digester;
