@@ -67,16 +67,23 @@ impl<B: Backend> Stream<B> {
     ///
     /// # Errors
     /// [`DeviceError::ForbiddenInCapture`] while it is being captured, also by the program that owns it;
-    /// [`DeviceError::Cuda`].
+    /// [`DeviceError::Cuda`]; [`DeviceError::KernelFault`].
     pub fn running(&self, operation: &'static str) -> Result<Running<'_, B>, DeviceError> {
         let id = self.id();
-        if self.backend().is_recorded(self.raw())? {
-            return Err(DeviceError::ForbiddenInCapture { operation });
-        }
+        self.refuse_recording(operation)?;
         if !self.device().captures().start_running(id) {
             return Err(DeviceError::ForbiddenInCapture { operation });
         }
         Ok(Running { stream: self, id })
+    }
+
+    /// Refuses work that has to run while the program that owns the stream captures it: it would be recorded, and a wait
+    /// would end that capture.
+    pub(crate) fn refuse_recording(&self, operation: &'static str) -> Result<(), DeviceError> {
+        match self.backend().is_recorded(self.raw())? {
+            true => Err(DeviceError::ForbiddenInCapture { operation }),
+            false => Ok(()),
+        }
     }
 
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
@@ -91,7 +98,8 @@ impl<B: Backend> Stream<B> {
     /// device was opened with, and `O::info`, the extents and the arguments are those of that kernel.
     ///
     /// # Errors
-    /// As [`Self::check`]; [`DeviceError::Cuda`]; [`DeviceError::Fault`] on the emulator.
+    /// As [`Self::check`]; [`DeviceError::Cuda`]; [`DeviceError::KernelFault`] of an earlier launch;
+    /// [`DeviceError::Fault`] on the emulator.
     pub unsafe fn launch<O: Operation>(
         &self,
         variant: O::Variant,
@@ -151,19 +159,24 @@ impl<B: Backend> Stream<B> {
     /// # Errors
     /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
+        const OPERATION: &str = "waiting for a stream";
+        self.refuse_recording(OPERATION)?;
         let captures = self.device().captures();
-        captures.outside("waiting for a stream", || self.backend().synchronize(self.raw()))
+        captures.outside(OPERATION, || self.backend().synchronize(self.raw()))
     }
 
     /// Records `event` at the present end of the stream.
     ///
     /// # Errors
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::ForbiddenInCapture`] while capturing;
-    /// [`DeviceError::Cuda`].
+    /// [`DeviceError::Cuda`]; [`DeviceError::KernelFault`].
     pub fn record(&self, event: &Event<B>) -> Result<(), DeviceError> {
+        const OPERATION: &str = "recording an event";
         let raw = event.raw_for(self.device())?;
+        // Streams that wait for the event would be captured too.
+        self.refuse_recording(OPERATION)?;
         let captures = self.device().captures();
-        captures.outside("recording an event", || self.backend().record(raw, self.raw()))
+        captures.outside(OPERATION, || self.backend().record(raw, self.raw()))
     }
 
     /// Makes work that is queued from now on wait, on the device, until `event` has passed; it does not wait if `event`
@@ -172,9 +185,11 @@ impl<B: Backend> Stream<B> {
     /// # Errors
     /// As [`Self::record`].
     pub fn wait_for(&self, event: &Event<B>) -> Result<(), DeviceError> {
+        const OPERATION: &str = "waiting for an event";
         let raw = event.raw_for(self.device())?;
+        self.refuse_recording(OPERATION)?;
         let captures = self.device().captures();
-        captures.outside("waiting for an event", || self.backend().wait_in_stream(self.raw(), raw))
+        captures.outside(OPERATION, || self.backend().wait_in_stream(self.raw(), raw))
     }
 
     pub(crate) fn raw(&self) -> &B::Stream {

@@ -136,6 +136,7 @@ impl<B: Backend> Stream<B> {
         queue: impl Fn(&mut Vec<u8>, usize, usize) -> Result<(), DeviceError>,
         mut done: impl FnMut(&[u8], usize),
     ) -> Result<(), DeviceError> {
+        self.refuse_recording(operation)?;
         self.device().captures().outside(operation, || {
             let mut staging = Vec::with_capacity(bytes.min(PART));
             for offset in (0..bytes).step_by(PART) {

@@ -18,7 +18,7 @@
 //! | [`evict`] | eviction, all or nothing |
 //! | [`lease`] | prefixes that are kept until a time |
 //! | [`event`], `log` | log of stored and removed blocks, for routers and other indexes |
-//! | [`stats`], `memory` | counts of reused tokens, and of others by reason; bounded memory of evicted blocks for that |
+//! | [`stats`], `memory` | counts of reused tokens, and of others by reason; evicted blocks that are remembered to tell the reason |
 //! | `node`, `cell`, `serial`, `order` | segments, blocks, serial numbers of blocks, segments by rank |
 //! | `audit` | everything counted again, for tests |
 //!

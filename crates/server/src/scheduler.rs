@@ -139,8 +139,8 @@ impl<B: Backend> Scheduler<B> {
         let _ended = CloseOnDrop(self.queue());
         queue.set_running(true);
         let ended = self.run_all();
-        // Not reached by a panic, so that clients are told of it.
-        queue.set_running(false);
+        // A panic does not come here either. Clients that got no last event are then told that the server has failed.
+        queue.set_running(ended.is_err());
         ended
     }
 

@@ -268,8 +268,8 @@ impl<B: Backend> ColdTier<B> {
         self.fetching.len()
     }
 
-    /// Hands prefixes that have arrived in host memory to the store, while its queue has room, and enters prefixes that
-    /// the store has read in host memory. Call it between steps; it waits for nothing. With another cache it does
+    /// Hands prefixes that have arrived in host memory to the store, while its queue has room and those that wait there
+    /// keep no more than half of host memory, and enters prefixes that the store has read in host memory. Call it between steps; it waits for nothing. With another cache it does
     /// nothing, except that [`Self::take_errors`] reports it.
     pub fn advance(&mut self, cache: &mut KvCacheManager<B>) {
         if !self.is_below(cache) {

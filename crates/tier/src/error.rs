@@ -106,7 +106,7 @@ impl ColdError {
     }
 
     /// Whether the object may not be read: it alone, for instance because it is archived in S3, or all objects, for
-    /// instance because a token has expired.
+    /// instance because a signature has expired.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(self, Self::Store(object_store::Error::PermissionDenied { .. }))
     }

@@ -20,6 +20,8 @@ use crate::queue::{Found, Owner, Parts, Shared, Source, Wanted};
 const WHOLE_TIME: Duration = Duration::from_secs(600);
 /// Most objects for which this is remembered.
 const MOST_WHOLE: usize = 1 << 16;
+/// After so many objects that may not be read, no shorter prefix of a prompt is tried: the store denies all, it seems.
+const MOST_DENIED: usize = 3;
 /// Bytes of an object that one request stores. A store's client gives each request the same time, 30 s by default, and
 /// repeats it as a whole; longer objects are stored in parts of this size.
 const PART: usize = if cfg!(test) { 4096 } else { 16 << 20 };
@@ -31,6 +33,10 @@ pub(crate) struct Objects {
     owner: Owner,
     known: Arc<Known>,
     whole: Whole,
+    /// Objects that may not be read: the value of `successes` when that was seen first.
+    denied: HashMap<Key, u64>,
+    /// How often a prefix was read, or a chain of objects was seen whole.
+    successes: u64,
 }
 
 /// The objects that a store has, as far as is known.
@@ -72,7 +78,8 @@ impl Objects {
         owner: Owner,
         known: Arc<Known>,
     ) -> Self {
-        Self { objects, prefix, owner, known, whole: Whole::default() }
+        let (whole, denied) = (Whole::default(), HashMap::new());
+        Self { objects, prefix, owner, known, whole, denied, successes: 0 }
     }
 
     fn path(&self, key: &Key) -> Path {
@@ -165,6 +172,7 @@ impl Objects {
             match self.follow(&keys[..blocks], &mut links).await {
                 Ok(seen) => {
                     if !links.is_empty() {
+                        self.successes += 1;
                         self.forget(&denied);
                     }
                     self.whole.remember(links, seen);
@@ -223,17 +231,25 @@ impl Objects {
 
     /// Handles the error of a chain, whose last link could not be read. Returns whether the store may have a shorter
     /// prefix. A missing, damaged, foreign or archived object is forgotten, together with the objects whose chains lead
-    /// to it, so that they are stored again. So is an object that may not be read, if the links before it could be. If
-    /// there are none, the store may deny all objects, and not for long: then it is added to `denied`, whose objects are
-    /// forgotten when another one could be read.
+    /// to it, so that they are stored again. So is an object that may not be read, if another one could be read since it
+    /// was denied first, such as a link before it. Else the store may deny all objects, and not for long: then it is
+    /// added to `denied`, whose objects are forgotten when another one can be read, and only a few shorter prefixes are
+    /// tried.
     fn break_off(&mut self, error: &ColdError, chain: &[Key], denied: &mut Vec<Key>) -> bool {
-        let is_denied = error.is_denied();
-        if error.is_final() || is_denied && chain.len() > 1 {
+        if error.is_final() {
             self.forget(chain);
-        } else if is_denied {
+            return true;
+        }
+        if !error.is_denied() {
+            return false;
+        }
+        let first = chain.last().map(|key| *self.denied.entry(*key).or_insert(self.successes));
+        if chain.len() > 1 || first.is_some_and(|first| first < self.successes) {
+            self.forget(chain);
+        } else {
             denied.extend(chain);
         }
-        error.is_final() || is_denied
+        denied.len() < MOST_DENIED
     }
 
     /// Forgets objects, so that they are stored again. Forgets also which chains are whole, since any of them
@@ -243,7 +259,10 @@ impl Objects {
             return;
         }
         let mut known = self.known.lock();
-        keys.iter().for_each(|key| _ = known.remove(key));
+        for key in keys {
+            known.remove(key);
+            self.denied.remove(key);
+        }
         self.whole.0.clear();
     }
 
@@ -265,6 +284,8 @@ impl Objects {
             match self.read_parts(&wanted, &keys[..blocks], (queue, &mut chain)).await {
                 Ok(None) => return (None, errors),
                 Ok(Some(parts)) => {
+                    self.successes += 1;
+                    chain.iter().for_each(|key| _ = self.denied.remove(key));
                     self.forget(&denied);
                     let sizes = (blocks, self.owner.block_bytes);
                     return (Some(Found::new(wanted, sizes, parts, queue)), errors);
@@ -344,5 +365,38 @@ impl Objects {
         let part = |part: &[u8]| bytes.slice_ref(part);
         let at_end = (part(image.checkpoint), (origin, image.has_draft));
         Ok((image.first, part(image.blocks), at_end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    /// An object that is denied again after another one could be read is forgotten, so that it is stored again. Denials
+    /// alone make nothing forgotten, and end the search for shorter prefixes.
+    #[test]
+    fn what_alone_is_denied_is_forgotten() {
+        let owner =
+            Owner { identity: Arc::from(&b"identity"[..]), block_bytes: 1, checkpoint_bytes: 1 };
+        let known = Arc::<Known>::default();
+        let store = Box::new(InMemory::new());
+        let mut objects = Objects::new(store, Path::default(), owner, Arc::clone(&known));
+        let keys = [1, 2, 3].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
+        known.lock().extend(keys);
+        let source = || Box::<dyn std::error::Error + Send + Sync>::from("403");
+        let error =
+            object_store::Error::PermissionDenied { path: "object".into(), source: source() };
+        let error = ColdError::Store(error);
+        for _ in 0..2 {
+            let mut denied = Vec::new();
+            let goes_on = keys.map(|key| objects.break_off(&error, &[key], &mut denied));
+            assert_eq!((goes_on, &denied[..]), ([true, true, false], &keys[..]));
+        }
+        objects.successes += 1;
+        assert!(objects.break_off(&error, &keys[..1], &mut Vec::new()));
+        let known = known.lock();
+        assert_eq!(keys.map(|key| known.contains(&key)), [false, true, true]);
     }
 }

@@ -233,7 +233,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Waits for `stream` and reports rows and keys that were gathered or scored since the last check although no
-    /// kernel had written them; a row that is NaN because its inputs were counts too. Of kernels that run in another stream meanwhile, rows may be counted whose records are not
+    /// kernel had written them. A row counts too if it is NaN because its inputs were. Of kernels that run in another stream meanwhile, rows may be counted whose records are not
     /// there yet: check each layer group by its own step then. Without [`CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Tiers 1 and 3 with attention on the device, directly over the stored rows.
+//! `whole_model` and `same_bits` with attention on the device, directly over the stored rows.
 
 use dsv4_kv::device::{Backend, Device};
 use libtest_mimic::Failed;

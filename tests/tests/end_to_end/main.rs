@@ -9,10 +9,10 @@
 //! | `whole_model.rs` | logits, end to end, for models that choose nothing by score |
 //! | `each_layer.rs` | each layer, with the input of the reference: entries, keys, lists, experts, streams |
 //! | `same_bits.rs` | batches, chunks, drafts and graphs: the same bits; and logits for the reference's tokens |
-//! | `in_place.rs` | tiers 1 and 3 with attention on the device |
-//! | `released.rs` | tier 1 with released names and configuration |
+//! | `in_place.rs` | `whole_model` and `same_bits` with attention on the device |
+//! | `released.rs` | `whole_model` with released names and configuration |
 //! | `nvfp4.rs` | indexers with weights in NVFP4, compared with the same values in BF16 |
-//! | `mutations.rs` | models with one part broken: tier 1 or 2 must fail |
+//! | `mutations.rs` | models with one part broken: `whole_model` or `each_layer` must fail |
 //! | `bits.rs`, `stored.rs` | results that must be equal, bit for bit; entries and keys in the cache |
 //! | `reference.rs`, `layers.rs` | a folder of reference vectors |
 //! | `run.rs` | a run of a model over the reference's tokens, and a recorder of its results |

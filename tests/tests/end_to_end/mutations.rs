@@ -1,4 +1,4 @@
-//! Models with one part broken. Each must fail tier 1 or tier 2; otherwise these tests would not notice such a mistake.
+//! Models with one part broken. Each must fail `whole_model` or `each_layer`; otherwise these tests would not notice such a mistake.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn transpose(connection: &mut HyperConnection) {
     }
 }
 
-/// Runs each mutation through tiers 1 and 2.
+/// Runs each mutation through `whole_model` and `each_layer`.
 pub fn each_is_seen<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let mut missed = Vec::new();
     for (name, mutate) in mutations() {

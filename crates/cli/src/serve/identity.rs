@@ -77,14 +77,14 @@ fn inode(_: &Metadata) -> u64 {
     0
 }
 
-/// The checkpoint's digest combined with this program, the place of attention, the device, the processor and the
+/// The digest of the model's files combined with this program, the place of attention, the device, the processor and the
 /// mathematical functions of the system. Each of them can change bits of the results.
 pub(super) fn of(
-    model_files: &Sha256,
+    files_digest: &Sha256,
     place: AttentionPlace,
     device: &str,
 ) -> Result<Vec<u8>, InputError> {
-    let mut digest = model_files.clone();
+    let mut digest = files_digest.clone();
     // The running executable, even if the file at its path was renamed or replaced.
     let program = if cfg!(target_os = "linux") {
         Ok(PathBuf::from("/proc/self/exe"))

@@ -45,7 +45,7 @@ unsafe impl Backend for Cuda {
     }
 
     fn is_recorded(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
-        // Only the owner of a borrowed stream can capture it without this crate.
+        // Nobody else has the handle of a stream of its own, and its events are recorded outside captures.
         if !stream.is_borrowed() {
             return Ok(false);
         }

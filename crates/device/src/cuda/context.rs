@@ -103,7 +103,7 @@ impl Cuda {
         Ok(CallersContext(callers))
     }
 
-    /// The error of a driver call. After the fault of a kernel every call returns the status of that fault, also one that
+    /// The error of a driver call. After the fault of a kernel calls return the status of that fault, also one that
     /// launches another kernel: then the error names the kernels that may have caused it.
     pub(super) fn check(
         &self,
@@ -118,8 +118,8 @@ impl Cuda {
     }
 }
 
-/// Whether a status says that a kernel has failed: those after which, by the driver's reference, the process has to be
-/// started again.
+/// Whether a status says that a kernel has failed. By the driver's reference the context is lost then, and after most of
+/// them all use of CUDA by the process.
 const fn is_kernel_fault(status: CUresult) -> bool {
     matches!(
         status,

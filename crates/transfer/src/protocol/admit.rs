@@ -99,6 +99,7 @@ impl<B: Backend> Target<'_, B> {
         };
         let error = match answer {
             Ok(Some(true)) => {
+                // Not foreign: the cache was compared before the question.
                 let entered = self.cache.enter(claim.loaded);
                 let foreign = |loaded: Loaded| MoveError::ForeignRoom(loaded.into());
                 return Ok(Claimed::Admitted(entered.map_err(foreign)?));

@@ -187,6 +187,18 @@ pub fn a_capture_of_the_stream_by_its_owner_refuses_steps() {
     );
     let refused = stream.replay(&graph).unwrap_err();
     assert!(matches!(refused, DeviceError::NestedCapture), "{refused}");
+    // Otherwise a stream that waits for the event would join the capture.
+    let (event, mut read) = (device.event().unwrap(), [0]);
+    let refused = [
+        stream.record(&event),
+        stream.wait_for(&event),
+        stream.synchronize(),
+        stream.download(&buffer, 0, &mut read),
+    ];
+    for refused in refused {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+    }
     let mut recorded = std::ptr::null_mut();
     // SAFETY: the stream is captured; the call writes the graph, which nothing else destroys.
     let ended = unsafe {

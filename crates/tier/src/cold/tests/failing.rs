@@ -324,7 +324,7 @@ fn a_store_that_is_down_is_asked_once() {
     assert_eq!((gets.load(Ordering::Relaxed), cold.stats().failed), (1, 1));
 }
 
-/// The answer of S3 to a read of an archived object, or to any read with an expired token.
+/// The answer of S3 to a read of an archived object, or of Azure to any read with an expired signature.
 fn denied() -> object_store::Error {
     object_store::Error::PermissionDenied { path: "an object".into(), source: "403".into() }
 }
