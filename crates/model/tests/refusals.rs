@@ -121,17 +121,22 @@ fn an_interrupted_request_ends_inside_a_step() {
     let device = EmuDevice::new(EmuOptions::default());
     let limits = EngineLimits { max_draft: 2, ..LIMITS };
     let mut engine = Engine::new(&device, Arc::new(model()), limits).expect("an engine");
-    let mut run = |last| {
-        let continuation = Continuation { max_tokens: 10, drafts: 2, ..CONTINUATION };
+    let mut run = |prompt: &[u32], max_tokens, last| {
+        let continuation = Continuation { max_tokens, drafts: 2, ..CONTINUATION };
         let mut observer = Until { last, tokens: 0 };
-        let summary = engine.generate(&[1, 2, 1, 2, 1], continuation, 8, &mut observer);
+        let summary = engine.generate(prompt, continuation, 8, &mut observer);
         (summary.expect("tokens"), observer.tokens)
     };
-    let (whole, _) = run(0);
-    assert!(whole.accepted > 0 && whole.tokens.len() == 10, "{whole:?}");
-    for last in 1..10 {
-        let (summary, tokens) = run(last);
-        assert_eq!((tokens, &summary.tokens[..]), (last, &whole.tokens[..last]));
+    // Only the last tokens repeat earlier ones, so that drafts are accepted. They are the same after the others as prompt.
+    let begin = [1, 2, 1, 2, 1];
+    let (whole, _) = run(&begin, 24, 0);
+    let (before, after) = whole.tokens.split_at(16);
+    let prompt = [&begin[..], before].concat();
+    let (rest, _) = run(&prompt, after.len(), 0);
+    assert!(rest.accepted > 0 && rest.tokens == after, "{rest:?}, after {whole:?}");
+    for last in 1..=4 {
+        let (summary, tokens) = run(&prompt, after.len(), last);
+        assert_eq!((tokens, &summary.tokens[..]), (last, &after[..last]));
         assert_eq!(summary.finish, None);
     }
 }
