@@ -1,5 +1,6 @@
 //! Attention: one softmax over keys and a sink. Keys are also the values.
 
+use crate::indexer::product;
 use crate::rope::{CHANNELS as ROTARY, Table};
 use crate::row::CHANNELS;
 
@@ -39,9 +40,7 @@ pub fn attend(
     (table, position): (Table, usize),
 ) -> Attended {
     assert!(query.len() == CHANNELS && keys.iter().all(|key| key.len() == CHANNELS));
-    let score = |key: &Vec<f64>| {
-        query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (CHANNELS as f64).sqrt()
-    };
+    let score = |key: &Vec<f64>| product(query, key).value / (CHANNELS as f64).sqrt();
     let scores: Vec<f64> = keys.iter().map(score).collect();
     let most = scores.iter().copied().fold(sink, f64::max);
     if most == f64::NEG_INFINITY {
@@ -50,16 +49,17 @@ pub fn attend(
     }
     let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
     let total = weights.iter().sum::<f64>() + (sink - most).exp();
-    let over_keys = |of_key: fn(f64) -> f64| -> Vec<f64> {
-        let channel = |c: usize| -> f64 {
-            weights.iter().zip(keys).map(|(weight, key)| weight * of_key(key[c])).sum()
-        };
-        (0..CHANNELS).map(|c| channel(c) / total).collect()
-    };
-    let mut magnitude = over_keys(f64::abs);
+    let (mut sum, mut magnitude) = (vec![0.0; CHANNELS], vec![0.0; CHANNELS]);
+    for (weight, key) in weights.iter().zip(keys) {
+        for ((sum, magnitude), value) in sum.iter_mut().zip(&mut magnitude).zip(key) {
+            *sum += weight * value;
+            *magnitude += weight * value.abs();
+        }
+    }
+    sum.iter_mut().chain(&mut magnitude).for_each(|of_channel| *of_channel /= total);
     magnitude[CHANNELS - ROTARY..].chunks_exact_mut(2).for_each(|pair| {
         pair.fill(pair[0] + pair[1]);
     });
-    let sum = table.rotate_back(&over_keys(|value| value), position);
+    let sum = table.rotate_back(&sum, position);
     Attended { sum, magnitude, lse: most + total.ln() }
 }

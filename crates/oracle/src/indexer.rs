@@ -53,9 +53,9 @@ pub fn score(queries: &[Vec<f64>], weights: &[f64], key: &[f64]) -> Score {
     score
 }
 
-/// The scalar product of two vectors, and the sum of the magnitudes of its terms. There are eight partial sums, since
-/// additions to a single sum would wait for each other.
-fn product(a: &[f64], b: &[f64]) -> Score {
+/// The scalar product of two vectors, whose length is a multiple of eight, and the sum of the magnitudes of its terms.
+/// There are eight partial sums, since additions to a single sum would wait for each other.
+pub(crate) fn product(a: &[f64], b: &[f64]) -> Score {
     let (mut value, mut magnitude) = ([0.0; 8], [0.0; 8]);
     for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
         for lane in 0..8 {
