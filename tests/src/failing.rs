@@ -41,6 +41,8 @@ pub struct Failing<B> {
     /// The number of a call, and work to run before it.
     before: Mutex<Option<(u64, Other)>>,
     skips_launches: AtomicBool,
+    waits_for_launches: AtomicBool,
+    is_recorded: AtomicBool,
     domain: Option<u64>,
 }
 
@@ -95,6 +97,8 @@ impl<B: Backend> Failing<B> {
             meeting: Mutex::default(),
             before: Mutex::default(),
             skips_launches: AtomicBool::new(false),
+            waits_for_launches: AtomicBool::new(false),
+            is_recorded: AtomicBool::new(false),
             domain,
         }
     }
@@ -131,6 +135,16 @@ impl<B: Backend> Failing<B> {
     /// Sets whether launches from now on succeed without running their kernels.
     pub fn skip_launches(&self, skip: bool) {
         self.skips_launches.store(skip, Ordering::Relaxed);
+    }
+
+    /// Sets whether the device waits after each launch from now on.
+    pub fn wait_for_launches(&self, waits: bool) {
+        self.waits_for_launches.store(waits, Ordering::Relaxed);
+    }
+
+    /// Sets whether all streams count from now on as captured by the program that owns them.
+    pub fn record_streams(&self, records: bool) {
+        self.is_recorded.store(records, Ordering::Relaxed);
     }
 
     /// Runs `other` once, inside call `question`, counted from 0 from now on, of [`Backend::stream_id`]. A stream makes
@@ -229,11 +243,11 @@ unsafe impl<B: Backend> Backend for Failing<B> {
     }
 
     fn waits_for_launches(&self) -> bool {
-        self.inner.waits_for_launches()
+        self.waits_for_launches.load(Ordering::Relaxed) || self.inner.waits_for_launches()
     }
 
     fn is_recorded(&self, stream: &Self::Stream) -> Result<bool, DeviceError> {
-        self.inner.is_recorded(stream)
+        Ok(self.is_recorded.load(Ordering::Relaxed) || self.inner.is_recorded(stream)?)
     }
 
     fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {

@@ -9,3 +9,4 @@ mod fuzz;
 mod golden;
 mod model_files;
 mod router;
+mod streams;

@@ -212,3 +212,17 @@ pub enum Execution {
     /// Allocator and planner; no device is used.
     Bookkeeping,
 }
+
+#[cfg(test)]
+impl ReplayArgs {
+    /// The arguments of a command line, `replay` included.
+    pub fn of_line(line: &str) -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: ReplayArgs,
+        }
+
+        <Line as clap::Parser>::parse_from(line.split(' ')).args
+    }
+}

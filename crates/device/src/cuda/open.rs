@@ -57,7 +57,7 @@ impl CudaDevice {
     /// # Safety
     /// `handle` is a live stream of this device's context and outlives the result and its clones. It is not
     /// `CU_STREAM_PER_THREAD`, which is another stream in each thread. To be captured it must not be the legacy default
-    /// stream.
+    /// stream. No other thread begins a capture of it while a call queues work into it: calls ask only at their beginning.
     #[must_use]
     pub unsafe fn stream_from_raw(&self, handle: CUstream) -> Stream<Cuda> {
         Stream::new(self.own(CudaStream::borrowed(handle, self.backend())), self)

@@ -122,22 +122,28 @@ fn what_another_prompt_found_missing_is_not_there() {
     assert_eq!((stats.failed, stats.not_there, cold.fetching()), (0, 2, 0));
 }
 
+/// Blocks the store's thread until the result is sent to, and computes prompts of so many salts meanwhile.
+fn compute_while_blocked(fed: &mut Fed<Null>, cold: &mut ColdTier<Null>, salts: u8) -> Sender<()> {
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let (go, wait) = channel();
+    cold.store.work(move || wait.recv().unwrap());
+    cold.pending += 1;
+    for salt in 0..salts {
+        compute(fed, &Prompt { tokens: &tokens, salt: &[salt], adapter: b"" });
+        cold.advance(&mut fed.manager);
+    }
+    go
+}
+
 /// With a slow store, only the prefixes that wait in its queue keep host memory from eviction. The others wait as
 /// places, and are stored in their turn.
 #[test]
 fn a_slow_store_loses_nothing() {
     const PROMPTS: usize = 70;
     let directory = tempfile::tempdir().unwrap();
-    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
     let mut fed = cache();
     let mut cold = tier(&mut fed, &directory);
-    let (go, wait) = channel::<()>();
-    cold.store.work(move || wait.recv().unwrap());
-    cold.pending += 1;
-    for salt in 0..PROMPTS as u8 {
-        compute(&mut fed, &Prompt { tokens: &tokens, salt: &[salt], adapter: b"" });
-        cold.advance(&mut fed.manager);
-    }
+    let go = compute_while_blocked(&mut fed, &mut cold, PROMPTS as u8);
     assert_eq!(cold.pending, 65, "the one that waits, and those behind it");
     go.send(()).unwrap();
     cold.settle(&mut fed.manager);
@@ -152,19 +158,12 @@ fn a_slow_store_loses_nothing() {
 fn a_store_that_hangs_keeps_half_of_host_memory() {
     const PROMPTS: u64 = 30;
     let directory = tempfile::tempdir().unwrap();
-    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
     let (block, checkpoint) = cache().manager.host_image_bytes().unwrap();
     // Two blocks and a checkpoint, ten times.
     let host_bytes = 10 * (2 + checkpoint.div_ceil(block)) * block;
     let mut fed = cache_with(host_bytes);
     let mut cold = tier(&mut fed, &directory);
-    let (go, wait) = channel::<()>();
-    cold.store.work(move || wait.recv().unwrap());
-    cold.pending += 1;
-    for salt in 0..PROMPTS as u8 {
-        compute(&mut fed, &Prompt { tokens: &tokens, salt: &[salt], adapter: b"" });
-        cold.advance(&mut fed.manager);
-    }
+    let go = compute_while_blocked(&mut fed, &mut cold, PROMPTS as u8);
     assert_eq!(cold.pending, 1 + 6, "the work, and those that wait");
     let stats = fed.manager.tier_stats();
     assert_eq!((stats.stored_checkpoints, stats.lost_offers), (PROMPTS, 0), "{stats:?}");

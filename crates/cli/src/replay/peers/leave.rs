@@ -150,18 +150,10 @@ impl<E: Execute, M: Mover<E>> Execute for Leaving<E, M> {
 mod tests {
     use std::process::Command;
 
-    use clap::Parser as _;
-
     use super::*;
     use crate::replay::ReplayArgs;
     use crate::replay::execute::Bookkeeping;
     use crate::replay::place::Place;
-
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: ReplayArgs,
-    }
 
     /// A mover of which no request is ever read.
     struct Unread;
@@ -187,7 +179,7 @@ mod tests {
     /// Admits a request to a process that runs; requests also wait for a process that has ended.
     fn admit(interrupt: &Interrupt) -> Result<()> {
         let line = "replay --execute bookkeeping --requests 8 --peers 3";
-        let args = Line::parse_from(line.split(' ')).args;
+        let args = ReplayArgs::of_line(line);
         let setup = Setup::new(&args, &Place::Ledger)?;
         let moves = |of: &Request| of.arrival.output > 1;
         let index = setup.load.iter().position(moves).expect("a request with an answer");

@@ -253,7 +253,6 @@ impl Control for Channel<'_> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
     use dsv4_kv::StepRequest;
     use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
     use dsv4_kv::transfer::Positions;
@@ -265,12 +264,6 @@ mod tests {
     use crate::replay::execute::Execute as _;
     use crate::replay::open::full_on;
     use crate::replay::place::Place;
-
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: ReplayArgs,
-    }
 
     /// Tokens of each prompt.
     const TOKENS: u32 = 5;
@@ -288,7 +281,7 @@ mod tests {
     impl Moves {
         fn new() -> Self {
             let line = "replay --device cpu --gpu-mem 300MiB --requests 4 --max-requests 8 --peers 2 --verify 0";
-            let args = Line::parse_from(line.split(' ')).args;
+            let args = ReplayArgs::of_line(line);
             let mut setup = Setup::new(&args, &Place::Cpu).unwrap();
             let options = EmuOptions { memory: 2 * setup.memory, ..EmuOptions::default() };
             let device = EmuDevice::new(options);
