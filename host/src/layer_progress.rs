@@ -12,6 +12,8 @@ pub enum LayerProgress {
     Failed,
     /// Its entries and state are updated; the window's append is outstanding.
     Updated,
+    /// Its append was begun and did not finish: a launch failed. Only the append can be repeated.
+    HalfAppended,
     /// All of it was queued.
     Finished,
 }
@@ -22,6 +24,7 @@ impl fmt::Display for LayerProgress {
             Self::NotStarted => "not updated",
             Self::Failed => "half updated, since a launch failed",
             Self::Updated => "updated, but its window was not appended to",
+            Self::HalfAppended => "half appended to its window, since a launch failed",
             Self::Finished => "finished",
         })
     }

@@ -88,7 +88,7 @@
 //!             let inputs = CsaInputs { kv: &kv, main: main(), index: index() };
 //!             let updated = step.csa(layer)?.update(&inputs)?;
 //!             updated.gather_window(.., &window, &lengths)?;
-//!             let lists = EntryLists { queries: 0..5, k, entries: &lists };
+//!             let lists = EntryLists { queries: 0..5, k, indices: &lists };
 //!             updated.select_projected(&projected, &workspace, &lists)?;
 //!             updated.gather_entries(.., &lists, &entries)?;
 //!             updated.append()?;

@@ -81,21 +81,33 @@ impl Freed {
     }
 }
 
-/// Reads the results of a layer group's searches since the last read, and adds the rows that were recorded to `rows`.
-/// Returns how many were found. The number on the device only grows: setting it to 0 would lose what kernels in other
-/// streams count meanwhile.
+/// What the searches of a layer group have found, as it is on the device.
+pub(crate) type Found = [u32; WORDS as usize];
+
+/// Reads what the searches of a layer group have found.
 pub(crate) fn read<B: Backend>(
     stream: &Stream<B>,
     found: &Buffer<B, u32>,
+) -> Result<Found, KvError> {
+    let mut words = [0; WORDS as usize];
+    stream.download(&found.view(), 0, &mut words)?;
+    Ok(words)
+}
+
+/// Adds the rows that were recorded in `words`, read from `found`, and not reported yet to `rows`, and marks them as
+/// reported. Returns how many were found. The number on the device only grows: setting it to 0 would lose what kernels
+/// in other streams count meanwhile.
+pub(crate) fn report<B: Backend>(
+    stream: &Stream<B>,
+    found: &Buffer<B, u32>,
+    words: &Found,
     ledger: &Ledger,
     rows: &mut Vec<PoisonRead>,
-) -> Result<u32, KvError> {
-    let mut words = [0_u32; WORDS as usize];
-    stream.download(&found.view(), 0, &mut words)?;
-    let [count, read, records @ ..] = &words;
+) -> u32 {
+    let [count, read, records @ ..] = words;
     let new = count.wrapping_sub(*read);
     if new > 0 {
-        // If this fails, the next read reports the rows again.
+        // If this fails, the next call reports the rows again.
         let _ = stream.upload(&[*count], found, 1);
         let (records, _) = records.as_chunks::<RECORD>();
         for index in (0..new.min(CAPACITY as u32)).map(|i| read.wrapping_add(i)) {
@@ -106,7 +118,7 @@ pub(crate) fn read<B: Backend>(
             }
         }
     }
-    Ok(new)
+    new
 }
 
 fn read_record(ledger: &Ledger, &[place, slot, position, what, _]: &[u32; RECORD]) -> PoisonRead {

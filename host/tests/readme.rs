@@ -77,7 +77,7 @@ for (id, kind) in step.layer_kinds() {
         LayerKind::Csa => {
             let layer = step.csa(id)?.update(&CsaInputs { kv: &kv, main, index })?;
             layer.gather_window(.., &window, &lengths)?;
-            let lists = EntryLists { queries: 0..tokens, k, entries: &lists };
+            let lists = EntryLists { queries: 0..tokens, k, indices: &lists };
             layer.select(&indexers[&id], &activations, &workspace, &lists)?;
             layer.gather_entries(.., &lists, &entries)?;
             layer.append()?;

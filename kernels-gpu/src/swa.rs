@@ -61,8 +61,8 @@ unsafe fn checkpoint_row(args: AppendSwa, token: u32) -> Option<([GlobalMut<u8>;
     (checkpoint < checkpoints).then(|| ([plane(data_units), plane(scale_units)], u64::from(row)))
 }
 
-/// The checkpoint in which a token has a row, and its row there, 0 to 127. A token that has none (-1) gets a checkpoint
-/// past any number of checkpoints.
+/// The checkpoint in which a token has a row, and its row there, 0 to 127. For a token that has none
+/// (-1), a number above that of any checkpoint.
 ///
 /// # Safety
 /// `rows` has a row for the token.

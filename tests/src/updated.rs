@@ -161,7 +161,7 @@ impl<B: Backend> Updated<'_, B> {
         let (projected, weights) = (ones(count * heads * INDEX_DIM), ones(count * heads));
         let lists = stream.device().allocate("lists", u64::from(count * k))?;
         let projected = ProjectedQueries { queries: &projected, weights: &weights };
-        let lists = EntryLists { queries, k, entries: &lists };
+        let lists = EntryLists { queries, k, indices: &lists };
         layer.select_projected(&projected, &workspace, &lists)
     }
 

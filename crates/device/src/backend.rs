@@ -94,6 +94,16 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
         Ok(false)
     }
 
+    /// Calls `work` while the thread is set up for libraries that use the device's memory: on a GPU its context is
+    /// current.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`], and then `work` was not called.
+    fn within(&self, work: &mut dyn FnMut()) -> Result<(), DeviceError> {
+        work();
+        Ok(())
+    }
+
     /// Bytes that an allocation could take now.
     ///
     /// # Errors

@@ -184,7 +184,9 @@ pub enum DeviceError {
         align: u64,
     },
     /// Something of one device was used with another.
-    #[error("the {what} is of {found}, and was used with {used}; allocate or create it there")]
+    #[error(
+        "the {what} belongs to {found}, and was used with {used}; allocate or create it on {used}"
+    )]
     ForeignDevice {
         /// What it is: an argument's name, or `stream`, `event`, `graph`, `buffer`.
         what: &'static str,
@@ -196,7 +198,7 @@ pub enum DeviceError {
     /// Memory of the embedder that cannot be a buffer.
     #[error(
         "{len} elements at {address:#x} cannot be a buffer: the address must be a multiple of {align}, as what CUDA \
-         allocates is, and the last element must have one; pass the whole allocation and slice the buffer"
+         allocates is, and address + bytes must not exceed 2^64; pass the whole allocation and slice the buffer"
     )]
     BorrowedMemory {
         /// Its address.
@@ -273,8 +275,8 @@ pub enum DeviceError {
     NestedCapture,
     /// A capture was begun in a stream into which another thread queues work that has to run.
     #[error(
-        "another thread queues work into the stream that has to run, not be recorded; capture after its call has \
-         returned, or capture another stream"
+        "another thread is queueing work into this stream, which a capture would record instead of running it; begin the \
+         capture after that call has returned, or capture another stream"
     )]
     StreamInUse,
     /// The time between two events was asked for before both were recorded.

@@ -167,7 +167,6 @@ impl<B: Backend> HostCopies<B> {
         self.check_units(units.iter())?;
         let source = from.range("copy to host memory", self.stream.device().id(), 0, from.len())?;
         self.written.extend(units);
-        self.is_settled = false;
         let (stream, written) = (&self.stream, &self.written[first..]);
         let mut queued = 0;
         let copies = runs.iter().try_for_each(|run| {
@@ -178,7 +177,10 @@ impl<B: Backend> HostCopies<B> {
                 let backend = stream.backend();
                 backend.download(stream.raw(), start, to.as_ptr(), run.bytes)
             };
-            stream.device().captures().outside("copying to host memory", copy)?;
+            stream.outside("copying to host memory", || {
+                self.is_settled = false;
+                copy()
+            })?;
             queued += run.bytes as u64;
             Ok(())
         });
@@ -201,7 +203,6 @@ impl<B: Backend> HostCopies<B> {
         self.check_units(units.iter().map(|unit| &**unit))?;
         let target = to.range("copy from host memory", self.stream.device().id(), 0, to.len())?;
         self.read.extend(units);
-        self.is_settled = false;
         let (stream, read) = (&self.stream, &self.read[first..]);
         let mut queued = 0;
         let copies = runs.iter().try_for_each(|run| {
@@ -211,7 +212,10 @@ impl<B: Backend> HostCopies<B> {
                 let backend = stream.backend();
                 backend.upload(stream.raw(), from.as_ptr().cast_const(), start, run.bytes)
             };
-            stream.device().captures().outside("copying from host memory", copy)?;
+            stream.outside("copying from host memory", || {
+                self.is_settled = false;
+                copy()
+            })?;
             queued += run.bytes as u64;
             Ok(())
         });

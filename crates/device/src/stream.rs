@@ -62,6 +62,15 @@ impl<B: Backend> Stream<B> {
         self.device().captures().is_capturing(self.id())
     }
 
+    /// Whether work that is queued into it now is recorded and does not run: [`Self::capture`] is capturing it, or the
+    /// program that owns it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; [`DeviceError::KernelFault`].
+    pub fn is_recorded(&self) -> Result<bool, DeviceError> {
+        Ok(self.is_capturing() || self.backend().is_recorded(self.raw())?)
+    }
+
     /// To be called before queueing work that must run, not only be recorded: until the result is dropped, no capture of
     /// the stream begins. `operation` names the work in the error.
     ///
@@ -78,12 +87,22 @@ impl<B: Backend> Stream<B> {
     }
 
     /// Refuses work that has to run while the program that owns the stream captures it: it would be recorded, and a wait
-    /// would end that capture.
+    /// would end that capture. A capture by [`Self::capture`] is refused by `Captures`, which also fails that capture.
     pub(crate) fn refuse_recording(&self, operation: &'static str) -> Result<(), DeviceError> {
-        match self.backend().is_recorded(self.raw())? {
-            true => Err(DeviceError::ForbiddenInCapture { operation }),
-            false => Ok(()),
+        if !self.is_capturing() && self.backend().is_recorded(self.raw())? {
+            return Err(DeviceError::ForbiddenInCapture { operation });
         }
+        Ok(())
+    }
+
+    /// Calls `forbidden`, which works on this stream and may not be captured, unless a capture forbids it.
+    pub(crate) fn outside<R>(
+        &self,
+        operation: &'static str,
+        forbidden: impl FnOnce() -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        self.refuse_recording(operation)?;
+        self.device().captures().outside(operation, forbidden)
     }
 
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
@@ -118,7 +137,8 @@ impl<B: Backend> Stream<B> {
 
     /// Waits for what was queued just now, if the device was opened so, and no capture forbids it.
     pub(crate) fn wait_if_asked(&self) -> Result<(), DeviceError> {
-        if self.backend().waits_for_launches() {
+        // A wait would end a capture by the program that owns the stream.
+        if self.backend().waits_for_launches() && !self.is_recorded()? {
             let captures = self.device().captures();
             captures.try_outside(|| self.backend().synchronize(self.raw())).transpose()?;
         }
@@ -159,10 +179,7 @@ impl<B: Backend> Stream<B> {
     /// # Errors
     /// [`DeviceError::KernelFault`]; [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        const OPERATION: &str = "waiting for a stream";
-        self.refuse_recording(OPERATION)?;
-        let captures = self.device().captures();
-        captures.outside(OPERATION, || self.backend().synchronize(self.raw()))
+        self.outside("waiting for a stream", || self.backend().synchronize(self.raw()))
     }
 
     /// Records `event` at the present end of the stream.
@@ -171,12 +188,9 @@ impl<B: Backend> Stream<B> {
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::ForbiddenInCapture`] while capturing;
     /// [`DeviceError::Cuda`]; [`DeviceError::KernelFault`].
     pub fn record(&self, event: &Event<B>) -> Result<(), DeviceError> {
-        const OPERATION: &str = "recording an event";
         let raw = event.raw_for(self.device())?;
         // Streams that wait for the event would be captured too.
-        self.refuse_recording(OPERATION)?;
-        let captures = self.device().captures();
-        captures.outside(OPERATION, || self.backend().record(raw, self.raw()))
+        self.outside("recording an event", || self.backend().record(raw, self.raw()))
     }
 
     /// Makes work that is queued from now on wait, on the device, until `event` has passed; it does not wait if `event`
@@ -185,11 +199,8 @@ impl<B: Backend> Stream<B> {
     /// # Errors
     /// As [`Self::record`].
     pub fn wait_for(&self, event: &Event<B>) -> Result<(), DeviceError> {
-        const OPERATION: &str = "waiting for an event";
         let raw = event.raw_for(self.device())?;
-        self.refuse_recording(OPERATION)?;
-        let captures = self.device().captures();
-        captures.outside(OPERATION, || self.backend().wait_in_stream(self.raw(), raw))
+        self.outside("waiting for an event", || self.backend().wait_in_stream(self.raw(), raw))
     }
 
     pub(crate) fn raw(&self) -> &B::Stream {

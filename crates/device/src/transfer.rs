@@ -64,6 +64,7 @@ impl<B: Backend> Stream<B> {
         label: &'static str,
         values: &[T],
     ) -> Result<Buffer<B, T>, DeviceError> {
+        self.refuse_recording("copying from host memory")?;
         let buffer = self.device().allocate(label, values.len() as u64)?;
         self.upload(values, &buffer, 0)?;
         Ok(buffer)
@@ -136,8 +137,7 @@ impl<B: Backend> Stream<B> {
         queue: impl Fn(&mut Vec<u8>, usize, usize) -> Result<(), DeviceError>,
         mut done: impl FnMut(&[u8], usize),
     ) -> Result<(), DeviceError> {
-        self.refuse_recording(operation)?;
-        self.device().captures().outside(operation, || {
+        self.outside(operation, || {
             let mut staging = Vec::with_capacity(bytes.min(PART));
             for offset in (0..bytes).step_by(PART) {
                 staging.clear();
@@ -179,7 +179,7 @@ impl<B: Backend> Stream<B> {
         }
         let target = to.range(WHAT, self.device().id(), 0, needed)?;
         let bytes = len * size_of::<T>();
-        self.device().captures().outside("copying from host memory", || {
+        self.outside("copying from host memory", || {
             if bytes == 0 {
                 return Ok(());
             }

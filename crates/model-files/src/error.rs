@@ -153,7 +153,9 @@ pub enum ModelFileError {
         to: &'static str,
     },
     /// A scale is not finite, or is a divisor without a finite inverse.
-    #[error("{name}[{index}] is no finite number, or 0 where it is divided by")]
+    #[error(
+        "{name}[{index}] is no usable scale: it must be finite, and as a divisor have a finite inverse"
+    )]
     BadScale {
         /// The tensor of scales.
         name: String,

@@ -1,5 +1,6 @@
 //! Runs one request from its prompt to its end.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use dsv4_kv_device::Backend;
@@ -61,9 +62,13 @@ impl<B: Backend> Engine<B> {
         let sequence = Sequence::new(prompt.to_vec(), Continuation { drafts, ..continuation });
         let mut sequence = sequence.ok_or(ModelError::EmptyPrompt)?;
         let id = self.admit()?;
-        let summary = self.run_to_end(id, &mut sequence, chunk, observer);
-        self.release(id)?;
-        summary
+        let run = || self.run_to_end(id, &mut sequence, chunk, observer);
+        let ended = catch_unwind(AssertUnwindSafe(run));
+        // Also after a panic of the observer: the caller has no id to release.
+        let released = self.release(id);
+        let summary = ended.unwrap_or_else(|panic| resume_unwind(panic))?;
+        released?;
+        Ok(summary)
     }
 
     fn run_to_end(

@@ -97,8 +97,8 @@ pub enum RouterError {
     /// Launches of the router did not end, or two ran at once. The results since the last check may be those of earlier
     /// batches. The router can be used again.
     #[error(
-        "launches of the router did not end, or two ran at once (blocks left over: {counts:?}); let \
-         replays in several streams follow each other, and route again"
+        "the router's arrival counters are not zero ({counts:?}): a launch did not end, or two ran at once; order \
+         replays in several streams one after the other, and route again"
     )]
     Unfinished {
         /// Thread blocks that were counted and that no last block of a launch has reset.

@@ -195,7 +195,8 @@ impl<B: Backend> Router<B> {
 
     /// Orders all later work in `stream` after the router's last call, if that was in another stream. From then on
     /// `stream` counts as the stream of the last call. [`Self::route`] does this itself, but a graph that captured it
-    /// does not: call this before each replay in another stream, and before the first one after an error.
+    /// does not: call this before each replay in another stream. After a replay that failed call
+    /// [`Self::check_faults`] before the next one: it zeroes what the failed launch has counted.
     ///
     /// # Errors
     /// [`RouterError::Device`], also while a stream of the device is being captured.

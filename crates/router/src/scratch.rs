@@ -68,14 +68,14 @@ impl<B: Backend> Scratch<B> {
         Ok(())
     }
 
-    /// Queues `launches`, which may use all scratch memory. While `stream` is captured nothing runs, so nothing is
-    /// ordered.
+    /// Queues `launches`, which may use all scratch memory. While `stream` is captured, also by the program that owns it,
+    /// nothing runs, so nothing is ordered.
     pub fn queue(
         &mut self,
         stream: &Stream<B>,
         launches: impl FnOnce(&Self) -> Result<(), RouterError>,
     ) -> Result<(), RouterError> {
-        if stream.is_capturing() {
+        if stream.is_recorded()? {
             return launches(self);
         }
         // No other thread begins a capture between the launches, which would record some of them only.

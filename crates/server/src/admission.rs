@@ -5,23 +5,23 @@ use kv_layout::geometry::BLOCK_TOKENS;
 
 use crate::queue::Request;
 
-/// After this many preemptions a request shares no blocks any more. Sharing takes blocks that it would not need alone,
-/// so it could be preempted again and again.
-pub(crate) const MOST_SHARED: u32 = 2;
-
-/// Whether a request may share blocks: it reuses tokens, and was not preempted so often that it may not any more.
+/// Whether a request may share blocks: it reuses tokens, and did not run out of blocks when it ran alone.
 pub(crate) fn may_share(request: &Request) -> bool {
-    request.sequence.may_reuse() && request.preemptions < MOST_SHARED
+    request.sequence.may_reuse() && !request.is_alone
 }
 
 /// Whether the tokens of a request fit in `free` blocks, which are free or evictable. It takes none for blocks that it
-/// shares with running requests.
-pub(crate) fn fits(ledger: &Ledger, request: &Request, free: u32) -> bool {
+/// shares with the `running` requests. Then a block is left for each of these: otherwise the cache would be full of
+/// requests that share, and the next block that one of them needs would preempt another.
+pub(crate) fn fits(ledger: &Ledger, request: &Request, free: u32, running: u32) -> bool {
     let tokens = request.sequence.tokens();
     let needed = ledger.blocks_of(tokens.len() as u32);
+    if needed <= free {
+        return true;
+    }
     let prompt = Prompt { tokens, salt: &request.salt, adapter: b"" };
-    needed <= free
-        || (may_share(request) && needed.saturating_sub(ledger.referenced_blocks(&prompt)) <= free)
+    may_share(request)
+        && needed.saturating_sub(ledger.referenced_blocks(&prompt)).saturating_add(running) <= free
 }
 
 /// Most tokens of a sequence: the context, or the capacity of the cache if that is less.

@@ -79,7 +79,7 @@ async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
     });
     texts.clone().try_for_each(|text| check_length(app, text, request.max_tokens))?;
     // If the client disconnects, this wait ends, and its places are free. A thread that has started encoding keeps its permit
-    // until it is done, even then.
+    // and the places until it is done, even then: they bound the memory of prompts.
     let encoder = match texts.count() {
         0 => None,
         _ => Arc::clone(&app.encoders).acquire_owned().await.ok(),
@@ -88,9 +88,9 @@ async fn take(app: &Arc<App>, request: Request) -> Result<Taken, ApiError> {
     // Encoding a long prompt takes time, and would block a thread that serves other connections.
     let submitted = tokio::task::spawn_blocking(move || {
         let _encoder = encoder;
-        submissions(&reading.0, reading.1)
+        submissions(&reading.0, reading.1).map(|taken| (places, taken))
     });
-    let (request, submissions) = submitted.await.map_err(|error| {
+    let (places, (request, submissions)) = submitted.await.map_err(|error| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the prompt: {error}"))
     })??;
     let prompts = submissions.iter().step_by(request.n as usize);
@@ -283,7 +283,7 @@ mod tests {
 
     /// A server without a scheduler, with so many places and permits.
     fn app(waiting: usize, encoders: usize, parsers: usize) -> Arc<App> {
-        let limits = QueueLimits { vocabulary: 256, longest: 100, waiting };
+        let limits = QueueLimits { vocabulary: 256, longest: 100, waiting, drafts: 0 };
         Arc::new(App {
             queue: Arc::new(Queue::new(limits)),
             most_bytes_per_token: Some(2),

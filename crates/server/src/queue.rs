@@ -49,6 +49,8 @@ pub struct QueueLimits {
     pub longest: u32,
     /// Most sequences that may wait.
     pub waiting: usize,
+    /// Most drafts of a sequence in a step. One that asks for more gets these.
+    pub drafts: usize,
 }
 
 /// The state of a request's prompt in the cold tier.
@@ -79,8 +81,8 @@ pub(crate) struct Request {
     pub last: Instant,
     /// Whether it was ever admitted to the cache.
     pub was_admitted: bool,
-    /// How often it was preempted because blocks ran out.
-    pub preemptions: u32,
+    /// Whether it ran out of blocks when it ran alone, so that it shares none any more.
+    pub is_alone: bool,
     /// The state of its prompt in the cold tier.
     pub fetch: Fetch,
 }
@@ -211,7 +213,9 @@ impl Queue {
         let (mut requests, mut events) = (Vec::new(), Vec::new());
         for Submission { prompt, continuation, salt } in submissions {
             self.check(&prompt, continuation.max_tokens)?;
-            let sequence = Sequence::new(prompt, continuation).ok_or(Refusal::EmptyPrompt)?;
+            let drafts = continuation.drafts.min(self.limits.drafts);
+            let sequence = Sequence::new(prompt, Continuation { drafts, ..continuation });
+            let sequence = sequence.ok_or(Refusal::EmptyPrompt)?;
             let (sender, receiver) = unbounded_channel();
             requests.push(Request {
                 sequence,
@@ -220,7 +224,7 @@ impl Queue {
                 submitted,
                 last: submitted,
                 was_admitted: false,
-                preemptions: 0,
+                is_alone: false,
                 fetch: Fetch::New,
             });
             events.push(receiver);
@@ -438,7 +442,7 @@ mod tests {
     /// Reserved places are not given to others until their request is submitted or dropped; then they are free.
     #[test]
     fn places_are_held_from_the_check_on() {
-        let limits = QueueLimits { vocabulary: 8, longest: 8, waiting: 4 };
+        let limits = QueueLimits { vocabulary: 8, longest: 8, waiting: 4, drafts: 0 };
         let queue = Arc::new(Queue::new(limits));
         let one = one();
         let full = |waiting| Some(Refusal::QueueFull { waiting, most: 4 });
@@ -460,7 +464,8 @@ mod tests {
     /// The time for which places are held counts as waiting.
     #[test]
     fn a_request_has_waited_since_its_place_was_taken() {
-        let queue = Arc::new(Queue::new(QueueLimits { vocabulary: 8, longest: 8, waiting: 4 }));
+        let queue =
+            Arc::new(Queue::new(QueueLimits { vocabulary: 8, longest: 8, waiting: 4, drafts: 0 }));
         let places = queue.take_places(3).expect("there are four");
         assert_eq!((queue.waiting(), queue.all_waiting()), (0, 3));
         let time = Duration::from_millis(30);

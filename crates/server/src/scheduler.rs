@@ -25,7 +25,7 @@ use dsv4_kv_device::Backend;
 use dsv4_kv_model::{Chunk, Engine, ModelError};
 use dsv4_kv_tier::MOST_FETCHES;
 
-use crate::admission::{MOST_SHARED, fits, longest, may_share};
+use crate::admission::{fits, longest, may_share};
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
@@ -93,7 +93,8 @@ impl<B: Backend> Scheduler<B> {
         }
         let longest = longest(config.max_context, &engine.cache().ledger());
         let vocabulary = engine.model().config.vocab_size;
-        let queue = Queue::new(QueueLimits { vocabulary, longest, waiting: limits.waiting });
+        let (waiting, drafts) = (limits.waiting, config.max_draft as usize);
+        let queue = Queue::new(QueueLimits { vocabulary, longest, waiting, drafts });
         let scheduler = Self {
             engine,
             limits,
@@ -224,7 +225,9 @@ impl<B: Backend> Scheduler<B> {
 
     /// Runs a step of all running requests, or of those that are left when others were preempted.
     fn run_step(&mut self) -> Result<(), ServerError> {
-        let mut drafts = true;
+        // A request keeps the blocks of drafts that were rejected: with the last blocks, drafts would preempt others later.
+        let free = self.unpromised_blocks().map_err(ModelError::from)?;
+        let mut drafts = free as usize >= self.running.len();
         while !self.running.is_empty() {
             let parts = self.plan(drafts);
             match self.run_parts(&parts) {
@@ -347,7 +350,8 @@ impl<B: Backend> Scheduler<B> {
     fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
-        let fits = |request: &Request| fits(&ledger, request, free);
+        let running = self.running.len() as u32;
+        let fits = |request: &Request| fits(&ledger, request, free, running);
         Ok(match self.preempted.front() {
             Some(first) if fits(first) => self.preempted.pop_front(),
             Some(_) => None,
@@ -405,7 +409,6 @@ impl<B: Backend> Scheduler<B> {
         if let Some(Running { id, mut request }) = self.running.pop() {
             self.engine.release(id)?;
             request.sequence.restart();
-            request.preemptions += 1;
             self.preempted.push_front(request);
             self.metrics.preemptions.increment(1);
         }
@@ -417,7 +420,7 @@ impl<B: Backend> Scheduler<B> {
     fn readmit_alone(&mut self) -> Result<(), ModelError> {
         self.preempt_newest()?;
         if let Some(mut request) = self.preempted.pop_front() {
-            request.preemptions = MOST_SHARED;
+            request.is_alone = true;
             let admitted = self.admit_request(request)?;
             self.running.push(admitted);
         }

@@ -18,6 +18,7 @@ use crate::app::App;
 use crate::cold::ColdCache;
 use crate::error::ServerError;
 use crate::metrics::Metrics;
+use crate::queue::CloseOnDrop;
 use crate::routes::router;
 use crate::scheduler::{Scheduler, SchedulerLimits};
 
@@ -134,11 +135,12 @@ impl<B: Backend> Server<B> {
             let _ = tell.send(ended.unwrap_or(Err(ServerError::Panicked)));
         };
         let thread = thread::Builder::new().name("scheduler".into()).spawn(work).map_err(system)?;
+        // Accepts no more requests when serving has ended, also by a panic in `stop`.
+        let closed = CloseOnDrop(Arc::clone(&app.queue));
         let mut scheduler = Running { told, end: None };
         let ended = runtime.block_on(serve(listener, &app, &settings, &mut scheduler, stop));
         runtime.shutdown_background();
-        // From here on no request is accepted, however serving ended.
-        app.queue.abort();
+        drop(closed);
         let ended = ended?;
         if scheduler.has_ended() {
             let begin = Instant::now();

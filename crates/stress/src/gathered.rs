@@ -109,7 +109,7 @@ impl<B: Backend> Gathered<B> {
             updated.gather_window(range.clone(), window, &gathered.lengths)?;
         }
         let list = upload(stream, &gathered.selected);
-        let lists = EntryLists { queries: range.clone(), k: LIST, entries: &list };
+        let lists = EntryLists { queries: range.clone(), k: LIST, indices: &list };
         updated.gather_entries(range.clone(), &lists, &gathered.listed)?;
         updated.gather_all(range.clone(), most, &gathered.all, &gathered.lengths)?;
         if *scored && model.config().model.layers[layer.0 as usize] == LayerKind::Csa {

@@ -172,8 +172,7 @@ impl Objects {
             match self.follow(&keys[..blocks], &mut links).await {
                 Ok(seen) => {
                     if !links.is_empty() {
-                        self.successes += 1;
-                        self.forget(&denied);
+                        self.allowed(&links, &denied);
                     }
                     self.whole.remember(links, seen);
                     return (blocks, seen);
@@ -231,10 +230,9 @@ impl Objects {
 
     /// Handles the error of a chain, whose last link could not be read. Returns whether the store may have a shorter
     /// prefix. A missing, damaged, foreign or archived object is forgotten, together with the objects whose chains lead
-    /// to it, so that they are stored again. So is an object that may not be read, if another one could be read since it
-    /// was denied first, such as a link before it. Else the store may deny all objects, and not for long: then it is
-    /// added to `denied`, whose objects are forgotten when another one can be read, and only a few shorter prefixes are
-    /// tried.
+    /// to it, so that they are stored again. The store may deny all objects, and not for long: so an object that may not
+    /// be read is added to `denied`, whose objects are forgotten when this search can read a shorter prefix, and only a
+    /// few of those are tried. One that is denied again is forgotten at once if others could be read meanwhile.
     fn break_off(&mut self, error: &ColdError, chain: &[Key], denied: &mut Vec<Key>) -> bool {
         if error.is_final() {
             self.forget(chain);
@@ -244,12 +242,21 @@ impl Objects {
             return false;
         }
         let first = chain.last().map(|key| *self.denied.entry(*key).or_insert(self.successes));
-        if chain.len() > 1 || first.is_some_and(|first| first < self.successes) {
+        if first.is_some_and(|first| first < self.successes) {
             self.forget(chain);
-        } else {
-            denied.extend(chain);
         }
+        denied.extend(chain);
         denied.len() < MOST_DENIED
+    }
+
+    /// Handles that a chain could be read: its links are denied no longer, and what this search was `denied` is
+    /// forgotten.
+    fn allowed(&mut self, chain: &[Key], denied: &[Key]) {
+        self.successes += 1;
+        for key in chain {
+            self.denied.remove(key);
+        }
+        self.forget(denied);
     }
 
     /// Forgets objects, so that they are stored again. Forgets also which chains are whole, since any of them
@@ -284,9 +291,7 @@ impl Objects {
             match self.read_parts(&wanted, &keys[..blocks], (queue, &mut chain)).await {
                 Ok(None) => return (None, errors),
                 Ok(Some(parts)) => {
-                    self.successes += 1;
-                    chain.iter().for_each(|key| _ = self.denied.remove(key));
-                    self.forget(&denied);
+                    self.allowed(&chain, &denied);
                     let sizes = (blocks, self.owner.block_bytes);
                     return (Some(Found::new(wanted, sizes, parts, queue)), errors);
                 }

@@ -246,7 +246,7 @@ impl<B: Backend> Tensors<B> {
                 let [main, index] = csa.each_ref().map(Compressor::inputs);
                 let updated = step.csa(layer)?.update(&CsaInputs { kv: rows, main, index })?;
                 each(&mut |queries| {
-                    let lists = EntryLists { queries: queries.clone(), k: LISTED, entries: list };
+                    let lists = EntryLists { queries: queries.clone(), k: LISTED, indices: list };
                     updated.attend(queries, &lists, &heads)
                 })?;
                 updated.append()?;

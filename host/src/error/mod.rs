@@ -156,7 +156,7 @@ pub enum KvError {
         needed: u32,
     },
     /// The checkpoint was saved from another request, whose tokens are not those of this request's blocks.
-    #[error("the checkpoint was saved of {saved}, not of {request}; only {saved} goes on from it")]
+    #[error("the checkpoint belongs to {saved}; {request} cannot be restored from it")]
     OtherRequest {
         /// The request.
         request: RequestId,
@@ -347,7 +347,7 @@ pub enum KvError {
         given: usize,
     },
     /// A layer that the step has not finished: it was left out, lacks its append, or failed.
-    #[error("layer {} is {progress}; a step that is committed has finished every layer of its group", layer.0)]
+    #[error("layer {} is {progress}; finish every layer of the group (update and append), or reject the step", layer.0)]
     LayerUnfinished {
         /// The first such layer.
         layer: LayerId,
@@ -384,7 +384,7 @@ pub enum KvError {
     },
     /// The sliding window of a long chunk, after the chunk overwrote the oldest rows.
     #[error(
-        "the windows of a chunk of {tokens} tokens are gathered before the layer's append; after it, of at most {limit} (max_draft + 1)"
+        "the append of this chunk of {tokens} tokens replaces rows of its windows: read windows before the layer's `append`; behind it only steps of at most {limit} tokens a request (max_draft + 1) can"
     )]
     WindowOverwritten {
         /// Tokens of the longest chunk.
@@ -485,7 +485,7 @@ pub enum KvError {
     /// A gather returned rows, or the indexer scored keys, that were never written. Rows that attention in place reads
     /// are not searched: they make its result NaN. Reported by a cache with `CacheConfig::poison`.
     #[error(
-        "{count} gathered rows or scored keys hold what nobody wrote; {}",
+        "{count} gathered rows or scored keys were read before any kernel wrote them; {}",
         describe_first(rows)
     )]
     PoisonRead {

@@ -55,9 +55,9 @@ pub fn describe(refusals: &[Refusal]) -> String {
         refusals.iter().filter(|refusal| refusal.writes).map(|refusal| refusal.kernel).collect();
     if writing.is_empty() {
         return format!(
-            "{list}; they only read, and have changed no row of the cache, but what they returned is wrong (of a list with an \
-             entry out of range, or an output with too few rows?): reject the step, or release the requests that have \
-             committed it"
+            "{list}; they only read, and have changed no row of the cache, but what they returned is wrong. The likely cause: a \
+             list names an entry that its query does not see, or an output has too few rows. Reject the step, or release \
+             the requests that have committed it"
         );
     }
     let writing = writing.join(", ");

@@ -168,7 +168,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         lists: &EntryLists<'_, B>,
         select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
-        let EntryLists { queries, k, entries: selected } = lists;
+        let EntryLists { queries, k, indices: selected } = lists;
         self.check_outputs("select", [("selected", selected.span())])?;
         // Otherwise lists of one part would replace inputs of the next.
         let mut aliased = inputs.iter().filter(|input| input.span.overlaps(&selected.span()));
@@ -188,8 +188,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         if count > 0 {
             ops::check_selected(*k)?;
         }
-        workspace.belong_to(self.access.core.id)?;
         let _launches = self.access.reading()?;
+        workspace.belong_to(self.access.core.id)?;
         let _alone = workspace.queue_alone();
         for offset in (0..count).step_by(workspace.size().queries as usize) {
             let count = workspace.size().queries.min(count - offset);

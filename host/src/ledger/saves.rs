@@ -8,7 +8,7 @@ use super::open_step::{Accepted, OpenSave, PlannedSave, StepPlan, StepRequest};
 use super::wanted_checkpoints::Saves;
 use crate::bucket::Bucket;
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint, is_boundary};
-use crate::error::KvError;
+use crate::error::{KvError, LimitedBy};
 use crate::ids::{LayerGroup, RequestId};
 use crate::ops::CheckpointCopy;
 use crate::step_meta::{self, SavedRows, StepLayout};
@@ -21,13 +21,18 @@ impl Ledger {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::NotSavable`] for a position that is no
-    /// block boundary, or that it has passed.
+    /// block boundary, or that it has passed; [`KvError::ContextTooLong`] for one that it cannot reach.
     pub fn want_checkpoint(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
         let progress = self.request(id)?.groups[LayerGroup::Trunk.index()];
         let (committed, written, limit) =
             (progress.committed, progress.written_to, self.rollback_tokens);
         if !is_boundary(boundary) || boundary < committed {
             return Err(KvError::NotSavable { request: id, boundary, committed, written, limit });
+        }
+        let context = self.limits.context;
+        if boundary > context {
+            let (end, by) = (u64::from(boundary), LimitedBy::Cache);
+            return Err(KvError::ContextTooLong { request: id, end, limit: context, by });
         }
         if boundary == committed {
             self.saves.add_due(id, boundary);

@@ -75,10 +75,15 @@ impl<B: Backend> Core<B> {
     /// See [`KvCacheManager::check_poison`]; of the steps of these groups.
     pub fn check_poison(&self, stream: &Stream<B>, groups: &[LayerGroup]) -> Result<(), KvError> {
         let Some(found) = &self.memory.poison else { return Ok(()) };
+        // One thread at a time, so that no row is reported twice.
+        let _reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = groups.iter().map(|group| &found[group.index()]);
+        // All are read before any is marked as reported: an error loses no row.
+        let read = found.clone().map(|found| poison::read(stream, found));
+        let read: Vec<_> = read.collect::<Result<_, _>>()?;
         let (mut count, mut rows) = (0_u32, Vec::new());
-        for group in groups {
-            let of_group = &found[group.index()];
-            let new = poison::read(stream, of_group, &self.read_ledger(), &mut rows)?;
+        for (found, words) in found.zip(&read) {
+            let new = poison::report(stream, found, words, &self.read_ledger(), &mut rows);
             count = count.saturating_add(new);
         }
         rows.sort_unstable();

@@ -279,7 +279,7 @@ impl<B: Backend> KvCacheManager<B> {
 
     /// Bytes on the device, per kind of pool, over all layers.
     #[must_use]
-    pub fn memory_bytes(&self) -> Vec<(PoolKind, u64)> {
+    pub fn pool_bytes(&self) -> Vec<(PoolKind, u64)> {
         let mut totals: Vec<(PoolKind, u64)> = Vec::new();
         for (pool, buffer) in self.core.memory.pools.all() {
             match totals.iter_mut().find(|(found, _)| *found == pool.kind) {

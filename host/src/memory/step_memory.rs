@@ -224,6 +224,12 @@ impl<B: Backend> OwnPlanes<B> {
 }
 
 impl<B: Backend> StepMemory<B> {
+    /// The arrival counters of attention, which are 0 between launches.
+    pub fn arrivals(&self) -> impl Iterator<Item = &Buffer<B, u32>> {
+        let parts = self.compressed.as_ref().and_then(|of| of.parts.as_ref());
+        parts.map(|of| &of.arrivals).into_iter().chain([&self.exchange.arrivals])
+    }
+
     /// Allocates all of it and waits until it is ready.
     pub fn new(
         device: &Device<B>,

@@ -189,17 +189,15 @@ pub fn check_attend<B: Backend>(
 
 /// Resets the arrival counters of attention after the error of a launch or a replay. A kernel that the emulator has
 /// stopped may leave counters that are not 0, and the next launch would compute wrong results.
-pub(crate) fn reset_arrivals<B: Backend>(
+pub(crate) fn reset_arrivals<'a, B: Backend>(
     stream: &Stream<B>,
     error: &DeviceError,
-    parts: Option<&AttentionParts<B>>,
-    exchange: Option<&AttentionExchange<B>>,
+    counters: impl IntoIterator<Item = &'a Buffer<B, u32>>,
 ) {
     if !matches!(error, DeviceError::Fault(_)) {
         return;
     }
-    let parts = parts.map(|of| &of.arrivals);
-    for arrivals in parts.into_iter().chain(exchange.map(|of| &of.arrivals)) {
+    for arrivals in counters {
         // The caller gets the first error instead.
         let _ = stream.fill(arrivals, 0);
     }
@@ -340,7 +338,12 @@ impl<B: Backend> Attention<'_, B> {
 
     /// Resets the arrival counters after `error`.
     fn clean(&self, stream: &Stream<B>, error: &DeviceError) {
-        reset_arrivals(stream, error, self.parts(), self.exchange);
+        let parts = self.parts().map(|of| &of.arrivals);
+        reset_arrivals(
+            stream,
+            error,
+            parts.into_iter().chain(self.exchange.map(|of| &of.arrivals)),
+        );
     }
 
     fn keys(&self) -> AttendedKeys {
@@ -448,7 +451,7 @@ mod tests {
             for counters in counters {
                 stream.upload(&[1], counters, 0).unwrap();
             }
-            reset_arrivals(&stream, &error, Some(&parts), Some(&exchange));
+            reset_arrivals(&stream, &error, counters);
             for counters in counters {
                 let mut first = [7];
                 stream.download(counters, 0, &mut first).unwrap();

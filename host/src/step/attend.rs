@@ -224,10 +224,11 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         Ok(())
     }
 
-    /// Refuses to read windows whose rows the append of a long chunk has replaced.
+    /// Refuses to read windows whose rows the append of a long chunk has replaced, or may have.
     pub(super) fn check_window(&self) -> Result<(), KvError> {
         let shape = &self.access.shape;
-        if *self.tracker.progress == LayerProgress::Finished && !shape.is_fused() {
+        let is_kept = *self.tracker.progress == LayerProgress::Updated;
+        if !is_kept && !shape.is_fused() {
             let (tokens, limit) = (shape.tokens_per_request, shape.rollback);
             return Err(KvError::WindowOverwritten { tokens, limit });
         }

@@ -7,7 +7,6 @@ use crate::device::{Backend, DevicePtr, Graph};
 use crate::error::{KvError, RowsMismatch};
 use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
-use crate::memory::step_memory::StepMemory;
 use crate::ops::reset_arrivals;
 use std::fmt;
 
@@ -118,10 +117,8 @@ impl<B: Backend> Layers<'_, B> {
 
     /// Queues the graph alone. If it fails, the counters of attention are reset.
     fn replay_graph(&self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        let StepMemory { compressed, exchange, .. } = &*self.memory;
-        let parts = compressed.as_ref().and_then(|of| of.parts.as_ref());
         let replayed = self.stream.replay(&graph.graph);
-        replayed.inspect_err(|error| reset_arrivals(&self.stream, error, parts, Some(exchange)))?;
-        Ok(())
+        let counters = self.memory.arrivals();
+        Ok(replayed.inspect_err(|error| reset_arrivals(&self.stream, error, counters))?)
     }
 }

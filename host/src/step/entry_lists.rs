@@ -15,21 +15,21 @@ pub struct EntryLists<'i, B: Backend> {
     pub queries: Range<u32>,
     /// Elements per list, and the stride between lists. `select` takes at most 2,048.
     pub k: u32,
-    /// `[queries, k]` i32: entries of the query's request; -1 = none.
-    pub entries: &'i Buffer<B, i32>,
+    /// `[queries, k]` i32: numbers of entries of the query's request; -1 = none.
+    pub indices: &'i Buffer<B, i32>,
 }
 
 impl<B: Backend> EntryLists<'_, B> {
-    /// The part of `entries` from the list of `queries.start` to the end of the buffer: i32, `k` per list.
+    /// The part of `indices` from the list of `queries.start` to the end of the buffer: i32, `k` per list.
     pub(super) fn of(&self, queries: Range<u32>) -> Result<Buffer<B, i32>, KvError> {
-        let Self { queries: all, k, entries } = self;
+        let Self { queries: all, k, indices } = self;
         if queries.start < all.start || queries.end > all.end {
             let lists = all.clone();
             return Err(KvError::ListsMismatch(ListsMismatch { queries, lists }));
         }
-        let (start, len) = (u64::from(queries.start - all.start) * u64::from(*k), entries.len());
+        let (start, len) = (u64::from(queries.start - all.start) * u64::from(*k), indices.len());
         check_length("selected", len, start)?;
-        let Some(rows) = entries.slice(start, len - start) else {
+        let Some(rows) = indices.slice(start, len - start) else {
             unreachable!("the length was checked")
         };
         Ok(rows)

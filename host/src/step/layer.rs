@@ -13,7 +13,7 @@ use kernels_gpu::launch::AppendSwa;
 use kv_layout::geometry::{CompressorKind, HEAD_DIM};
 
 use super::shape::{Recording, StepShape};
-use super::tracker::Tracker;
+use super::tracker::{Tracker, may_have_run};
 use crate::device::Operation;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Running, Span, Stream, View, bf16};
@@ -132,7 +132,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
     pub fn already_updated(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
-            LayerProgress::Updated | LayerProgress::Finished => {
+            LayerProgress::Updated | LayerProgress::HalfAppended | LayerProgress::Finished => {
                 self.access.check_rows(kv)?;
                 let found = kv.span().address();
                 match *self.tracker.rows {
@@ -191,13 +191,18 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     ///
     /// # Errors
     /// [`KvError::Device`] if the launch failed, or while a capture other than the step's own records the stream. The
-    /// layer then stays updated: continue with [`Layer::already_updated`].
+    /// append can then be repeated: continue with [`Layer::already_updated`]. Until then windows are refused if the
+    /// launch may have run.
     pub fn append(mut self) -> Result<(), KvError> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
         }
         let _launches = self.access.running()?;
-        self.tracker.appended(self.access.append(&self.kv))?;
+        let launch = self.access.append(&self.kv);
+        if may_have_run(&launch) {
+            self.tracker.reached(LayerProgress::HalfAppended);
+        }
+        self.tracker.appended(launch)?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }

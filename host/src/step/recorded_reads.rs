@@ -5,14 +5,17 @@ use std::marker::PhantomData;
 
 use super::layers::Layers;
 use super::shape::Recording;
-use crate::device::{Backend, DeviceError, Graph, Memory, Stream};
+use crate::device::{Backend, Buffer, DeviceError, Graph, Memory, Stream};
 use crate::error::KvError;
+use crate::ops::reset_arrivals;
 
 /// Attention, indexer lists and gathers of a step as a graph. Only that step can queue it, any number of times: for
 /// benchmarks. It borrows the step until it is dropped.
 pub struct RecordedReads<'s, B: Backend> {
     graph: Graph<B>,
     stream: Stream<B>,
+    /// The arrival counters of attention.
+    arrivals: Vec<Buffer<B, u32>>,
     step: PhantomData<&'s mut ()>,
 }
 
@@ -34,7 +37,8 @@ impl<B: Backend> RecordedReads<'_, B> {
     /// # Errors
     /// [`KvError::Device`].
     pub fn replay(&self) -> Result<(), KvError> {
-        Ok(self.stream.replay(&self.graph)?)
+        let replayed = self.stream.replay(&self.graph);
+        Ok(replayed.inspect_err(|error| reset_arrivals(&self.stream, error, &self.arrivals))?)
     }
 }
 
@@ -53,6 +57,7 @@ impl<B: Backend> Layers<'_, B> {
         retained.extend(core.memory.memory().iter().chain(self.memory.memory()).cloned());
         let (stream, memory) = (self.stream.clone(), &mut *self.memory);
         let (ids, span) = (self.ids.clone(), self.span.clone());
+        let arrivals = memory.arrivals().cloned().collect();
         // A separate value, so that `Recording::Reads` ends with it.
         let mut layers = Layers {
             recording: Recording::Reads,
@@ -68,6 +73,6 @@ impl<B: Backend> Layers<'_, B> {
             span,
         };
         let graph = stream.capture(retained, || record(&mut layers))?;
-        Ok(RecordedReads { graph, stream, step: PhantomData })
+        Ok(RecordedReads { graph, stream, arrivals, step: PhantomData })
     }
 }

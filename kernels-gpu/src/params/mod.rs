@@ -115,9 +115,9 @@ parameters! {
     ListClosingTokensParams {
         /// Tokens of the step, or of the bucket being captured.
         tokens,
-        /// Entries of the list of ratio 4.
+        /// Elements of the list of tokens that close a CSA window.
         csa_capacity,
-        /// Entries of the list of HCA runs.
+        /// Elements of the list of HCA runs.
         hca_capacity,
     }
 }

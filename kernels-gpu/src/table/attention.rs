@@ -8,7 +8,7 @@ macro_rules! attention_rows {
         $crate::$next! { [$($rest)*] { $($done)*
             Attend<AttendKernel> |p, f|
             "Attends to window rows and entries where they lie, one softmax over both and a sink; \
-             rotary channels of the result are turned back."
+             inverse RoPE is applied to the result."
             (
                 /// `[skipped + tokens, heads, 512]` BF16, after norm and RoPE, or before both if `raw_queries` is not 0.
                 query: const u16 align 16 [end(p.skipped, p.tokens), p.heads, HEAD_DIM],
@@ -47,9 +47,9 @@ macro_rules! attention_rows {
                 /// `key_halves` is 2. A group is 64 heads, the last perhaps fewer. The output of each piece, not divided by its
                 /// denominator where it is a half. Heads and channels are in an order of the kernel's own.
                 part_sums: mut f32 align 16 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), attention::HEADS, HEAD_DIM],
-                /// `[tokens, groups, pieces, denominators, 64]` f32, if there are several pieces. Not spread, one: log2 of the
-                /// denominator of the softmax of the piece, without the sink. Spread, 8 times 2: that and an unused value, or of a half
-                /// the base of its weights and their sum.
+                /// `[tokens, groups, pieces, denominators, 64]` f32, if there are several pieces. Not spread, one value: log2
+                /// of the denominator of the softmax of the piece, without the sink. Spread, two values for each of 8 blocks: for a
+                /// whole part that and an unused one; for half a part the base of its weights and their sum.
                 part_softmax: mut f32 [p.tokens, several(pieces(&p, f), groups(&p)), pieces(&p, f), f.denominators(), attention::HEADS],
                 /// `[tokens, groups, blocks of a cluster]` u32, if there are several pieces: those that are done, which count
                 /// `channel_halves` times where they are not spread; 0 between launches.

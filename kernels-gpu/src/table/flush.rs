@@ -32,7 +32,7 @@ macro_rules! flush_rows {
                 index_code: mut u8 align 4 [p.num_blocks, BLOCK_TOKENS / CSA_RATIO, f.1.code_bytes() as u32],
                 /// `[num_blocks * 32, scale_bytes]` u8, their scale plane.
                 index_scale: mut u8 align 4 [p.num_blocks, BLOCK_TOKENS / CSA_RATIO, f.1.scale_bytes() as u32],
-                /// `[1]` count of records refused for want of a token, tokens before or after it, a slot or a block.
+                /// `[1]` count of records refused: their token, the tokens next to it, their slot or their block does not exist.
                 faults: mut u32 [1];
                 FlushParams
             )
@@ -78,7 +78,7 @@ macro_rules! flush_rows {
                 entry_data: mut u8 align 16 [p.num_blocks, BLOCK_TOKENS / HCA_RATIO, DATA_BYTES],
                 /// `[num_blocks, scale_bytes]` u8, their scale plane.
                 entry_scale: mut u8 align 4 [p.num_blocks, BLOCK_TOKENS / HCA_RATIO, f.scale_bytes() as u32],
-                /// `[1]` count of records refused for want of a token, tokens before or after it, a slot or a block.
+                /// `[1]` count of records refused: their token, the tokens next to it, their slot or their block does not exist.
                 faults: mut u32 [1];
                 FlushParams
             )

@@ -7,8 +7,8 @@ macro_rules! indexer_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
             IndexQuery<IndexFormat> |p, f|
-            "Rotates each head's query, multiplies it by the Hadamard matrix and takes it through \
-             the format of the keys; scales the heads' weights."
+            "Rotates each head's query, multiplies it by the Hadamard matrix and quantises it \
+             to the format of the keys; scales the heads' weights."
             (
                 /// `[tokens, heads, 128]` f32, projected.
                 projected: const f32 align 16 [p.tokens, p.heads, INDEX_DIM],
@@ -74,7 +74,7 @@ macro_rules! indexer_rows {
             }
 
             IndexScoreChunk<IndexFormat> |p, f|
-            "As `index_score`, with the same scores bit by bit, NaN aside, for launches in which most queries stand beside others \
+            "As `index_score`, with the same scores bit by bit, NaN aside, for launches in which most queries are adjacent to others \
              of their request: these share the keys that a warp unpacks."
             (
                 /// `[tokens, 16384]` u8, of `index_query`.

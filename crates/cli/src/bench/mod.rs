@@ -80,9 +80,9 @@ const EXITS: [Exit; 3] = [
 /// `attention` also has the time of its products at the peak rate of the tensor cores (`products us`), the rate
 /// that was reached (`TFLOP/s`), and the best peer's time on an H200 (FlashMLA as vLLM 0.33 and SGLang ship it,
 /// 2026-11-21; chunks there read rows that were converted to BF16 before). Graphs captured for more or longer
-/// requests than are live are rows of their own. Launches that are no nodes of a graph: `in a row us` is the time of one of
-/// 50 over the same memory, the best of 5 runs; `behind others us` is that of one behind a fill that is larger than the L2
-/// cache and a launch of another kernel, so that data and code come from device memory, the median of 7 means of 5.
+/// requests than are live are rows of their own. Two columns are of launches without a graph. `in a row us`: 50 launches over the
+/// same memory, per launch, the best of 5 runs. `behind others us`: one launch behind a fill that is larger than the L2
+/// cache and a launch of another kernel, so that data and code come from device memory; the median of 7 means of 5.
 ///
 /// `step`, `prefill`, `checkpoints` and `tier` are measured only on request. A row of `step` is one decode step of
 /// a model: medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch

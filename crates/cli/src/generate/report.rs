@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dsv4_kv::Capacity;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_model::Engine;
 use dsv4_kv_model::generate::Summary;
@@ -18,7 +19,7 @@ pub fn report<B: Backend>(
     text: Option<String>,
 ) -> Report {
     let Summary { tokens, finish, time_to_first_token, decode_time, .. } = summary;
-    let bytes = engine.cache().memory_bytes().iter().map(|(_, bytes)| bytes).sum();
+    let bytes = Capacity::new(engine.cache().config()).bytes();
     Report {
         device: device.info().name.clone(),
         prompt_tokens: prompt.len(),

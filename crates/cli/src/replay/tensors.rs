@@ -238,7 +238,7 @@ impl<B: Backend> Tensors<B> {
         let weights = floats(at.weight, self.heads)?;
         let projected = ProjectedQueries { queries: &vectors, weights: &weights };
         let selected = &self.selected;
-        let lists = EntryLists { queries: batch.queries.clone(), k, entries: selected };
+        let lists = EntryLists { queries: batch.queries.clone(), k, indices: selected };
         updated.select_projected(&projected, workspace, &lists)?;
         for queries in batch.tiles(k, TILE_ROWS) {
             updated.gather_entries(queries.clone(), &lists, &self.tile)?;

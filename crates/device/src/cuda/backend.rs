@@ -53,8 +53,18 @@ unsafe impl Backend for Cuda {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is live; the call writes one number.
         let asked = unsafe { sys::cuStreamIsCapturing(stream.handle, &mut status) };
+        // The legacy default stream waits for streams that are captured, so that nothing may be queued into it.
+        if asked == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            return Ok(true);
+        }
         self.check("asking whether a stream is captured", asked)?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn within(&self, work: &mut dyn FnMut()) -> Result<(), DeviceError> {
+        let _callers = self.enter()?;
+        work();
+        Ok(())
     }
 
     fn free_memory(&self) -> Result<u64, DeviceError> {

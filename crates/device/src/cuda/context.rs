@@ -5,9 +5,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use cust::context::Context;
+use cust::device::Device;
 use cust::error::CudaError;
 use cust::module::Module;
-use cust::sys::{self, CUcontext, CUfunction, CUresult};
+use cust::sys::{self, CUcontext, CUdevice, CUfunction, CUresult};
 
 use super::launched::Launched;
 use crate::error::DeviceError;
@@ -61,15 +62,48 @@ fn current() -> Result<CUcontext, DeviceError> {
     Ok(current)
 }
 
+/// Whether a context can be used. Another thread may have destroyed the one that is current on this.
+fn is_alive(context: CUcontext) -> bool {
+    let mut version = 0;
+    // SAFETY: the call writes one number; the driver looks up the context.
+    unsafe { sys::cuCtxGetApiVersion(context, &raw mut version) == CUresult::CUDA_SUCCESS }
+}
+
 /// The primary context of a GPU, released when this is dropped.
-pub(super) struct OwnedContext(pub Context);
+pub(super) struct OwnedContext {
+    context: ManuallyDrop<Context>,
+    device: CUdevice,
+}
+
+impl OwnedContext {
+    /// Retains the primary context of `device`, and makes it current.
+    pub fn retain(device: Device) -> Result<Self, DeviceError> {
+        let context = Context::new(device).map_err(during("creating the context"))?;
+        Ok(Self { context: ManuallyDrop::new(context), device: device.as_raw() })
+    }
+
+    pub fn as_raw(&self) -> CUcontext {
+        self.context.as_raw()
+    }
+}
 
 impl Drop for OwnedContext {
     fn drop(&mut self) {
-        // A released context must not stay current: libraries that ask for the thread's context, as UCX, would use it.
-        if current().is_ok_and(|current| current == self.0.as_raw()) {
+        let released = self.as_raw();
+        // SAFETY: dropped here and nowhere else.
+        unsafe { ManuallyDrop::drop(&mut self.context) };
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the call writes two numbers.
+        let asked = unsafe {
+            sys::cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active)
+        };
+        // The embedding program may have retained it too.
+        let is_gone = asked != CUresult::CUDA_SUCCESS || active == 0;
+        // A context that is gone must not stay current: libraries that ask for the thread's context, as UCX, would use
+        // it.
+        if is_gone && current().is_ok_and(|current| current == released) {
             // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
-            unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+            unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) };
         }
     }
 }
@@ -100,7 +134,8 @@ impl Cuda {
         }
         // SAFETY: the context lives as long as `shared`.
         check("making the context current", unsafe { sys::cuCtxSetCurrent(self.shared.context) })?;
-        Ok(CallersContext(callers))
+        let is_alive = !callers.is_null() && is_alive(callers);
+        Ok(CallersContext(if is_alive { callers } else { ptr::null_mut() }))
     }
 
     /// The error of a driver call. After the fault of a kernel calls return the status of that fault, also one that

@@ -4,7 +4,6 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use cust::context::Context;
 use cust::device::DeviceAttribute;
 use cust::module::Module;
 use cust::sys::{
@@ -105,9 +104,8 @@ impl Cuda {
         check_thread("opening a GPU")?;
         let device = initialise(options)?;
         let _callers = CallersContext::keep();
-        let context = Context::new(device).map_err(during("creating the context"))?;
-        let owned = OwnedContext(context);
-        Self::load(device, owned.0.as_raw(), Some(owned), options, kernels)
+        let owned = OwnedContext::retain(device)?;
+        Self::load(device, owned.as_raw(), Some(owned), options, kernels)
     }
 
     /// Uses a context that the embedding program owns.

@@ -125,7 +125,7 @@ impl<B: Backend> Buffers<B> {
 
     /// The lists for a tile of queries.
     pub fn entry_lists(&self, queries: Range<u32>) -> EntryLists<'_, B> {
-        EntryLists { queries, k: self.most_selected, entries: &self.lists }
+        EntryLists { queries, k: self.most_selected, indices: &self.lists }
     }
 
     /// The latents and layer inputs of some of the step's tokens.

@@ -125,8 +125,7 @@ pub enum FaultKind {
     },
     /// An operand of a product is written before the warp has waited for the product.
     #[error(
-        "{thread} has started a product at {location} that reads shared memory at byte {offset} until it is waited for, \
-         and before that {write}"
+        "{write}, while the product that {thread} started at {location} may still read shared memory at byte {offset}"
     )]
     OperandOverwritten {
         /// Byte offset in the block's shared memory of the word, or of the first of several words.

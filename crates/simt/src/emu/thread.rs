@@ -60,7 +60,7 @@ pub fn start_product<const N: usize>(operands: [Operand; N], adds: bool) -> u32 
     let location = Location::caller();
     current(|block| {
         let misaligned = operands.into_iter().find(|of| !of.address.is_multiple_of(of.align));
-        if let Some(Operand { address, align }) = misaligned {
+        if let Some(Operand { address, align, .. }) = misaligned {
             let (memory, address) = ("an operand of a product", u64::from(address));
             let thread = block.running.get();
             block.fail(FaultKind::Misaligned { memory, address, align, thread, location });

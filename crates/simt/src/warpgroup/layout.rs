@@ -10,6 +10,8 @@ pub struct Operand {
     pub address: u32,
     /// What the address is a multiple of, in bytes.
     pub align: u32,
+    /// Bytes from there to the first column.
+    pub column: u32,
 }
 
 #[cfg(not(target_feature = "sm_90a"))]
@@ -18,7 +20,7 @@ impl Operand {
     #[inline(always)]
     #[track_caller]
     pub fn plain<const N: usize>(memory: Shared<u32, N>) -> Self {
-        Self { address: memory.address::<1>(0), align: 16 }
+        Self { address: memory.address::<1>(0), align: 16, column: 0 }
     }
 }
 
@@ -97,7 +99,8 @@ impl<const N: usize> Rows<N> {
     #[track_caller]
     #[cfg(not(target_feature = "sm_90a"))]
     pub(crate) fn operand(self) -> Operand {
-        Operand { address: self.memory.address::<1>(self.first), align: 4 * Self::ALIGN }
+        let (address, align) = (self.memory.address::<1>(self.first), 4 * Self::ALIGN);
+        Operand { address, align, column: 16 * self.sixteen }
     }
 
     /// The word whose address a matrix descriptor takes: the start of the view, without the swizzle.

@@ -12,13 +12,12 @@ use crate::image::{Section, places};
 use crate::mistake::{Mistake, made};
 use crate::transport::{Region, Registered, Transport, TransportError};
 
-/// Bytes that an empty payload takes.
-const EMPTY_BYTES: u64 = 64 << 10;
+/// Bytes that an empty payload takes. It takes a mapping too: counting bytes for it bounds the number of mappings.
+pub(super) const EMPTY_BYTES: u64 = 64 << 10;
 
 impl<T: Transport> Receiver<T> {
     /// Memory of at least `needed` bytes, from the pool if possible.
     pub(super) fn take_memory(&mut self, needed: u64) -> Result<(Share, Region), TransferError> {
-        // An empty payload takes a mapping too. Counting bytes for it bounds the number of mappings.
         let needed = if needed == 0 { EMPTY_BYTES } else { needed };
         if let Some(region) = self.pool.take(self.storage.kind(), needed)
             && let Some(share) = self.budget.take(region.len() as u64)

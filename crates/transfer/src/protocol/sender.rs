@@ -8,6 +8,7 @@ use std::time::Duration;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{Export, MoveError, PartsMut, Positions};
 
+use super::buffers::EMPTY_BYTES;
 use super::error::TransferError;
 use super::offer::{Offer, Ready};
 use super::open_transfer::OpenTransfer;
@@ -104,6 +105,7 @@ impl<T: Transport> Sender<T> {
         &mut self,
         needed: u64,
     ) -> Result<(Registered, Descriptor), TransferError> {
+        let needed = if needed == 0 { EMPTY_BYTES } else { needed };
         let (held, limit) = (self.held, self.limit);
         let fits = held.checked_add(needed).is_some_and(|all| all <= limit);
         if !fits && !made(Mistake::LimitIgnored) {

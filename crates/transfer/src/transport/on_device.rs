@@ -34,8 +34,8 @@ pub(super) trait OnDevice: Send + Sync + fmt::Debug {
     /// xxh3-128 of each of these ranges of its bytes. Waits for the device.
     fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, DeviceError>;
 
-    /// Makes the device's context current in the calling thread.
-    fn enter(&self) -> Result<(), DeviceError>;
+    /// Calls `work` while the device's context is current in the calling thread.
+    fn within(&self, work: &mut dyn FnMut()) -> Result<(), DeviceError>;
 
     fn as_any(&self) -> &dyn Any;
 }
@@ -129,10 +129,8 @@ impl<B: Backend> OnDevice for DeviceBytes<B> {
         Ok(sections.iter().filter_map(next).collect())
     }
 
-    fn enter(&self) -> Result<(), DeviceError> {
-        // Any call of the device makes its context current. This one does not wait, and is allowed while another thread
-        // captures.
-        self.stream.device().free_memory().map(drop)
+    fn within(&self, work: &mut dyn FnMut()) -> Result<(), DeviceError> {
+        self.stream.device().backend().within(work)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -184,16 +184,16 @@ impl Region {
         }
     }
 
-    /// For device memory, makes the device's context current in the calling thread, as libraries that access the memory
-    /// need.
+    /// Calls `work`; for device memory while the device's context is current in the calling thread, as libraries that
+    /// access the memory need. Afterwards the caller's context is current again.
     ///
     /// # Errors
-    /// [`TransportError::Device`].
-    pub fn enter(&self) -> Result<(), TransportError> {
-        match &self.0 {
-            Kind::Host(_) => Ok(()),
-            Kind::Device(memory) => Ok(memory.enter()?),
-        }
+    /// [`TransportError::Device`], and then `work` was not called.
+    pub fn within<R>(&self, work: impl FnOnce() -> R) -> Result<R, TransportError> {
+        let Kind::Device(memory) = &self.0 else { return Ok(work()) };
+        let (mut work, mut result) = (Some(work), None);
+        memory.within(&mut || result = work.take().map(|work| work()))?;
+        Ok(result.expect("`within` calls what it is given"))
     }
 }
 

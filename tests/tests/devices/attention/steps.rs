@@ -228,7 +228,7 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     for layer in (0..LAYERS.len() as u32).map(LayerId) {
         let updated = fed.inputs.update(&mut steps[0], layer).unwrap();
         let attend = |queries: Range<u32>, k, heads: AttentionTensors<'_, B>| {
-            let lists = EntryLists { queries: queries.clone(), k, entries: &lists };
+            let lists = EntryLists { queries: queries.clone(), k, indices: &lists };
             updated.attend(queries, &lists, &heads)
         };
         refuse_ranges(&|queries| attend(queries, 4, heads()));
@@ -251,7 +251,7 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         }
         if let Updated::Csa(_) = updated {
             assert_short(attend(0..3, 5, heads()), "selected");
-            let of_two = EntryLists { queries: 1..3, k: 4, entries: &lists };
+            let of_two = EntryLists { queries: 1..3, k: 4, indices: &lists };
             let error = updated.attend(0..3, &of_two, &heads()).unwrap_err();
             let KvError::ListsMismatch(found) = error else { panic!("{error}") };
             assert_eq!((found.queries, found.lists), (0..3, 1..3));
@@ -266,7 +266,7 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         }
         updated.append().unwrap();
         let updated = fed.inputs.resume(&mut steps[0], layer).unwrap();
-        let lists = EntryLists { queries: 0..3, k: 4, entries: &lists };
+        let lists = EntryLists { queries: 0..3, k: 4, indices: &lists };
         let error = updated.attend(0..3, &lists, &heads()).unwrap_err();
         assert!(matches!(error, KvError::WindowOverwritten { tokens: 3, limit: 2 }), "{error}");
     }

@@ -191,7 +191,7 @@ impl<B: Backend> Places<B> {
         let range = range.start as u32..range.end as u32;
         // Lists of the whole step; the launch takes those of its queries.
         let all = 0..lists.len() as u32 / LIST as u32;
-        let lists = EntryLists { queries: all, k: LIST as u32, entries: lists };
+        let lists = EntryLists { queries: all, k: LIST as u32, indices: lists };
         updated.attend(range, &lists, &heads)
     }
 }

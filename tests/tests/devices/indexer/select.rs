@@ -123,7 +123,7 @@ impl<B: Backend> Inputs<B> {
     ) -> Result<(), KvError> {
         let Updated::Csa(layer) = updated else { panic!("a CSA layer") };
         let activations = Activations { latent: &self.latent, hidden: &self.hidden };
-        let lists = EntryLists { queries, k: K, entries: selected };
+        let lists = EntryLists { queries, k: K, indices: selected };
         layer.select(&self.indexer, &activations, workspace, &lists)
     }
 

@@ -70,7 +70,7 @@ impl<B: Backend> Gathered<B> {
     /// Queues the gathers of this layer, for `bucket` queries.
     pub fn gather(&self, layer: &Updated<'_, B>, bucket: u32) -> Result<(), KvError> {
         layer.gather_window(0..bucket, &self.window, &self.window_lengths)?;
-        let lists = EntryLists { queries: 0..bucket, k: LIST, entries: &self.selected };
+        let lists = EntryLists { queries: 0..bucket, k: LIST, indices: &self.selected };
         layer.gather_entries(0..bucket, &lists, &self.listed)?;
         layer.gather_all(0..bucket, self.all_rows, &self.all, &self.lengths)
     }

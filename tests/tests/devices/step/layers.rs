@@ -132,7 +132,7 @@ fn check_gathers<B: Backend>(
     lists.resize(bucket as usize, [0; 6]);
     let selected = upload(stream, lists.as_flattened());
     let listed = filled::<B, bf16>(stream, bucket as usize * 6 * 512);
-    let of_queries = EntryLists { queries: 0..bucket, k: 6, entries: &selected };
+    let of_queries = EntryLists { queries: 0..bucket, k: 6, indices: &selected };
     updated.gather_entries(0..bucket, &of_queries, &listed).unwrap();
 
     let all = filled::<B, bf16>(stream, bucket as usize * rows * 512);

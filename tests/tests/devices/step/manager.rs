@@ -144,7 +144,7 @@ pub fn interleaved_requests_do_not_mix<B: Backend>(device: &Device<B>) {
 pub fn memory_is_what_the_schema_says<B: Backend>(device: &Device<B>) {
     let manager = manager(device, MainFormat::Ue8m0, 3);
     let (config, schema) = (manager.config(), manager.schema());
-    let allocated: u64 = manager.memory_bytes().iter().map(|(_, bytes)| bytes).sum();
+    let allocated: u64 = manager.pool_bytes().iter().map(|(_, bytes)| bytes).sum();
     let planned = u64::from(config.max_requests) * schema.slot_bytes()
         + u64::from(config.num_blocks) * schema.block_bytes();
     assert_eq!(allocated, planned);

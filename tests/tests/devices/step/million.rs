@@ -140,7 +140,7 @@ fn gather_block<B: Backend>(
         let (tile, selected) = (filled(&stream, list.len() * 512), upload(&stream, &list));
         let (queries, kv) = (STEP - 1..STEP, tensors.kv_of(layer));
         let updated = resume(layers, layer, kind, &kv).unwrap();
-        let lists = EntryLists { queries: queries.clone(), k: per_block, entries: &selected };
+        let lists = EntryLists { queries: queries.clone(), k: per_block, indices: &selected };
         updated.gather_entries(queries, &lists, &tile).unwrap();
         gathered.push(download_bits(&stream, &tile));
     }

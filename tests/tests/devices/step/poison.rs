@@ -34,7 +34,7 @@ fn gather<B: Backend>(
     let tile = |rows: u32| filled::<B, bf16>(stream, (tokens * rows * 512) as usize);
     let lengths = filled::<B, i32>(stream, tokens as usize);
     layer.gather_window(0..tokens, &tile(128), &lengths)?;
-    let lists = EntryLists { queries: 0..tokens, k: LIST, entries: selected };
+    let lists = EntryLists { queries: 0..tokens, k: LIST, indices: selected };
     layer.gather_entries(0..tokens, &lists, &tile(LIST))?;
     layer.gather_all(0..tokens, ALL, &tile(ALL), &lengths)
 }

@@ -116,7 +116,7 @@ fn refuse_bad_gathers<B: Backend>(layer: &Updated<'_, B>, count: u32) {
     let tile = canaries::<B, bf16>(layer, elements * 512);
     let backwards = Range { start: 2, end: 1 };
     for queries in [0..count + 1, count..u32::MAX, backwards] {
-        let lists = EntryLists { queries: queries.clone(), k: ROWS, entries: &words };
+        let lists = EntryLists { queries: queries.clone(), k: ROWS, indices: &words };
         let listed = layer.gather_entries(queries.clone(), &lists, &tile);
         let all = layer.gather_all(queries.clone(), ROWS, &tile, &lengths);
         for result in [listed, all] {
@@ -127,7 +127,7 @@ fn refuse_bad_gathers<B: Backend>(layer: &Updated<'_, B>, count: u32) {
         }
     }
     for (of, queries) in [(0..count - 1, 0..count), (1..count, 0..1)] {
-        let lists = EntryLists { queries: of.clone(), k: ROWS, entries: &words };
+        let lists = EntryLists { queries: of.clone(), k: ROWS, indices: &words };
         let result = layer.gather_entries(queries.clone(), &lists, &tile);
         let Err(KvError::ListsMismatch(found)) = result else { panic!("{of:?}: {result:?}") };
         assert_eq!((found.queries, found.lists), (queries, of));
@@ -138,7 +138,7 @@ fn refuse_bad_gathers<B: Backend>(layer: &Updated<'_, B>, count: u32) {
     let short_lengths = lengths.slice(0, count - 1).unwrap();
     let queries = 0..count as u32;
     let listed = |entries, tile| {
-        let lists = EntryLists { queries: queries.clone(), k: ROWS, entries };
+        let lists = EntryLists { queries: queries.clone(), k: ROWS, indices: entries };
         layer.gather_entries(queries.clone(), &lists, tile)
     };
     let all = |tile, out| layer.gather_all(queries.clone(), ROWS, tile, out);
@@ -200,7 +200,7 @@ fn results_are_elsewhere<B: Backend>(device: &Device<B>, tokens: u32) {
     fed.inputs.load(&fed.stream, &parts, tokens);
     let (query, sinks) = (filled(&fed.stream, 8 * 512), filled(&fed.stream, 1));
     let (words, elsewhere) = (filled(&fed.stream, 8), filled(&fed.stream, 8 * 512));
-    let lists = EntryLists { queries: 0..tokens, k: 1, entries: &words };
+    let lists = EntryLists { queries: 0..tokens, k: 1, indices: &words };
     let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
     let mut kinds = 0;
     for id in steps[0].layer_kinds().map(|(id, _)| id).collect::<Vec<_>>() {

@@ -135,7 +135,7 @@ fn no_queries_and_empty_lists_queue_nothing() {
     let form = QueryForm::Rotated;
     let heads =
         AttentionTensors { heads: 4, query: &rows, form, sinks: &floats, out: &rows, lse: None };
-    let lists = |k| EntryLists { queries: 3..5, k, entries: &entries };
+    let lists = |k| EntryLists { queries: 3..5, k, indices: &entries };
     let before = device.backend().calls().launches;
     layer.attend(0..0, &lists(2), &heads).unwrap();
     layer.gather_entries(8..8, &lists(2), &rows).unwrap();

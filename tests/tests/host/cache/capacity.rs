@@ -339,7 +339,7 @@ fn a_cache_takes_the_planned_bytes() {
         let cache = KvCacheManager::new(device.clone(), config).unwrap();
         assert_eq!(memory - device.free_memory().unwrap(), planned.bytes());
         let pools: Vec<_> = planned.pools.iter().map(|pool| (pool.kind, pool.bytes)).collect();
-        assert_eq!(cache.memory_bytes(), pools);
+        assert_eq!(cache.pool_bytes(), pools);
         let unit = planned.host_bytes.checked_div(cache.host_units().1.into()).unwrap_or(0);
         assert!(planned.host_bytes <= host_bytes && host_bytes < planned.host_bytes + unit.max(1));
         assert_eq!(planned.staging_bytes > 0, host_bytes > 0);

@@ -94,7 +94,7 @@ fn select_in(
     let projected = ProjectedQueries { queries, weights };
     // Lists may not overwrite the step's rows, which the append still needs.
     let over = &kv.cast()?;
-    let lists = EntryLists { queries: 0..TOKENS, k: 16, entries: over };
+    let lists = EntryLists { queries: 0..TOKENS, k: 16, indices: over };
     let refused = layer.select_projected(&projected, workspace, &lists).unwrap_err();
     let KvError::Device(DeviceError::Aliased { argument: "selected", other: "kv", .. }) = refused
     else {
@@ -103,14 +103,14 @@ fn select_in(
     assert_eq!(device.backend().calls().launches, before);
     // Nor the queries, which other lists still need.
     let over = &floats.cast()?;
-    let lists = EntryLists { entries: over, ..lists };
+    let lists = EntryLists { indices: over, ..lists };
     let refused = layer.select_projected(&projected, workspace, &lists).unwrap_err();
     let KvError::Device(DeviceError::Aliased { argument: "selected", other, .. }) = refused else {
         panic!("{refused}")
     };
     assert_eq!(other, "projected queries");
     assert_eq!(device.backend().calls().launches, before);
-    let lists = EntryLists { entries: selected, ..lists };
+    let lists = EntryLists { indices: selected, ..lists };
     // What only a later part would lack, and what only its last launch would refuse.
     let limits = WorkspaceLimits { context: 1 << 20, queries: TOKENS / 2, bytes: u64::MAX };
     let parts = IndexerWorkspace::new(&device, &ModelConfig::preset("tiny").unwrap(), limits)?;
@@ -118,7 +118,7 @@ fn select_in(
     let few = ProjectedQueries { queries: &short, weights };
     let refused = layer.select_projected(&few, &parts, &lists).unwrap_err();
     assert!(matches!(refused, KvError::Device(DeviceError::Length { .. })), "{refused}");
-    let long = EntryLists { queries: 0..TOKENS, k: 4096, entries: selected };
+    let long = EntryLists { queries: 0..TOKENS, k: 4096, indices: selected };
     let refused = layer.select_projected(&projected, &parts, &long).unwrap_err();
     assert!(matches!(refused, KvError::Device(DeviceError::Argument { .. })), "{refused}");
     assert_eq!(device.backend().calls().launches, before);

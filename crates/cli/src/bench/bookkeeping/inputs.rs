@@ -122,7 +122,7 @@ impl Inputs {
 
     /// The lists of the first `queries` queries.
     fn lists(&self, queries: u32) -> EntryLists<'_, Null> {
-        EntryLists { queries: 0..queries, k: SELECTED, entries: &self.lists }
+        EntryLists { queries: 0..queries, k: SELECTED, indices: &self.lists }
     }
 
     /// Queues the gather of the entries in the lists.

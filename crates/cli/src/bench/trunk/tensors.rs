@@ -152,7 +152,7 @@ impl<B: Backend> Tensors<B> {
 
     /// The lists of all queries of the step.
     pub fn lists(&self) -> EntryLists<'_, B> {
-        EntryLists { queries: 0..self.tokens, k: self.k, entries: &self.lists }
+        EntryLists { queries: 0..self.tokens, k: self.k, indices: &self.lists }
     }
 
     /// The inputs of `select_projected`.

@@ -30,7 +30,8 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct NixlOptions {
     /// The path of `libnixl_capi.so`. The default is the path in the environment variable `DSV4_NIXL`, or else the
-    /// plain file name, which the system's loader looks up.
+    /// plain file name, which the system's loader looks up. Its code runs in this process: whoever names the file, or can
+    /// write to it, is trusted.
     pub library: PathBuf,
     /// The name of the plugin that moves bytes. The default is `UCX`.
     pub plugin: String,
@@ -79,13 +80,26 @@ fn place(region: &Region, id: u64) -> Result<Place, TransportError> {
     Ok(Place { kind, address, len, number })
 }
 
+/// Refuses a range that is not in memory.
+fn check_range(bytes: &Range<usize>, memory: Place) -> Result<(), TransportError> {
+    let (is_its, len) = (bytes.start <= bytes.end && bytes.end <= memory.len, memory.len);
+    if is_its { Ok(()) } else { Err(TransportError::Outside { bytes: bytes.clone(), len }) }
+}
+
+fn live(agent: &mut Option<Agent>) -> Result<&mut Agent, TransportError> {
+    let gone = || TransportError::Failed { why: "no agent could be made".to_owned() };
+    agent.as_mut().ok_or_else(gone)
+}
+
 impl Nixl {
     /// Destroys the agent, before the memory that it may write is freed. That unmaps device memory in the current context.
     fn destroy_agent(&mut self) {
-        for held in self.regions.values() {
-            let _ = held.region().enter();
+        let agent = self.agent.take();
+        let mut regions = self.regions.values().map(Held::region);
+        if let Some(region) = regions.find(|region| region.kind() != MemoryKind::Host) {
+            // Where the context is lost, the agent is destroyed without it.
+            let _ = region.within(|| drop(agent));
         }
-        self.agent = None;
     }
 
     /// Loads the library and creates an agent.
@@ -110,17 +124,17 @@ impl Nixl {
         Agent::new(api, &name, plugin)
     }
 
-    fn live(&mut self) -> Result<&mut Agent, TransportError> {
-        let gone = || TransportError::Failed { why: "no agent could be made".to_owned() };
-        self.agent.as_mut().ok_or_else(gone)
-    }
-
-    /// The place of memory, after checking that no read may write it. Makes the context of its device current.
-    fn place(&self, id: u64) -> Result<Place, TransportError> {
+    /// Calls `work` with the agent and the place of memory that no read may write, in the context of its device.
+    fn with_place<R>(
+        &mut self,
+        id: u64,
+        work: impl FnOnce(&mut Agent, Place) -> Result<R, TransportError>,
+    ) -> Result<R, TransportError> {
         self.check_no_read(id)?;
         let held = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
-        held.region().enter()?;
-        place(held.region(), id)
+        let (region, agent) = (held.region(), live(&mut self.agent)?);
+        let place = place(region, id)?;
+        region.within(|| work(agent, place))?
     }
 
     /// Refuses memory that a read may write, even if the caller holds a token that says otherwise.
@@ -135,11 +149,6 @@ impl Nixl {
         bytes: Range<usize>,
         from: &Descriptor,
     ) -> Result<Read, TransportError> {
-        let to = self.place(id)?;
-        let len = to.len;
-        if bytes.start > bytes.end || bytes.end > len {
-            return Err(TransportError::Outside { bytes, len });
-        }
         let needed = bytes.end;
         let parts = from.0.split_at_checked(PLACE);
         let wrong = |why: &str| TransportError::Descriptor { why: why.to_owned() };
@@ -157,32 +166,32 @@ impl Nixl {
         if found < needed {
             return Err(TransportError::TooShort { needed, found });
         }
-        // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was
-        // destroyed.
-        let (request, status) = unsafe {
+        let (request, status) = self.with_place(id, |agent, to| {
+            check_range(&bytes, to)?;
             let len = bytes.len();
             let to = Place { address: to.address + bytes.start, len, ..to };
             let from = Place { kind, address: address.wrapping_add(bytes.start), len, number };
-            self.live()?.read(to, (metadata, from))?
-        };
+            // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was
+            // destroyed.
+            unsafe { agent.read(to, (metadata, from)) }
+        })?;
         Ok(Read { request, failed: (status < 0).then_some(status) })
     }
 }
 
 impl Transport for Nixl {
     fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
-        region.enter()?;
         let (held, memory) = Held::new(region);
         let place = place(held.region(), memory.id())?;
+        let agent = live(&mut self.agent)?;
         // SAFETY: the region is kept until it is deregistered, or the agent is dropped.
-        unsafe { self.live()?.register(place)? };
+        held.region().within(|| unsafe { agent.register(place) })??;
         self.regions.insert(memory.id(), held);
         Ok(memory)
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
-        let place = self.place(memory.id())?;
-        self.live()?.deregister(place)?;
+        self.with_place(memory.id(), |agent, place| agent.deregister(place))?;
         let held = self.regions.remove(&memory.id());
         held.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
@@ -199,20 +208,17 @@ impl Transport for Nixl {
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
-        let Place { kind, address, len, number } = self.place(memory.id())?;
-        let mut bytes = Vec::new();
-        for word in [kind as u64, address as u64, len as u64, number] {
-            bytes.extend_from_slice(&word.to_le_bytes());
-        }
-        bytes.extend(self.live()?.metadata()?);
-        Ok(Descriptor(bytes))
+        self.with_place(memory.id(), |agent, Place { kind, address, len, number }| {
+            let words = [kind as u64, address as u64, len as u64, number];
+            let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+            bytes.extend(agent.metadata()?);
+            Ok(Descriptor(bytes))
+        })
     }
 
     /// Only checks the range: peers always see the current bytes.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
-        let Place { len, .. } = self.place(memory.id())?;
-        let is_its = bytes.start <= bytes.end && bytes.end <= len;
-        if is_its { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+        self.with_place(memory.id(), |_, memory| check_range(&bytes, memory))
     }
 
     fn post(
@@ -236,16 +242,17 @@ impl Transport for Nixl {
         let Some((&Read { request, failed }, held)) = known else {
             return Polled::Failed(read, TransportError::Unknown { id });
         };
-        // A read to a device advances inside the status call, which needs the device's context. An error of `enter`
-        // shows up in the status of the read.
-        let _ = held.region().enter();
-        let agent = match self.live() {
+        let agent = match live(&mut self.agent) {
             Ok(agent) => agent,
             Err(error) => return Polled::Failed(read, error),
         };
         let (call, status) = match failed {
             Some(status) => ("post_xfer_req", status),
-            None => ("get_xfer_status", agent.status(request)),
+            // A read to a device advances inside the status call, which needs the device's context.
+            None => match held.region().within(|| agent.status(request)) {
+                Ok(status) => ("get_xfer_status", status),
+                Err(error) => return Polled::Failed(read, error),
+            },
         };
         match status {
             IN_PROGRESS => Polled::Pending(read),

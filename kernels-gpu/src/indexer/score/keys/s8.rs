@@ -193,8 +193,9 @@ fn power_of_gap(exponent_gap: u32) -> f32 {
 }
 
 /// Implements [`Keys::sums_by_group`]: one product for each group, multiplied by the scales of the group of the key and
-/// of the query, each relative to the largest. Heads are added in the order of [`Weights::sums`]: whether a tile is scored
-/// this way depends on all of its keys, also on those that the query does not see, and must not show in the others' bits.
+/// of the query, each relative to the largest. Heads are added in the same order as by `weighted`:
+/// whether a tile is scored this way depends on all of its keys, also on those that the query does not see, and these
+/// must not change the bits of the others.
 ///
 /// # Safety
 /// Keys, query and weights are in shared memory; all lanes of the warp call it together.
