@@ -250,6 +250,10 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         Ok(self.is_recorded.load(Ordering::Relaxed) || self.inner.is_recorded(stream)?)
     }
 
+    fn within(&self, work: &mut dyn FnMut()) -> Result<(), DeviceError> {
+        self.inner.within(work)
+    }
+
     fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
         self.inner.divide(memory, parts);
     }

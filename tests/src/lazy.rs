@@ -205,6 +205,10 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
         self.inner.capture_domain()
     }
 
+    fn within(&self, work: &mut dyn FnMut()) -> Result<(), DeviceError> {
+        self.inner.within(work)
+    }
+
     fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
         self.inner.divide(&memory.inner, parts);
     }

@@ -102,6 +102,28 @@ fn a_request_that_is_interrupted_has_no_reason() {
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
 }
 
+/// An observer that panics at the first token.
+struct Panics;
+
+impl Observer for Panics {
+    fn token(&mut self, _token: &Generated) -> bool {
+        panic!("on purpose")
+    }
+}
+
+/// A panic of an observer passes through, and its request holds no slot and no block afterwards.
+#[test]
+fn a_request_whose_observer_panics_is_released() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let run = || engine.generate(&[1, 2], CONTINUATION, 8, &mut Panics);
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("a panic");
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
+    // The only slot is free.
+    let summary = engine.generate(&[1, 2], CONTINUATION, 8, &mut First).expect("a token");
+    assert_eq!(summary.tokens.len(), 1);
+}
+
 /// An observer that ends a request at a token of this number, and counts its tokens.
 struct Until {
     last: usize,

@@ -11,17 +11,13 @@ pub(crate) fn may_share(request: &Request) -> bool {
 }
 
 /// Whether the tokens of a request fit in `free` blocks, which are free or evictable. It takes none for blocks that it
-/// shares with the `running` requests. Then a block is left for each of these: otherwise the cache would be full of
-/// requests that share, and the next block that one of them needs would preempt another.
-pub(crate) fn fits(ledger: &Ledger, request: &Request, free: u32, running: u32) -> bool {
+/// shares with running requests.
+pub(crate) fn fits(ledger: &Ledger, request: &Request, free: u32) -> bool {
     let tokens = request.sequence.tokens();
     let needed = ledger.blocks_of(tokens.len() as u32);
-    if needed <= free {
-        return true;
-    }
     let prompt = Prompt { tokens, salt: &request.salt, adapter: b"" };
-    may_share(request)
-        && needed.saturating_sub(ledger.referenced_blocks(&prompt)).saturating_add(running) <= free
+    needed <= free
+        || (may_share(request) && needed.saturating_sub(ledger.referenced_blocks(&prompt)) <= free)
 }
 
 /// Most tokens of a sequence: the context, or the capacity of the cache if that is less.

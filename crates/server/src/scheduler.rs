@@ -350,8 +350,7 @@ impl<B: Backend> Scheduler<B> {
     fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
-        let running = self.running.len() as u32;
-        let fits = |request: &Request| fits(&ledger, request, free, running);
+        let fits = |request: &Request| fits(&ledger, request, free);
         Ok(match self.preempted.front() {
             Some(first) if fits(first) => self.preempted.pop_front(),
             Some(_) => None,

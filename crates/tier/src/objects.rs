@@ -256,7 +256,9 @@ impl Objects {
         for key in chain {
             self.denied.remove(key);
         }
-        self.forget(denied);
+        // A link of this chain may have been denied a moment before.
+        let others: Vec<_> = denied.iter().filter(|key| !chain.contains(key)).copied().collect();
+        self.forget(&others);
     }
 
     /// Forgets objects, so that they are stored again. Forgets also which chains are whole, since any of them
@@ -390,10 +392,7 @@ mod tests {
         let mut objects = Objects::new(store, Path::default(), owner, Arc::clone(&known));
         let keys = [1, 2, 3].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
         known.lock().extend(keys);
-        let source = || Box::<dyn std::error::Error + Send + Sync>::from("403");
-        let error =
-            object_store::Error::PermissionDenied { path: "object".into(), source: source() };
-        let error = ColdError::Store(error);
+        let error = denied();
         for _ in 0..2 {
             let mut denied = Vec::new();
             let goes_on = keys.map(|key| objects.break_off(&error, &[key], &mut denied));
@@ -403,5 +402,32 @@ mod tests {
         assert!(objects.break_off(&error, &keys[..1], &mut Vec::new()));
         let known = known.lock();
         assert_eq!(keys.map(|key| known.contains(&key)), [false, true, true]);
+    }
+
+    /// A whole period of denials, behind one that is over, forgets nothing: not objects that were read between them, nor the
+    /// links before one that is denied.
+    #[test]
+    fn a_second_period_of_denials_forgets_nothing() {
+        let owner =
+            Owner { identity: Arc::from(&b"identity"[..]), block_bytes: 1, checkpoint_bytes: 1 };
+        let known = Arc::<Known>::default();
+        let store = Box::new(InMemory::new());
+        let mut objects = Objects::new(store, Path::default(), owner, Arc::clone(&known));
+        let keys = [1, 2].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
+        known.lock().extend(keys);
+        let error = denied();
+        for _ in 0..2 {
+            let mut denied = Vec::new();
+            // The link before it was read a moment before.
+            assert!(objects.break_off(&error, &keys, &mut denied));
+            assert_eq!(denied, keys);
+            objects.allowed(&keys, &[]);
+        }
+        assert!(keys.iter().all(|key| known.lock().contains(key)));
+    }
+
+    fn denied() -> ColdError {
+        let source = Box::<dyn std::error::Error + Send + Sync>::from("403");
+        ColdError::Store(object_store::Error::PermissionDenied { path: "object".into(), source })
     }
 }

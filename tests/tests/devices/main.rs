@@ -109,6 +109,9 @@ fn cuda_cases() -> Vec<CudaCase> {
         case("device::embedder::the_context_of_the_caller_stays_current", |_| {
             device::embedder::the_context_of_the_caller_stays_current();
         }),
+        case("device::embedder::only_contexts_that_live_stay_current", |_| {
+            device::embedder::only_contexts_that_live_stay_current();
+        }),
         case("device::embedder::a_refused_gpu_leaves_no_context", |_| {
             device::embedder::a_refused_gpu_leaves_no_context();
         }),

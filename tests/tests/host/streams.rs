@@ -1,6 +1,7 @@
 //! Streams: what a device waits for, and what is refused while the program that owns a stream captures it.
 
-use dsv4_kv::device::{DeviceError, EmuOptions};
+use dsv4_kv::device::{DeviceError, EmuOptions, HostCopies, HostPool, Staged};
+use dsv4_kv::ops::{self, BlockTable, TableUpdate};
 use dsv4_kv_tests::failing::{Failing, Failure};
 
 /// A device that waits after each launch also waits after the replay of a graph, so that a fault is an error of it.
@@ -28,6 +29,10 @@ fn a_capture_by_the_owner_refuses_what_has_to_run() {
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u8>("bytes", 4).unwrap();
     let event = device.event().unwrap();
+    let pool = HostPool::new(&device, 2, 4).unwrap();
+    let mut staged = Staged::<_, u8>::new(&device, "staged", 4, 1).unwrap();
+    let mut copies = [0, 1].map(|_| HostCopies::new(&stream).unwrap());
+    let unit = std::sync::Arc::new(pool.take(1).unwrap().remove(0));
     let graph = stream.capture(vec![buffer.memory()], || stream.fill(&buffer, 7)).unwrap();
     device.backend().record_streams(true);
     device.backend().fail_nothing();
@@ -38,6 +43,9 @@ fn a_capture_by_the_owner_refuses_what_has_to_run() {
         stream.synchronize(),
         stream.upload(&[1], &buffer, 0),
         stream.download(&buffer, 0, &mut [0]),
+        stream.upload_new("new", &[1_u8]).map(drop),
+        copies[0].store(&buffer.view(), pool.take(1).unwrap()),
+        copies[1].load([unit], &buffer),
     ];
     for refused in refused {
         let refused = refused.unwrap_err();
@@ -45,9 +53,61 @@ fn a_capture_by_the_owner_refuses_what_has_to_run() {
     }
     let refused = stream.replay(&graph).unwrap_err();
     assert!(matches!(refused, DeviceError::NestedCapture), "{refused}");
-    assert_eq!(device.backend().calls(), 0, "something was queued");
+    drop(copies);
+    assert_eq!(pool.free(), 2, "nothing was copied");
+    assert_eq!(device.backend().calls(), 0, "something was queued, or waited for");
+    let refused = staged.update(&stream, |_| Ok::<_, DeviceError>((4, ()))).unwrap_err();
+    assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+    assert_eq!(device.backend().calls(), 1, "only the copy before it was waited for");
+    device.backend().wait_for_launches(true);
     stream.fill(&buffer, 1).unwrap();
     device.backend().record_streams(false);
     drop(stream.running("a step").unwrap());
     stream.replay(&graph).unwrap();
+}
+
+/// What a capture forbids fails that capture, even if its error is ignored. The driver tells of every capture of a stream,
+/// also of this one.
+#[test]
+fn a_capture_fails_by_what_it_forbids() {
+    let device = Failing::emulated(EmuOptions::default());
+    let stream = device.stream().unwrap();
+    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    let event = device.event().unwrap();
+    let works: [&dyn Fn() -> Result<(), DeviceError>; 4] = [
+        &|| stream.upload(&[1], &buffer, 0),
+        &|| stream.synchronize(),
+        &|| stream.record(&event),
+        &|| stream.wait_for(&event),
+    ];
+    for work in works {
+        let captured = stream.capture(vec![buffer.memory()], || {
+            device.backend().record_streams(true);
+            let _ = work();
+            stream.fill(&buffer, 7)
+        });
+        device.backend().record_streams(false);
+        let refused = captured.map(drop).unwrap_err();
+        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+    }
+}
+
+/// A device that waits after each launch does not wait while the owner of the stream captures it: that would end the
+/// capture.
+#[test]
+fn a_recorded_launch_is_not_waited_for() {
+    let device = Failing::emulated(EmuOptions::default());
+    device.backend().wait_for_launches(true);
+    let stream = device.stream().unwrap();
+    let [index, block, table] =
+        ["index", "block", "table"].map(|label| device.allocate::<i32>(label, 1).unwrap());
+    let (index, block) = (index.view(), block.view());
+    let table = BlockTable { table: &table, slots: 1, max_blocks: 1 };
+    let update = TableUpdate { index: &index, block: &block, table: &table, count: 1 };
+    for (recorded, calls) in [(false, 2), (true, 1)] {
+        device.backend().record_streams(recorded);
+        device.backend().fail_nothing();
+        ops::update_table(&stream, &update).unwrap();
+        assert_eq!(device.backend().calls(), calls, "recorded: {recorded}");
+    }
 }

@@ -333,6 +333,23 @@ fn a_step_that_panics_is_told() {
     }
 }
 
+/// If the function panics that says when to stop, the scheduler ends too, and its cache is freed.
+#[test]
+fn a_stop_that_panics_ends_the_scheduler() {
+    let device = small::emulated();
+    let free = device.free_memory().expect("the emulator counts");
+    let engine = small::engine(&device, &HASH, small::limits(1, 8));
+    assert!(device.free_memory().expect("the emulator counts") < free);
+    let server = Server::bind("127.0.0.1:0", engine, Text::Bytes, settings()).expect("a server");
+    let run = std::panic::AssertUnwindSafe(|| server.run(|| panic!("on demand")));
+    assert!(std::panic::catch_unwind(run).is_err());
+    let begin = std::time::Instant::now();
+    while device.free_memory().expect("the emulator counts") < free {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(60), "the scheduler still runs");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 /// Settings that do not fit the engine, and an address that is taken, are refused before anything is served.
 #[test]
 fn a_server_that_cannot_be_is_refused() {

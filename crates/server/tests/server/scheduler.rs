@@ -232,11 +232,68 @@ fn drafts_do_not_hold_up_a_prompt() {
     }
 }
 
+/// A completion that asks for more drafts than the engine can reject gets as many as that.
+#[test]
+fn drafts_are_bounded_by_the_engine() {
+    let (mut scheduler, _) = scheduler(&HASH, 1, 4);
+    // Prompt lookup finds what followed each token, but the model says something else.
+    let prompt: Vec<u32> = (0..80).map(|at| at % 40).collect();
+    let answers = [0, 64].map(|drafts| {
+        let continuation = Continuation { drafts, ..small::continuation(8) };
+        let new = Submission { prompt: prompt.clone(), continuation, salt: Vec::new() };
+        let mut events = submit(&scheduler.queue(), &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        tokens.into_iter().map(|token| token.picked.token).collect::<Vec<_>>()
+    });
+    assert_eq!(answers[0], answers[1]);
+}
+
+/// A completion that was preempted twice is admitted while another one still shares its prefix. Alone it would not fit
+/// beside that one.
+#[test]
+fn what_is_preempted_still_shares() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 4, ..small::limits(4, 6) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    // Two blocks that all share, and a part of a third one of their own.
+    let submission = |own: u32, max_tokens| Submission {
+        prompt: (0..256 + own).map(|at| if at < 256 { at * at % 251 } else { own }).collect(),
+        continuation: small::continuation(max_tokens),
+        salt: Vec::new(),
+    };
+    let mut longest = submit(&queue, &submission(10, 110));
+    while received(&mut longest).0.is_empty() {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    // The first two take another block after 5 and 17 tokens, the last after 9. It is preempted when the first one does,
+    // and when it does so itself.
+    let mut short =
+        [(124, 12), (112, 40)].map(|(own, most)| submit(&queue, &submission(own, most)));
+    let mut last = submit(&queue, &submission(120, 40));
+    let preemptions = || value(&metrics, "dsv4_num_preemptions_total");
+    let end = loop {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+        if let Some(end) = received(&mut last).1 {
+            break end;
+        }
+    };
+    assert_eq!(end, Event::Finished(Finish::Length));
+    assert!(preemptions() >= 2, "{}", preemptions());
+    assert_eq!(received(&mut longest).1, None, "the longest still runs");
+    for events in &mut short {
+        assert_eq!(received(events).1, Some(Event::Finished(Finish::Length)));
+    }
+}
+
 /// Drafts need a block that is not free, and their request does not need it yet: they are left out, and nobody is
 /// preempted. With one block more they take it.
 #[test]
 fn drafts_preempt_nobody() {
-    for (blocks, held) in [(3, 2), (4, 3)] {
+    for (blocks, held) in [(3, 2), (4, 2), (5, 3)] {
         let (mut scheduler, metrics) = scheduler(&HASH, 2, blocks);
         let queue = scheduler.queue();
         // There are always drafts, because every token occurs in the prompt, which fills two blocks.

@@ -98,6 +98,8 @@ fn threads_name_different_operands() {
         assert_differ(run(|memory| multiply(rows(memory, 0), right(memory), true)));
         let left = |memory| rows(memory, 0).from(0, if is_other() { 8 } else { 0 });
         assert_differ(run(|memory| multiply(left(memory), rows(memory, 2048), true)));
+        let column = |memory| rows(memory, 0).from(if is_other() { 4 } else { 0 }, 64);
+        assert_differ(run(|memory| multiply(rows(memory, 0), column(memory), true)));
     }
 }
 

@@ -298,3 +298,20 @@ fn copy<B: Backend>(
     // The parts of the state all become final at once.
     if parts.end > held { export.state_to(into.part(state..state + of_state)) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Fabric, Loopback};
+
+    /// A payload without bytes takes a mapping too: a sender has room for a limited number of them.
+    #[test]
+    fn empty_payloads_count() {
+        let mut sender = Sender::new(Loopback::new(&Fabric::default()), 2 * EMPTY_BYTES);
+        let taken = [0, 1].map(|_| sender.take_memory(0).expect("there is room"));
+        assert_eq!(sender.held_bytes(), 2 * EMPTY_BYTES);
+        let refused = sender.take_memory(0).map(drop);
+        assert!(matches!(refused, Err(TransferError::SenderFull { .. })), "{refused:?}");
+        drop(taken);
+    }
+}

@@ -3,7 +3,10 @@
 use cust::context::Context;
 use cust::memory::{CopyDestination, DeviceBuffer};
 use cust::stream::{Stream, StreamFlags};
-use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, Kernels, kernels};
+use dsv4_kv::device::{
+    CudaDevice, CudaOptions, DeviceError, HostCopies, HostPool, Kernels, kernels,
+};
+use dsv4_kv::ops::{self, BlockTable, TableUpdate};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{assert_same, download, oracle, rows};
@@ -152,6 +155,54 @@ pub fn the_context_of_the_caller_stays_current() {
     unsafe { cust::sys::cuCtxDestroy_v2(own) };
 }
 
+/// The primary context that the embedder has retained too stays current when the last device of it is dropped. A context
+/// that its owner has destroyed, and that an earlier call left current on a thread, does not become current again.
+pub fn only_contexts_that_live_stay_current() {
+    use cust::sys::{self, CUresult};
+    let current = || {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the call writes the context.
+        let status = unsafe { sys::cuCtxGetCurrent(&raw mut current) };
+        assert_eq!(status, CUresult::CUDA_SUCCESS);
+        current
+    };
+    let mut primary = std::ptr::null_mut();
+    // SAFETY: the calls retain the primary context of GPU 0, which exists, and make it current.
+    let retained = unsafe {
+        (sys::cuDevicePrimaryCtxRetain(&raw mut primary, 0), sys::cuCtxSetCurrent(primary))
+    };
+    assert_eq!(retained, (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS));
+    drop(dsv4_kv::open_cuda(CudaOptions::default()).unwrap());
+    assert_eq!(current(), primary, "it is the embedder's too");
+
+    let mut own = std::ptr::null_mut();
+    // SAFETY: the call writes the context, and makes it current.
+    let made = unsafe { sys::cuCtxCreate_v2(&raw mut own, 0, 0) };
+    assert_eq!(made, CUresult::CUDA_SUCCESS);
+    // SAFETY: a live context of GPU 0, which is destroyed behind the device.
+    let opened = unsafe { CudaDevice::from_context(own, CudaOptions::default(), &kernels()) };
+    let (device, own) = (std::sync::Mutex::new(opened.ok()), Shared(own));
+    let other = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
+    let (used, destroyed) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            device.lock().unwrap().as_ref().unwrap().free_memory().unwrap();
+            assert_eq!(current(), own.raw(), "the thread had none");
+            used.wait();
+            destroyed.wait();
+            other.free_memory().unwrap();
+            assert_ne!(current(), own.raw(), "it is destroyed");
+        });
+        used.wait();
+        drop(device.lock().unwrap().take());
+        // SAFETY: nothing uses it any more.
+        unsafe { sys::cuCtxDestroy_v2(own.raw()) };
+        destroyed.wait();
+    });
+    // SAFETY: retained above, once.
+    unsafe { sys::cuDevicePrimaryCtxRelease_v2(0) };
+}
+
 /// The context to which the memory at `address` belongs.
 fn context_of(address: u64) -> cust::sys::CUcontext {
     let attribute = cust::sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
@@ -169,13 +220,26 @@ pub fn a_capture_of_the_stream_by_its_owner_refuses_steps() {
     let context = Context::new(cust::device::Device::get_device(0).unwrap()).unwrap();
     let own = Stream::new(StreamFlags::NON_BLOCKING, None).unwrap();
     // SAFETY: a live context of GPU 0 that outlives the device, which is dropped first.
-    let device =
-        unsafe { CudaDevice::from_context(context.as_raw(), CudaOptions::default(), &kernels()) };
+    let device = unsafe {
+        let options = CudaOptions { check_every_launch: true, ..CudaOptions::default() };
+        CudaDevice::from_context(context.as_raw(), options, &kernels())
+    };
     let device = device.unwrap();
     // SAFETY: a live stream of that context that outlives the handle, which is dropped first.
     let stream = unsafe { device.stream_from_raw(own.as_inner()) };
     let buffer = device.allocate::<u8>("bytes", 4).unwrap();
     let graph = stream.capture(vec![buffer.memory()], || stream.fill(&buffer, 7)).unwrap();
+    // What a capture forbids also fails a capture of a stream that others own.
+    let broken = stream.capture(vec![buffer.memory()], || {
+        let _ = stream.upload(&[1], &buffer, 0);
+        stream.fill(&buffer, 7)
+    });
+    let broken = broken.map(drop).unwrap_err();
+    assert!(matches!(broken, DeviceError::ForbiddenInCapture { .. }), "{broken}");
+    let pool = HostPool::new(&device, 2, 4).unwrap();
+    let mut copies = [0, 1].map(|_| HostCopies::new(&stream).unwrap());
+    let unit = std::sync::Arc::new(pool.take(1).unwrap().remove(0));
+    let words = ["index", "block", "table"].map(|label| device.allocate::<i32>(label, 1).unwrap());
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: a live stream, which nothing captures.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(own.as_inner(), mode) };
@@ -194,11 +258,22 @@ pub fn a_capture_of_the_stream_by_its_owner_refuses_steps() {
         stream.wait_for(&event),
         stream.synchronize(),
         stream.download(&buffer, 0, &mut read),
+        stream.upload_new("new", &[1_u8]).map(drop),
+        copies[0].store(&buffer.view(), pool.take(1).unwrap()),
+        copies[1].load([unit], &buffer),
     ];
     for refused in refused {
         let refused = refused.unwrap_err();
         assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
     }
+    drop(copies);
+    assert_eq!(pool.free(), 2, "no copy was queued");
+    // A launch is recorded, and not waited for.
+    let [index, block, table] = &words;
+    let table = BlockTable { table, slots: 1, max_blocks: 1 };
+    let update =
+        TableUpdate { index: &index.view(), block: &block.view(), table: &table, count: 1 };
+    ops::update_table(&stream, &update).unwrap();
     let mut recorded = std::ptr::null_mut();
     // SAFETY: the stream is captured; the call writes the graph, which nothing else destroys.
     let ended = unsafe {

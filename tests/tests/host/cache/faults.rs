@@ -4,10 +4,10 @@ use dsv4_kv::device::{Buffer, EmuOptions, Emulator, Stream};
 use dsv4_kv::step::Layers;
 use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, KvError, LayerGroup, bf16};
-use dsv4_kv_tests::failing::Failing;
+use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::fed::{Fed, Inputs, Padding, Part, Updated, begin};
 use dsv4_kv_tests::lazy::Lazy;
-use dsv4_kv_tests::stories::{Story, config};
+use dsv4_kv_tests::stories::{Story, config, tiny};
 use kv_layout::geometry::LayerKind::Swa;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -104,4 +104,47 @@ fn a_check_loses_no_poison_of_another_stream() {
         },
         &[1, 2],
     );
+}
+
+/// A check in which a call of the device fails loses no row that was found, of either layer group: the next one reports
+/// it.
+#[test]
+fn a_check_that_fails_loses_no_poison() {
+    let story = Story::random(&tiny(), 2, 3);
+    let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    for call in 0.. {
+        let device = Failing::emulated(EmuOptions::default());
+        let mut fed =
+            Fed::new(&device, CacheConfig { poison: true, ..config(&tiny(), formats, 1) });
+        let tile = device.allocate("tile", 128 * 512).unwrap();
+        let lengths = device.allocate("lengths", 1).unwrap();
+        let id = fed.manager.admit().unwrap();
+        fed.lose(&[Part::new(id, &story, 0..1)]);
+        let mut want = Vec::new();
+        fed.run(&[Part::new(id, &story, 1..2)], Padding::None, &[1], &mut |layer, updated| {
+            want.push(layer);
+            updated.gather_window(0..1, &tile, &lengths)
+        });
+        device.backend().fail(call, Failure::Instead);
+        let checks = [0, 1].map(|_| fed.manager.check_poison(&fed.stream));
+        let is_last = device.backend().failed().is_none();
+        let mut found = Vec::new();
+        for check in checks {
+            match check {
+                Err(KvError::PoisonRead { rows, .. }) => {
+                    found.extend(rows.iter().map(|row| row.layer))
+                }
+                Err(KvError::Device(_)) | Ok(()) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+        // A row whose report could not be marked may be reported twice.
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found, want, "call {call} fails");
+        if is_last {
+            assert!(call > 1, "both groups were read");
+            break;
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod device_failures;
 mod exhausted;
 mod failed_admission;
 mod faults;
+mod half_appended;
 mod host_memory;
 mod identity;
 mod ledger;

@@ -1,7 +1,8 @@
 //! The requests for which checkpoints are planned: not those that commit no token ids, but also forks made inside a
 //! prompt.
 
-use dsv4_kv::{Admission, Prompt};
+use dsv4_kv::error::LimitedBy;
+use dsv4_kv::{Admission, KvError, Prompt};
 
 use super::conversations::{Run, config};
 
@@ -35,4 +36,20 @@ fn a_fork_inside_a_prompt_is_saved() {
     let said: Vec<u32> = prompt[..1000].iter().chain(&own).copied().chain([7]).collect();
     assert_eq!(admit(&mut run, &said).reused, 1536);
     run.ledger.audit().unwrap();
+}
+
+/// A position that no request can reach is refused: a list of them would only grow.
+#[test]
+fn a_position_beyond_the_context_is_refused() {
+    let config = config(true, 200, 1);
+    let mut run = Run::new(&config);
+    let id = admit(&mut run, &[1]).id;
+    let context = config.max_context;
+    let last = context / 128 * 128;
+    run.ledger.want_checkpoint(id, last).unwrap();
+    let refused = run.ledger.want_checkpoint(id, last + 128).unwrap_err();
+    let KvError::ContextTooLong { request, end, limit, by: LimitedBy::Cache } = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!((request, end, limit), (id, u64::from(last) + 128, context));
 }
