@@ -33,23 +33,24 @@ pub(super) struct Shared {
     pub _owned_context: Option<OwnedContext>,
 }
 
-/// The context that the calling program had made current on this thread, or null. It is made current again when this is
-/// dropped. A thread that had none keeps the device's: to take it away after each call would take as long as to set it.
+/// The context that was current on this thread, which is made current again when this is dropped; `None` if nothing is to
+/// be done then.
 #[must_use = "the context of the caller is current again when this is dropped"]
-pub(super) struct CallersContext(CUcontext);
+pub(super) struct CallersContext(Option<CUcontext>);
 
 impl CallersContext {
-    /// The context that is current now.
+    /// The context that is current now, which may be none.
     pub fn keep() -> Self {
-        Self(current().unwrap_or(ptr::null_mut()))
+        Self(current().ok())
     }
 }
 
 impl Drop for CallersContext {
     fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: it was current on this thread, by its owner's doing; a failure leaves the thread as it was.
-            unsafe { sys::cuCtxSetCurrent(self.0) };
+        if let Some(context) = self.0 {
+            // SAFETY: it was current on this thread, by its owner's doing, or is none; a failure leaves the thread as it
+            // was.
+            unsafe { sys::cuCtxSetCurrent(context) };
         }
     }
 }
@@ -126,16 +127,16 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Cuda {
-    /// Makes the device's context current on this thread, until the guard is dropped.
+    /// Makes the device's context current on this thread, until the guard is dropped. A thread that had none keeps it: to
+    /// take it away after each call would take as long as to set it.
     pub(super) fn enter(&self) -> Result<CallersContext, DeviceError> {
         let callers = current()?;
         if callers == self.shared.context {
-            return Ok(CallersContext(ptr::null_mut()));
+            return Ok(CallersContext(None));
         }
         // SAFETY: the context lives as long as `shared`.
         check("making the context current", unsafe { sys::cuCtxSetCurrent(self.shared.context) })?;
-        let is_alive = !callers.is_null() && is_alive(callers);
-        Ok(CallersContext(if is_alive { callers } else { ptr::null_mut() }))
+        Ok(CallersContext(Some(callers).filter(|&callers| !callers.is_null() && is_alive(callers))))
     }
 
     /// The error of a driver call. After the fault of a kernel calls return the status of that fault, also one that
