@@ -11,7 +11,7 @@ use cust::memory::{DeviceBuffer, LockedBuffer};
 use cust::stream::{Stream, StreamFlags};
 use cust::sys::{self, CUresult};
 
-use super::context::{Cuda, during};
+use super::context::Cuda;
 use super::handles::{CudaEvent, CudaGraph, CudaMemory, CudaPinned, CudaStream};
 use crate::backend::{Backend, Priority, RawMemory};
 use crate::error::DeviceError;
@@ -86,7 +86,7 @@ unsafe impl Backend for Cuda {
         let buffer = match unsafe { DeviceBuffer::<u8>::uninitialized(size) } {
             Ok(buffer) => buffer,
             Err(CudaError::OutOfMemory) => return Err(refused()),
-            Err(error) => return Err(during("allocating device memory")(error)),
+            Err(error) => return Err(self.during("allocating device memory")(error)),
         };
         let memory = CudaMemory::owned(buffer, bytes, self);
         // SAFETY: so many bytes were just allocated at the address.
@@ -111,7 +111,7 @@ unsafe impl Backend for Cuda {
             Ok(buffer) => ManuallyDrop::new(buffer),
             // A size beyond the address space is an invalid value to the driver.
             Err(CudaError::OutOfMemory | CudaError::InvalidValue) => return Err(refused()),
-            Err(error) => return Err(during("allocating pinned memory")(error)),
+            Err(error) => return Err(self.during("allocating pinned memory")(error)),
         };
         // SAFETY: so many words were just allocated, page-locked for the host to write.
         unsafe { buffer.as_mut_ptr().write_bytes(0, words) };
@@ -121,13 +121,13 @@ unsafe impl Backend for Cuda {
     fn stream(&self, priority: Priority) -> Result<CudaStream, DeviceError> {
         let _callers = self.enter()?;
         let range = CurrentContext::get_stream_priority_range();
-        let range = range.map_err(during("asking for the priorities of streams"))?;
+        let range = range.map_err(self.during("asking for the priorities of streams"))?;
         let priority = match priority {
             Priority::Highest => range.greatest,
             Priority::Lowest => range.least,
         };
         let stream = Stream::new(StreamFlags::DEFAULT, Some(priority));
-        let stream = stream.map_err(during("creating a stream"))?;
+        let stream = stream.map_err(self.during("creating a stream"))?;
         Ok(CudaStream::owned(stream, self))
     }
 

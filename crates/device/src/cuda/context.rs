@@ -11,7 +11,7 @@ use cust::module::Module;
 use cust::sys::{self, CUcontext, CUdevice, CUfunction, CUresult};
 
 use super::launched::Launched;
-use crate::error::DeviceError;
+use crate::error::{CudaStatus, DeviceError};
 use crate::identity::DeviceInfo;
 
 /// The raw calls of an NVIDIA GPU. Cloning gives another handle of the same one.
@@ -146,30 +146,39 @@ impl Cuda {
         operation: &'static str,
         status: CUresult,
     ) -> Result<(), DeviceError> {
-        if !is_kernel_fault(status) {
-            return check(operation, status);
+        match status {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            other => Err(self.failed(operation, other.into())),
         }
-        let kernels = self.shared.launched.suspects();
-        Err(DeviceError::KernelFault { kernels, status: status.into() })
+    }
+
+    /// The error of a call of `cust`, as of [`Self::check`].
+    pub(super) fn during(&self, operation: &'static str) -> impl FnOnce(CudaError) -> DeviceError {
+        move |error| self.failed(operation, error.into())
+    }
+
+    fn failed(&self, operation: &'static str, status: CudaStatus) -> DeviceError {
+        if KERNEL_FAULTS.iter().any(|&fault| fault as u32 == status.code) {
+            let kernels = self.shared.launched.suspects();
+            return DeviceError::KernelFault { kernels, status };
+        }
+        DeviceError::Cuda { operation, status }
     }
 }
 
-/// Whether a status says that a kernel has failed. By the driver's reference the context is lost then, and after most of
+/// The statuses that say that a kernel has failed. By the driver's reference the context is lost then, and after most of
 /// them all use of CUDA by the process.
-const fn is_kernel_fault(status: CUresult) -> bool {
-    matches!(
-        status,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-    )
-}
+const KERNEL_FAULTS: [CUresult; 9] = [
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+    CUresult::CUDA_ERROR_ASSERT,
+    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUresult::CUDA_ERROR_INVALID_PC,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED,
+];
 
 /// Converts the error of a driver call, with the name of the operation.
 pub(super) fn during(operation: &'static str) -> impl FnOnce(CudaError) -> DeviceError {
