@@ -228,8 +228,9 @@ impl<B: Backend> HostCopies<B> {
     /// # Errors
     /// As [`Stream::record`].
     pub fn end(&mut self) -> Result<(), DeviceError> {
+        self.stream.record(&self.ended)?;
         self.is_settled = false;
-        self.stream.record(&self.ended)
+        Ok(())
     }
 
     /// Bytes of all copies that were queued.
@@ -297,6 +298,10 @@ impl<B: Backend> InFlight<B> {
     /// Waits for the stream and gives the units back; during a capture, when that has ended.
     fn release(mut self) {
         let device = self.stream.device().clone();
+        // A wait would end a capture by the program that owns the stream.
+        if self.stream.refuse_recording("waiting for copies").is_err() {
+            return self.leak();
+        }
         let waited = loop {
             let wait = || self.stream.backend().synchronize(self.stream.raw());
             if let Some(waited) = device.captures().try_outside(wait) {
@@ -309,10 +314,14 @@ impl<B: Backend> InFlight<B> {
             }
         };
         if waited.is_err() {
-            // The device may still write or read them.
-            self.written.into_iter().for_each(std::mem::forget);
-            self.read.into_iter().for_each(std::mem::forget);
+            self.leak();
         }
+    }
+
+    /// Gives no unit back: the device may still write or read them.
+    fn leak(self) {
+        self.written.into_iter().for_each(std::mem::forget);
+        self.read.into_iter().for_each(std::mem::forget);
     }
 }
 

@@ -81,6 +81,8 @@ pub(crate) struct Request {
     pub last: Instant,
     /// Whether it was ever admitted to the cache.
     pub was_admitted: bool,
+    /// How often it was preempted because blocks ran out.
+    pub preemptions: u32,
     /// Whether it ran out of blocks when it ran alone, so that it shares none any more.
     pub is_alone: bool,
     /// The state of its prompt in the cold tier.
@@ -224,6 +226,7 @@ impl Queue {
                 submitted,
                 last: submitted,
                 was_admitted: false,
+                preemptions: 0,
                 is_alone: false,
                 fetch: Fetch::New,
             });
@@ -410,7 +413,7 @@ impl Queue {
     }
 }
 
-/// Aborts the queue when the scheduler ends, also by a panic. Waiting requests are dropped with their senders.
+/// Aborts the queue when the scheduler or the server ends, also by a panic. Waiting requests are dropped with their senders.
 pub(crate) struct CloseOnDrop(pub Arc<Queue>);
 
 impl Drop for CloseOnDrop {

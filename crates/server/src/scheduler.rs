@@ -6,7 +6,8 @@
 //!                when the stored part of its prompt is in host memory, or after the timeout
 //!             3. admit waiting requests in order, while a slot and the blocks of their tokens are free; each
 //!                reuses the cached prefix of its tokens
-//!             4. plan one token of every request; drafts, then chunks of prompts, share the rest (module `plan`)
+//!             4. plan one token of every request; drafts, unless they take the last blocks, then chunks of prompts
+//!                share the rest (module `plan`)
 //!             5. run the step; if blocks run out, plan it without drafts; if they still do, preempt the newest
 //!                request, which is admitted again before all others, and plan anew
 //! ```
@@ -25,7 +26,7 @@ use dsv4_kv_device::Backend;
 use dsv4_kv_model::{Chunk, Engine, ModelError};
 use dsv4_kv_tier::MOST_FETCHES;
 
-use crate::admission::{fits, longest, may_share};
+use crate::admission::{fits, longest, may_share, shares};
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
@@ -225,11 +226,12 @@ impl<B: Backend> Scheduler<B> {
 
     /// Runs a step of all running requests, or of those that are left when others were preempted.
     fn run_step(&mut self) -> Result<(), ServerError> {
-        // A request keeps the blocks of drafts that were rejected: with the last blocks, drafts would preempt others later.
-        let free = self.unpromised_blocks().map_err(ModelError::from)?;
-        let mut drafts = free as usize >= self.running.len();
+        let mut drafts = true;
         while !self.running.is_empty() {
-            let parts = self.plan(drafts);
+            let mut parts = self.plan(drafts);
+            if drafts && self.drafts_take_last_blocks(&parts).map_err(ModelError::from)? {
+                parts = self.plan(false);
+            }
             match self.run_parts(&parts) {
                 Ok(()) => {
                     self.failed_steps = 0;
@@ -331,7 +333,8 @@ impl<B: Backend> Scheduler<B> {
         if !std::mem::replace(&mut request.was_admitted, true) {
             self.metrics.queue_time.record(request.submitted.elapsed());
         }
-        if !may_share(&request) {
+        let free = self.unpromised_blocks()?;
+        if !shares(&self.engine.cache().ledger(), &request, free) {
             return Ok(Running { id: self.engine.admit()?, request });
         }
         let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
@@ -374,6 +377,20 @@ impl<B: Backend> Scheduler<B> {
         Ok(free)
     }
 
+    /// Whether drafts take blocks that other requests may soon need: a request keeps the blocks of drafts that were
+    /// rejected. A block must be left for each running request.
+    fn drafts_take_last_blocks(&self, parts: &[Part]) -> Result<bool, KvError> {
+        let free = self.unpromised_blocks()?;
+        let ledger = self.engine.cache().ledger();
+        let of_drafts = |Part { index, work }: &Part| {
+            let all = self.running[*index].request.sequence.cached() + work.tokens.len();
+            let blocks = |tokens: usize| ledger.blocks_of(tokens as u32);
+            blocks(all) - blocks(all - work.drafts)
+        };
+        let taken: u32 = parts.iter().map(of_drafts).sum();
+        Ok(taken > 0 && free < self.running.len() as u32 + taken)
+    }
+
     /// The next step of the running requests, with or without drafts.
     fn plan(&self, drafts: bool) -> Vec<Part> {
         let tokens = self.engine.cache().config().max_step_tokens as usize;
@@ -408,6 +425,7 @@ impl<B: Backend> Scheduler<B> {
         if let Some(Running { id, mut request }) = self.running.pop() {
             self.engine.release(id)?;
             request.sequence.restart();
+            request.preemptions += 1;
             self.preempted.push_front(request);
             self.metrics.preemptions.increment(1);
         }

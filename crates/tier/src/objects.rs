@@ -50,6 +50,15 @@ impl Known {
     }
 }
 
+/// What one search was denied.
+#[derive(Default)]
+struct Denied {
+    /// The objects that may not be read, and those that lead to them.
+    keys: Vec<Key>,
+    /// How often the store denied one.
+    times: usize,
+}
+
 /// Objects that were seen with their whole chain, and when.
 #[derive(Default)]
 struct Whole(HashMap<Key, Instant>);
@@ -163,7 +172,7 @@ impl Objects {
     /// A missing object, for instance one that expired, is forgotten, together with the objects whose chains were found
     /// to lead to it. If the store fails, 0 blocks: then all blocks are stored in one object without a chain.
     async fn intact(&mut self, keys: &[Key], errors: &mut Vec<ColdError>) -> (usize, Instant) {
-        let mut denied = Vec::new();
+        let mut denied = Denied::default();
         for blocks in (1..=keys.len()).rev() {
             if !self.known.lock().contains(&keys[blocks - 1]) {
                 continue;
@@ -172,7 +181,7 @@ impl Objects {
             match self.follow(&keys[..blocks], &mut links).await {
                 Ok(seen) => {
                     if !links.is_empty() {
-                        self.allowed(&links, &denied);
+                        self.allowed(&links, &denied.keys);
                     }
                     self.whole.remember(links, seen);
                     return (blocks, seen);
@@ -233,7 +242,7 @@ impl Objects {
     /// to it, so that they are stored again. The store may deny all objects, and not for long: so an object that may not
     /// be read is added to `denied`, whose objects are forgotten when this search can read a shorter prefix, and only a
     /// few of those are tried. One that is denied again is forgotten at once if others could be read meanwhile.
-    fn break_off(&mut self, error: &ColdError, chain: &[Key], denied: &mut Vec<Key>) -> bool {
+    fn break_off(&mut self, error: &ColdError, chain: &[Key], denied: &mut Denied) -> bool {
         if error.is_final() {
             self.forget(chain);
             return true;
@@ -245,8 +254,9 @@ impl Objects {
         if first.is_some_and(|first| first < self.successes) {
             self.forget(chain);
         }
-        denied.extend(chain);
-        denied.len() < MOST_DENIED
+        denied.keys.extend(chain);
+        denied.times += 1;
+        denied.times < MOST_DENIED
     }
 
     /// Handles that a chain could be read: its links are denied no longer, and what this search was `denied` is
@@ -284,7 +294,7 @@ impl Objects {
         queue: &Arc<Shared>,
     ) -> (Option<Found>, Vec<ColdError>) {
         let keys = Arc::clone(&wanted.keys);
-        let (mut errors, mut denied) = (Vec::new(), Vec::new());
+        let (mut errors, mut denied) = (Vec::new(), Denied::default());
         for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
             if !self.known.lock().contains(&keys[blocks - 1]) {
                 continue;
@@ -293,7 +303,7 @@ impl Objects {
             match self.read_parts(&wanted, &keys[..blocks], (queue, &mut chain)).await {
                 Ok(None) => return (None, errors),
                 Ok(Some(parts)) => {
-                    self.allowed(&chain, &denied);
+                    self.allowed(&chain, &denied.keys);
                     let sizes = (blocks, self.owner.block_bytes);
                     return (Some(Found::new(wanted, sizes, parts, queue)), errors);
                 }
@@ -394,12 +404,12 @@ mod tests {
         known.lock().extend(keys);
         let error = denied();
         for _ in 0..2 {
-            let mut denied = Vec::new();
+            let mut denied = Denied::default();
             let goes_on = keys.map(|key| objects.break_off(&error, &[key], &mut denied));
-            assert_eq!((goes_on, &denied[..]), ([true, true, false], &keys[..]));
+            assert_eq!((goes_on, &denied.keys[..]), ([true, true, false], &keys[..]));
         }
         objects.successes += 1;
-        assert!(objects.break_off(&error, &keys[..1], &mut Vec::new()));
+        assert!(objects.break_off(&error, &keys[..1], &mut Denied::default()));
         let known = known.lock();
         assert_eq!(keys.map(|key| known.contains(&key)), [false, true, true]);
     }
@@ -413,14 +423,14 @@ mod tests {
         let known = Arc::<Known>::default();
         let store = Box::new(InMemory::new());
         let mut objects = Objects::new(store, Path::default(), owner, Arc::clone(&known));
-        let keys = [1, 2].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
+        let keys = [1, 2, 3, 4].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
         known.lock().extend(keys);
         let error = denied();
         for _ in 0..2 {
-            let mut denied = Vec::new();
-            // The link before it was read a moment before.
-            assert!(objects.break_off(&error, &keys, &mut denied));
-            assert_eq!(denied, keys);
+            let mut denied = Denied::default();
+            // The links before it were read a moment before.
+            assert!(objects.break_off(&error, &keys, &mut denied), "a shorter prefix is tried");
+            assert_eq!(denied.keys, keys);
             objects.allowed(&keys, &[]);
         }
         assert!(keys.iter().all(|key| known.lock().contains(key)));

@@ -384,7 +384,7 @@ pub enum KvError {
     },
     /// The sliding window of a long chunk, after the chunk overwrote the oldest rows.
     #[error(
-        "the append of this chunk of {tokens} tokens replaces rows of its windows: read windows before the layer's `append`; behind it only steps of at most {limit} tokens a request (max_draft + 1) can"
+        "windows of this chunk of {tokens} tokens can be read only before the layer's `append`; after it, only in steps of at most {limit} tokens of a request (max_draft + 1)"
     )]
     WindowOverwritten {
         /// Tokens of the longest chunk.

@@ -22,7 +22,7 @@ pub(crate) struct Core<B: Backend> {
     /// The cache's id, which is its ledger's.
     pub id: CacheId,
     ledger: RwLock<Ledger>,
-    /// The fault words of each layer group as the last check found them.
+    /// The fault words of each layer group as the last check found them. Its lock also lets one thread at a time read poison.
     reported: Mutex<[[u32; KERNELS.len()]; 2]>,
 }
 

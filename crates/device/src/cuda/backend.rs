@@ -53,9 +53,10 @@ unsafe impl Backend for Cuda {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is live; the call writes one number.
         let asked = unsafe { sys::cuStreamIsCapturing(stream.handle, &mut status) };
-        // The legacy default stream waits for streams that are captured, so that nothing may be queued into it.
+        // The legacy default stream waits for streams that are captured: whatever is queued into it ends their capture.
         if asked == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
-            return Ok(true);
+            let operation = "work in the legacy default stream";
+            return Err(DeviceError::ForbiddenInCapture { operation });
         }
         self.check("asking whether a stream is captured", asked)?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)

@@ -41,7 +41,7 @@ pub(super) struct CallersContext(Option<CUcontext>);
 impl CallersContext {
     /// The context that is current now, which may be none.
     pub fn keep() -> Self {
-        Self(current().ok())
+        Self(current().ok().filter(|&context| context.is_null() || is_alive(context)))
     }
 }
 

@@ -181,23 +181,26 @@ pub fn only_contexts_that_live_stay_current() {
     assert_eq!(made, CUresult::CUDA_SUCCESS);
     // SAFETY: a live context of GPU 0, which is destroyed behind the device.
     let opened = unsafe { CudaDevice::from_context(own, CudaOptions::default(), &kernels()) };
-    let (device, own) = (std::sync::Mutex::new(opened.ok()), Shared(own));
+    let (device, own) = (opened.unwrap(), Shared(own));
     let other = dsv4_kv::open_cuda(CudaOptions::default()).unwrap();
-    let (used, destroyed) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    // A channel ends with the thread of its sender, also by a panic.
+    let (used, when_used) = std::sync::mpsc::channel();
+    let (destroyed, when_destroyed) = std::sync::mpsc::channel();
+    let (own, other) = (&own, &other);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            device.lock().unwrap().as_ref().unwrap().free_memory().unwrap();
+        scope.spawn(move || {
+            device.free_memory().unwrap();
             assert_eq!(current(), own.raw(), "the thread had none");
-            used.wait();
-            destroyed.wait();
+            drop(device);
+            used.send(()).unwrap();
+            when_destroyed.recv().unwrap();
             other.free_memory().unwrap();
             assert_ne!(current(), own.raw(), "it is destroyed");
         });
-        used.wait();
-        drop(device.lock().unwrap().take());
+        when_used.recv().unwrap();
         // SAFETY: nothing uses it any more.
         unsafe { sys::cuCtxDestroy_v2(own.raw()) };
-        destroyed.wait();
+        destroyed.send(()).unwrap();
     });
     // SAFETY: retained above, once.
     unsafe { sys::cuDevicePrimaryCtxRelease_v2(0) };

@@ -1,6 +1,6 @@
 //! The append of a long chunk that fails half way, and chunks whose windows it may have replaced.
 
-use dsv4_kv::device::EmuOptions;
+use dsv4_kv::device::{DeviceError, EmuOptions};
 use dsv4_kv::kv_layout::geometry::LayerKind::Swa;
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::{Accepted, KvError, LayerId};
@@ -31,6 +31,14 @@ fn windows_are_refused_after_half_an_append() {
         inputs.load(stream, &parts, TOKENS as u32);
         let mut step = begin(manager, stream, &parts, Padding::None).unwrap().remove(0);
         let layer = inputs.update(&mut step, LAYER).unwrap();
+        layer.gather_window(0..TOKENS as u32, &tile, &lengths).unwrap();
+        // Refused, since the owner of the stream captures it: nothing was queued.
+        device.backend().record_streams(true);
+        let refused = layer.append().unwrap_err();
+        device.backend().record_streams(false);
+        assert!(matches!(refused, KvError::Device(DeviceError::ForbiddenInCapture { .. })));
+        assert_eq!(step.progress(LAYER).unwrap(), LayerProgress::Updated);
+        let layer = inputs.resume(&mut step, LAYER).unwrap();
         layer.gather_window(0..TOKENS as u32, &tile, &lengths).unwrap();
         device.backend().fail(0, how);
         let failed = layer.append().unwrap_err();
