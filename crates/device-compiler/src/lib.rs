@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
 /// The oldest rustc that makes correct PTX, as (major, minor). 1.95 does not mark functions `convergent`, so LLVM may
@@ -72,6 +72,8 @@ impl Compiler {
             .current_dir(folder)
             .output()
             .context("no rustc on the PATH")?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "rustc does not say where it lies: {}", why.trim());
         let sysroot = String::from_utf8(output.stdout)?;
         Self::probe(&Path::new(sysroot.trim()).join("bin/rustc"), Vec::new())
     }

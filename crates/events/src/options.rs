@@ -30,7 +30,8 @@ pub struct PublisherOptions {
     /// are not sent yet. If more bytes wait for longer than `stall`, all subscribers are disconnected, and connect again
     /// by themselves.
     pub unsent_bytes: usize,
-    /// How long messages may wait for subscribers. A publisher that is dropped waits for them as long, but at most 5 s.
+    /// How long messages may wait for subscribers. A publisher that is dropped waits until no
+    /// subscriber has read for as long, but at most 5 s.
     pub stall: Duration,
     /// After this time without a message, a message without events is sent. Its number reveals to a subscriber that it
     /// has missed the last one. At least 10 ms.

@@ -13,7 +13,7 @@ use crate::options::{PublishError, PublisherOptions};
 use crate::worker::Worker;
 
 /// Publishes the events of one cache. Dropping it ends its thread, after all items were sent, or after no subscriber
-/// has read them for [`PublisherOptions::stall`].
+/// has read them for [`PublisherOptions::stall`], and at most 5 s.
 #[derive(Debug)]
 pub struct Publisher {
     exchange: Arc<Exchange>,

@@ -1,5 +1,6 @@
 //! The publisher's thread. It hashes, encodes and sends events, and answers requests for missed messages.
 
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ pub(crate) struct Worker {
     options: PublisherOptions,
     resident: Resident,
     replay: Arc<Mutex<Replay>>,
+    /// When the worker first waited for subscribers of a publisher that was dropped.
+    closed: OnceCell<Instant>,
 }
 
 /// Why sockets are closed.
@@ -48,7 +51,7 @@ impl Worker {
         exchange.counters.next.store(first, Relaxed);
         let replay = Arc::new(Mutex::new(Replay::new(options.replay_bytes, first)));
         let resident = Resident::new(options.data_parallel_rank);
-        Self { exchange, options, resident, replay }
+        Self { exchange, options, resident, replay, closed: OnceCell::new() }
     }
 
     /// Runs until the exchange is closed. Ends at once if it cannot listen at the start.
@@ -206,18 +209,25 @@ impl Worker {
 
     /// Waits until at most `most` bytes wait for subscribers; `false` after the timeout.
     async fn waits_for_less(&self, most: usize) -> bool {
-        let since = Instant::now();
-        while self.unsent() > most {
-            let timeout = match self.exchange.is_closed() {
-                true => self.options.stall.min(CLOSE_TIMEOUT),
-                false => self.options.stall,
-            };
-            if since.elapsed() > timeout {
+        let (mut since, mut least) = (Instant::now(), usize::MAX);
+        loop {
+            let unsent = self.unsent();
+            if unsent <= most {
+                return true;
+            }
+            let mut is_late = since.elapsed() > self.options.stall;
+            if self.exchange.is_closed() {
+                // Subscribers that read are waited for, but all messages together have a limited time.
+                if unsent < least {
+                    (since, least, is_late) = (Instant::now(), unsent, false);
+                }
+                is_late |= self.closed.get_or_init(Instant::now).elapsed() > CLOSE_TIMEOUT;
+            }
+            if is_late {
                 return false;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        true
     }
 
     /// Bytes that wait in subscribers' queues, or that are held elsewhere than in the replay.

@@ -17,9 +17,9 @@ pub struct Summary {
     pub tokens: Vec<u32>,
     /// Why it ended; `None` if the observer ended it.
     pub finish: Option<Finish>,
-    /// Time from the call to the first token.
+    /// Time from the call to the first token; 0 without a token.
     pub time_to_first_token: Duration,
-    /// Time from the first token to the end.
+    /// Time from the first token to the end; 0 without a token.
     pub decode_time: Duration,
     /// Number of steps.
     pub steps: u32,
@@ -102,12 +102,11 @@ impl<B: Backend> Engine<B> {
             }
         }
         let is_whole = tokens.len() == sequence.generated().len();
-        let first = first.unwrap_or(begin);
         Ok(Summary {
             tokens,
             finish: sequence.finish().filter(|_| is_whole),
-            time_to_first_token: first - begin,
-            decode_time: first.elapsed(),
+            time_to_first_token: first.map_or(Duration::ZERO, |first| first - begin),
+            decode_time: first.map_or(Duration::ZERO, |first| first.elapsed()),
             steps,
             drafts,
             accepted,

@@ -79,7 +79,9 @@ impl Sequence {
         if prompt.is_empty() {
             return None;
         }
-        let finish = (continuation.max_tokens == 0).then_some(Finish::Length);
+        // Logits of the prompt are computed also where nothing is generated.
+        let is_done = continuation.max_tokens == 0 && !continuation.prompt_logits;
+        let finish = is_done.then_some(Finish::Length);
         Some(Self { prompt: prompt.len(), tokens: prompt, cached: 0, continuation, finish })
     }
 
@@ -116,7 +118,8 @@ impl Sequence {
         let mut generated = Vec::new();
         // Logits of tokens whose successor is known generate nothing; only the caller uses them.
         let is_last_chunk = self.cached + undrafted == self.tokens.len();
-        let deciding = if is_last_chunk { work.drafts + 1 } else { 0 };
+        let generates = is_last_chunk && self.continuation.max_tokens > 0;
+        let deciding = if generates { work.drafts + 1 } else { 0 };
         let decided = logits.slice(s![logits.nrows() - deciding.., ..]);
         for (row, logits) in decided.outer_iter().enumerate() {
             let Continuation { sampling, max_tokens, end, top_logprobs: top, .. } =
@@ -136,6 +139,9 @@ impl Sequence {
             final_tokens += 1;
         }
         self.cached += final_tokens;
+        if is_last_chunk && !generates {
+            self.finish = Some(Finish::Length);
+        }
         (final_tokens as u32, generated)
     }
 

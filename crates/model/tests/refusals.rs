@@ -7,9 +7,10 @@ use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_model::generate::{Observer, Summary};
 use dsv4_kv_model::sample::GREEDY;
-use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
+use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Work};
 use dsv4_kv_model::{AttentionPlace, Chunk, Engine, EngineLimits, Logits, Model, ModelError};
 use dsv4_kv_model_files::{ModelFileError, ModelFiles};
+use ndarray::ArrayView2;
 use safetensors::SafeTensors;
 
 const LIMITS: EngineLimits = EngineLimits {
@@ -100,6 +101,37 @@ fn a_request_that_is_interrupted_has_no_reason() {
     let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
     let summary = engine.generate(&[1, 2], CONTINUATION, 8, &mut First).expect("a token");
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
+}
+
+/// Counts the logits of a request, and refuses tokens.
+struct Logs(usize);
+
+impl Observer for Logs {
+    fn logits(&mut self, _work: &Work, logits: ArrayView2<'_, f32>, _accepted: u32) {
+        self.0 += logits.nrows();
+    }
+
+    fn token(&mut self, _token: &Generated) -> bool {
+        panic!("none is asked for")
+    }
+}
+
+/// A prompt is scored without generating anything. Without logits of the prompt nothing is computed.
+#[test]
+fn a_prompt_is_scored_alone() {
+    let device = EmuDevice::new(EmuOptions::default());
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    for (prompt_logits, chunk, logits, steps) in
+        [(true, 8, 9, 2), (true, 3, 9, 3), (false, 8, 0, 0)]
+    {
+        let continuation = Continuation { max_tokens: 0, prompt_logits, ..CONTINUATION };
+        let mut observer = Logs(0);
+        let summary = engine.generate(&prompt, continuation, chunk, &mut observer).expect("logits");
+        assert_eq!((observer.0, summary.steps), (logits, steps));
+        assert_eq!((summary.tokens.len(), summary.finish), (0, Some(Finish::Length)));
+        assert_eq!((summary.time_to_first_token, summary.decode_time), Default::default());
+    }
 }
 
 /// An observer that panics at the first token.

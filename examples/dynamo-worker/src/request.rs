@@ -68,7 +68,7 @@ fn unsupported(request: &PreprocessedRequest) -> Option<&'static str> {
         (set(min_p, 0.0), "min_p"),
         (use_beam_search.unwrap_or(false), "use_beam_search"),
         (guided_decoding.is_some(), "guided_decoding"),
-        (request.output_options.logprobs.is_some_and(|n| n > 0), "logprobs"),
+        (request.output_options.logprobs.is_some(), "logprobs"),
         (request.output_options.prompt_logprobs.is_some(), "prompt_logprobs"),
         (request.prompt_embeds.is_some(), "prompt_embeds"),
         (request.multi_modal_data.is_some(), "multi_modal_data"),
