@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cust::context::legacy::{Context, ContextFlags};
 use dsv4_kv::device::Cuda;
 use dsv4_kv_transfer::transport::{MemoryKind, Nixl, Storage};
 use dsv4_kv_transfer::{Deadlines, Receiver, Transport, TransportError};
@@ -23,9 +24,12 @@ fn deadlines() -> Deadlines {
 }
 
 /// Requests arrive with every byte, from and to host and GPU memory, both complete ones and ones that are still being
-/// computed.
+/// computed. Another context is current on the thread, as in a program that also works with another GPU.
 pub fn requests_move() -> Result<(), Failed> {
     let gpu = Gpu::open(gpus() as u32 - 1)?;
+    let flags = ContextFlags::MAP_HOST | ContextFlags::SCHED_AUTO;
+    let other = cust::device::Device::get_device(0).map_err(|error| error.to_string())?;
+    let _other = Context::create_and_push(flags, other).map_err(|error| error.to_string())?;
     let mut world = World::on(&gpu.device, &gpu.device);
     for from in ["host", "device"] {
         for to in ["host", "device"] {
