@@ -128,7 +128,8 @@ impl<B: Backend> HostPool<B> {
 
 /// Copies between a device's memory and units of a [`HostPool`], in one stream. It holds the units until the copies are
 /// done: until then no unit can be written, read by others or given back. Dropping it waits for the stream; during a
-/// capture the wait is deferred until the capture ends. If the wait fails, the units never return to their pool.
+/// capture the wait is deferred until the capture ends. If the wait fails, or the program that owns the stream captures
+/// it, the units never return to their pool.
 pub struct HostCopies<B: Backend> {
     stream: Stream<B>,
     ended: Event<B>,

@@ -1,6 +1,7 @@
-//! Which requests fit in the cache.
+//! Which requests fit in the cache, and what drafts take of it.
 
 use dsv4_kv::{Ledger, Prompt};
+use dsv4_kv_model::sequence::{Sequence, Work};
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use crate::queue::Request;
@@ -28,6 +29,13 @@ pub(crate) fn fits(ledger: &Ledger, request: &Request, free: u32) -> bool {
     let prompt = Prompt { tokens, salt: &request.salt, adapter: b"" };
     needed <= free
         || (may_share(request) && needed.saturating_sub(ledger.referenced_blocks(&prompt)) <= free)
+}
+
+/// Blocks that the drafts of `work` take, and its other tokens do not.
+pub(crate) fn blocks_of_drafts(ledger: &Ledger, sequence: &Sequence, work: &Work) -> u32 {
+    let all = sequence.cached() + work.tokens.len();
+    let blocks = |tokens: usize| ledger.blocks_of(tokens as u32);
+    blocks(all) - blocks(all - work.drafts)
 }
 
 /// Most tokens of a sequence: the context, or the capacity of the cache if that is less.

@@ -26,7 +26,7 @@ use dsv4_kv_device::Backend;
 use dsv4_kv_model::{Chunk, Engine, ModelError};
 use dsv4_kv_tier::MOST_FETCHES;
 
-use crate::admission::{fits, longest, may_share, shares};
+use crate::admission::{blocks_of_drafts, fits, longest, may_share, shares};
 use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
@@ -383,9 +383,7 @@ impl<B: Backend> Scheduler<B> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
         let of_drafts = |Part { index, work }: &Part| {
-            let all = self.running[*index].request.sequence.cached() + work.tokens.len();
-            let blocks = |tokens: usize| ledger.blocks_of(tokens as u32);
-            blocks(all) - blocks(all - work.drafts)
+            blocks_of_drafts(&ledger, &self.running[*index].request.sequence, work)
         };
         let taken: u32 = parts.iter().map(of_drafts).sum();
         Ok(taken > 0 && free < self.running.len() as u32 + taken)
