@@ -2,8 +2,8 @@
 //! tokens itself.
 //!
 //! At position P, a multiple of 128, a checkpoint has the window rows of the 128 tokens before P of every layer. Of
-//! a CSA layer it also has the previous halves of the last four tokens, which the next window pools. An HCA layer
-//! needs nothing: a window of 128 tokens ends there.
+//! a CSA layer it also has the previous halves of the last four tokens, which the next compression window pools. An HCA
+//! layer needs nothing: a compression window of 128 tokens ends there.
 //!
 //! **Draft layers** have windows too, and a checkpoint keeps theirs. But a draft layer computes its row of token P - 1
 //! with token P, which is not part of the prefix. A request that continues from the checkpoint with another token has

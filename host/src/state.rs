@@ -1,6 +1,7 @@
 //! `StateView`: a compressor's state, for inspection and tests.
 //!
-//! The state of a CSA compressor is shown as two windows: the tokens of the open window, and those of the last closed one.
+//! The state of a CSA compressor is shown as two compression windows: the tokens of the open one, and those of the
+//! last closed one.
 //! Nothing is stored that way (decision D3): rows lie in rings by position. An HCA compressor has running sums only.
 
 use kv_layout::geometry::{

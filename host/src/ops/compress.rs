@@ -1,4 +1,4 @@
-//! The CSA compressors: entries and indexer keys of the windows that close, and the tokens' state.
+//! The CSA compressors: entries and indexer keys of the compression windows that close, and the tokens' state.
 
 use kernels_gpu::params::{CompressParams, WriteStateParams};
 use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor};
@@ -19,7 +19,7 @@ pub struct CompressorWeights<'a, B: Backend> {
     pub frequencies: &'a View<B, f32>,
 }
 
-/// Arguments of [`compress`]: the CSA windows that a step closes.
+/// Arguments of [`compress`]: the compression windows that a step closes.
 pub struct Compression<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<'a, B>,
@@ -29,7 +29,7 @@ pub struct Compression<'a, B: Backend> {
     pub weights: &'a CompressorWeights<'a, B>,
     /// Its state.
     pub state: &'a StateRing<'a, B>,
-    /// Which tokens close a window.
+    /// Which tokens close a compression window.
     pub closing: &'a WorkList<'a, B>,
     /// `[capacity, 512]` BF16 entries, or `[capacity, 128]` BF16 indexer keys.
     pub entries: &'a Buffer<B, bf16>,

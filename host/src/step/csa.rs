@@ -24,7 +24,7 @@ pub struct CsaInputs<'i, B: Backend> {
 }
 
 impl<'s, B: Backend> Layer<'s, B, Csa> {
-    /// Queues the layer's update: entries and indexer keys of the windows that the step closes are
+    /// Queues the layer's update: entries and indexer keys of the compression windows that the step closes are
     /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
     /// If no request has more than `max_draft` + 1 tokens, one launch does that and the append, with the
     /// same bytes.
@@ -69,7 +69,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         self.tracker.queued(unsafe { ops::decode_csa(access.stream, &decode) })
     }
 
-    /// Queues the pooling of entries and indexer keys of the windows that close, into scratch memory.
+    /// Queues the pooling of entries and indexer keys of the compression windows that close, into scratch memory.
     fn compress(&self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let (tokens, scratch) = (access.step_tokens(), access.compressed());
@@ -125,7 +125,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
 }
 
 impl<B: Backend> Compressed<B> {
-    /// The tokens of the step that close a CSA window.
+    /// The tokens of the step that close a compression window.
     pub(super) fn csa_closing(&self, shape: StepShape) -> WorkList<'_, B> {
         let capacity = window_capacity(shape.tokens, shape.requests, CSA_RATIO);
         WorkList { records: &self.csa_closing, capacity }

@@ -22,7 +22,7 @@ pub struct HcaInputs<'i, B: Backend> {
 }
 
 impl<'s, B: Backend> Layer<'s, B, Hca> {
-    /// Queues the layer's update: the step's tokens are added to the running sums; entries of the
+    /// Queues the layer's update: the step's tokens are added to the running sums; entries of the compression
     /// windows that close are normed, rotated, quantised and stored. If no request has more than
     /// `max_draft` + 1 tokens, one launch does that and the append, with the same bytes.
     ///
@@ -60,8 +60,8 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         self.tracker.queued(unsafe { ops::decode_hca(access.stream, &decode) })
     }
 
-    /// Queues the addition of the step's tokens to the running sums. The pooled sums of windows that close go to
-    /// scratch memory.
+    /// Queues the addition of the step's tokens to the running sums. The pooled sums of compression windows that close
+    /// go to scratch memory.
     fn compress(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let scratch = access.compressed();
