@@ -29,7 +29,8 @@ impl Origin {
 pub struct Usage {
     /// Why its checkpoint was taken.
     pub origin: Origin,
-    /// When it was last used or registered. The clock is the number of bytes that the tree has ever been given.
+    /// When it was last used or registered. The clock is the number of bytes that the tree has ever been given, and one
+    /// more for each hit.
     pub last_use: u64,
     /// Number of prompts that continued from its checkpoint.
     pub hits: u32,

@@ -295,6 +295,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
 
     /// Counts a hit of a checkpoint, and a use of its segment and all above it.
     fn touch(&mut self, hit: NodeKey) {
+        // No bytes may come between two hits, and the second one counts as later.
+        let is_hit = self.nodes[hit].parent.is_some();
+        self.admitted_bytes = self.admitted_bytes.saturating_add(is_hit.into());
         let now = self.admitted_bytes;
         self.nodes[hit].usage.hits = self.nodes[hit].usage.hits.saturating_add(1);
         let mut next = Some(hit);

@@ -94,7 +94,7 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) leases: SlotMap<LeaseKey, LeaseEntry>,
     pub(crate) leased_bytes: u64,
     pub(crate) counts: Counts,
-    /// Bytes that were ever given to the tree: the clock of [`Usage::last_use`].
+    /// Bytes that were ever given to the tree, and one more for each hit: the clock of [`Usage::last_use`].
     pub(crate) admitted_bytes: u64,
     /// Fingerprints of evicted blocks.
     pub(crate) evicted: Remembered<()>,

@@ -88,6 +88,19 @@ fn what_was_hit_stays_longer() {
     assert_eq!(paths.order(4), "bcda");
 }
 
+/// Of two checkpoints that were hit as often, the one that was hit last stays, also if nothing was added between the hits.
+#[test]
+fn the_later_hit_counts_as_later() {
+    for hits in ["ab", "ba", "bbaa", "aabb"] {
+        let mut paths = Paths::new();
+        paths.put("ab", Origin::Prompt);
+        hits.split("").filter(|letter| !letter.is_empty()).for_each(|letter| paths.hit(letter));
+        let last = hits.chars().last().unwrap();
+        let first = if last == 'a' { "ba" } else { "ab" };
+        assert_eq!(paths.order(2), first, "{hits}");
+    }
+}
+
 /// A fourth hit does not count: with four quarters `a` would outlive `e`.
 #[test]
 fn three_hits_count() {

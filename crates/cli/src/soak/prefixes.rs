@@ -51,7 +51,7 @@ pub enum Origin {
 #[derive(Clone, Copy, Debug)]
 struct Saved {
     origin: Origin,
-    /// Value of `shared_bytes` when it was last used.
+    /// Value of `shared_bytes`, which each use increments, when it was last used.
     last_use: i64,
     hits: i64,
 }
@@ -203,6 +203,7 @@ impl Prefixes {
 
     /// Records that a request continues from a checkpoint: this one and those above it were used now.
     pub fn use_now(&mut self, hit: Path) {
+        self.shared_bytes += i64::from(hit != ROOT);
         let now = self.shared_bytes;
         let mut next = Some(hit);
         while let Some(path) = next
