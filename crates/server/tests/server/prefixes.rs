@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dsv4_kv_device::{EmuOptions, Emulator};
+use dsv4_kv_device::{Backend, Device, EmuOptions, Emulator};
 use dsv4_kv_model::EngineLimits;
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_server::error::ServerError;
@@ -141,9 +141,13 @@ fn in_directory(directory: &Path, identity: &[u8], report: fn(&ColdError, u64)) 
 
 /// A scheduler with a cold tier.
 fn above(cold: &ColdCache) -> (Scheduler<Emulator>, Metrics) {
+    above_on(&small::emulated(), cold)
+}
+
+fn above_on<B: Backend>(device: &Device<B>, cold: &ColdCache) -> (Scheduler<B>, Metrics) {
     let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
     let metrics = Metrics::new().expect("metrics");
-    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let engine = small::engine(device, &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     scheduler.open_cold(cold).expect("a directory");
     (scheduler, metrics)
@@ -292,7 +296,7 @@ fn completions_that_share_a_prefix_equal_each_alone() {
 fn a_held_prefix_takes_no_room() {
     let metrics = Metrics::new().expect("metrics");
     let limits = EngineLimits { checkpoints: 4, ..small::limits(6, 6) };
-    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let engine = small::engine(&small::without_kernels(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
     // Two blocks that all share, and a part of a third one.
@@ -402,7 +406,8 @@ fn a_server_says_why_it_ends_while_its_store_hangs() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut objects = Vec::new();
     for prompt in &prompts {
-        let (mut scheduler, _) = above(&in_directory(directory.path(), b"a", |_, _| ()));
+        let cold = in_directory(directory.path(), b"a", |_, _| ());
+        let (mut scheduler, _) = above_on(&small::without_kernels(), &cold);
         let (prompt, continuation) = (prompt.clone(), small::continuation(1));
         let _events =
             submit(&scheduler.queue(), &Submission { prompt, continuation, salt: Vec::new() });
@@ -419,7 +424,7 @@ fn a_server_says_why_it_ends_while_its_store_hangs() {
     let whole = std::fs::read(hangs).expect("an object");
     for panics in [false, true] {
         std::fs::write(hangs, &whole).expect("room");
-        let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+        let device = small::without_kernels();
         let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
         let cold = in_directory(directory.path(), b"a", |error, _| panic!("told: {error}"));
         let cold = Some(ColdCache { timeout: Duration::from_millis(300), ..cold });

@@ -24,6 +24,14 @@ fn scheduler(model: &Arc<Model>, requests: u32, blocks: u32) -> (Scheduler<impl 
     (Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler"), metrics)
 }
 
+/// As [`scheduler`], on a device that runs no kernel.
+fn without_kernels(requests: u32, blocks: u32) -> (Scheduler<impl Backend>, Metrics) {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = small::limits(requests, blocks);
+    let engine = small::engine(&small::without_kernels(), &HASH, limits);
+    (Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler"), metrics)
+}
+
 /// The value of a counter or gauge.
 pub fn value(metrics: &Metrics, name: &str) -> u64 {
     number(metrics, name) as u64
@@ -207,7 +215,7 @@ fn drafts_do_not_hold_up_a_prompt() {
     let metrics = Metrics::new().expect("metrics");
     // No room is left beside two tokens and their drafts.
     let limits = EngineLimits { step_tokens: 2 * (1 + small::DRAFTS), ..small::limits(3, 16) };
-    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let engine = small::engine(&small::without_kernels(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
     let queue = scheduler.queue();
     // There are always drafts, because every token occurs in the prompt.
@@ -235,7 +243,7 @@ fn drafts_do_not_hold_up_a_prompt() {
 /// A completion that asks for more drafts than the engine can reject gets as many as that.
 #[test]
 fn drafts_are_bounded_by_the_engine() {
-    let (mut scheduler, _) = scheduler(&HASH, 1, 4);
+    let (mut scheduler, _) = without_kernels(1, 4);
     // There are always drafts, because every token occurs in the prompt. The model says something else.
     let prompt: Vec<u32> = (0..256).collect();
     let answers = [0, 64].map(|drafts| {
@@ -256,7 +264,7 @@ fn drafts_are_bounded_by_the_engine() {
 fn what_is_preempted_still_shares() {
     let metrics = Metrics::new().expect("metrics");
     let limits = EngineLimits { checkpoints: 4, ..small::limits(4, 6) };
-    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let engine = small::engine(&small::without_kernels(), &HASH, limits);
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
     // Two blocks that all share, and a part of a third one of their own.
@@ -294,7 +302,7 @@ fn what_is_preempted_still_shares() {
 #[test]
 fn drafts_preempt_nobody() {
     for (blocks, held) in [(3, 2), (5, 2), (6, 3)] {
-        let (mut scheduler, metrics) = scheduler(&HASH, 2, blocks);
+        let (mut scheduler, metrics) = without_kernels(2, blocks);
         let queue = scheduler.queue();
         // There are always drafts, because every token occurs in the prompt, which fills two blocks.
         let continuation = Continuation { drafts: 2, ..small::continuation(20) };

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use dsv4_kv::kv_layout::attention::KeySplit;
-use dsv4_kv_device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv_device::{Backend, Device, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::{GREEDY, Sampling};
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_model::{Engine, EngineLimits, Model};
 use dsv4_kv_model_files::ModelFiles;
 use dsv4_kv_server::queue::Submission;
+use dsv4_kv_tests::failing::Failing;
 
 /// Most drafts of a step.
 pub const DRAFTS: u32 = 2;
@@ -29,6 +30,13 @@ fn load(name: &str) -> Arc<Model> {
 
 pub fn emulated() -> EmuDevice {
     EmuDevice::new(EmuOptions { memory: 2 << 30, seed: 1 })
+}
+
+/// An emulated device that runs no kernel, for tests of what is decided, not of what is computed.
+pub fn without_kernels() -> Device<Failing<Emulator>> {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    device.backend().skip_launches(true);
+    device
 }
 
 /// Limits of an engine with `requests` slots and `blocks` blocks of 128 tokens.
