@@ -88,6 +88,7 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// as the program that owns it.
     ///
     /// # Errors
+    /// [`DeviceError::ForbiddenInCapture`] if work in `stream` would end the capture of another one;
     /// [`DeviceError::Cuda`] if the driver cannot tell.
     fn is_recorded(&self, stream: &Self::Stream) -> Result<bool, DeviceError> {
         let _ = stream;

@@ -66,6 +66,7 @@ impl<B: Backend> Stream<B> {
     /// program that owns it is.
     ///
     /// # Errors
+    /// [`DeviceError::ForbiddenInCapture`] of the legacy default stream while another stream is captured;
     /// [`DeviceError::Cuda`]; [`DeviceError::KernelFault`].
     pub fn is_recorded(&self) -> Result<bool, DeviceError> {
         Ok(self.is_capturing() || self.backend().is_recorded(self.raw())?)
@@ -137,12 +138,19 @@ impl<B: Backend> Stream<B> {
 
     /// Waits for what was queued just now, if the device was opened so, and no capture forbids it.
     pub(crate) fn wait_if_asked(&self) -> Result<(), DeviceError> {
-        // A wait would end a capture by the program that owns the stream.
-        if self.backend().waits_for_launches() && !self.is_recorded()? {
-            let captures = self.device().captures();
-            captures.try_outside(|| self.backend().synchronize(self.raw())).transpose()?;
+        if !self.backend().waits_for_launches() {
+            return Ok(());
         }
-        Ok(())
+        match self.is_recorded() {
+            // A wait would end the capture. The launch is queued, so that this is no error of it.
+            Ok(true) | Err(DeviceError::ForbiddenInCapture { .. }) => Ok(()),
+            Err(other) => Err(other),
+            Ok(false) => {
+                let captures = self.device().captures();
+                let wait = || self.backend().synchronize(self.raw());
+                captures.try_outside(wait).unwrap_or(Ok(()))
+            }
+        }
     }
 
     /// Makes the checks of [`Self::launch`] and queues nothing: for operations of several launches, of which all or

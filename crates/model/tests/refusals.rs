@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_model::generate::{Observer, Summary};
 use dsv4_kv_model::sample::GREEDY;
@@ -38,6 +38,11 @@ fn model() -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
     let model_files = ModelFiles::open(&folder).expect("a checkpoint");
     Model::load(&model_files, |_| {}).expect("a model")
+}
+
+fn engine(limits: EngineLimits) -> Engine<Emulator> {
+    let device = EmuDevice::new(EmuOptions::default());
+    Engine::new(&device, Arc::new(model()), limits).expect("an engine")
 }
 
 #[test]
@@ -79,8 +84,7 @@ fn weights_are_numbers() {
 /// Graphs serve only steps of few tokens.
 #[test]
 fn a_bucket_has_a_size() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let error = engine.capture(1000, 1).expect_err("a refusal");
     assert!(matches!(error, ModelError::BucketTooLarge { tokens: 1000, most: 1..1000 }), "{error}");
 }
@@ -97,8 +101,7 @@ impl Observer for First {
 /// A request that its observer ends has no [`Finish`](dsv4_kv_model::sequence::Finish).
 #[test]
 fn a_request_that_is_interrupted_has_no_reason() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let summary = engine.generate(&[1, 2], CONTINUATION, 8, &mut First).expect("a token");
     assert_eq!((summary.tokens.len(), summary.finish), (1, None));
 }
@@ -119,8 +122,7 @@ impl Observer for Logs {
 /// A prompt is scored without generating anything. Without logits of the prompt nothing is computed.
 #[test]
 fn a_prompt_is_scored_alone() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     for (prompt_logits, chunk, logits, steps) in
         [(true, 8, 9, 2), (true, 3, 9, 3), (false, 8, 0, 0)]
@@ -146,8 +148,7 @@ impl Observer for Panics {
 /// A panic of an observer passes through, and its request holds no slot and no block afterwards.
 #[test]
 fn a_request_whose_observer_panics_is_released() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let run = || engine.generate(&[1, 2], CONTINUATION, 8, &mut Panics);
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("a panic");
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
@@ -211,8 +212,7 @@ impl Observer for OneStep {
 /// A prompt of several chunks can be interrupted between them.
 #[test]
 fn a_prompt_is_interrupted_between_its_chunks() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let mut observer = OneStep(true);
     let summary = engine.generate(&[1, 2, 3, 4], CONTINUATION, 2, &mut observer).expect("a step");
     assert_eq!((summary.steps, summary.tokens.len(), summary.finish), (1, 0, None));
@@ -221,8 +221,7 @@ fn a_prompt_is_interrupted_between_its_chunks() {
 /// An empty prompt is refused, and the only slot is free afterwards.
 #[test]
 fn a_prompt_has_a_token() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let error = engine.generate(&[], CONTINUATION, 8, &mut First).map(drop).expect_err("a refusal");
     assert!(matches!(error, ModelError::EmptyPrompt), "{error}");
     engine.admit().expect("a free slot");
@@ -230,8 +229,7 @@ fn a_prompt_has_a_token() {
 
 #[test]
 fn a_step_needs_tokens_of_the_vocabulary() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
+    let mut engine = engine(LIMITS);
     let id = engine.admit().expect("a request");
     let refused = |result: Result<_, ModelError>| result.map(|_| ()).expect_err("a refusal");
 
@@ -247,8 +245,7 @@ fn a_step_needs_tokens_of_the_vocabulary() {
 /// Continues a prompt for which prompt lookup finds two drafts, in chunks of `chunk` tokens. Its last token is a chunk
 /// of its own, with the drafts.
 fn continued(limits: EngineLimits, continuation: Continuation, chunk: usize) -> Summary {
-    let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, Arc::new(model()), limits).expect("an engine");
+    let mut engine = engine(limits);
     let mut observer = Until { last: 0, tokens: 0 };
     engine.generate(&[1, 2, 1, 2, 1], continuation, chunk, &mut observer).expect("tokens")
 }

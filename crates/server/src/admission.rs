@@ -12,7 +12,7 @@ const MOST_SHARED: u32 = 2;
 
 /// Whether a request may share blocks: it reuses tokens, and did not run out of blocks when it ran alone.
 pub(crate) fn may_share(request: &Request) -> bool {
-    request.sequence.may_reuse() && !request.is_alone
+    request.sequence.may_reuse() && !request.shares_nothing
 }
 
 /// Whether a request that is admitted with `free` blocks, free or evictable, shares blocks.

@@ -84,7 +84,7 @@ pub(crate) struct Request {
     /// How often it was preempted because blocks ran out.
     pub preemptions: u32,
     /// Whether it ran out of blocks when it ran alone, so that it shares none any more.
-    pub is_alone: bool,
+    pub shares_nothing: bool,
     /// The state of its prompt in the cold tier.
     pub fetch: Fetch,
 }
@@ -227,7 +227,7 @@ impl Queue {
                 last: submitted,
                 was_admitted: false,
                 preemptions: 0,
-                is_alone: false,
+                shares_nothing: false,
                 fetch: Fetch::New,
             });
             events.push(receiver);

@@ -435,7 +435,7 @@ impl<B: Backend> Scheduler<B> {
     fn readmit_alone(&mut self) -> Result<(), ModelError> {
         self.preempt_newest()?;
         if let Some(mut request) = self.preempted.pop_front() {
-            request.is_alone = true;
+            request.shares_nothing = true;
             let admitted = self.admit_request(request)?;
             self.running.push(admitted);
         }

@@ -391,17 +391,22 @@ mod tests {
 
     use super::*;
 
+    /// The objects of an empty store, of which these are believed to be there.
+    fn objects<const N: usize>(names: [u8; N]) -> (Objects, [Key; N]) {
+        let owner =
+            Owner { identity: Arc::from(&b"identity"[..]), block_bytes: 1, checkpoint_bytes: 1 };
+        let store = Box::new(InMemory::new());
+        let objects = Objects::new(store, Path::default(), owner, Arc::default());
+        let keys = names.map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
+        objects.known.lock().extend(keys);
+        (objects, keys)
+    }
+
     /// An object that is denied again after another one could be read is forgotten, so that it is stored again. Denials
     /// alone make nothing forgotten, and end the search for shorter prefixes.
     #[test]
     fn what_alone_is_denied_is_forgotten() {
-        let owner =
-            Owner { identity: Arc::from(&b"identity"[..]), block_bytes: 1, checkpoint_bytes: 1 };
-        let known = Arc::<Known>::default();
-        let store = Box::new(InMemory::new());
-        let mut objects = Objects::new(store, Path::default(), owner, Arc::clone(&known));
-        let keys = [1, 2, 3].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
-        known.lock().extend(keys);
+        let (mut objects, keys) = objects([1, 2, 3]);
         let error = denied();
         for _ in 0..2 {
             let mut denied = Denied::default();
@@ -410,7 +415,7 @@ mod tests {
         }
         objects.successes += 1;
         assert!(objects.break_off(&error, &keys[..1], &mut Denied::default()));
-        let known = known.lock();
+        let known = objects.known.lock();
         assert_eq!(keys.map(|key| known.contains(&key)), [false, true, true]);
     }
 
@@ -418,13 +423,7 @@ mod tests {
     /// links before one that is denied.
     #[test]
     fn a_second_period_of_denials_forgets_nothing() {
-        let owner =
-            Owner { identity: Arc::from(&b"identity"[..]), block_bytes: 1, checkpoint_bytes: 1 };
-        let known = Arc::<Known>::default();
-        let store = Box::new(InMemory::new());
-        let mut objects = Objects::new(store, Path::default(), owner, Arc::clone(&known));
-        let keys = [1, 2, 3, 4].map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
-        known.lock().extend(keys);
+        let (mut objects, keys) = objects([1, 2, 3, 4]);
         let error = denied();
         for _ in 0..2 {
             let mut denied = Denied::default();
@@ -433,7 +432,7 @@ mod tests {
             assert_eq!(denied.keys, keys);
             objects.allowed(&keys, &[]);
         }
-        assert!(keys.iter().all(|key| known.lock().contains(key)));
+        assert!(keys.iter().all(|key| objects.known.lock().contains(key)));
     }
 
     fn denied() -> ColdError {

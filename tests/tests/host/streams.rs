@@ -1,15 +1,24 @@
 //! Streams: what a device waits for, and what is refused while the program that owns a stream captures it.
 
-use dsv4_kv::device::{DeviceError, EmuOptions, HostCopies, HostPool, Staged};
+use dsv4_kv::device::{
+    Buffer, Device, DeviceError, EmuOptions, Emulator, HostCopies, HostPool, Staged, Stream,
+};
 use dsv4_kv::ops::{self, BlockTable, TableUpdate};
 use dsv4_kv_tests::failing::{Failing, Failure};
+
+type Emulated = Failing<Emulator>;
+
+/// A device that fails on demand, a stream, and a buffer of four bytes.
+fn device() -> (Device<Emulated>, Stream<Emulated>, Buffer<Emulated, u8>) {
+    let device = Failing::emulated(EmuOptions::default());
+    let (stream, buffer) = (device.stream().unwrap(), device.allocate("bytes", 4).unwrap());
+    (device, stream, buffer)
+}
 
 /// A device that waits after each launch also waits after the replay of a graph, so that a fault is an error of it.
 #[test]
 fn a_replay_is_waited_for_like_a_launch() {
-    let device = Failing::emulated(EmuOptions::default());
-    let stream = device.stream().unwrap();
-    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    let (device, stream, buffer) = device();
     let graph = stream.capture(vec![buffer.memory()], || stream.fill(&buffer, 7)).unwrap();
     for waits in [false, true] {
         device.backend().wait_for_launches(waits);
@@ -25,9 +34,7 @@ fn a_replay_is_waited_for_like_a_launch() {
 /// the owner wants.
 #[test]
 fn a_capture_by_the_owner_refuses_what_has_to_run() {
-    let device = Failing::emulated(EmuOptions::default());
-    let stream = device.stream().unwrap();
-    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    let (device, stream, buffer) = device();
     let event = device.event().unwrap();
     let pool = HostPool::new(&device, 2, 4).unwrap();
     let mut staged = Staged::<_, u8>::new(&device, "staged", 4, 1).unwrap();
@@ -70,9 +77,7 @@ fn a_capture_by_the_owner_refuses_what_has_to_run() {
 /// also of this one.
 #[test]
 fn a_capture_fails_by_what_it_forbids() {
-    let device = Failing::emulated(EmuOptions::default());
-    let stream = device.stream().unwrap();
-    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    let (device, stream, buffer) = device();
     let event = device.event().unwrap();
     let works: [&dyn Fn() -> Result<(), DeviceError>; 4] = [
         &|| stream.upload(&[1], &buffer, 0),

@@ -300,11 +300,7 @@ fn a_held_prefix_takes_no_room() {
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
     // Two blocks that all share, and a part of a third one.
-    let submission = |last: u32, max_tokens| Submission {
-        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
-        continuation: small::continuation(max_tokens),
-        salt: Vec::new(),
-    };
+    let submission = |last: u32, most| small::sharing(260, (last, 10), most);
     let mut first = submit(&queue, &submission(0, 20));
     while received(&mut first).0.is_empty() {
         assert_eq!(scheduler.step().ok(), Some(Progress::Ran));

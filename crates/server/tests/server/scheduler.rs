@@ -268,11 +268,7 @@ fn what_is_preempted_still_shares() {
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
     // Two blocks that all share, and a part of a third one of their own.
-    let submission = |own: u32, max_tokens| Submission {
-        prompt: (0..256 + own).map(|at| if at < 256 { at * at % 251 } else { own }).collect(),
-        continuation: small::continuation(max_tokens),
-        salt: Vec::new(),
-    };
+    let submission = |own: u32, most| small::sharing(256, (own, own as usize), most);
     let mut longest = submit(&queue, &submission(10, 110));
     while received(&mut longest).0.is_empty() {
         assert_eq!(scheduler.step().ok(), Some(Progress::Ran));

@@ -73,6 +73,13 @@ pub fn continuation(max_tokens: usize) -> Continuation {
     }
 }
 
+/// A prompt of `shared` tokens that are always the same, and `count` times the token `last`.
+pub fn sharing(shared: u32, (last, count): (u32, usize), max_tokens: usize) -> Submission {
+    let shared = (0..shared).map(|at| at * at % 251);
+    let prompt = shared.chain(std::iter::repeat_n(last, count)).collect();
+    Submission { prompt, continuation: continuation(max_tokens), salt: Vec::new() }
+}
+
 pub fn sampled(seed: u64, max_tokens: usize) -> Continuation {
     let sampling = Sampling { temperature: 1.0, top_p: 0.9, seed };
     Continuation { sampling, ..continuation(max_tokens) }

@@ -128,15 +128,17 @@ impl Shared {
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Sync for Shared {}
 
+/// The context that is current on this thread.
+fn current() -> cust::sys::CUcontext {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the call writes the context.
+    let status = unsafe { cust::sys::cuCtxGetCurrent(&raw mut current) };
+    assert_eq!(status, cust::sys::CUresult::CUDA_SUCCESS);
+    current
+}
+
 /// After each call the context is current again that the calling program had made current before it.
 pub fn the_context_of_the_caller_stays_current() {
-    let current = || {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: the call writes the context.
-        let status = unsafe { cust::sys::cuCtxGetCurrent(&raw mut current) };
-        assert_eq!(status, cust::sys::CUresult::CUDA_SUCCESS);
-        current
-    };
     let mut own = std::ptr::null_mut();
     // SAFETY: the call writes the context, of GPU 0, which exists, and makes it current.
     let made = unsafe { cust::sys::cuCtxCreate_v2(&raw mut own, 0, 0) };
@@ -159,13 +161,6 @@ pub fn the_context_of_the_caller_stays_current() {
 /// that its owner has destroyed, and that an earlier call left current on a thread, does not become current again.
 pub fn only_contexts_that_live_stay_current() {
     use cust::sys::{self, CUresult};
-    let current = || {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: the call writes the context.
-        let status = unsafe { sys::cuCtxGetCurrent(&raw mut current) };
-        assert_eq!(status, CUresult::CUDA_SUCCESS);
-        current
-    };
     let mut primary = std::ptr::null_mut();
     // SAFETY: the calls retain the primary context of GPU 0, which exists, and make it current.
     let retained = unsafe {
@@ -302,11 +297,7 @@ pub fn a_refused_gpu_leaves_no_context() {
             let refused = dsv4_kv::device::Cuda::open(CudaOptions::default(), &none).map(drop);
             let refused = refused.expect_err("there is no PTX");
             assert!(matches!(refused, DeviceError::NoDevice { ordinal: 7, .. }), "{refused}");
-            let mut current = std::ptr::null_mut();
-            // SAFETY: the call writes the context.
-            let status = unsafe { cust::sys::cuCtxGetCurrent(&raw mut current) };
-            assert_eq!(status, cust::sys::CUresult::CUDA_SUCCESS);
-            assert!(current.is_null(), "a context that was given back");
+            assert!(current().is_null(), "a context that was given back");
         });
     });
 }
