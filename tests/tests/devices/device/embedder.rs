@@ -77,7 +77,7 @@ pub fn a_capture_binds_its_thread_in_other_contexts() {
     let other = open().unwrap();
     let (stream, others) = (capturing.stream().unwrap(), other.stream().unwrap());
     let buffer = capturing.allocate::<u32>("captured", 4).unwrap();
-    let [here, there] = ["here", "there"].map(|name| other.allocate::<u8>(name, 64 << 20).unwrap());
+    let [here, there] = ["here", "there"].map(|name| other.allocate::<u8>(name, 4 << 30).unwrap());
     let free = other.free_memory().unwrap();
     let graph = stream.capture(vec![buffer.memory()], || {
         stream.fill(&buffer, 1)?;
@@ -100,7 +100,8 @@ pub fn a_capture_binds_its_thread_in_other_contexts() {
     });
     stream.replay(&graph.expect("nothing broke the capture")).unwrap();
     assert_eq!(download(&stream, &buffer), [0x0202_0202; 4]);
-    assert!(other.free_memory().unwrap() >= free + (128 << 20), "both are freed");
+    // Other tests that run meanwhile take up to a gigabyte for their contexts.
+    assert!(other.free_memory().unwrap() >= free + (6 << 30), "both are freed");
     for opens in [false, true] {
         let broken = stream.capture(vec![buffer.memory()], || {
             let refused = match opens {
