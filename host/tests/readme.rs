@@ -25,7 +25,7 @@ use dsv4_kv::{
     WorkspaceLimits, bf16,
 };
 
-/// What the README and the tutorial say of threads: a cache, and an open step, may be used by any thread.
+/// What the tutorial says of threads: a cache, and an open step, may be used by any thread.
 const fn is_of_any_thread<T: Send + Sync>() {}
 const _: () = is_of_any_thread::<KvCacheManager<Cuda>>();
 const _: () = is_of_any_thread::<Step<'static, Cuda>>();

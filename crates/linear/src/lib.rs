@@ -1,5 +1,5 @@
-//! Products of activations with weights in NVFP4, for decode batches. The weight is read as it is stored, at 4.5 bits
-//! per element.
+//! Products of activations with weights in NVFP4, for decode batches, and in BF16, for any number of tokens. An NVFP4
+//! weight is read as it is stored, at 4.5 bits per element.
 //!
 //! [`Nvfp4Matrix`] is a weight on the host, quantised from f32 or BF16 or taken from a checkpoint; [`Nvfp4Linear`] is a
 //! weight on a device. Activations are BF16, sums f32. On one device a token gets the same bits in every batch. See
