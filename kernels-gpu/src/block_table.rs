@@ -20,6 +20,20 @@ pub struct TableRow {
 }
 
 impl TableRow {
+    /// The row of the request in `slot`.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_slot(
+        table: Global<i32>,
+        slot: u32,
+        max_blocks: u32,
+        num_blocks: u32,
+        block_shift: u32,
+    ) -> Self {
+        let start = u64::from(slot) * u64::from(max_blocks);
+        Self { table, start, max_blocks, num_blocks, block_shift }
+    }
+
     /// The plane row of `entry`; `None` if it is not `wanted` or has no block.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 use crate::args::{FlushCsa, FlushHca};
 use crate::compress::{EntryMemory, Finish, load_quad};
 use crate::params::FlushParams;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 use simt::mem::Global;
 use simt::thread;
 
@@ -58,13 +58,9 @@ impl Records {
             if slot >= params.slots || !self.has_tokens(token as u32) {
                 return Destination::Refused;
             }
-            let row = TableRow {
-                table,
-                start: u64::from(slot) * u64::from(params.max_blocks),
-                max_blocks: params.max_blocks,
-                num_blocks: params.num_blocks,
-                block_shift: (kv_layout::geometry::BLOCK_TOKENS / ratio).trailing_zeros(),
-            };
+            let FlushParams { max_blocks, num_blocks, .. } = params;
+            let block_shift = (BLOCK_TOKENS / ratio).trailing_zeros();
+            let row = TableRow::of_slot(table, slot, max_blocks, num_blocks, block_shift);
             let entry = position / ratio;
             let row = row.plane_row(entry, true);
             row.map_or(Destination::Refused, |row| Destination::Row { row, entry })

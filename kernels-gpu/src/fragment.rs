@@ -10,6 +10,8 @@
 use simt::mem::Global;
 use simt::mma::bf16_m16n8k16;
 
+use crate::unroll::array_from_fn;
+
 /// Elements of the inner index in a tile: the four lanes of a row load 8 each.
 pub const DEPTH: u32 = 32;
 
@@ -18,14 +20,14 @@ pub type Piece = [u32; 4];
 
 /// The row and the columns of a lane in a tile.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct LanePlace {
     /// Row of the tile: 0..8.
     pub row: u32,
     /// The lane's first column of a result is `2 * pair`; its first element of a row is `8 * pair`.
     pub pair: u32,
 }
 
-impl Place {
+impl LanePlace {
     /// The place of lane `lane`.
     #[inline(always)]
     #[must_use]
@@ -62,4 +64,22 @@ pub unsafe fn multiply(low: Piece, high: Piece, other: Piece, sum: [f32; 4]) -> 
         let second = [low[2], high[2], low[3], high[3]];
         bf16_m16n8k16(second, [other[2], other[3]], sum)
     }
+}
+
+/// The sums of two lists of fragments, element by element.
+#[inline(always)]
+#[must_use]
+pub fn add<const N: usize>(a: [[f32; 4]; N], b: [[f32; 4]; N]) -> [[f32; 4]; N] {
+    let four = |a: [f32; 4], b: [f32; 4]| [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]];
+    array_from_fn(|n| four(a[n], b[n]))
+}
+
+/// Where the `eight`-th 8 bytes of [`DEPTH`] elements of a row go in shared memory, from which a product takes 32 bytes
+/// of each row at a step: the 16 bytes, and the word of these. [`multiply`] takes the first halves of each 16 bytes
+/// first, then the second ones; this place gives the same order.
+#[inline(always)]
+#[must_use]
+pub const fn stage_place(eight: u32) -> (u32, u32) {
+    let (sixteen, half) = (eight / 2, eight % 2);
+    (2 * half + sixteen / 2, sixteen % 2 * 2)
 }

@@ -1,7 +1,7 @@
 //! Compressed entries for attention: gathers by list, gathers of all, and the number that a query sees. See
 //! docs/specification.md, section 11.
 
-use crate::args::{GatherAll, GatherKv, ValidLens};
+use crate::args::{CountEntries, GatherAll, GatherEntries};
 use crate::params::GatherEntriesParams;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
@@ -17,7 +17,7 @@ const WARPS: u32 = 4;
 const ROWS_PER_WARP: u32 = 4;
 /// Rows of a tile that one block fetches.
 pub const BLOCK_ROWS: u32 = WARPS * ROWS_PER_WARP;
-/// Threads of a block of [`valid_lens`].
+/// Threads of a block of [`count_entries`].
 pub const THREADS: u32 = 128;
 
 /// Gathers the entries that each query's list names, dequantised to BF16, into the tile row of the
@@ -27,7 +27,7 @@ pub const THREADS: u32 = 128;
 /// Pointers and shapes as in the kernel table; all threads of a launch of `tokens` times `rows / 16`
 /// blocks, rounded up, of 4 warps call it.
 #[inline(always)]
-pub unsafe fn selected<F: RowFormat>(args: GatherKv) {
+pub unsafe fn selected<F: RowFormat>(args: GatherEntries) {
     let params = args.params;
     let lane = thread::lane_id();
     let (query, first) = query_and_row(params.rows);
@@ -100,7 +100,7 @@ pub unsafe fn all<F: RowFormat>(args: GatherAll) {
 /// # Safety
 /// Pointers and shapes as in the kernel table; one thread a query.
 #[inline(always)]
-pub unsafe fn valid_lens(args: ValidLens) {
+pub unsafe fn count_entries(args: CountEntries) {
     let params = args.params;
     let query = thread::block_idx_x() * THREADS + thread::thread_idx_x();
     if query >= params.tokens {

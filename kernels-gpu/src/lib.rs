@@ -56,7 +56,6 @@ pub mod launch;
 pub mod linear;
 pub mod math;
 pub mod params;
-
 pub mod poison;
 pub mod poison_keys;
 pub mod rank;

@@ -176,18 +176,18 @@ unsafe fn copy_words<W: Word>(args: CopyState, piece: Piece, job: Job) {
     };
     let between = Between::new::<W>(args.params, piece, job);
     let mut walk = Walk::new(piece, job);
-    let places: [Place; WORDS] = array_from_fn(|_| {
-        let place = between.place(walk);
+    let copies: [WordCopy; WORDS] = array_from_fn(|_| {
+        let copy = between.copy_of(walk);
         walk.advance();
-        place
+        copy
     });
     let elements = u64::from(W::ELEMENTS);
-    // SAFETY: the places lie in the memory; its first word does, where a piece has none.
+    // SAFETY: the words lie in the memory; its first word does, where a piece has none.
     unsafe {
-        let values: [W::Value; WORDS] = array_from_fn(|i| W::load(from, places[i].from * elements));
+        let values: [W::Value; WORDS] = array_from_fn(|i| W::load(from, copies[i].from * elements));
         unroll::<WORDS>(|i| {
-            if places[i].is_copied {
-                W::store(to, places[i].to * elements, values[i]);
+            if copies[i].is_copied {
+                W::store(to, copies[i].to * elements, values[i]);
             }
         });
     }
@@ -256,7 +256,7 @@ struct Between {
 
 /// The source and the destination of a word.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct WordCopy {
     from: u64,
     to: u64,
     is_copied: bool,
@@ -287,7 +287,7 @@ impl Between {
     /// The source and the destination of a word. For a word that is not copied, the source is the first word of the
     /// source rows, which no job writes: so no load is in a branch.
     #[inline(always)]
-    fn place(self, walk: Walk) -> Place {
+    fn copy_of(self, walk: Walk) -> WordCopy {
         let Walk { word, number, within, ring_row, .. } = walk;
         let row = u64::from(ring_row) * u64::from(self.piece.row) + u64::from(within);
         let in_slot = (self.slot.wrapping_add(row), self.slots_end);
@@ -300,7 +300,7 @@ impl Between {
         let source = if self.mode == CopyStateParams::RESTORE { self.image } else { self.slot };
         let first = if source < from_end { source } else { 0 };
         let is_copied = number < self.copied && from < from_end && to < to_end;
-        Place {
+        WordCopy {
             from: if is_copied { from } else { first },
             to: if is_copied { to } else { 0 },
             is_copied,

@@ -19,10 +19,10 @@ pub fn launch_dependents() {
     imp::grid::launch_dependents();
 }
 
-/// A speculative read of element `i`, allowed before [`wait_for_dependencies`]: the value may be stale and
-/// must be compared with [`Global::load`] after the wait. The speculative read is not cached in L1, so that the
-/// later load reads memory again (`ld.relaxed.gpu.global.b32`). To test that callers compare, the emulator gives about
-/// half of the blocks wrong speculative values.
+/// A speculative read of element `i`, allowed before [`wait_for_dependencies`]. The value may be stale: compare it
+/// with [`Global::load`] after the wait, or use it only for hints whose bounds you check. The speculative read is not
+/// cached in L1, so that the later load reads memory again (`ld.relaxed.gpu.global.b32`). To test that no result
+/// depends on it, the emulator gives about half of the blocks wrong speculative values.
 ///
 /// # Safety
 /// - Element `i` has 4 bytes, lies in the allocation and is aligned.

@@ -34,8 +34,8 @@
 //! | [`thread::thread_idx_x`], [`thread::block_idx_x`], .. | `%tid.x`, `%ctaid.x`, .. | call outside a launch |
 //! | [`thread::sync_threads`] | `barrier.cta.sync.aligned` | a thread that waits elsewhere or has returned |
 //! | [`thread::NamedBarrier::sync`], [`arrive`](thread::NamedBarrier::arrive) | `barrier.cta.sync`, `.arrive` `.aligned` with a number of threads | a wait that never ends; a warp that may arrive twice before the barrier is complete; arrivals left over when the block returns; calls with different numbers of threads. For races it orders only accesses before an arrival with accesses after a wait |
-//! | [`thread::hold_u32`] | none | |
-//! | [`warp::shuffle_xor_u32`], `idx`, `up`, `down` | `shfl.sync` | divergence: not all 32 lanes at the same call |
+//! | [`thread::hold_u32`] | none: a barrier for the optimiser, which keeps a computation where it stands | nothing |
+//! | [`warp::shuffle_xor_u32`], `idx`, `up_found` | `shfl.sync` | divergence: not all 32 lanes at the same call |
 //! | [`warp::ballot`], [`warp::all`], [`warp::any`] | `vote.sync` | divergence |
 //! | [`warp::reduce_add_u32`], `max`, `min` | `redux.sync` | divergence |
 //! | [`warp::reduce_add_f32`], [`warp::reduce_max_f32`] | five `shfl.sync.bfly` | divergence |
@@ -60,7 +60,7 @@
 //! | [`warpgroup::fence_proxy_async`] | `fence.proxy.async.shared::cta` on sm_90a | its absence, at the product that reads the store |
 //! | [`warpgroup::setmaxnreg_inc`], [`warpgroup::setmaxnreg_dec`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
-//! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that uses the value without comparing it again: about half of the blocks get wrong values |
+//! | [`grid::peek`] | `ld.relaxed.gpu.global` | a result that depends on a value which was not compared after the wait: about half of the blocks get wrong values |
 //! | [`math`] | one instruction each | nothing; bit-equal except in [`math::approx`] |
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(

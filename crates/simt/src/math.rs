@@ -20,20 +20,6 @@ pub fn sqrt(value: f32) -> f32 {
     imp::math::sqrt(value)
 }
 
-/// The nearest integer, ties to even (`cvt.rni.f32.f32`).
-#[inline(always)]
-#[must_use]
-pub fn round_ties_even(value: f32) -> f32 {
-    imp::math::round_ties_even(value)
-}
-
-/// The largest integer not above `value` (`cvt.rmi.f32.f32`).
-#[inline(always)]
-#[must_use]
-pub fn floor(value: f32) -> f32 {
-    imp::math::floor(value)
-}
-
 /// The larger value. NaN next to a number is ignored; `+0.0` is larger than `-0.0` (`max.f32`), whereas `f32::max`
 /// leaves the sign of zero unspecified.
 #[inline(always)]
@@ -117,25 +103,11 @@ pub mod approx {
         imp::math::lg2(value)
     }
 
-    /// `1 / value`, error at most 1 ulp, 2^-23 relative (`rcp.approx.f32`).
-    #[inline(always)]
-    #[must_use]
-    pub fn rcp(value: f32) -> f32 {
-        imp::math::rcp(value)
-    }
-
-    /// [`rcp`] that flushes subnormal operands and results to zero: fewer instructions
+    /// `1 / value`, error at most 1 ulp, 2^-23 relative; flushes subnormal operands and results to zero
     /// (`rcp.approx.ftz.f32`).
     #[inline(always)]
     #[must_use]
     pub fn rcp_ftz(value: f32) -> f32 {
         imp::math::rcp_ftz(value)
-    }
-
-    /// `1 / sqrt(value)`, relative error at most 2^-22.4 (`rsqrt.approx.f32`).
-    #[inline(always)]
-    #[must_use]
-    pub fn rsqrt(value: f32) -> f32 {
-        imp::math::rsqrt(value)
     }
 }

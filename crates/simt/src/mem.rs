@@ -8,7 +8,7 @@
 use crate::emu::{Fault, Memory};
 use crate::imp;
 
-/// Element types of global memory: `u8`, `u16`, `u32`, `i32`, `f32`, `u64`. Sealed.
+/// Element types of global memory: `u8`, `u16`, `u32`, `i32`, `f32`. Sealed.
 pub trait Element: Copy + imp::mem::Access {}
 
 impl Element for u8 {}
@@ -16,7 +16,6 @@ impl Element for u16 {}
 impl Element for u32 {}
 impl Element for i32 {}
 impl Element for f32 {}
-impl Element for u64 {}
 
 /// A pointer to elements that are not written while the kernel may read them: until the launch ends, and from
 /// [`crate::grid::wait_for_dependencies`] on in a kernel that calls it, since the previous launch may write until then.

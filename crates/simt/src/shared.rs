@@ -14,11 +14,10 @@ use crate::imp;
 mod sealed {
     pub trait Sealed {}
     impl Sealed for u32 {}
-    impl Sealed for i32 {}
     impl Sealed for f32 {}
 }
 
-/// Element types of shared memory, one 32-bit word each: `u32`, `i32`, `f32`. Sealed.
+/// Element types of shared memory, one 32-bit word each: `u32`, `f32`. Sealed.
 pub trait Word: Copy + sealed::Sealed {
     /// The word's bits.
     fn to_word(self) -> u32;
@@ -34,17 +33,6 @@ impl Word for u32 {
     #[inline(always)]
     fn from_word(word: u32) -> Self {
         word
-    }
-}
-
-impl Word for i32 {
-    #[inline(always)]
-    fn to_word(self) -> u32 {
-        self.cast_unsigned()
-    }
-    #[inline(always)]
-    fn from_word(word: u32) -> Self {
-        word.cast_signed()
     }
 }
 

@@ -62,20 +62,8 @@ pub unsafe fn shuffle_idx_f32(value: f32, source_lane: u32) -> f32 {
     f32::from_bits(unsafe { imp::warp::shuffle_idx(value.to_bits(), source_lane) })
 }
 
-/// `value` of lane `lane_id() - delta`; a lane below `delta` gets its own value. Only the low five bits
-/// of `delta` count (`shfl.sync.up.b32`).
-///
-/// # Safety
-/// - All 32 lanes make this call together.
-#[inline(always)]
-#[track_caller]
-#[must_use]
-pub unsafe fn shuffle_up_u32(value: u32, delta: u32) -> u32 {
-    // SAFETY: the caller brings all 32 lanes.
-    unsafe { imp::warp::shuffle_up(value, delta) }
-}
-
-/// [`shuffle_up_u32`], but `None` in a lane below `delta` (`shfl.sync.up.b32` with a predicate).
+/// `value` of lane `lane_id() - delta`; `None` in a lane below `delta`. Only the low five bits of `delta` count
+/// (`shfl.sync.up.b32` with a predicate).
 ///
 /// # Safety
 /// - All 32 lanes make this call together.
@@ -85,43 +73,6 @@ pub unsafe fn shuffle_up_u32(value: u32, delta: u32) -> u32 {
 pub unsafe fn shuffle_up_found_u32(value: u32, delta: u32) -> Option<u32> {
     // SAFETY: the caller brings all 32 lanes.
     unsafe { imp::warp::shuffle_up_found(value, delta) }
-}
-
-/// [`shuffle_up_u32`] of the bits of an `f32`.
-///
-/// # Safety
-/// - All 32 lanes make this call together.
-#[inline(always)]
-#[track_caller]
-#[must_use]
-pub unsafe fn shuffle_up_f32(value: f32, delta: u32) -> f32 {
-    // SAFETY: the caller brings all 32 lanes.
-    f32::from_bits(unsafe { imp::warp::shuffle_up(value.to_bits(), delta) })
-}
-
-/// `value` of lane `lane_id() + delta`; a lane whose source would be above 31 gets its own value. Only the low
-/// five bits of `delta` count (`shfl.sync.down.b32`).
-///
-/// # Safety
-/// - All 32 lanes make this call together.
-#[inline(always)]
-#[track_caller]
-#[must_use]
-pub unsafe fn shuffle_down_u32(value: u32, delta: u32) -> u32 {
-    // SAFETY: the caller brings all 32 lanes.
-    unsafe { imp::warp::shuffle_down(value, delta) }
-}
-
-/// [`shuffle_down_u32`] of the bits of an `f32`.
-///
-/// # Safety
-/// - All 32 lanes make this call together.
-#[inline(always)]
-#[track_caller]
-#[must_use]
-pub unsafe fn shuffle_down_f32(value: f32, delta: u32) -> f32 {
-    // SAFETY: the caller brings all 32 lanes.
-    f32::from_bits(unsafe { imp::warp::shuffle_down(value.to_bits(), delta) })
 }
 
 /// Bit `l` is set when lane `l` passed `true` (`vote.sync.ballot.b32`, PTX ISA 9.7.13

@@ -90,10 +90,13 @@ mod tests {
 
     #[test]
     fn one_that_writes_makes_all_bytes_suspect() {
-        let read = Refusal { kernel: "gather_kv", count: 1, writes: false };
+        let read = Refusal { kernel: "gather_entries", count: 1, writes: false };
         let write = Refusal { kernel: "append_swa", count: 2, writes: true };
         let text = describe(&[read, write]);
-        assert!(text.starts_with("1 of gather_kv, 2 of append_swa; append_swa write"), "{text}");
+        assert!(
+            text.starts_with("1 of gather_entries, 2 of append_swa; append_swa write"),
+            "{text}"
+        );
         assert!(text.contains("suspect: release them"), "{text}");
     }
 }

@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU32;
 
-use kernels_gpu::params::{GatherEntriesParams, ValidLensParams};
+use kernels_gpu::params::{CountEntriesParams, GatherEntriesParams};
 
 use super::block_table::BlockTable;
 use super::pools::Entries;
 use super::step_tokens::StepQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
-use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
+use kernels_gpu::launch::{CountEntries, GatherAll, GatherEntries};
 
 /// Compressed entries of queries, and where they go.
 pub struct EntryGather<'a, B: Backend> {
@@ -26,7 +26,7 @@ pub struct EntryGather<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Queues `gather_kv`: for each query the entries that its row of `selected` names (`[queries,
+/// Queues `gather_entries`: for each query the entries that its row of `selected` names (`[queries,
 /// rows]`, -1 = none), zero where there is none.
 ///
 /// An index that the query may not see, or whose block is missing, gives a zero row and is counted
@@ -37,7 +37,7 @@ pub struct EntryGather<'a, B: Backend> {
 /// [`DeviceError::NotADivisor`] if `entries_per_block` does not divide 128;
 /// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as
 /// [`Stream::launch`].
-pub fn gather_kv<B: Backend>(
+pub fn gather_entries<B: Backend>(
     stream: &Stream<B>,
     gather: &EntryGather<'_, B>,
     selected: &View<B, i32>,
@@ -47,7 +47,7 @@ pub fn gather_kv<B: Backend>(
         return Ok(());
     }
     let params = gather.params()?;
-    let operation = GatherKv {
+    let operation = GatherEntries {
         selected: selected.ptr(),
         token_position: queries.position.ptr(),
         token_slot: queries.slot.ptr(),
@@ -70,7 +70,7 @@ pub fn gather_kv<B: Backend>(
 /// word; an entry whose block is missing gives a zero row and is counted too.
 ///
 /// # Errors
-/// As [`gather_kv`].
+/// As [`gather_entries`].
 pub fn gather_all<B: Backend>(
     stream: &Stream<B>,
     gather: &EntryGather<'_, B>,
@@ -92,7 +92,7 @@ pub fn gather_all<B: Backend>(
         faults: faults.ptr_mut(),
         params,
     };
-    // SAFETY: as in `gather_kv`.
+    // SAFETY: as in `gather_entries`.
     unsafe { stream.launch(entries.format, &operation) }
 }
 
@@ -106,11 +106,11 @@ pub struct EntryCounts<'a, B: Backend> {
     pub lengths: &'a Buffer<B, i32>,
 }
 
-/// Queues `valid_lens`: how many entries each query sees.
+/// Queues `count_entries`: how many entries each query sees.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for queries past `u32::MAX`; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn valid_lens<B: Backend>(
+pub fn count_entries<B: Backend>(
     stream: &Stream<B>,
     counts: &EntryCounts<'_, B>,
 ) -> Result<(), DeviceError> {
@@ -120,11 +120,11 @@ pub fn valid_lens<B: Backend>(
         return Ok(());
     }
     queries.check()?;
-    let operation = ValidLens {
+    let operation = CountEntries {
         token_position: position.ptr(),
         token_slot: slot.ptr(),
         lengths: lengths.ptr_mut(),
-        params: ValidLensParams { first, tokens: count, ratio: ratio.get() },
+        params: CountEntriesParams { first, tokens: count, ratio: ratio.get() },
     };
     // SAFETY: the launch checks every buffer; work of one stream
     // runs in order.

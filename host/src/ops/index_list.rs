@@ -5,11 +5,12 @@ use std::ops::RangeInclusive;
 use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
-use super::indexer::{SHORT, check_selected, shared_keys_are_faster, tiles_per_block};
+use super::indexer::{check_selected, shared_keys_are_faster, tiles_per_block};
 use super::{BlockTable, IndexKeys, IndexQueries, StepQueries, check_argument, check_equal};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::keys::WARPS;
+use kernels_gpu::indexer::select::row::SHORT_COLUMNS;
 use kernels_gpu::launch::IndexScoreTopk;
 use kernels_gpu::table::MULTIPROCESSORS;
 
@@ -26,7 +27,8 @@ pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32, eac
     /// Warps that run on a multiprocessor at a time; `OF_QUERY`, those of one query.
     const AT_ONCE: u32 = 16;
     const OF_QUERY: u32 = 8;
-    let measured = format == IndexFormat::Mxfp4 && columns <= SHORT && MEASURED.contains(&queries);
+    let measured =
+        format == IndexFormat::Mxfp4 && columns <= SHORT_COLUMNS && MEASURED.contains(&queries);
     if !measured {
         return false;
     }
@@ -85,7 +87,7 @@ pub unsafe fn index_score_topk<B: Backend>(
     }
     queries.check()?;
     from.check()?;
-    check_argument("columns of scores in one launch", columns, TILE, SHORT)?;
+    check_argument("columns of scores in one launch", columns, TILE, SHORT_COLUMNS)?;
     check_selected(k)?;
     let needed = IndexFormat::Mxfp4.row_bytes();
     check_equal("bytes of an indexer key", keys.format.row_bytes(), needed)?;

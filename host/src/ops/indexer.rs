@@ -3,6 +3,7 @@
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::chunk;
 use kernels_gpu::indexer::score::keys::WARPS;
+use kernels_gpu::indexer::select::row::{MAX_HELD, MAX_K, MAX_ROW_GROUPS, SHORT_COLUMNS};
 use kernels_gpu::params::{
     IndexQueryParams, IndexScoreChunkParams, IndexScoreParams, IndexTopkParams, ScoreMaximaParams,
     TopkSelectParams,
@@ -19,17 +20,9 @@ use kernels_gpu::launch::{
 
 /// Most scores of a row: the entries of the longest context.
 const MOST_COLUMNS: u32 = 1 << 18;
-/// Most indices of a list.
-const MOST_SELECTED: u32 = 2048;
-/// Most columns of a short row.
-pub(super) const SHORT: u32 = 2048;
-/// Longest row that a selection reads whole, without reading maxima first.
-const READ_WHOLE: u32 = 4096;
 /// Most queries that `index_topk_long` lists. For more, multiprocessors take several rows one after another, and
 /// `index_topk_many`, with two rows at a time on each, takes less time: measured with 2,048 queries (docs/experiments.md).
 const MOST_OF_LONG: u32 = 2 * MULTIPROCESSORS;
-/// Most groups of a row that a selection holds.
-const MOST_GROUPS: u32 = 8192;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, B: Backend> {
@@ -74,11 +67,11 @@ pub fn maxima_len(columns: u32) -> u64 {
 /// than some shorter rows.
 #[must_use]
 pub fn most_maxima(columns: u32) -> u64 {
-    maxima_len(columns).max(maxima_len(columns.min(8 * MOST_GROUPS)))
+    maxima_len(columns).max(maxima_len(columns.min(8 * MAX_ROW_GROUPS)))
 }
 
 fn group_log2(columns: u32) -> u32 {
-    if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
+    if columns >> 3 <= MAX_ROW_GROUPS { 3 } else { 5 }
 }
 
 /// Arguments of [`index_query`]: projected queries, and where they go in the form that scores take.
@@ -303,7 +296,7 @@ fn tiles_per_chunk(columns: u32, blocks: u32) -> u32 {
 
 /// Refuses a length of lists that no selection makes.
 pub(crate) fn check_selected(k: u32) -> Result<(), DeviceError> {
-    check_argument("indices of a list", k, 1, MOST_SELECTED)
+    check_argument("indices of a list", k, 1, MAX_K)
 }
 
 /// Arguments of [`index_topk`].
@@ -347,7 +340,7 @@ pub unsafe fn index_topk<B: Backend>(
         IndexTopkParams { first, columns, group_log2: group_log2(columns), k, tokens: count };
     // SAFETY: the launch checks every buffer; a query sees no more entries than a row has columns, whatever its position.
     unsafe {
-        if columns <= SHORT {
+        if columns <= SHORT_COLUMNS {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
             stream.launch((), &short)
         } else if count > MOST_OF_LONG {
@@ -401,12 +394,12 @@ pub unsafe fn topk_select<B: Backend>(
     let params = TopkSelectParams { columns, group_log2, k, rows };
     // SAFETY: the launch checks every buffer; the kernel takes lengths as 0 to `columns`.
     unsafe {
-        if columns <= SHORT {
+        if columns <= SHORT_COLUMNS {
             let short = TopkSelectShort { scores, lengths, selected, params };
             return stream.launch((), &short);
         }
         let long = TopkSelectLong { scores, maxima, lengths, selected, params };
-        if columns > READ_WHOLE {
+        if columns > MAX_HELD {
             // Checked first, so that both launches are queued or none.
             stream.check((), &long)?;
             let params = ScoreMaximaParams { columns, group_log2, rows };

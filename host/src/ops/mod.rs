@@ -49,7 +49,7 @@ pub use compress::{
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
 pub use digest::{DIGEST_RECORD, SectionRecords, digest, digest_secret, digest_sections};
 pub use flush::{Flush, KeyFlush, flush_csa};
-pub use gather::{EntryCounts, EntryGather, gather_all, gather_kv, valid_lens};
+pub use gather::{EntryCounts, EntryGather, count_entries, gather_all, gather_entries};
 pub(crate) use hca::{HCA_LAUNCHES, compress_hca_part};
 pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};

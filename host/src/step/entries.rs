@@ -14,7 +14,7 @@ use crate::ops::{
 };
 use crate::pool_kind::PoolKind;
 use crate::step_meta::Section;
-use kernels_gpu::launch::{GatherAll, GatherKv};
+use kernels_gpu::launch::{GatherAll, GatherEntries};
 
 impl<B: Backend> CompressorInputs<'_, B> {
     pub(super) fn projections(&self) -> StepProjections<'_, B> {
@@ -106,12 +106,12 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let selected = &lists.of(queries)?;
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
-            (access.core.memory.table(), access.fault_word::<GatherKv>(entries.format));
+            (access.core.memory.table(), access.fault_word::<GatherEntries>(entries.format));
         let (queries, table, entries) = (&of_step, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
-        self.check_outputs("gather_kv", [("tile", tile.span())])?;
+        self.check_outputs("gather_entries", [("tile", tile.span())])?;
         let _launches = access.reading()?;
-        ops::gather_kv(access.stream, &gather, selected)?;
+        ops::gather_entries(access.stream, &gather, selected)?;
         access.find_poison(queries, tile, GatheredRows::List(selected, rows))?;
         Ok(())
     }
@@ -162,10 +162,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
     ) -> Result<(), KvError> {
         let access = &self.access;
         let queries = access.queries(access.range(queries))?;
-        self.check_outputs("valid_lens", [("lengths", lengths.span())])?;
+        self.check_outputs("count_entries", [("lengths", lengths.span())])?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
         let _launches = access.reading()?;
-        ops::valid_lens(access.stream, &counts)?;
+        ops::count_entries(access.stream, &counts)?;
         Ok(())
     }
 }

@@ -23,6 +23,7 @@ const STRIDE: u32 = HEAD_DIM + 8;
 /// Words of a block's sums, which replace its keys and the first tile of weights.
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
+
 /// Loads the data that [`write`] needs at the end: returns the sink of the thread's head, times log2 e, in each of the
 /// first 64 threads; stores the cosines and sines of the rotary angles in `arrays`.
 ///

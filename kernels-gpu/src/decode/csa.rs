@@ -56,7 +56,7 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
                 args.main_state,
                 params,
             );
-            let place = Place {
+            let destination = Destination {
                 frequencies: args.frequencies,
                 table: args.table,
                 data: args.entry_data,
@@ -64,14 +64,14 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
                 faults: args.faults,
                 params,
             };
-            main.update(step, row, Entry::<F>(place, PhantomData));
+            main.update(step, row, Entry::<F>(destination, PhantomData));
         } else if warp_id == INDEX_WARP {
             let index: Compressor<INDEX_COLUMNS> = Compressor::new(
                 [args.index_kv, args.index_gate, args.index_ape, args.index_norm],
                 args.index_state,
                 params,
             );
-            let place = Place {
+            let destination = Destination {
                 frequencies: args.frequencies,
                 table: args.table,
                 data: args.index_code,
@@ -79,7 +79,7 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
                 faults: args.faults,
                 params,
             };
-            index.update(step, row, Key::<I>(place, PhantomData));
+            index.update(step, row, Key::<I>(destination, PhantomData));
         } else if warp_id == WINDOW_WARP {
             let planes = [args.ring_data, args.ring_scale];
             Appended::load(args.window_kv, step, row).store::<F>(planes, args.faults, params);
@@ -97,7 +97,7 @@ struct Compressor<const COLUMNS: u32> {
 
 /// The destination of an entry or a key, and the inputs to compute it.
 #[derive(Clone, Copy)]
-struct Place {
+struct Destination {
     /// `[32]`, the rotary frequencies.
     frequencies: Global<f32>,
     table: Global<i32>,
@@ -179,7 +179,7 @@ trait Product {
     const DIM: u32;
 
     /// The destination.
-    fn place(&self) -> Place;
+    fn destination(&self) -> Destination;
 
     /// The first of the thread's four channels.
     fn channel(&self) -> u32;
@@ -210,7 +210,7 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
     /// together.
     #[inline(always)]
     unsafe fn update<P: Product>(self, step: Step, row: u32, product: P) {
-        let Place { frequencies, table, faults, params, .. } = product.place();
+        let Destination { frequencies, table, faults, params, .. } = product.destination();
         let channel = product.channel();
         // SAFETY: by this function's own contract; a live token has its rows in the ring.
         unsafe {
@@ -280,13 +280,13 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
 }
 
 /// The entry, by all 128 threads of a block.
-struct Entry<F>(Place, PhantomData<F>);
+struct Entry<F>(Destination, PhantomData<F>);
 
 impl<F: RowFormat> Product for Entry<F> {
     const DIM: u32 = HEAD_DIM;
 
     #[inline(always)]
-    fn place(&self) -> Place {
+    fn destination(&self) -> Destination {
         self.0
     }
 
@@ -308,7 +308,7 @@ impl<F: RowFormat> Product for Entry<F> {
         rotation: [(f32, f32); 2],
         row: Option<u64>,
     ) {
-        let Place { data, scale, faults, .. } = self.0;
+        let Destination { data, scale, faults, .. } = self.0;
         // SAFETY: rows come from the table; the block's shared memory is the entry's.
         unsafe {
             let pooled = softmax_sum(window);
@@ -318,13 +318,13 @@ impl<F: RowFormat> Product for Entry<F> {
 }
 
 /// The indexer key, by one warp.
-struct Key<I>(Place, PhantomData<I>);
+struct Key<I>(Destination, PhantomData<I>);
 
 impl<I: IndexRowFormat> Product for Key<I> {
     const DIM: u32 = INDEX_DIM;
 
     #[inline(always)]
-    fn place(&self) -> Place {
+    fn destination(&self) -> Destination {
         self.0
     }
 

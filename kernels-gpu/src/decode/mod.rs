@@ -144,13 +144,9 @@ unsafe fn entry_row(
     ratio: u32,
     params: DecodeParams,
 ) -> Option<u64> {
-    let row = TableRow {
-        table,
-        start: u64::from(slot) * u64::from(params.max_blocks),
-        max_blocks: params.max_blocks,
-        num_blocks: params.num_blocks,
-        block_shift: (BLOCK_TOKENS / ratio).trailing_zeros(),
-    };
+    let DecodeParams { max_blocks, num_blocks, .. } = params;
+    let block_shift = (BLOCK_TOKENS / ratio).trailing_zeros();
+    let row = TableRow::of_slot(table, slot, max_blocks, num_blocks, block_shift);
     // SAFETY: by this function's own contract.
     unsafe { row.plane_row(position / ratio, true) }
 }

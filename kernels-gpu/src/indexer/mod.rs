@@ -10,16 +10,16 @@ pub mod score;
 pub mod score_topk;
 pub mod select;
 
-use kv_layout::geometry::CSA_RATIO;
+use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
 use simt::mem::Global;
 
 use crate::block_table::TableRow;
 use crate::fault_injection;
 
 /// Entries of a block of the cache: a tile of the scores.
-pub const TILE: u32 = 32;
+pub const TILE: u32 = BLOCK_TOKENS / CSA_RATIO;
 /// Channels of a query or key.
-pub const CHANNELS: u32 = 128;
+pub const CHANNELS: u32 = INDEX_DIM;
 
 /// The slot of a token, and the number of entries that its query sees, none at a negative position; `None` for padding.
 ///
@@ -38,6 +38,5 @@ pub unsafe fn visible(position: Global<i32>, slot: Global<i32>, token: u64) -> O
 #[inline(always)]
 #[must_use]
 pub fn keys_of(table: Global<i32>, slot: u32, max_blocks: u32, num_blocks: u32) -> TableRow {
-    let start = u64::from(slot) * u64::from(max_blocks);
-    TableRow { table, start, max_blocks, num_blocks, block_shift: TILE.trailing_zeros() }
+    TableRow::of_slot(table, slot, max_blocks, num_blocks, TILE.trailing_zeros())
 }

@@ -10,7 +10,7 @@ use super::score::keys::s8::Mxfp4Keys;
 use super::score::keys::{self, ScoreMemory};
 use super::score::tiles::{self, Operands, Sink, Tiles};
 use super::select::memory::SelectMemory;
-use super::select::order::{Selection, between};
+use super::select::order::{Selection, bins_of};
 use super::select::row::{Held, Row};
 use super::{TILE, keys_of, visible};
 use crate::fault;
@@ -109,7 +109,7 @@ impl Selection<THREADS, EACH, Scores> {
             let memory = SelectMemory::new();
             memory.clear(self.cleared());
             let held: Held<EACH> = self.row.hold(self.row.fetch::<{ EACH / 4 }>());
-            let bins = between(memory, held);
+            let bins = bins_of(memory, held);
             if !self.order(memory, held, bins) {
                 self.search(memory);
             }

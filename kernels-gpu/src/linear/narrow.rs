@@ -10,18 +10,20 @@
 //! `crate::router::order`, so that the tiled product of a router's logits gives the same bits, and serves batches of
 //! many tokens.
 
+use kv_layout::router::DECODE_SLICES;
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{grid, thread};
 
 use crate::args::Bf16Narrow;
-use crate::fragment::{DEPTH, Piece, Place, multiply};
-use crate::router::order::add_slices;
+use crate::fragment::{DEPTH, LanePlace, Piece, multiply};
+use crate::router::order::{self, Slice, add_slices};
 use crate::unroll::{array_from_fn, unroll};
 
 /// Blocks of a cluster, and warps of a block.
-pub const PARTS: u32 = 8;
+pub const PARTS: u32 = order::PARTS;
+const _: () = assert!(PARTS == DECODE_SLICES);
 /// Columns of a cluster.
 pub const COLUMNS: u32 = 16;
 /// Threads of a block.
@@ -50,24 +52,6 @@ const fn sums_at(tokens: u32) -> u32 {
     PARTS * tokens * SUM_ROW
 }
 
-/// Chunks of [`DEPTH`] values of the inner dimension.
-#[derive(Clone, Copy)]
-struct Chunks {
-    /// The first chunk.
-    from: u32,
-    /// One past the last chunk.
-    to: u32,
-}
-
-impl Chunks {
-    /// The chunks of part `part` of eight.
-    #[inline(always)]
-    fn part(self, part: u32) -> Self {
-        let at = |part: u32| self.from + part * (self.to - self.from) / PARTS;
-        Self { from: at(part), to: at(part + 1) }
-    }
-}
-
 /// A lane's pieces of a chunk: of two columns, and of `N` tokens.
 type Operands<const N: usize> = ([Piece; 2], [Piece; N]);
 
@@ -86,7 +70,7 @@ struct Tile<const N: usize, const M: usize> {
     /// The first column, which exists.
     first_column: u32,
     /// The chunks of the block.
-    chunks: Chunks,
+    chunks: Slice,
 }
 
 impl<const N: usize, const M: usize> Tile<N, M> {
@@ -100,7 +84,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
     #[inline(always)]
     unsafe fn wait(self) {
         let row = self.first_column + thread::thread_idx_x();
-        let Chunks { from, to } = self.chunks;
+        let Slice { from, to } = self.chunks;
         if thread::thread_idx_x() < COLUMNS && row < self.columns && from < to {
             let at = u64::from(row) * u64::from(self.inner) + u64::from(from * DEPTH);
             // SAFETY: chunks of the row, of 64 bytes each.
@@ -116,7 +100,8 @@ impl<const N: usize, const M: usize> Tile<N, M> {
     /// Shapes as above; all threads of the block call it.
     #[inline(always)]
     unsafe fn part(self) -> [[f32; 4]; N] {
-        let Chunks { from, to } = self.chunks.part(thread::warp_id());
+        let warp_id = thread::warp_id();
+        let (from, to) = (self.chunks.part(warp_id), self.chunks.part(warp_id + 1));
         let mut acc = [[0.0; 4]; N];
         let mut chunk = from;
         while chunk < to {
@@ -161,7 +146,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
     /// The chunk exists.
     #[inline(always)]
     unsafe fn load(self, chunk: u32) -> Operands<N> {
-        let place = Place::of(thread::lane_id());
+        let place = LanePlace::of(thread::lane_id());
         // SAFETY: row and chunk exist.
         let load = |matrix: Global<u16>, row: u32, rows: u32| unsafe {
             place.load(matrix, self.inner, (row + place.row).min(rows - 1), chunk * DEPTH)
@@ -177,7 +162,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
     /// All threads of the block call it, each once; a barrier follows.
     #[inline(always)]
     unsafe fn store_part(memory: Shared<f32, M>, acc: [[f32; 4]; N]) {
-        let place = Place::of(thread::lane_id());
+        let place = LanePlace::of(thread::lane_id());
         let token = thread::warp_id() * Self::TOKENS + 2 * place.pair;
         let first = token * SUM_ROW + place.row;
         unroll::<N>(|n| {
@@ -246,7 +231,6 @@ impl<const N: usize, const M: usize> Tile<N, M> {
 pub unsafe fn narrow<const N: usize, const M: usize>(args: Bf16Narrow) {
     const { assert!(M == words(8 * N as u32)) };
     let params = args.params;
-    let all = Chunks { from: 0, to: params.inner / DEPTH };
     let tile = Tile::<N, M> {
         input: args.input,
         weight: args.weight,
@@ -255,7 +239,7 @@ pub unsafe fn narrow<const N: usize, const M: usize>(args: Bf16Narrow) {
         inner: params.inner,
         first_token: thread::block_idx_y() * 8 * N as u32,
         first_column: thread::block_idx_x() / PARTS * COLUMNS,
-        chunks: all.part(block_rank()),
+        chunks: Slice::of(block_rank(), params.inner),
     };
     // SAFETY: by this function's own contract; words of shared memory are written by one thread each, with a barrier
     // before others read them.

@@ -13,7 +13,7 @@ use simt::shared::Shared;
 use simt::{copy, grid, thread, warp};
 
 use super::weights::{CHUNK_PIECES, Weights};
-use crate::fragment::{Piece, Place, multiply};
+use crate::fragment::{LanePlace, Piece, multiply};
 use crate::unroll::{array_from_fn, unroll};
 
 /// Columns of a block.
@@ -237,7 +237,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
     unsafe fn load(self, chunk: u32) -> W::Chunk {
         let first = self.first_column + thread::warp_id() % Self::WARPS * 16 * F as u32;
         // SAFETY: by this function's own contract.
-        unsafe { self.weights.load(first, chunk, Place::of(thread::lane_id())) }
+        unsafe { self.weights.load(first, chunk, LanePlace::of(thread::lane_id())) }
     }
 
     /// Starts the thread's copies of chunk `chunk` to the words from `to` on, as one group; writes zeros past the end
@@ -286,7 +286,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
         weights: W::Chunk,
         mut acc: Sums<F, N>,
     ) -> Sums<F, N> {
-        let place = Place::of(thread::lane_id());
+        let place = LanePlace::of(thread::lane_id());
         let last = self.rows() - 1;
         let mut add = |of_lane: u32, pieces: fn(W::Chunk, usize) -> [Piece; 2]| {
             let input: [Piece; N] = array_from_fn(|n| {
@@ -314,7 +314,7 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
     /// All threads of the block call it, each once; a barrier follows.
     #[inline(always)]
     unsafe fn store_parts(memory: Shared<u32, M>, acc: Sums<F, N>) {
-        let (place, warp) = (Place::of(thread::lane_id()), thread::warp_id());
+        let (place, warp) = (LanePlace::of(thread::lane_id()), thread::warp_id());
         let column = warp % Self::WARPS * 16 * F as u32 + place.row;
         let token = warp / Self::WARPS * Self::TOKENS + 2 * place.pair;
         let first = parts_at(Self::TOKENS) + token * SUM_ROW + column;

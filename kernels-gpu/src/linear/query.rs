@@ -13,7 +13,7 @@ use super::weights::{NVFP4_FRAGMENTS, Nvfp4Weights};
 use crate::args::Nvfp4IndexQuery;
 use crate::index_row::IndexRowFormat;
 use crate::indexer::CHANNELS;
-use crate::indexer::score::query::Queries;
+use crate::indexer::score::query::queries;
 use crate::params::Nvfp4IndexQueryParams;
 
 /// Blocks of a head.
@@ -28,7 +28,7 @@ const WARPS: u32 = threads(NVFP4_FRAGMENTS) / 32;
 /// up, call it.
 #[inline(always)]
 pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvfp4IndexQuery) {
-    let Nvfp4IndexQueryParams { first, tokens, heads, inner, scale_bits } = args.params;
+    let Nvfp4IndexQueryParams { tokens, heads, inner, scale_bits, .. } = args.params;
     let block = Block::<_, NVFP4_FRAGMENTS, N, M> {
         weights: Nvfp4Weights::new(args.codes, args.scales, inner),
         input: args.input,
@@ -38,16 +38,7 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
         first_token: thread::block_idx_y() * 8 * N as u32,
         first_column: thread::block_idx_x() * COLUMNS,
     };
-    let queries = Queries {
-        projected_weight: args.projected_weight,
-        frequencies: args.frequencies,
-        token_position: args.token_position,
-        token_slot: args.token_slot,
-        query: args.query,
-        weight: args.weight,
-        first,
-        heads,
-    };
+    let queries = queries!(args);
     let head = thread::block_idx_x() / HEAD_BLOCKS;
     // SAFETY: by this function's own contract; the branches with barriers are the cluster's, the others the warp's.
     unsafe {

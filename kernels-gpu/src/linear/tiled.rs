@@ -16,7 +16,8 @@ use simt::shared::Shared;
 use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k64, fence_proxy_async};
 use simt::{copy, thread};
 
-use crate::unroll::{array_from_fn, unroll};
+use crate::fragment::{add, stage_place};
+use crate::unroll::unroll;
 
 /// Threads of a block: three warpgroups.
 pub const THREADS: u32 = 384;
@@ -114,9 +115,7 @@ struct Copies {
     /// The first element of the 8 bytes.
     element: u32,
     /// The word of a stage to which the thread's 8 bytes of its first row go. Its other rows follow at distances of
-    /// [`ROWS_AT_ONCE`] rows. In the kernels for few tokens a product takes the first halves of each 16 bytes of 32
-    /// elements first, then the second ones (`crate::fragment`). This layout gives the same order: a step of a product
-    /// is 32 bytes.
+    /// [`ROWS_AT_ONCE`] rows.
     word: u32,
 }
 
@@ -125,9 +124,9 @@ impl Copies {
     fn own() -> Self {
         let thread = thread::thread_idx_x();
         let (row, eight) = (thread / EIGHTS, thread % EIGHTS);
-        let (of_stage, sixteen, half) = (eight / 8, eight % 8 / 2, eight % 2);
-        let to = 4 * of_stage + 2 * half + sixteen / 2;
-        Self { row, element: 4 * eight, word: rows_at(0).word(to, row) + sixteen % 2 * 2 }
+        let (sixteen, word) = stage_place(eight % 8);
+        let word = rows_at(0).word(4 * (eight / 8) + sixteen, row) + word;
+        Self { row, element: 4 * eight, word }
     }
 }
 
@@ -291,10 +290,4 @@ impl Pipeline {
         }
         total
     }
-}
-
-#[inline(always)]
-fn add(a: Sums, b: Sums) -> Sums {
-    let four = |a: [f32; 4], b: [f32; 4]| [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]];
-    array_from_fn(|n| four(a[n], b[n]))
 }

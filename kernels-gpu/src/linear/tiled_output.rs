@@ -2,7 +2,7 @@
 
 use super::tiled::{COLUMNS, Operands, Pipeline, Share, Sums};
 use crate::args::Bf16LinearMany;
-use crate::fragment::Place;
+use crate::fragment::LanePlace;
 use crate::unroll::unroll;
 use simt::mem::GlobalMut;
 use simt::thread;
@@ -46,7 +46,7 @@ unsafe fn store(
     sums: Sums,
 ) {
     let Operands { tokens, columns, .. } = operands;
-    let place = Place::of(thread::lane_id());
+    let place = LanePlace::of(thread::lane_id());
     let token = first_token + 16 * thread::warp_id() + place.row;
     unroll::<16>(|n| {
         let column = first_column + 8 * n as u32 + 2 * place.pair;

@@ -11,10 +11,10 @@ use super::tiled::{
 };
 use crate::args::Bf16IndexQuery;
 use crate::compress::Quad;
-use crate::fragment::Place;
+use crate::fragment::LanePlace;
 use crate::index_row::IndexRowFormat;
 use crate::indexer::CHANNELS;
-use crate::indexer::score::query::Queries;
+use crate::indexer::score::query::{Queries, queries};
 use crate::indexer::score::query_rows::LANE_PAIRS;
 use crate::math::cos_sin;
 use crate::params::Bf16IndexQueryParams;
@@ -35,17 +35,8 @@ pub const SHARED_BYTES: u32 = STAGES_BYTES + Shared::<u32, ROTATION_WORDS>::BYTE
 /// Pointers and shapes as in the kernel table; all threads of a launch of as many blocks as the table says call it.
 #[inline(always)]
 pub unsafe fn query<F: IndexRowFormat>(args: Bf16IndexQuery) {
-    let Bf16IndexQueryParams { first, tokens, heads, inner, splits } = args.params;
-    let queries = Queries {
-        projected_weight: args.projected_weight,
-        frequencies: args.frequencies,
-        token_position: args.token_position,
-        token_slot: args.token_slot,
-        query: args.query,
-        weight: args.weight,
-        first,
-        heads,
-    };
+    let Bf16IndexQueryParams { tokens, heads, inner, splits, .. } = args.params;
+    let queries = queries!(args);
     let operands = Operands {
         input: args.input,
         weight: args.query_weight,
@@ -79,14 +70,14 @@ struct Rows {
     tokens: u32,
     /// The warp's first row.
     first: u32,
-    place: Place,
+    place: LanePlace,
 }
 
 impl Rows {
     #[inline(always)]
     fn new(queries: Queries, first_token: u32, tokens: u32) -> Self {
         let first = first_token + 16 * thread::warp_id();
-        Self { queries, tokens, first, place: Place::of(thread::lane_id()) }
+        Self { queries, tokens, first, place: LanePlace::of(thread::lane_id()) }
     }
 
     /// The lane's row `i` of two, replaced by the last row if it does not exist; and whether it exists and is not

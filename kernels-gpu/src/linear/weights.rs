@@ -5,7 +5,7 @@ use simt::math::{mul_bf16x2, permute_bytes};
 use simt::mem::Global;
 
 use crate::convert::{E2M1_BITS_LOG2, f32x4_from_e4m3};
-use crate::fragment::{Piece, Place};
+use crate::fragment::{LanePlace, Piece};
 
 /// Pieces of a row of activations in a chunk: 128 values.
 pub const CHUNK_PIECES: u32 = TILE_INNER / 8;
@@ -33,7 +33,7 @@ pub trait Weights: Copy {
     ///
     /// # Safety
     /// The first column of the block exists.
-    unsafe fn load(self, first: u32, chunk: u32, place: Place) -> Self::Chunk;
+    unsafe fn load(self, first: u32, chunk: u32, place: LanePlace) -> Self::Chunk;
 
     /// Prefetches `columns` columns from `first` on, a multiple of 64.
     ///
@@ -67,7 +67,7 @@ impl Weights for Bf16Weights {
 
     /// Columns past the last one repeat it.
     #[inline(always)]
-    unsafe fn load(self, first: u32, chunk: u32, place: Place) -> [[Piece; 4]; 2] {
+    unsafe fn load(self, first: u32, chunk: u32, place: LanePlace) -> [[Piece; 4]; 2] {
         [0, 8].map(|eight| {
             let row = u64::from((first + place.row + eight).min(self.columns - 1));
             [0, 1, 2, 3].map(|piece| {
@@ -147,7 +147,7 @@ impl Weights for Nvfp4Weights {
     const IS_FIXED: bool = true;
 
     #[inline(always)]
-    unsafe fn load(self, first: u32, chunk: u32, place: Place) -> Nvfp4Chunk {
+    unsafe fn load(self, first: u32, chunk: u32, place: LanePlace) -> Nvfp4Chunk {
         if chunk >= self.row_tiles {
             return Nvfp4Chunk::default();
         }

@@ -29,7 +29,7 @@ parameters! {
         columns,
         /// log2 of the scores of a group whose largest is written, 3 or 5.
         group_log2,
-        /// Tiles of 32 entries that a block takes in turn.
+        /// Tiles of 32 entries that a block takes in turn, at least one and at most 128.
         tiles,
         /// Rows of the block table; a slot beyond them is a fault, not a read.
         slots,

@@ -67,7 +67,7 @@ parameters! {
 }
 
 parameters! {
-    /// Scalars of `gather_kv_*` and `gather_all_*`.
+    /// Scalars of `gather_entries_*` and `gather_all_*`.
     GatherEntriesParams {
         /// The first query token of the launch; its tile is the first one.
         first,
@@ -89,8 +89,8 @@ parameters! {
 }
 
 parameters! {
-    /// Scalars of `valid_lens`.
-    ValidLensParams {
+    /// Scalars of `count_entries`.
+    CountEntriesParams {
         /// The first query token of the launch.
         first,
         /// Query tokens that the launch covers, from `first` on.
@@ -233,7 +233,7 @@ parameters! {
         slot_units,
         /// Checkpoints; a job that names one beyond them is a fault.
         checkpoints,
-        /// Units of 256 bytes of a checkpoint.
+        /// Units of 256 bytes of a checkpoint; not 0 unless `mode` is [`Self::SLOT`].
         checkpoint_units,
     }
 }
@@ -378,7 +378,7 @@ parameters! {
     ActivationTopkParams {
         /// Tokens that the launch covers.
         tokens,
-        /// Experts of the layer.
+        /// Experts of the layer, a multiple of 32; at most 256, 384 or 512, as the kernel's name says.
         experts,
         /// Experts of a token, at most 8.
         selected,
@@ -406,9 +406,9 @@ parameters! {
 parameters! {
     /// Scalars of `dense_router_decode_*`.
     DenseRouterDecodeParams {
-        /// Tokens that the launch covers, at most 64.
+        /// Tokens that the launch covers, at least one and at most 64.
         tokens,
-        /// Experts of the layer.
+        /// Experts of the layer, a multiple of 32; at most 256, 384 or 512, as the kernel's name says.
         experts,
         /// Width of the hidden state, a multiple of 32.
         hidden,
@@ -422,7 +422,7 @@ parameters! {
 parameters! {
     /// Scalars of `hash_router_decode_*`.
     HashRouterDecodeParams {
-        /// Tokens that the launch covers, at most 64.
+        /// Tokens that the launch covers, at least one and at most 64.
         tokens,
         /// Experts of the layer; a table element beyond them is a fault, not a read.
         experts,
@@ -438,7 +438,7 @@ parameters! {
 }
 
 parameters! {
-    /// Scalars of `router_logits`.
+    /// Scalars of `router_logits_*`.
     RouterLogitsParams {
         /// Tokens that the launch covers.
         tokens,

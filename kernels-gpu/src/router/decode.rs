@@ -10,7 +10,7 @@
 use crate::args::{DenseRouterDecode, HashRouterDecode};
 use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
-use simt::atomic::{DeviceAtomicU32, fence_device};
+use simt::atomic::DeviceAtomicU32;
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
@@ -23,7 +23,7 @@ use super::select::{Experts, load, load_written};
 use super::topk::Routed;
 use super::weight;
 use crate::fault;
-use crate::fragment::{DEPTH, Piece, Place, multiply};
+use crate::fragment::{DEPTH, LanePlace, Piece, multiply};
 use crate::unroll::{array_from_fn, unroll};
 
 /// Warps of a block.
@@ -80,7 +80,7 @@ impl<const N: usize> Gate<N> {
         let (lane, warp_id, rank) = (thread::lane_id(), thread::warp_id(), block_rank());
         let first_expert = thread::block_idx_x() / DECODE_SLICES * Self::EXPERTS;
         // SAFETY: words of shared memory are written by one thread each, with a barrier before others
-        // read them; all other blocks fenced their stores before they arrived at the counter.
+        // read them; an arrival at the counter is ordered behind the block's stores.
         unsafe {
             let sums = Shared::<f32, SUMS>::at(4 * PARTIALS as u32);
             let last = Shared::<u32, 1>::at(4 * (PARTIALS + SUMS) as u32);
@@ -98,10 +98,8 @@ impl<const N: usize> Gate<N> {
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
                 let arrivals = DeviceAtomicU32::new(self.arrivals, u64::from(rank));
-                // One thread fences for the whole block, whose accesses the barriers before and after order.
-                fence_device();
-                let is_last = arrivals.add(1) == self.experts.div_ceil(Self::EXPERTS) - 1;
-                fence_device();
+                // One thread arrives for the whole block, whose accesses the barriers before and after order.
+                let is_last = arrivals.add_acq_rel(1) == self.experts.div_ceil(Self::EXPERTS) - 1;
                 if is_last {
                     arrivals.store(0);
                 }
@@ -181,7 +179,7 @@ impl<const N: usize> Tile<N> {
     #[inline(always)]
     unsafe fn load(self, chunk: u32) -> Operands<N> {
         let Self { gate, first_expert, first_token } = self;
-        let place = Place::of(thread::lane_id());
+        let place = LanePlace::of(thread::lane_id());
         // SAFETY: row and chunk exist.
         let load = |matrix: Global<u16>, row: u32, rows: u32| unsafe {
             place.load(matrix, gate.hidden, (row + place.row).min(rows - 1), chunk * DEPTH)
@@ -250,7 +248,7 @@ impl<const N: usize> Tile<N> {
     /// No other warp writes the part's sums of these tokens.
     #[inline(always)]
     unsafe fn store(self, partial: Shared<f32, PARTIALS>, part: u32, acc: Sums<N>) {
-        let place = Place::of(thread::lane_id());
+        let place = LanePlace::of(thread::lane_id());
         let store = |token: u32, acc: [[f32; 4]; N]| {
             let row = part * DECODE_TOKENS + self.first_token + token + place.row;
             let at = row * STRIDE + 2 * place.pair;

@@ -46,6 +46,7 @@ pub fn add_slices(of: impl Fn(u32) -> f32) -> f32 {
     let half = |a, b, c, d| (((0.0 + of(a)) + of(b)) + of(c)) + of(d);
     half(0, 1, 2, 3) + half(4, 5, 6, 7)
 }
+
 const _: () = assert!(DECODE_SLICES == 8);
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use simt::warpgroup::{FragmentsN128, Rows, bf16_m64n128k32, fence_proxy_async};
 use simt::{copy, thread};
 
 use super::order::{PARTS, Slice, add_slices};
-use crate::fragment::{DEPTH, Place};
+use crate::fragment::{DEPTH, LanePlace, add, stage_place};
 use crate::unroll::{array_from_fn, unroll};
 
 /// Threads of a block: two warpgroups.
@@ -89,13 +89,11 @@ impl Share {
     }
 
     /// The word of a stage to which the thread's 8 bytes of its first row go. Its other rows follow at distances of
-    /// [`ROWS_AT_ONCE`] rows. In decode kernels a product takes the first halves of each 16 bytes of a chunk first,
-    /// then the second ones (`crate::fragment`). This layout gives the same order: a step of a product is 32 bytes.
+    /// [`ROWS_AT_ONCE`] rows.
     #[inline(always)]
     fn word(self, rows: Rows<WORDS>) -> u32 {
-        let (sixteen, half) = (self.eight / 2, self.eight % 2);
-        let to = self.chunk * CHUNK_SIXTEENS + 2 * half + sixteen / 2;
-        rows.word(to, self.row) + sixteen % 2 * 2
+        let (sixteen, word) = stage_place(self.eight);
+        rows.word(self.chunk * CHUNK_SIXTEENS + sixteen, self.row) + word
     }
 }
 const _: () = assert!(ROWS_AT_ONCE.is_multiple_of(8), "the swizzle has a period of eight rows");
@@ -198,12 +196,6 @@ impl Pipeline {
 
 const ZEROS: Sums = [[0.0; 4]; 16];
 
-#[inline(always)]
-fn add(a: Sums, b: Sums) -> Sums {
-    let four = |a: [f32; 4], b: [f32; 4]| [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]];
-    array_from_fn(|n| four(a[n], b[n]))
-}
-
 /// Computes the logits of any number of tokens.
 ///
 /// # Safety
@@ -273,7 +265,7 @@ unsafe fn sum_slices(tile: Tile, first: u32, end: u32) -> Sums {
 /// All threads of the block call it; a barrier follows before others read.
 #[inline(always)]
 unsafe fn store_sums(sums: Shared<f32, SUMS>, own: Sums) {
-    let (place, warp) = (Place::of(thread::lane_id()), thread::warp_id());
+    let (place, warp) = (LanePlace::of(thread::lane_id()), thread::warp_id());
     let at = (warp * 16 + place.row) * STRIDE + 2 * place.pair;
     unroll::<16>(|n| {
         let (at, [a, b, c, d]) = (at + 8 * n as u32, own[n].map(f32::to_bits));

@@ -144,6 +144,7 @@ fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -
 /// All elements combined as a tree, for a short dependency chain. 0 is the neutral element of `pair`.
 #[inline(always)]
 fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32) -> u32 {
+    const { assert!(Q <= 4) };
     let quad = |q: usize| {
         if q < Q {
             let [a, b, c, d] = values[q];

@@ -6,7 +6,7 @@
 macro_rules! gather_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            GatherKv<MainFormat> |p, f|
+            GatherEntries<MainFormat> |p, f|
             "Gathers the compressed entries that each query's list names, dequantised to BF16."
             (
                 /// `[tokens, rows]` entry of the query's request for each row of its tile; -1 = none.
@@ -31,8 +31,8 @@ macro_rules! gather_rows {
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
               grid: [p.tokens.saturating_mul(p.rows.div_ceil(gather::BLOCK_ROWS)), 1] }
             bodies {
-                [MainFormat::Ue8m0] => gather_kv_ue8m0: gather::selected::<row::Ue8m0Row>,
-                [MainFormat::F32] => gather_kv_f32: gather::selected::<row::F32Row>,
+                [MainFormat::Ue8m0] => gather_entries_ue8m0: gather::selected::<row::Ue8m0Row>,
+                [MainFormat::F32] => gather_entries_f32: gather::selected::<row::F32Row>,
             }
 
             GatherAll<MainFormat> |p, f|
@@ -65,7 +65,7 @@ macro_rules! gather_rows {
                 [MainFormat::F32] => gather_all_f32: gather::all::<row::F32Row>,
             }
 
-            ValidLens<()> |p, f|
+            CountEntries<()> |p, f|
             "Writes how many compressed entries each query sees."
             (
                 /// `[step]` absolute position of each query.
@@ -74,12 +74,12 @@ macro_rules! gather_rows {
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[tokens]` entries that the query sees; 0 for padding.
                 lengths: mut i32 [p.tokens];
-                ValidLensParams
+                CountEntriesParams
             )
             { block: 128, min_blocks: 1, shared: 0, min_sm: 90,
               grid: [p.tokens.div_ceil(gather::THREADS), 1] }
             bodies {
-                [()] => valid_lens: gather::valid_lens,
+                [()] => count_entries: gather::count_entries,
             }
         } }
     };

@@ -114,10 +114,10 @@ pub fn ran(bytes: &[u8]) -> Option<&'static str> {
     let (name, result) = match case.choices.byte() % 6 {
         0 => ("append_swa", append(&mut case)),
         1 => ("gather_swa", window(&mut case)),
-        2 => ("gather_kv", list(&mut case)),
+        2 => ("gather_entries", list(&mut case)),
         3 => ("gather_all", all(&mut case)),
         4 => ("reset_state", reset(&mut case)),
-        _ => ("valid_lens", lengths(&mut case)),
+        _ => ("count_entries", lengths(&mut case)),
     };
     match result {
         Err(error @ (DeviceError::Fault { .. } | DeviceError::KernelFault { .. })) => {
@@ -257,7 +257,7 @@ fn list(case: &mut Case<'_>) -> Result<bool, DeviceError> {
     let selected = case.indices(u64::from(paged.count) * u64::from(paged.rows), POSITIONS / 4);
     let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
     let (stream, faults) = (&case.stream, &paged.faults);
-    ops::gather_kv(
+    ops::gather_entries(
         stream,
         &ops::EntryGather {
             queries: &queries,
@@ -369,6 +369,6 @@ fn lengths(case: &mut Case<'_>) -> Result<bool, DeviceError> {
     let lengths = case.buffer(count.into());
     let queries = StepQueries { position: &position, slot: &slot, index: &slot, first, count };
     let counts = ops::EntryCounts { queries: &queries, ratio, lengths: &lengths };
-    ops::valid_lens(&case.stream, &counts)?;
+    ops::count_entries(&case.stream, &counts)?;
     Ok(count > 0)
 }

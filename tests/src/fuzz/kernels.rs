@@ -175,9 +175,9 @@ scalars! {
         tokens: c.range(0, 20), slots: c.range(0, 2), window_rows: c.range(0, 300),
         state_ring: c.range(2, 7), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
     }
-    GatherKv: |c, _| GatherEntriesParams { ..entries(c) }
+    GatherEntries: |c, _| GatherEntriesParams { ..entries(c) }
     GatherAll: |c, _| GatherEntriesParams { ..entries(c) }
-    ValidLens: |c, _| ValidLensParams {
+    CountEntries: |c, _| CountEntriesParams {
         first: c.range(0, 3), tokens: c.range(0, 200), ratio: c.one_of(&[1, 4, 128]),
     }
     IndexQuery: |c, _| IndexQueryParams {
@@ -200,18 +200,12 @@ scalars! {
     TopkSelectShort: |c, _| TopkSelectParams {
         columns: 32 * c.range(1, 64), group_log2: 3, k: k(c), rows: c.range(0, 2),
     }
-    TopkSelectLong: |c, _| TopkSelectParams {
-        columns: long(c), group_log2: 3, k: k(c), rows: c.range(0, 2),
-    }
+    TopkSelectLong: |c, _| TopkSelectParams { ..long_rows(c) }
     IndexTopkShort: |c, _| IndexTopkParams {
         first: c.range(0, 3), columns: 32 * c.range(1, 64), group_log2: 3, k: k(c), tokens: c.range(0, 2),
     }
-    IndexTopkLong: |c, _| IndexTopkParams {
-        first: c.range(0, 3), columns: long(c), group_log2: 3, k: k(c), tokens: c.range(0, 2),
-    }
-    IndexTopkMany: |c, _| IndexTopkParams {
-        first: c.range(0, 3), columns: long(c), group_log2: 3, k: k(c), tokens: c.range(0, 2),
-    }
+    IndexTopkLong: |c, _| IndexTopkParams { ..long_queries(c) }
+    IndexTopkMany: |c, _| IndexTopkParams { ..long_queries(c) }
     IndexScoreTopk: |c, _| IndexScoreTopkParams {
         first: c.range(0, 3), heads: c.range(1, 64), k: k(c), columns: 32 * c.range(1, 64),
         slots: c.range(0, 3), max_blocks: c.range(0, 5), num_blocks: c.range(1, 4), tokens: c.range(0, 2),
@@ -284,9 +278,20 @@ fn k(c: &mut Choices<'_>) -> u32 {
     c.one_of(&[1, 2, 31, 512, 1024, 2048])
 }
 
-/// Numbers of columns for rows of any length.
-fn long(c: &mut Choices<'_>) -> u32 {
-    c.one_of(&[32, 2080, 4096, 4128, 20_000 / 32 * 32, 65_536])
+fn long_rows(c: &mut Choices<'_>) -> TopkSelectParams {
+    let (columns, group_log2) = long(c);
+    TopkSelectParams { columns, group_log2, k: k(c), rows: c.range(0, 2) }
+}
+
+fn long_queries(c: &mut Choices<'_>) -> IndexTopkParams {
+    let (first, (columns, group_log2)) = (c.range(0, 3), long(c));
+    IndexTopkParams { first, columns, group_log2, k: k(c), tokens: c.range(0, 2) }
+}
+
+/// Numbers of columns for rows of any length, and log2 of the scores of a group in such a row.
+fn long(c: &mut Choices<'_>) -> (u32, u32) {
+    let columns = c.one_of(&[32, 2080, 4096, 4128, 20_000 / 32 * 32, 65_536, 131_072]);
+    (columns, if columns > 65_536 { 5 } else { 3 })
 }
 
 /// A number of experts that this kernel takes.

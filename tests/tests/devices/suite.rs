@@ -202,7 +202,7 @@ suite! {
         all_equals_the_oracle,
         all_counts_what_it_cannot_give,
         far_positions_equal_the_oracle,
-        valid_lens_equal_the_oracle,
+        entry_counts_equal_the_oracle,
         a_pool_over_4_gib_equals_the_oracle,
         wrong_shapes_are_refused,
     }

@@ -37,8 +37,8 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     let mut works = Vec::new();
     for format in MainFormat::ALL {
         for (rows, requests) in LISTS {
-            let name = format!("gather_kv {} {rows} x {requests}", format.name());
-            works.push(Work::row(name, move || gather_kv(device, format, rows, requests)));
+            let name = format!("gather_entries {} {rows} x {requests}", format.name());
+            works.push(Work::row(name, move || gather_entries(device, format, rows, requests)));
         }
         for (rows, requests) in ALL {
             let name = format!("gather_all {} {rows} x {requests}", format.name());
@@ -48,7 +48,7 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
     works
 }
 
-pub(super) fn gather_kv<B: Backend>(
+pub(super) fn gather_entries<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
     rows: u32,
@@ -68,13 +68,13 @@ pub(super) fn gather_kv<B: Backend>(
         let Node { index, queries, table, entries, tile } = node;
         let list = selected.slice(index * list_elements, list_elements).expect("a list a query");
         let (stream, faults) = (&layers.stream, &layers.faults);
-        ops::gather_kv(
+        ops::gather_entries(
             stream,
             &ops::EntryGather { queries, rows, table, entries, tile, faults },
             &list,
         )
     };
-    let name = format!("gather_kv_{}", format.name());
+    let name = format!("gather_entries_{}", format.name());
     let size = format!("{requests} queries, {rows} of {seen} entries");
     layers.measure((name, size), bytes, &selected, launch)
 }

@@ -26,7 +26,7 @@ fn check(measured: &Measurement) {
 fn kernels_of_one_layer_run() {
     let device = EmuDevice::new(EmuOptions::default());
     for format in MainFormat::ALL {
-        check(&gather::gather_kv(&device, format, 16, 2).unwrap());
+        check(&gather::gather_entries(&device, format, 16, 2).unwrap());
         check(&gather::gather_all(&device, format, 5, 2).unwrap());
         check(&swa::append(&device, format, 2, 3).unwrap());
         check(&swa::gather(&device, format, 2).unwrap());

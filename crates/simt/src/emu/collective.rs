@@ -24,10 +24,8 @@ pub enum Operation {
     ShuffleXor,
     /// [`crate::warp::shuffle_idx_u32`] and its `f32` form.
     ShuffleIdx,
-    /// [`crate::warp::shuffle_up_u32`], [`crate::warp::shuffle_up_found_u32`] and the `f32` form.
+    /// [`crate::warp::shuffle_up_found_u32`].
     ShuffleUp,
-    /// [`crate::warp::shuffle_down_u32`] and its `f32` form.
-    ShuffleDown,
     /// [`crate::warp::ballot`].
     Ballot,
     /// [`crate::warp::all`].
@@ -58,7 +56,6 @@ impl fmt::Display for Operation {
             Self::ShuffleXor => "shuffle_xor",
             Self::ShuffleIdx => "shuffle_idx",
             Self::ShuffleUp => "shuffle_up",
-            Self::ShuffleDown => "shuffle_down",
             Self::Ballot => "ballot",
             Self::All => "all",
             Self::Any => "any",
@@ -101,7 +98,6 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
         Operation::ShuffleXor => shuffle(|lane, mask| lane ^ mask),
         Operation::ShuffleIdx => shuffle(|_, source| source),
         Operation::ShuffleUp => shuffle(|lane, delta| lane.wrapping_sub(delta)),
-        Operation::ShuffleDown => shuffle(|lane, delta| lane + delta),
         Operation::Ballot => {
             same(values.iter().rev().fold(0, |bits, &predicate| bits << 1 | predicate))
         }

@@ -8,14 +8,6 @@ pub fn sqrt(value: f32) -> f32 {
     value.sqrt()
 }
 
-pub fn round_ties_even(value: f32) -> f32 {
-    value.round_ties_even()
-}
-
-pub fn floor(value: f32) -> f32 {
-    value.floor()
-}
-
 pub fn max(a: f32, b: f32) -> f32 {
     match (a.is_nan(), b.is_nan()) {
         (true, _) => b,
@@ -85,19 +77,11 @@ pub fn lg2(value: f32) -> f32 {
     f64::from(value).log2() as f32
 }
 
-pub fn rcp(value: f32) -> f32 {
-    f64::from(value).recip() as f32
-}
-
 pub fn rcp_ftz(value: f32) -> f32 {
-    flushed(rcp(flushed(value)))
+    flushed(f64::from(flushed(value)).recip() as f32)
 }
 
 /// Zero, with the sign, for a subnormal.
 fn flushed(value: f32) -> f32 {
     if value.is_subnormal() { 0.0_f32.copysign(value) } else { value }
-}
-
-pub fn rsqrt(value: f32) -> f32 {
-    f64::from(value).sqrt().recip() as f32
 }

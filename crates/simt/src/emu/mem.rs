@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::panic::Location;
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use super::block::current;
 use super::fault::{AccessKind, Fault, FaultKind, Site};
@@ -52,7 +52,6 @@ access_by! {
     u32 as AtomicU32: u32::from, u32::from;
     i32 as AtomicU32: i32::cast_unsigned, u32::cast_signed;
     f32 as AtomicU32: f32::to_bits, f32::from_bits;
-    u64 as AtomicU64: u64::from, u64::from;
 }
 
 /// A pointer argument, bound to an allocation.

@@ -16,19 +16,9 @@ pub unsafe fn shuffle_idx(value: u32, source_lane: u32) -> u32 {
 }
 
 #[track_caller]
-pub unsafe fn shuffle_up(value: u32, delta: u32) -> u32 {
-    wait(Operation::ShuffleUp, value, delta)
-}
-
-#[track_caller]
 pub unsafe fn shuffle_up_found(value: u32, delta: u32) -> Option<u32> {
     let other = wait(Operation::ShuffleUp, value, delta);
     (lane_id() >= delta % WARP_SIZE).then_some(other)
-}
-
-#[track_caller]
-pub unsafe fn shuffle_down(value: u32, delta: u32) -> u32 {
-    wait(Operation::ShuffleDown, value, delta)
 }
 
 #[track_caller]

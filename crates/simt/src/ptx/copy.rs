@@ -14,9 +14,10 @@ pub unsafe fn start_if<T: Access, const WORDS: usize>(
 ) {
     const { assert!(WORDS == 2 || WORDS == 4) };
     let is_wanted = u32::from(is_wanted);
-    // SAFETY: inside both, aligned and ordered by the caller's promise.
+    // SAFETY: if a copy is wanted, inside both, aligned and ordered by the caller's promise.
     unsafe {
-        let from = source.global_address(at);
+        // `skip`: if no copy is wanted, element `at` need not exist.
+        let from = source.skip(at).global_address(0);
         if WORDS == 4 {
             asm!(
                 "{{ .reg .pred wanted; setp.ne.b32 wanted, {is_wanted}, 0;",

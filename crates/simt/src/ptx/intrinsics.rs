@@ -24,10 +24,6 @@ unsafe extern "C" {
     pub fn shfl_sync_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
     pub fn shfl_sync_idx(members: i32, value: i32, source_lane: i32, clamp: i32) -> i32;
-    #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
-    pub fn shfl_sync_up(members: i32, value: i32, delta: i32, clamp: i32) -> i32;
-    #[link_name = "llvm.nvvm.shfl.sync.down.i32"]
-    pub fn shfl_sync_down(members: i32, value: i32, delta: i32, clamp: i32) -> i32;
 
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
     pub fn vote_ballot_sync(members: i32, predicate: bool) -> i32;

@@ -16,16 +16,6 @@ pub fn sqrt(value: f32) -> f32 {
 }
 
 #[inline(always)]
-pub fn round_ties_even(value: f32) -> f32 {
-    math::round_ties_even(value)
-}
-
-#[inline(always)]
-pub fn floor(value: f32) -> f32 {
-    math::floor(value)
-}
-
-#[inline(always)]
 pub fn max(a: f32, b: f32) -> f32 {
     // SAFETY: a function of its operands alone.
     unsafe { intrinsics::fmax(a, b) }
@@ -99,7 +89,5 @@ approximations! {
     ex2: "ex2.approx.f32";
     ex2_ftz: "ex2.approx.ftz.f32";
     lg2: "lg2.approx.f32";
-    rcp: "rcp.approx.f32";
     rcp_ftz: "rcp.approx.ftz.f32";
-    rsqrt: "rsqrt.approx.f32";
 }

@@ -14,7 +14,6 @@ impl Access for u16 {}
 impl Access for u32 {}
 impl Access for i32 {}
 impl Access for f32 {}
-impl Access for u64 {}
 
 /// A generic address that points to global memory.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +48,7 @@ impl<T: Access> Pointer<T> {
     /// Address of element `i` in the global state space, which inline asm addresses.
     ///
     /// # Safety
-    /// - Element `i` lies in the allocation.
+    /// - Element `i` lies in the allocation, or `i` is 0.
     #[inline(always)]
     pub unsafe fn global_address(self, i: u64) -> u64 {
         let address: u64;

@@ -24,10 +24,6 @@ collectives! {
         ALL_LANES, value.cast_signed(), lane_mask.cast_signed(), LAST_LANE).cast_unsigned();
     shuffle_idx(value: u32, source_lane) -> u32 = intrinsics::shfl_sync_idx(
         ALL_LANES, value.cast_signed(), source_lane.cast_signed(), LAST_LANE).cast_unsigned();
-    shuffle_up(value: u32, delta) -> u32 = intrinsics::shfl_sync_up(
-        ALL_LANES, value.cast_signed(), delta.cast_signed(), 0).cast_unsigned();
-    shuffle_down(value: u32, delta) -> u32 = intrinsics::shfl_sync_down(
-        ALL_LANES, value.cast_signed(), delta.cast_signed(), LAST_LANE).cast_unsigned();
     ballot(predicate: bool) -> u32 =
         intrinsics::vote_ballot_sync(ALL_LANES, predicate).cast_unsigned();
     all(predicate: bool) -> bool = intrinsics::vote_all_sync(ALL_LANES, predicate);

@@ -177,7 +177,6 @@ fn every_element_type_and_vector_goes_there_and_back() {
     copy!(u32, 64);
     copy!(i32, 64);
     copy!(f32, 64);
-    copy!(u64, 32);
     let (from, to) = (source.input::<u8>(), target.output::<u8>());
     let body = || {
         // SAFETY: 8 and 16 aligned bytes each, in bounds.

@@ -23,15 +23,12 @@ fn words_and_vectors_go_there_and_back() {
         // SAFETY: one word per thread, a barrier before reading others'; vectors 16-byte aligned.
         unsafe {
             let floats = Shared::<f32, 64>::at(256);
-            let signed = Shared::<i32, 64>::at(512);
             words::<64>().store(t, t + 1);
             floats.store(t, t as f32 * 0.5);
-            signed.store(t, -t.cast_signed());
             sync_threads();
             let vector = words::<64>().load_u32x4(t / 4 * 4);
             assert_eq!(vector[(t % 4) as usize], t + 1);
             assert_eq!(floats.load(63 - t), (63 - t) as f32 * 0.5);
-            assert_eq!(signed.load(t ^ 1), -(t ^ 1).cast_signed());
             sync_threads();
             if t.is_multiple_of(4) {
                 words::<64>().store_u32x4(t, vector.map(|word| word * 2));

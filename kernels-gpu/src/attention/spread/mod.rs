@@ -40,9 +40,9 @@ use crate::args::Attend;
 use crate::fault;
 pub use exchange::CLUSTER_WORDS;
 use exchange::Exchange;
-use memory::{Arrays, CLUSTER_BLOCKS, QUERIES, UNPACKED, may_have_clusters, wait_for_cluster};
+use memory::{Arrays, CLUSTER_BLOCKS, QUERIES, UNPACKED, wait_for_cluster};
 pub use memory::{BLOCK_THREADS, SHARED_BYTES};
-use task::Task;
+use task::{ClusterWork, Task};
 
 /// Computes attention of up to 64 heads of a query, which is normed and rotated. Each part of its keys, or half of one,
 /// is at most [`KeySet::SPREAD_TILES`] tiles. If `key_halves` is 2, for keys that are split in two, each of two
@@ -55,50 +55,25 @@ use task::Task;
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
     let (cluster, rank) = (thread::block_idx_x() / CLUSTER_BLOCKS, block_rank());
-    let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
-    let halves = if may_have_clusters::<W>() { args.params.key_halves } else { 1 };
-    // Avoids divisions where a query has one cluster, as in most launches.
-    let of_query = most_parts * halves;
-    let (query, piece) =
-        if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
-    let (part, half) = if halves == 2 { (piece / 2, piece % 2) } else { (piece, 0) };
+    let work = ClusterWork::of::<W>(&args, cluster);
     let first = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let (arrays, source) = (Arrays::new(), Source(&args));
         // The copies begin before anything waits for a load, so queries of padding are copied too.
-        let token = Token::load(&args, query);
-        let heads = Heads { query, first, part, parts: 1 };
+        let token = Token::load(&args, work.query);
+        let heads = Heads { query: work.query, first, part: work.part, parts: 1 };
         let rows = (heads.row(&args), heads.count(&args));
         copy_ready::<BLOCK_THREADS, _>(&args, rows, (arrays.memory, arrays.panels(QUERIES)));
         copy::commit_group();
-        let keys = Keys::of::<W>(&args, query, token);
-        let parts = if most_parts > 1 { keys.parts::<W>(&args) } else { 1 };
+        let keys = Keys::of::<W>(&args, work.query, token);
         let reports = rank == 0 && first == 0;
-        let is_first = reports && piece == 0 && thread::warp_id() == 0;
+        let is_first = reports && work.piece == 0 && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        // For few keys a merge costs more than it saves: the first cluster then has both halves.
-        let is_halved = halves == 2 && (parts > 1 || keys.tiles > CLUSTER_BLOCKS);
-        if !keys.is_live || part >= parts || half > u32::from(is_halved) {
+        let Some((keys, task)) = work.of_block::<W>(&args, (heads, keys), rank) else {
             copy::wait_for_groups::<0>();
             return;
-        }
-        let keys = if parts > 1 { keys.of_piece(part, parts) } else { keys };
-        let keys = if is_halved { keys.of_piece(half, 2) } else { keys };
-        let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
-        let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / CLUSTER_BLOCKS);
-        let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };
-        let task = Task {
-            heads,
-            halves: 1 + u32::from(is_halved),
-            half,
-            rank,
-            tiles,
-            first_tile: own,
-            scored_tiles: end - own,
-            second,
-            is_far: false,
         };
         // All blocks must have started before any of them writes into another's shared memory; `wait_for_cluster`
         // completes this.
@@ -114,10 +89,29 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
             unpack::unpack_values::<F, W>(source, keys.position, task, arrays);
             return;
         }
+        score_and_sum::<W>(&args, cluster, task, (arrays, group));
+    }
+}
+
+/// Computes the weights of the block's tiles and the sums of values of its channels, and writes them, in multiplying
+/// warpgroup `group` of cluster `cluster`.
+///
+/// # Safety
+/// As [`attend`]: all threads of the multiplying warpgroups call it together, after [`unpack::unpack`], the other ones
+/// [`unpack::unpack_values`].
+#[inline(always)]
+unsafe fn score_and_sum<W: KeySet>(
+    args: &Attend,
+    cluster: u32,
+    task: Task,
+    (arrays, group): (Arrays, u32),
+) {
+    // SAFETY: by this function's own contract; what branches is the same in all threads of the cluster.
+    unsafe {
         UNPACKED.sync();
         wait_for_cluster();
         let (scores, (exchange, sinks)) = scores::multiply::<W, _>(task, arrays, group, || {
-            (Exchange::of(&args, cluster), load_sinks(&args, heads))
+            (Exchange::of(args, cluster), load_sinks(args, task.heads))
         });
         cluster_arrive_release();
         wait_for_cluster();
@@ -126,6 +120,6 @@ pub unsafe fn attend<F: KeyFormat, W: KeySet>(args: Attend) {
             scores::weigh_again::<W>(exchange, task, arrays, (scores, group));
         }
         let sum = sums::multiply(exchange, task, arrays, group);
-        sums::write::<W>(&args, task, arrays, (sum, group, sinks));
+        sums::write::<W>(args, task, arrays, (sum, group, sinks));
     }
 }

@@ -1,8 +1,74 @@
-//! The work of a block: heads, keys and channels of a query, and the index of its partial output.
+//! The work of a cluster, and of a block of it: heads, keys and channels of a query, and the index of its partial
+//! output.
 
+use super::super::keys::{KeySet, Keys};
 use super::super::work_item::Heads;
-use super::memory::CLUSTER_BLOCKS;
+use super::memory::{CLUSTER_BLOCKS, may_have_clusters};
 use crate::args::Attend;
+
+/// The query of a cluster, and the piece of its keys.
+#[derive(Clone, Copy)]
+pub struct ClusterWork {
+    /// The query among those of the launch.
+    pub query: u32,
+    /// Index of the cluster among those of the query.
+    pub piece: u32,
+    /// The part of the keys, and the half of that part.
+    pub part: u32,
+    half: u32,
+    /// The most parts of a query, and the number of clusters that a part may have.
+    most_parts: u32,
+    halves: u32,
+}
+
+impl ClusterWork {
+    /// The work of cluster `cluster` among those with the same heads.
+    #[inline(always)]
+    pub fn of<W: KeySet>(args: &Attend, cluster: u32) -> Self {
+        let most_parts = if W::HAS_PARTS { args.params.parts } else { 1 };
+        let halves = if may_have_clusters::<W>() { args.params.key_halves } else { 1 };
+        // Avoids divisions where a query has one cluster, as in most launches.
+        let of_query = most_parts * halves;
+        let (query, piece) =
+            if of_query > 1 { (cluster / of_query, cluster % of_query) } else { (cluster, 0) };
+        let (part, half) = if halves == 2 { (piece / 2, piece % 2) } else { (piece, 0) };
+        Self { query, piece, part, half, most_parts, halves }
+    }
+
+    /// The cluster's keys out of those of the query, and the work of block `rank`; `None` if the cluster has no keys.
+    #[inline(always)]
+    pub fn of_block<W: KeySet>(
+        self,
+        args: &Attend,
+        (heads, keys): (Heads, Keys),
+        rank: u32,
+    ) -> Option<(Keys, Task)> {
+        let Self { part, half, most_parts, halves, .. } = self;
+        let parts = if most_parts > 1 { keys.parts::<W>(args) } else { 1 };
+        // For few keys a merge costs more than it saves: the first cluster then has both halves.
+        let is_halved = halves == 2 && (parts > 1 || keys.tiles > CLUSTER_BLOCKS);
+        if !keys.is_live || part >= parts || half > u32::from(is_halved) {
+            return None;
+        }
+        let keys = if parts > 1 { keys.of_piece(part, parts) } else { keys };
+        let keys = if is_halved { keys.of_piece(half, 2) } else { keys };
+        let (heads, tiles) = (Heads { parts, ..heads }, keys.tiles);
+        let [own, end] = [rank, rank + 1].map(|rank| tiles * rank / CLUSTER_BLOCKS);
+        let second = if args.params.split == 2 && !is_halved { tiles / 2 } else { tiles };
+        let task = Task {
+            heads,
+            halves: 1 + u32::from(is_halved),
+            half,
+            rank,
+            tiles,
+            first_tile: own,
+            scored_tiles: end - own,
+            second,
+            is_far: false,
+        };
+        Some((keys, task))
+    }
+}
 
 /// The work of a block.
 #[derive(Clone, Copy)]

@@ -57,6 +57,23 @@ pub struct Queries {
     pub heads: u32,
 }
 
+/// The [`Queries`] of a kernel with these arguments.
+macro_rules! queries {
+    ($args:ident) => {
+        $crate::indexer::score::query::Queries {
+            projected_weight: $args.projected_weight,
+            frequencies: $args.frequencies,
+            token_position: $args.token_position,
+            token_slot: $args.token_slot,
+            query: $args.query,
+            weight: $args.weight,
+            first: $args.params.first,
+            heads: $args.params.heads,
+        }
+    };
+}
+pub(crate) use queries;
+
 impl Queries {
     /// Whether the token of row `row` is padding.
     ///
@@ -193,18 +210,9 @@ pub fn bytes_of_integers(values: Quad) -> u32 {
 /// call it.
 #[inline(always)]
 pub unsafe fn query<F: IndexRowFormat>(args: IndexQuery) {
-    let IndexQueryParams { first, tokens, heads } = args.params;
+    let IndexQueryParams { tokens, heads, .. } = args.params;
     let row = thread::block_idx_x();
-    let queries = Queries {
-        projected_weight: args.projected_weight,
-        frequencies: args.frequencies,
-        token_position: args.token_position,
-        token_slot: args.token_slot,
-        query: args.query,
-        weight: args.weight,
-        first,
-        heads,
-    };
+    let queries = queries!(args);
     // SAFETY: a token of the step, a head of it, and channels below 128. Branches are the warp's.
     unsafe {
         if row >= tokens || queries.is_padding(row) {

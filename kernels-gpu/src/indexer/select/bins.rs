@@ -6,13 +6,12 @@ use simt::shared::Shared;
 use simt::{thread, warp};
 
 use super::bin_map::{BINS, BinMap, FIRST, ScoreRange};
+use super::extremes::{MAX_WARPS, block_min_max};
 use super::row::Held;
 use super::scan::inclusive_sum;
 use crate::rank;
 use crate::unroll::{array_from_fn, unroll};
 
-/// The most warps of a block.
-const MAX_WARPS: u32 = 32;
 /// Number of spare counters after those of the bins, one a lane. A lane without a score counts there: this avoids a
 /// branch, and contention.
 const SPARE: u32 = 32;
@@ -113,23 +112,10 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn extent(self, mine: ScoreRange) -> ScoreRange {
-        let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
-        let some = lane % (THREADS / 32);
-        // SAFETY: each warp writes two words, which are read after the barrier.
-        unsafe {
-            let low = warp::reduce_min_u32(rank::ordered(mine.low));
-            let high = warp::reduce_max_u32(rank::ordered(mine.high));
-            if lane == 0 {
-                self.extremes.store(warp_id, low);
-                self.extremes.store(MAX_WARPS + warp_id, high);
-            }
-            thread::sync_threads();
-            let (low, high) = (self.extremes.load(some), self.extremes.load(MAX_WARPS + some));
-            ScoreRange {
-                low: rank::score(warp::reduce_min_u32(low)),
-                high: rank::score(warp::reduce_max_u32(high)),
-            }
-        }
+        let (low, high) = (rank::ordered(mine.low), rank::ordered(mine.high));
+        // SAFETY: by this function's own contract.
+        let (low, high) = unsafe { block_min_max::<THREADS>(self.extremes, low, high) };
+        ScoreRange { low: rank::score(low), high: rank::score(high) }
     }
 
     /// Counts one score. Returns the number of scores that the bin had before.

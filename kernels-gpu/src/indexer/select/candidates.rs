@@ -11,18 +11,19 @@ use simt::{math, thread, warp};
 
 use super::bin_map::{BinMap, ScoreRange};
 use super::bins::Bins;
-use super::row::{Held, Row};
+use super::row::{Held, MAX_K, Row};
 use super::scan::inclusive_sum;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Capacity of the list of candidates.
 pub const MAX_CANDIDATES: u32 = 3584;
-/// Capacity of the list of groups: the largest k, and the rest of a bin.
-pub const MAX_GROUPS: u32 = 2816;
+/// Capacity of the list of groups: the largest k, and 768 more groups that reach the bound. A row with still more is
+/// searched ([`super::search`]).
+pub const MAX_LISTED_GROUPS: u32 = MAX_K + 768;
 /// The longest row that is read twice.
 const MAX_TWO_PASS: u32 = 65_535;
-/// Number of vector loads of four scores that a thread has in flight. With 512 groups of 32, each thread has four
-/// vectors; one more, because slightly more than k groups are listed.
+/// Number of vector loads of four scores that a thread has in flight. With 512 groups of 32, each of 1,024 threads has
+/// four vectors; one more, because slightly more than k groups are listed. Each of 512 threads takes two rounds.
 const IN_FLIGHT: usize = 5;
 /// As `IN_FLIGHT`, for fewer groups, such as 1024 groups of 8.
 const IN_FLIGHT_MIDDLE: usize = 3;
@@ -42,7 +43,7 @@ pub struct Finder<const THREADS: u32, const GROUPS: usize> {
     /// Indices of the candidates.
     pub candidates: Shared<u32, { MAX_CANDIDATES as usize }>,
     /// Numbers of the groups that reach the bound.
-    pub groups: Shared<u32, { MAX_GROUPS as usize }>,
+    pub groups: Shared<u32, { MAX_LISTED_GROUPS as usize }>,
     /// `[2]`: numbers of candidates and of groups found; cleared.
     pub counters: Shared<u32, 2>,
 }
@@ -98,7 +99,7 @@ impl<const THREADS: u32, const GROUPS: usize> Finder<THREADS, GROUPS> {
             };
             self.bins.clear();
             let listed = if two_pass { groups } else { self.list_groups(maxima, bound) };
-            if !two_pass && listed > MAX_GROUPS {
+            if !two_pass && listed > MAX_LISTED_GROUPS {
                 return None;
             }
             if self.row.group_log2 == 3 {

@@ -4,15 +4,13 @@ use simt::shared::Shared;
 use simt::{grid, thread};
 
 use super::bins::Bins;
-use super::candidates::{MAX_CANDIDATES, MAX_GROUPS};
+use super::candidates::{MAX_CANDIDATES, MAX_LISTED_GROUPS};
 use super::list::{List, MAX_RECORDS};
-use super::row::MAX_HELD;
+use super::row::{MAX_HELD, MAX_K};
 use super::search::Scratch;
 
 /// The most scores of a bin for which each is compared with all others.
 pub const MAX_IN_BIN: u32 = 127;
-/// The largest k.
-const MAX_K: u32 = 2048;
 
 /// The arrays of the block's shared memory; some share space.
 #[derive(Clone, Copy)]
@@ -28,7 +26,7 @@ pub struct SelectMemory<const THREADS: u32, const EACH: usize> {
     /// The list of results.
     pub list: List,
     /// Groups that reach the bound; in the space of the list, before it is written.
-    pub groups: Shared<u32, { MAX_GROUPS as usize }>,
+    pub groups: Shared<u32, { MAX_LISTED_GROUPS as usize }>,
     /// Indices of candidates; also in the space of the list.
     pub candidates: Shared<u32, { MAX_CANDIDATES as usize }>,
 }
@@ -43,7 +41,7 @@ impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
     const CHECKED: () = {
         assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
         assert!(Bins::<THREADS, EACH>::BYTES.is_multiple_of(16));
-        assert!(Self::LIST_AT + 4 * MAX_GROUPS <= Self::CANDIDATES_AT);
+        assert!(Self::LIST_AT + 4 * MAX_LISTED_GROUPS <= Self::CANDIDATES_AT);
         assert!(Self::CANDIDATES_AT + 4 * MAX_CANDIDATES <= Self::BYTES);
         assert!(MAX_CANDIDATES <= MAX_RECORDS && MAX_HELD <= MAX_RECORDS);
     };

@@ -10,6 +10,7 @@
 //! | [`bin_map`] | the bin that a score falls into |
 //! | [`bins`] | counts of scores by bin, the bin of the largest first |
 //! | [`candidates`] | the scores of a long row that may be among its k largest |
+//! | [`extremes`] | the lowest and the highest value of a block |
 //! | [`search`] | finds the k-th largest score by radix search, where bins overflow |
 //! | [`list`] | records of scores in shared memory, and their bitonic sort |
 //! | [`scan`] | prefix sums over a warp |
@@ -17,6 +18,7 @@
 pub mod bin_map;
 pub mod bins;
 pub mod candidates;
+pub mod extremes;
 pub mod list;
 pub mod maxima;
 pub mod memory;

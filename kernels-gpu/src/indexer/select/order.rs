@@ -182,7 +182,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-pub unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
+pub unsafe fn bins_of<const THREADS: u32, const EACH: usize, const N: usize>(
     memory: SelectMemory<THREADS, EACH>,
     held: Held<N>,
 ) -> BinMap {

@@ -6,17 +6,23 @@ use simt::thread;
 
 use crate::unroll::{array_from_fn, unroll};
 
+/// Most indices of a list.
+pub const MAX_K: u32 = 2048;
+/// Most columns of a short row.
+pub const SHORT_COLUMNS: u32 = 2048;
 /// Threads of a block that selects from a short row.
 pub const SHORT_THREADS: u32 = 512;
 /// Number of vectors of four scores of a short row that a thread holds.
-pub const SHORT_VECTORS: usize = (2048 / (4 * SHORT_THREADS)) as usize;
+pub const SHORT_VECTORS: usize = (SHORT_COLUMNS / (4 * SHORT_THREADS)) as usize;
 /// Threads of a block that selects from a long row.
 pub const LONG_THREADS: u32 = 1024;
 /// The same in launches of so many rows that multiprocessors take several: two blocks of a multiprocessor then take a
 /// row each, and one goes on while the other waits at a barrier.
 pub const MANY_THREADS: u32 = 512;
-/// Longest row that a block holds in registers.
+/// Longest row that a block holds in registers, without use of the maxima of its groups.
 pub const MAX_HELD: u32 = 4096;
+/// Most groups of a row.
+pub const MAX_ROW_GROUPS: u32 = 8192;
 
 /// Number of vectors of four scores of a long row, or of its candidates, that a thread holds.
 #[must_use]
@@ -27,7 +33,7 @@ pub const fn long_vectors(threads: u32) -> usize {
 /// Number of groups of the longest row that a thread holds.
 #[must_use]
 pub const fn groups_per_thread(threads: u32) -> usize {
-    (8192 / threads) as usize
+    (MAX_ROW_GROUPS / threads) as usize
 }
 
 /// Rows of scores in global or shared memory.

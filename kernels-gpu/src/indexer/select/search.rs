@@ -5,12 +5,10 @@ use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
 use simt::{thread, warp};
 
+use super::extremes::{MAX_WARPS, block_min_max};
 use super::row::{Row, Scores};
 use super::scan::inclusive_sum;
 use crate::rank::{self, ABSENT};
-
-/// The most warps of a block.
-const MAX_WARPS: u32 = 32;
 
 /// Describes the k largest values: those above `least`, and those equal to `least` with an index up to `last`.
 #[derive(Clone, Copy)]
@@ -183,10 +181,7 @@ impl Scratch {
         key: impl Fn(u32, u32) -> u32,
     ) -> (u32, u32) {
         let (mut low, mut high) = (u32::MAX, ABSENT);
-        let lane = thread::lane_id();
-        let some = lane % (thread::block_dim_x() / 32);
-        // SAFETY: barriers separate the reads of the last search, these writes, and the reads below; every warp
-        // has two words.
+        // SAFETY: a barrier separates the reads of the last search and these writes.
         unsafe {
             row.each(|score, index| {
                 let value = rank::key(score);
@@ -194,16 +189,9 @@ impl Scratch {
                 low = low.min(if key == ABSENT { u32::MAX } else { key });
                 high = high.max(key);
             });
-            let (low, high) = (warp::reduce_min_u32(low), warp::reduce_max_u32(high));
             thread::sync_threads();
             self.clear();
-            if lane == 0 {
-                self.words.store(thread::warp_id(), low);
-                self.words.store(MAX_WARPS + thread::warp_id(), high);
-            }
-            thread::sync_threads();
-            let (low, high) = (self.words.load(some), self.words.load(MAX_WARPS + some));
-            (warp::reduce_min_u32(low), warp::reduce_max_u32(high))
+            block_min_max::<THREADS>(self.words, low, high)
         }
     }
 

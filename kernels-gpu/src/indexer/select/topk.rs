@@ -13,7 +13,7 @@ use simt::thread;
 
 use super::candidates::Finder;
 use super::memory::SelectMemory;
-use super::order::{Selection, between};
+use super::order::{Selection, bins_of};
 use super::row::{
     Held, LONG_THREADS, MANY_THREADS, MAX_HELD, Row, SHORT_THREADS, SHORT_VECTORS,
     groups_per_thread, long_vectors,
@@ -178,7 +178,7 @@ impl Short {
             let Use { length, all } = in_use(self.row);
             self.row.length = length;
             let held: Held<{ 4 * SHORT_VECTORS }> = self.row.hold(fetched);
-            let bins = between(memory, held);
+            let bins = bins_of(memory, held);
             if all {
                 return self.list_all();
             }
@@ -235,7 +235,7 @@ impl<const THREADS: u32> Selection<THREADS, LONG_EACH> {
             if self.row.length <= MAX_HELD {
                 let held: Held<SCORES> = self.row.hold(self.row.fetch::<VECTORS>());
                 memory.list.clear(self.cleared());
-                return self.order(memory, held, between(memory, held));
+                return self.order(memory, held, bins_of(memory, held));
             }
             let found = finder.find(maxima);
             memory.list.clear(self.cleared());

@@ -42,7 +42,7 @@ pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B
     let selected = other.allocate::<i32>("lengths", 4).unwrap();
     let index = upload(&own, &[0; 4]);
     let queries = StepQueries { position: &index, slot: &index, index: &index, first: 0, count: 4 };
-    let launch = ops::valid_lens(
+    let launch = ops::count_entries(
         &stream,
         &ops::EntryCounts { queries: &queries, ratio: 4.try_into().unwrap(), lengths: &selected },
     );

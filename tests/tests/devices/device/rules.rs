@@ -107,11 +107,13 @@ pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let queries =
         StepQueries { position: &position, slot: &slot, index: &slot, first: 0, count: 4 };
     let ratio = 4.try_into().unwrap();
-    let error =
-        ops::valid_lens(&stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &half(3) })
-            .unwrap_err();
+    let error = ops::count_entries(
+        &stream,
+        &ops::EntryCounts { queries: &queries, ratio, lengths: &half(3) },
+    )
+    .unwrap_err();
     assert!(matches!(error, DeviceError::Aliased { argument: "lengths", .. }), "{error}");
-    ops::valid_lens(&stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &half(4) })
+    ops::count_entries(&stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &half(4) })
         .unwrap();
     let error = stream.copy(&half(0), &half(3)).unwrap_err();
     assert!(matches!(error, DeviceError::Aliased { kernel: "copy", .. }), "{error}");

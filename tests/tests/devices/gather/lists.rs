@@ -1,5 +1,5 @@
-//! `gather_kv`, `gather_all` and `valid_lens` compared with the oracle, byte for byte, in both formats, for entries of
-//! 4 tokens (32 per block) and of 128 tokens (one per block).
+//! `gather_entries`, `gather_all` and `count_entries` compared with the oracle, byte for byte, in both formats, for
+//! entries of 4 tokens (32 per block) and of 128 tokens (one per block).
 
 use std::num::NonZeroU32;
 
@@ -176,11 +176,11 @@ pub fn far_positions_equal_the_oracle<B: Backend>(device: &Device<B>) {
         ]
         .map(Vec::from);
         assert_eq!(pool.check_lists(&queries, 0, &lists), 1);
-        check_valid_lens(&pool, &queries);
+        check_entry_counts(&pool, &queries);
     });
 }
 
-pub fn valid_lens_equal_the_oracle<B: Backend>(device: &Device<B>) {
+pub fn entry_counts_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let pool = Pool::scattered(device, format, entries_per_block, &[1]);
         let position = |p: i32| match p % 7 {
@@ -188,19 +188,19 @@ pub fn valid_lens_equal_the_oracle<B: Backend>(device: &Device<B>) {
             6 => (p % 3, -p),
             _ => (p % 3, p),
         };
-        check_valid_lens(&pool, &(0..300).map(position).collect::<Vec<_>>());
+        check_entry_counts(&pool, &(0..300).map(position).collect::<Vec<_>>());
     });
 }
 
 /// Compares the numbers of entries of the queries from 1 on with the oracle.
-fn check_valid_lens<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
+fn check_entry_counts<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
     let stream = &pool.stream;
     let step = Step::new(stream, queries);
     let count = queries.len() - 1;
     let lengths = upload(stream, &vec![-9_i32; count + 1]);
     let ratio = pool.shape.ratio();
     let nonzero = NonZeroU32::new(ratio).unwrap();
-    ops::valid_lens(
+    ops::count_entries(
         stream,
         &ops::EntryCounts { queries: &step.queries(1, count), ratio: nonzero, lengths: &lengths },
     )
@@ -242,7 +242,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     let (queries, tile) = (step.queries(0, 2), pool.tile(2, 4));
     let words = upload(stream, &[0_i32; 8]);
     let kv = |queries: &_, selected: &_, rows, table: &_, entries: &_, tile: &_| {
-        ops::gather_kv(
+        ops::gather_entries(
             stream,
             &ops::EntryGather { queries, rows, table, entries, tile, faults: &pool.faults },
             selected,
@@ -317,7 +317,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
             "lengths",
         ),
         (
-            ops::valid_lens(
+            ops::count_entries(
                 stream,
                 &ops::EntryCounts {
                     queries: &queries,

@@ -183,7 +183,7 @@ impl<B: Backend> Pool<B> {
         let range = step.queries(first, lists.len());
         let (table, entries) = (self.table(), self.entries());
         let (length, faults) = (rows as u32, &self.faults);
-        ops::gather_kv(
+        ops::gather_entries(
             stream,
             &ops::EntryGather {
                 queries: &range,

@@ -8,6 +8,7 @@ use simt::warpgroup::{Fragments, e4m3_m64n64k64};
 use simt::{copy, thread};
 
 use super::{Block, Half, Keys, Query};
+use crate::fragment::add;
 use crate::indexer::score::weights::{twice_positive, weighted};
 
 /// Words of a query.
@@ -78,14 +79,6 @@ impl Keys for Fp8Keys {
         // SAFETY: the key's scale.
         unsafe { f32::from_bits(block.scales::<Self>(key)) }
     }
-}
-
-/// The sum, element by element.
-#[inline(always)]
-fn add(a: Fragments, b: Fragments) -> Fragments {
-    let element = |i: usize, j: usize| a[i][j] + b[i][j];
-    let eight = |i: usize| [element(i, 0), element(i, 1), element(i, 2), element(i, 3)];
-    [eight(0), eight(1), eight(2), eight(3), eight(4), eight(5), eight(6), eight(7)]
 }
 
 /// The same elements, whose computation the compiler cannot move past this place ([`thread::hold_f32`]).
