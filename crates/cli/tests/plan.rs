@@ -122,7 +122,8 @@ fn the_indexer_takes_the_planned_bytes() {
             IndexerWorkspace::new(&device, &model, WorkspaceLimits { context, queries, bytes });
         assert_eq!(device.free_memory().expect("an emulated device"), 0);
     }
-    let swa = r#"{"num_hidden_layers": 2, "compress_ratios": [0, 128], "hidden_size": 256,
+    let swa = r#"{"model_type": "deepseek_v4", "num_hidden_layers": 2, "compress_ratios": [0, 128],
+        "hidden_size": 256,
         "head_dim": 512, "qk_rope_head_dim": 64, "sliding_window": 128, "q_lora_rank": 128,
         "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
         "max_position_embeddings": 4096, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,

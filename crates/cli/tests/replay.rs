@@ -300,6 +300,25 @@ fn only_the_first_requests_are_replayed_and_what_can_never_fit_is_told() {
     assert_eq!((&result["finished"], &result["rejected"]), (&2.into(), &1.into()));
 }
 
+/// A trace that says nothing of its prompts, or misspells it, shares no prefixes, which is told.
+#[test]
+fn requests_without_hash_ids_are_told() {
+    let misspelt = LINE.replace("hash_ids", "hash_id");
+    let trace = trace(&[LINE, &misspelt, &misspelt]);
+    let said = |options: &str| {
+        let mut command = replay(&format!("--execute bookkeeping {options} --trace"));
+        let output = command.arg(trace.path()).assert().success().get_output().clone();
+        String::from_utf8(output.stderr).expect("messages are UTF-8")
+    };
+    for options in ["", "--json"] {
+        let said = said(options);
+        assert!(said.contains("2 of 3 requests have no hash_ids"), "{options}: {said}");
+    }
+    for options in ["--no-reuse", "--checkpoints 0", "--requests 1"] {
+        assert_eq!(said(options), "", "{options}");
+    }
+}
+
 #[test]
 fn a_bad_line_is_named() {
     let trace = trace(&[LINE, LINE, r#"{"timestamp": 0, "input_length": 600}"#]);
@@ -323,7 +342,7 @@ fn an_unknown_model_is_told_with_the_known_ones() {
 #[test]
 fn a_model_file_is_checked() {
     let mut file = tempfile::Builder::new().suffix(".json").tempfile().expect("a temporary file");
-    file.write_all(b"{\"hidden_size\": 4096}").expect("room for a line");
+    file.write_all(b"{\"model_type\": \"deepseek_v4\"}").expect("room for a line");
     let mut command = replay("--execute bookkeeping");
     let message = refusal(command.arg("--model").arg(file.path()));
     assert!(message.contains("config.json has no `head_dim`"), "{message}");

@@ -37,7 +37,7 @@ pub struct Config {
     pub experts: Experts,
     /// The token that begins a text.
     pub bos: Option<u32>,
-    /// The tokens that end a text; there may be none.
+    /// The tokens that end a text, in order; there may be none.
     pub eos: Vec<u32>,
 }
 
@@ -65,7 +65,7 @@ pub struct Experts {
     pub intermediate_size: u32,
     /// The sum of the weights of a token's routed experts (`routed_scaling_factor`).
     pub scaling: f32,
-    /// In a routed expert, the upper bound of the gate, and the bound of the absolute value of the other factor.
+    /// In every expert, the upper bound of the gate, and the bound of the absolute value of the other factor.
     pub swiglu_limit: f32,
     /// How each layer chooses experts, one item for each of `Config::cache.layers`. MTP layers choose by score.
     pub routing: Vec<Routing>,
@@ -81,11 +81,18 @@ pub enum Routing {
 }
 
 impl Config {
-    /// Reads a `config.json`. Each field is either used, or refused by name and value; no missing value is guessed.
+    /// Reads a `config.json`. Each field that changes a result is used, or refused by name and value; no missing value
+    /// is guessed. Unknown fields at the top level are ignored.
     ///
     /// # Errors
-    /// [`ConfigError`] names the field, its value and what it must be.
+    /// [`ConfigError`] names the field, its value and what it must be. A file without `eos_token_id` is refused:
+    /// `null` says that no token ends a text.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
+        Self::with_end_tokens(json, None)
+    }
+
+    /// As [`Self::from_json`]; more tokens end a text, if the checkpoint says so in its `generation_config.json`.
+    pub(crate) fn with_end_tokens(json: &str, more: Option<Vec<u32>>) -> Result<Self, ConfigError> {
         let fields = Fields::parse(json)?;
         let cache = ModelConfig::read(&fields)?;
         check_unsupported(&fields)?;
@@ -95,8 +102,9 @@ impl Config {
         let o_groups = fields.count("o_groups", 1, 1024)?;
         multiple("num_attention_heads (in o_groups groups)", heads, o_groups)?;
         multiple("hidden_size", cache.hidden_size, HIDDEN_STEP)?;
+        let vocab_size = fields.count("vocab_size", 1, 1 << 28)?;
         Ok(Self {
-            vocab_size: fields.count("vocab_size", 1, 1 << 28)?,
+            vocab_size,
             hidden_size: cache.hidden_size,
             heads,
             q_lora_rank: cache.q_lora_rank,
@@ -112,7 +120,7 @@ impl Config {
             },
             experts: Experts::read(&fields, &cache)?,
             bos: fields.find("bos_token_id")?,
-            eos: end_tokens(&fields)?,
+            eos: all_end_tokens(&fields, more, vocab_size)?,
             cache,
         })
     }
@@ -175,14 +183,43 @@ fn named_routing(fields: &Fields, trunk: u32) -> Result<Option<Vec<Routing>>, Co
     types.into_iter().enumerate().map(of).collect::<Result<_, _>>().map(Some)
 }
 
-/// Reads `eos_token_id`: absent, one token, or a list.
-fn end_tokens(fields: &Fields) -> Result<Vec<u32>, ConfigError> {
-    let name = "eos_token_id";
-    match fields.find::<Value>(name)? {
-        Some(Value::Array(_)) => fields.need(name),
-        Some(_) => Ok(vec![fields.need(name)?]),
-        None => Ok(Vec::new()),
+/// The field with the tokens that end a text.
+const END_TOKENS: &str = "eos_token_id";
+
+/// Reads `eos_token_id`: one token, a list, or `null` for none. `None` if there is no such field.
+fn end_tokens(fields: &Fields) -> Result<Option<Vec<u32>>, ConfigError> {
+    match fields.find::<Value>(END_TOKENS)? {
+        Some(Value::Array(_)) => fields.need(END_TOKENS).map(Some),
+        Some(_) => Ok(Some(vec![fields.need(END_TOKENS)?])),
+        None => Ok(fields.contains(END_TOKENS).then(Vec::new)),
     }
+}
+
+/// The tokens of `config.json` and `more`, which are those of another file. One of the two must say them.
+fn all_end_tokens(
+    fields: &Fields,
+    more: Option<Vec<u32>>,
+    vocab_size: u32,
+) -> Result<Vec<u32>, ConfigError> {
+    let mut tokens = match (end_tokens(fields)?, more) {
+        (None, None) => return Err(fields.missing(END_TOKENS)),
+        (own, more) => [own, more].into_iter().flatten().flatten().collect::<Vec<u32>>(),
+    };
+    tokens.sort_unstable();
+    tokens.dedup();
+    match tokens.last() {
+        Some(&last) if last >= vocab_size => {
+            let [value, least, most] = [last, 0, vocab_size - 1].map(f64::from);
+            Err(ConfigError::OutOfRange { field: END_TOKENS.to_owned(), value, least, most })
+        }
+        _ => Ok(tokens),
+    }
+}
+
+/// The end tokens of a `generation_config.json`; `None` if it does not say any. Other fields have no effect: they are
+/// defaults of requests.
+pub(crate) fn generation_end_tokens(json: &str) -> Result<Option<Vec<u32>>, ConfigError> {
+    end_tokens(&Fields::parse(json)?)
 }
 
 /// Refuses variants of the architecture that no released checkpoint uses. Each field may be absent, but must have the
@@ -202,19 +239,55 @@ fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Fields of `quantization_config` that change no value of a weight: what tools note about activations and about
+/// themselves, how a program should load the weights, and what types and names of the tensors say too.
+const NOTES: [&str; 18] = [
+    "activation_scheme",
+    "config_groups",
+    "dequantize",
+    "exclude_modules",
+    "global_compression_ratio",
+    "group_size",
+    "ignore",
+    "ignored_layers",
+    "kv_cache_quant_algo",
+    "kv_cache_scheme",
+    "modules_to_convert",
+    "modules_to_not_convert",
+    "producer",
+    "quantization_status",
+    "quantized_layers",
+    "run_compressed",
+    "sparsity_config",
+    "version",
+];
+
 /// Checks how weights are quantised. Types and scales are stated in the weight files themselves. This only checks the
-/// size of the block that shares an E4M3 scale, and that the format is supported.
+/// size of the block that shares an E4M3 scale, that the format is supported, and that no field is unknown: weights may
+/// be stored rotated, for instance (`transform_config`).
 fn check_quantisation(fields: &Fields) -> Result<(), ConfigError> {
-    fields
-        .one_of("expert_dtype", &[json!("fp4"), json!("fp8"), json!("bf16"), json!("bfloat16")])?;
+    let expert_dtypes = texts(&["fp4", "fp8", "bf16", "bfloat16"]);
+    fields.one_of("expert_dtype", &expert_dtypes)?;
     let Some(section) = fields.section("quantization_config")? else { return Ok(()) };
-    let methods = ["fp8", "modelopt", "modelopt_fp4", "compressed-tensors"];
-    section.one_of("quant_method", &methods.map(|method| json!(method)))?;
-    section.one_of("quant_algo", &[json!("NVFP4")])?;
-    section.one_of("format", &[json!("nvfp4-pack-quantized")])?;
-    section.one_of("fmt", &[json!("e4m3")])?;
-    section.one_of("scale_fmt", &[json!("ue8m0")])?;
-    section.one_of("weight_block_size", &[json!([128, 128])])
+    let checked = [
+        ("quant_method", texts(&["fp8", "modelopt", "modelopt_fp4", "compressed-tensors"])),
+        // Of a file in which only the experts are NVFP4.
+        ("quant_algo", texts(&["NVFP4", "MIXED_PRECISION"])),
+        ("moe_quant_algo", texts(&["NVFP4"])),
+        ("expert_dtype", expert_dtypes),
+        ("format", texts(&["nvfp4-pack-quantized"])),
+        ("fmt", texts(&["e4m3"])),
+        ("scale_fmt", texts(&["ue8m0"])),
+        ("weight_block_size", vec![json!([128, 128])]),
+        ("transform_config", vec![json!({})]),
+    ];
+    checked.iter().try_for_each(|(name, supported)| section.one_of(name, supported))?;
+    let known: Vec<&str> = checked.iter().map(|(name, _)| *name).chain(NOTES).collect();
+    section.only(&known)
+}
+
+fn texts(values: &[&str]) -> Vec<Value> {
+    values.iter().map(|value| json!(value)).collect()
 }
 
 fn multiple(field: &str, value: u32, multiple: u32) -> Result<(), ConfigError> {

@@ -16,7 +16,7 @@ pub enum ModelFileError {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// `config.json` is refused.
+    /// `config.json` or `generation_config.json` is refused.
     #[error("{}: {source}", path.display())]
     Config {
         /// The file.
@@ -42,7 +42,7 @@ pub enum ModelFileError {
         /// The directory.
         path: PathBuf,
     },
-    /// The index is invalid.
+    /// The index is invalid, or does not list the `model.safetensors` that is beside it.
     #[error("{}: {reason}", path.display())]
     Index {
         /// The index.
@@ -107,6 +107,17 @@ pub enum ModelFileError {
     Missing {
         /// The released name.
         name: String,
+    },
+    /// Tensors that are not read, although they are no part of a draft and no note about activations.
+    #[error(
+        "{name} has no place in the model that config.json describes ({count} such): correct config.json, or write \
+         the weights without them"
+    )]
+    Unused {
+        /// The released name of the first, in order of names.
+        name: String,
+        /// How many there are.
+        count: usize,
     },
     /// A tensor has another shape than expected.
     #[error("{name} has the shape {found:?}; it should have {expected:?}")]

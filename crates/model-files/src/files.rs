@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ModelFileError;
 
-/// Most bytes of a `config.json`.
+/// Most bytes of a `config.json`, and of a `generation_config.json`.
 const CONFIG_BYTES: u64 = 1 << 20;
 /// Most bytes of an index: 200 for each of a million tensors. The index of V4-Pro has 145,000 tensors.
 const INDEX_BYTES: u64 = 200 << 20;
@@ -23,16 +23,30 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Finds `model.safetensors`, or the shards of `model.safetensors.index.json`.
+    /// Finds `model.safetensors`, or the shards of `model.safetensors.index.json`. If both are there, the index has to
+    /// list the file: other programs differ in which of the two they read.
     pub(crate) fn find(directory: &Path) -> Result<Self, ModelFileError> {
         let single = directory.join("model.safetensors");
-        if single.exists() {
-            return Ok(Self { index: None, shards: BTreeMap::from([(single, Vec::new())]) });
-        }
         let index = directory.join("model.safetensors.index.json");
-        if !index.exists() {
-            return Err(ModelFileError::NoWeights { path: directory.into() });
+        match (single.exists(), index.exists()) {
+            (false, false) => Err(ModelFileError::NoWeights { path: directory.into() }),
+            (true, false) => {
+                Ok(Self { index: None, shards: BTreeMap::from([(single, Vec::new())]) })
+            }
+            (is_beside, true) => {
+                let sharded = Self::of_index(index.clone())?;
+                if is_beside && !sharded.shards.contains_key(&single) {
+                    let reason = "model.safetensors is beside it, and is not one of its files: \
+                                  remove the one of the two that is not of this checkpoint";
+                    return Err(ModelFileError::Index { path: index, reason: reason.to_owned() });
+                }
+                Ok(sharded)
+            }
         }
+    }
+
+    /// The shards that an index lists.
+    fn of_index(index: PathBuf) -> Result<Self, ModelFileError> {
         let json = read_text(&index, INDEX_BYTES)?;
         let invalid = |reason: String| ModelFileError::Index { path: index.clone(), reason };
         let object: Map<String, Value> =
@@ -78,7 +92,12 @@ fn beside(index: &Path, shard: &str) -> Result<PathBuf, ModelFileError> {
     Ok(path)
 }
 
-/// The `config.json` of a checkpoint.
+/// The `generation_config.json` of a checkpoint, if there is one.
+pub(crate) fn generation_config(directory: &Path) -> Option<PathBuf> {
+    Some(directory.join("generation_config.json")).filter(|path| path.exists())
+}
+
+/// A `config.json` or `generation_config.json` of a checkpoint.
 pub(crate) fn read_config(path: &Path) -> Result<String, ModelFileError> {
     read_text(path, CONFIG_BYTES)
 }

@@ -24,7 +24,7 @@
 //! assert_eq!((config.vocab_size, config.cache.layers.len()), (1000, 4));
 //! assert_eq!(config.experts.routing[..2], [Routing::Hash, Routing::Learned]);
 //!
-//! // Fields are used or refused by name; none is guessed.
+//! // Fields that change a result are used or refused by name; none is guessed.
 //! let error = Config::from_json(&json.replace("\"o_groups\": 2", "\"o_groups\": 3")).unwrap_err();
 //! assert!(error.to_string().contains("o_groups"), "{error}");
 //! # Ok::<(), dsv4_kv_model_files::ConfigError>(())

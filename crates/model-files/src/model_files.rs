@@ -1,13 +1,14 @@
 //! `ModelFiles`: tensors by released name, shape and type.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 use safetensors::Dtype;
 
 use crate::catalogue::{Catalogue, Tensor};
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::dequantise::{
     self, Codes, E4M3_BLOCK, MXFP4_GROUP, NVFP4_GROUP, Scaled, Weight, elements,
 };
@@ -37,13 +38,24 @@ pub struct ModelFiles {
     config: Config,
     catalogue: Catalogue,
     progress: Box<dyn Fn(u64, u64) + Send + Sync>,
-    /// Bytes of the tensors that were read.
-    read: AtomicU64,
+    read: Mutex<Read>,
 }
+
+/// The tensors that were read, scales included.
+#[derive(Default)]
+struct Read {
+    /// Their released names.
+    names: HashSet<String>,
+    bytes: u64,
+}
+
+/// What the names of scales end with, where that of their weight ends with `weight`.
+const SCALES: [&str; 4] = ["scale", "weight_scale", "weight_scale_2", "weight_global_scale"];
 
 impl ModelFiles {
     /// Opens the checkpoint in `directory`: `config.json`, and `model.safetensors` or the shards that
-    /// `model.safetensors.index.json` lists.
+    /// `model.safetensors.index.json` lists. Tokens that end a text are also taken from `generation_config.json`, if
+    /// there is one.
     ///
     /// # Errors
     /// [`ModelFileError`] names the file and what is wrong with it.
@@ -60,12 +72,9 @@ impl ModelFiles {
         directory: &Path,
         progress: impl Fn(u64, u64) + Send + Sync + 'static,
     ) -> Result<Self, ModelFileError> {
-        let path = directory.join("config.json");
-        let json = files::read_config(&path)?;
-        let config =
-            Config::from_json(&json).map_err(|source| ModelFileError::Config { path, source })?;
+        let config = read_config(directory)?;
         let catalogue = Catalogue::open(&Files::find(directory)?)?;
-        Ok(Self { config, catalogue, progress: Box::new(progress), read: AtomicU64::new(0) })
+        Ok(Self { config, catalogue, progress: Box::new(progress), read: Mutex::default() })
     }
 
     /// Every file of `directory` that [`Self::open`] reads, in a fixed order. The contents of these files define the
@@ -75,7 +84,8 @@ impl ModelFiles {
     /// [`ModelFileError`], as [`Self::open`], for weight files or an index that are missing or invalid.
     pub fn files(directory: &Path) -> Result<Vec<PathBuf>, ModelFileError> {
         let files = Files::find(directory)?.all();
-        Ok(std::iter::once(directory.join("config.json")).chain(files).collect())
+        let config = std::iter::once(directory.join("config.json"));
+        Ok(config.chain(files::generation_config(directory)).chain(files).collect())
     }
 
     /// Its configuration.
@@ -107,6 +117,16 @@ impl ModelFiles {
         self.catalogue.names()
     }
 
+    /// The released names of the tensors that were not read yet, in order. The scales of a weight are read with it.
+    #[must_use]
+    pub fn unread(&self) -> Vec<&str> {
+        let read = self.read();
+        let mut names: Vec<&str> =
+            self.names().filter(|name| !read.names.contains(*name)).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// The shape of a tensor as stored in its file, where a byte holds two FP4 elements; `None` if there is no such
     /// tensor.
     #[must_use]
@@ -118,8 +138,9 @@ impl ModelFiles {
     /// exact, except that products with NVFP4's f32 scale of the whole tensor are rounded to f32.
     ///
     /// # Errors
-    /// [`ModelFileError::Missing`], also for scales; [`ModelFileError::Shape`]; [`ModelFileError::Type`];
-    /// [`ModelFileError::BadScale`]; [`ModelFileError::WouldRound`] for a product that leaves f32's range.
+    /// [`ModelFileError::Missing`], also for scales; [`ModelFileError::Shape`]; [`ModelFileError::Type`], also for BF16
+    /// or F32 with scales beside it; [`ModelFileError::BadScale`]; [`ModelFileError::WouldRound`] for a product that
+    /// leaves f32's range.
     pub fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelFileError> {
         let values = self.weight(name, shape)?.to_f32(name)?;
         self.has_read(name);
@@ -201,7 +222,11 @@ impl ModelFiles {
         let tensor = self.find(name)?;
         let bytes = self.catalogue.bytes_of(tensor);
         match tensor.dtype {
-            Dtype::BF16 | Dtype::F32 | Dtype::F8_E4M3 => check_shape(name, &tensor.shape, shape)?,
+            Dtype::BF16 | Dtype::F32 => {
+                check_shape(name, &tensor.shape, shape)?;
+                self.check_without_scales(name, tensor.dtype)?;
+            }
+            Dtype::F8_E4M3 => check_shape(name, &tensor.shape, shape)?,
             // A row ends at a byte boundary.
             Dtype::F4 => {
                 check_shape(name, &tensor.shape, shape)?;
@@ -229,6 +254,14 @@ impl ModelFiles {
                 Ok(Weight::Scaled(scaled))
             }
             _ => Ok(Weight::Scaled(self.fp4(name, shape, Codes::E2m1(bytes))?)),
+        }
+    }
+
+    /// Refuses scales beside a weight whose type has none: the file has two forms of the weight, or half of each.
+    fn check_without_scales(&self, name: &str, found: Dtype) -> Result<(), ModelFileError> {
+        match SCALES.iter().any(|end| self.contains(&scale_name(name, end))) {
+            true => Err(wrong_type(name, found, "F8_E4M3 or FP4, since it has scales")),
+            false => Ok(()),
         }
     }
 
@@ -327,20 +360,43 @@ impl ModelFiles {
         if tensor.dtype != dtype {
             return Err(wrong_type(name, tensor.dtype, expected));
         }
+        self.note(name);
         Ok(self.catalogue.bytes_of(tensor))
     }
 
-    /// Adds the bytes of a tensor and of its scales to the progress, and reports it.
-    fn has_read(&self, name: &str) {
-        let ends = ["scale", "weight_scale", "weight_scale_2", "weight_global_scale"];
-        let scales = ends.map(|end| scale_name(name, end));
-        let names = std::iter::once(name).chain(scales.iter().map(String::as_str));
-        let tensors = names.filter_map(|name| self.catalogue.find(name));
-        let bytes: u64 = tensors.map(|tensor| self.catalogue.bytes_of(tensor).len() as u64).sum();
-        let total = self.catalogue.bytes();
-        let done = self.read.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        (self.progress)(done.min(total), total);
+    fn read(&self) -> MutexGuard<'_, Read> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Notes that a tensor was read.
+    fn note(&self, name: &str) {
+        let Some(tensor) = self.catalogue.find(name) else { return };
+        let bytes = self.catalogue.bytes_of(tensor).len() as u64;
+        let mut read = self.read();
+        if read.names.insert(name.to_owned()) {
+            read.bytes += bytes;
+        }
+    }
+
+    /// Notes that a tensor was read, as its scales were before, and reports the progress.
+    fn has_read(&self, name: &str) {
+        self.note(name);
+        let done = self.read().bytes;
+        (self.progress)(done, self.catalogue.bytes());
+    }
+}
+
+/// The configuration of a checkpoint, with the end tokens of both files that may say some.
+fn read_config(directory: &Path) -> Result<Config, ModelFileError> {
+    let refused = |path: &Path, source| ModelFileError::Config { path: path.into(), source };
+    let path = directory.join("config.json");
+    let json = files::read_config(&path)?;
+    let more = match files::generation_config(directory) {
+        None => None,
+        Some(path) => config::generation_end_tokens(&files::read_config(&path)?)
+            .map_err(|source| refused(&path, source))?,
+    };
+    Config::with_end_tokens(&json, more).map_err(|source| refused(&path, source))
 }
 
 /// The name of a weight's scales: `.weight` is replaced by `end`.

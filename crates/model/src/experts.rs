@@ -14,9 +14,8 @@ pub struct Expert {
     pub up: Linear,
     /// `w2`, `[hidden, intermediate]`.
     pub down: Linear,
-    /// Upper bound of the gate before silu, and bound of the absolute value of the other factor. Only routed experts
-    /// have it.
-    pub limit: Option<f32>,
+    /// Upper bound of the gate before silu, and bound of the absolute value of the other factor.
+    pub limit: f32,
 }
 
 impl Expert {
@@ -24,7 +23,7 @@ impl Expert {
     #[must_use]
     pub fn apply(&self, x: ArrayView2<'_, f32>) -> Array2<f32> {
         let (mut gate, up) = (self.gate.apply(x), self.up.apply(x));
-        let limit = self.limit.unwrap_or(f32::INFINITY);
+        let limit = self.limit;
         gate.zip_mut_with(&up, |gate, up| {
             let limited = gate.min(limit);
             *gate = limited / (1.0 + (-limited).exp()) * up.clamp(-limit, limit);
@@ -72,5 +71,27 @@ impl Experts {
             }
         }
         sums + self.shared.apply(x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array2, array};
+
+    use super::Expert;
+    use crate::linear::Linear;
+
+    /// The limit bounds the gate from above only, and the other factor on both sides.
+    #[test]
+    fn factors_are_limited() {
+        let times = |factor: f32| Linear::new(Array2::from_diag_elem(2, factor));
+        let expert = |limit| Expert { gate: times(20.0), up: times(20.0), down: times(1.0), limit };
+        let silu = |gate: f32| gate / (1.0 + (-gate).exp());
+        let x = array![[1.0, -0.1], [0.4, -1.0]];
+        let expected =
+            array![[silu(10.0) * 10.0, silu(-2.0) * -2.0], [silu(8.0) * 8.0, silu(-20.0) * -10.0]];
+        assert_eq!(expert(10.0).apply(x.view()), expected);
+        let expected = x.mapv(|x: f32| silu(20.0 * x) * (20.0 * x));
+        assert_eq!(expert(f32::INFINITY).apply(x.view()), expected);
     }
 }

@@ -20,8 +20,13 @@ impl Model {
     /// Reads all weights of a checkpoint, layer by layer. Calls `progress` after each layer with the number of layers
     /// read.
     ///
+    /// Some tensors may be left over: those of MTP layers, scales of activations and of cached keys, which are not
+    /// quantised as the checkpoint would have it, and frequencies of the rotary embedding, which follow from the
+    /// configuration.
+    ///
     /// # Errors
-    /// [`ModelError::ModelFile`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor.
+    /// [`ModelError::ModelFile`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor;
+    /// [`ModelFileError::Unused`] one that is left over.
     pub fn load(
         model_files: &ModelFiles,
         mut progress: impl FnMut(usize),
@@ -36,7 +41,7 @@ impl Model {
             layer
         });
         let layers = layers.collect::<Result<_, _>>()?;
-        Ok(Self {
+        let model = Self {
             embedding: root.matrix("embed.weight", config.vocab_size, hidden)?,
             layers,
             head_streams: root.hyper_head()?,
@@ -44,7 +49,38 @@ impl Model {
             head: root.linear("head.weight", config.vocab_size, hidden)?,
             router: RouterConfig::from(config),
             config: config.clone(),
-        })
+        };
+        check_left_over(model_files)?;
+        Ok(model)
+    }
+}
+
+/// What names of tensors end with that say how activations and cached keys are quantised.
+const OF_ACTIVATIONS: [&str; 11] = [
+    "input_scale",
+    "input_global_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "k_zero_point",
+    "v_zero_point",
+];
+
+/// Refuses a weight that was not read: without it the results would be those of another model.
+fn check_left_over(model_files: &ModelFiles) -> Result<(), ModelFileError> {
+    let is_needless = |name: &str| {
+        let end = name.rsplit('.').next().unwrap_or(name);
+        name.starts_with("mtp.") || OF_ACTIVATIONS.contains(&end) || end.ends_with("inv_freq")
+    };
+    let mut unread = model_files.unread();
+    unread.retain(|name| !is_needless(name));
+    match unread.first() {
+        None => Ok(()),
+        Some(&name) => Err(ModelFileError::Unused { name: name.into(), count: unread.len() }),
     }
 }
 
@@ -191,21 +227,21 @@ impl<'c> Tensors<'c> {
 
     fn experts(&self) -> Result<Experts, ModelFileError> {
         let experts = &self.config.experts;
-        let expert = |prefix: &str, intermediate: u32, limit| {
+        let expert = |prefix: &str, intermediate: u32| {
             let (tensors, hidden) = (self.at(prefix), self.config.hidden_size);
             Ok::<_, ModelFileError>(Expert {
                 gate: tensors.linear("w1.weight", intermediate, hidden)?,
                 up: tensors.linear("w3.weight", intermediate, hidden)?,
                 down: tensors.linear("w2.weight", hidden, intermediate)?,
-                limit,
+                limit: experts.swiglu_limit,
             })
         };
-        let (intermediate, limit) = (experts.intermediate_size, Some(experts.swiglu_limit));
+        let intermediate = experts.intermediate_size;
         let routed = (0..experts.routed)
-            .map(|index| expert(&format!("experts.{index}."), intermediate, limit))
+            .map(|index| expert(&format!("experts.{index}."), intermediate))
             .collect::<Result<_, _>>()?;
         // The shared experts are stored as one expert, whose intermediate size is the sum of theirs.
-        let shared = expert("shared_experts.", experts.shared * intermediate, None)?;
+        let shared = expert("shared_experts.", experts.shared * intermediate)?;
         Ok(Experts { routed, shared })
     }
 }

@@ -49,6 +49,9 @@ pub enum TextError {
 impl Text {
     /// The tokenizer of the checkpoint in `folder`: its `tokenizer.json`, or bytes for a vocabulary of 256.
     ///
+    /// `tokenizer_config.json` is not read: the post-processor in `tokenizer.json` says which tokens begin a text.
+    /// transformers 5 ignores the flag `add_bos_token` too.
+    ///
     /// # Errors
     /// [`TextError`].
     pub fn of_checkpoint(folder: &Path, vocabulary: u32) -> Result<Self, TextError> {

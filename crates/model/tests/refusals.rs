@@ -1,4 +1,4 @@
-//! Refusals of an engine, which change nothing; and drafts, which an engine bounds.
+//! Models as they are loaded; refusals of an engine, which change nothing; and drafts, which an engine bounds.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -79,6 +79,17 @@ fn weights_are_numbers() {
     let ModelError::ModelFile(error) = error else { panic!("{error}") };
     let ModelFileError::NotFinite { name, index, value } = *error else { panic!("{error}") };
     assert!(name == "embed.weight" && index == 99 && value.is_nan(), "{name}[{index}] is {value}");
+}
+
+/// No expert is without the limit of the configuration, the shared one neither. The stored vectors never reach it there.
+#[test]
+fn every_expert_has_the_limit() {
+    let model = model();
+    let limit = model.config.experts.swiglu_limit;
+    for layer in &model.layers {
+        let mut experts = layer.experts.routed.iter().chain([&layer.experts.shared]);
+        assert!(experts.all(|expert| expert.limit == limit));
+    }
 }
 
 /// Graphs serve only steps of few tokens.

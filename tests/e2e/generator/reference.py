@@ -74,7 +74,7 @@ def make_model(config, seed):
             embedding = p.clone()
         if name.endswith("experts.gate_up_proj"):             # one gate and one value channel of each routed expert reach
             p[:, 0] *= 8                                      # swiglu_limit (10) now and then; the shared expert's never do,
-            p[:, p.shape[1] // 2 + 1] *= 8                    # since the released code does not limit those, transformers does
+            p[:, p.shape[1] // 2 + 1] *= 8                    # since the first released code did not limit those
         elif name.endswith("experts.down_proj"):
             p[:, :, :2] /= 8
         if not any(kept in name for kept in model._keep_in_fp32_modules_strict):

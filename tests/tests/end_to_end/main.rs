@@ -34,6 +34,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv_tests::environment::flag;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use reference::Reference;
@@ -144,7 +145,7 @@ fn main() -> ExitCode {
             }
         }
         Err(error) => {
-            let required = std::env::var_os("DSV4_REQUIRE_GPU").is_some_and(|value| value == "1");
+            let required = flag("DSV4_REQUIRE_GPU");
             let reason = error.to_string();
             let trial = Trial::test("cuda", move || Err(Failed::from(reason)));
             trials.push(trial.with_ignored_flag(!required));

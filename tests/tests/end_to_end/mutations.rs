@@ -64,7 +64,7 @@ fn mutations() -> Vec<Mutation> {
             layers(model, |l| l.attention.kv_norm.weight.fill(1.0))
         }),
         ("no limit of the experts' swiglu", |model| {
-            layers(model, |l| l.experts.routed.iter_mut().for_each(|e| e.limit = None));
+            layers(model, |l| l.experts.routed.iter_mut().for_each(|e| e.limit = f32::INFINITY));
         }),
         ("no shared expert", |model| {
             layers(model, |l| l.experts.shared.down.weight.fill(0.0));

@@ -3,6 +3,7 @@
 
 mod cache;
 mod config;
+mod environment;
 mod failures;
 mod formats;
 mod fuzz;

@@ -177,6 +177,8 @@ mod tests {
         seen.push(identity(host, "a"));
         write("config.json", b"[]");
         seen.push(identity(host, "a"));
+        write("generation_config.json", b"{}");
+        seen.push(identity(host, "a"));
         fs::rename(path("model.safetensors"), path("shard.bin")).unwrap();
         let index = |shard: &str| format!(r#"{{"weight_map": {{"embed.weight": "{shard}"}}}}"#);
         write("model.safetensors.index.json", index("shard.bin").as_bytes());

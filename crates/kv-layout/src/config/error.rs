@@ -6,7 +6,7 @@ use alloc::string::String;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Not JSON.
-    #[error("config.json cannot be read: {0}")]
+    #[error("the configuration is no valid JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// A field that is never guessed is absent, or `null`.
     #[error("config.json has no `{field}`; it is never guessed")]

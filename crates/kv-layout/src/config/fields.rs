@@ -14,7 +14,7 @@ use super::ConfigError;
 const OF_BOTH: [&str; 5] =
     ["model_type", "architectures", "dtype", "torch_dtype", "transformers_version"];
 
-/// A JSON object. A field that is `null` counts as absent.
+/// A JSON object. A field that is `null` counts as absent, except for [`Self::contains`].
 #[derive(Clone, Debug)]
 pub struct Fields {
     /// Path of the object in the file: empty, or `section.`.
@@ -91,30 +91,38 @@ impl Fields {
     /// The fields of a whole file. The fields of a nested `text_config` are read as if they were not nested.
     ///
     /// # Errors
-    /// [`ConfigError::Json`]; [`ConfigError::Disagree`] for a field that is inside and outside with
-    /// different values.
+    /// [`ConfigError::Json`]; [`ConfigError::Type`] for a `text_config` that is no object; [`ConfigError::Disagree`]
+    /// for a field that is inside and outside with different values.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
-        let mut object: Map<String, Value> = serde_json::from_str(json)?;
-        if let Some(Value::Object(nested)) = object.remove("text_config") {
-            for (name, value) in nested {
-                let outer = object.get(&name).filter(|outer| !outer.is_null());
-                let same = outer.is_none_or(|outer| *outer == value || value.is_null());
-                if !same && !OF_BOTH.contains(&name.as_str()) {
-                    let first = format!("text_config.{name}");
-                    return Err(ConfigError::Disagree { first, second: name });
-                }
-                if !value.is_null() {
-                    object.insert(name, value);
-                }
+        let mut fields = Self { path: String::new(), object: serde_json::from_str(json)? };
+        let Some(Self { object: nested, .. }) = fields.section("text_config")? else {
+            return Ok(fields);
+        };
+        fields.object.remove("text_config");
+        for (name, value) in nested {
+            let outer = fields.value(&name);
+            let same = outer.is_none_or(|outer| *outer == value || value.is_null());
+            if !same && !OF_BOTH.contains(&name.as_str()) {
+                let first = format!("text_config.{name}");
+                return Err(ConfigError::Disagree { first, second: name });
+            }
+            if !value.is_null() || !fields.contains(&name) {
+                fields.object.insert(name, value);
             }
         }
-        Ok(Self { path: String::new(), object })
+        Ok(fields)
     }
 
     /// The field's name, with the sections that contain it.
     #[must_use]
     pub fn path_of(&self, name: &str) -> String {
         format!("{}{name}", self.path)
+    }
+
+    /// Whether there is a field of this name, which may be `null`.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.object.contains_key(name)
     }
 
     /// A field that may be absent.

@@ -1,6 +1,7 @@
 //! `ModelConfig`: the properties of a checkpoint that the cache needs, from its `config.json`.
 //!
-//! Every field is read in one place, and used or refused by name and value; none is guessed.
+//! A field that changes a result is read in one place, and used or refused by name and value; none is guessed. Unknown
+//! fields at the top level are ignored.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -77,6 +78,7 @@ impl ModelConfig {
     /// # Errors
     /// As [`Self::from_json`].
     pub fn read(fields: &Fields) -> Result<Self, ConfigError> {
+        let name = fields.need("model_type")?;
         fields.one_of("model_type", &[json!("deepseek_v4")])?;
         fields.dimension("head_dim", HEAD_DIM)?;
         fields.dimension("sliding_window", WINDOW)?;
@@ -87,7 +89,6 @@ impl ModelConfig {
         fields.constant("rms_norm_eps", NORM_EPSILON)?;
         let Schedule { layers, mtp_layers } = Schedule::read(fields)?;
         let rope = RopeConstants::read(fields)?;
-        let name = fields.find("model_type")?.unwrap_or_else(|| String::from("checkpoint"));
         Ok(Self {
             name,
             layers,

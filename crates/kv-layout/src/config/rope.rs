@@ -81,8 +81,9 @@ impl RopeConstants {
         }
     }
 
-    /// Reads the constants from `rope_theta`, `compress_rope_theta` and `rope_scaling` (released files), or from
-    /// `rope_parameters` with its sections `main` and `compress` (transformers).
+    /// Reads the constants from `rope_theta`, `compress_rope_theta` and `rope_scaling` (released files; a
+    /// `rope_parameters` without sections is the same as `rope_scaling`), or from `rope_parameters` with its sections
+    /// `main` and `compress` (transformers).
     ///
     /// # Errors
     /// [`ConfigError`] names the field; a constant that is in a file twice must be the same.
@@ -112,12 +113,19 @@ impl RopeConstants {
             (Some(one), Some(other)) if Yarn::read(one)? == Yarn::read(other)? => Yarn::read(one)?,
             (Some(_), Some(_)) => return Err(disagree("rope_parameters", "rope_scaling")),
         };
-        let theta = theta(fields, "rope_theta", main.as_ref())?;
-        let compress_theta = theta_of_compress(fields, scaling.as_ref())?;
+        let (nested, flat) = match main {
+            Some(_) => (scaling.as_ref(), None),
+            None => (None, scaling.as_ref()),
+        };
+        let main_theta = theta(fields, "rope_theta", main.as_ref())?;
+        let compress_theta = theta(fields, "compress_rope_theta", nested)?;
+        for section in [released.as_ref(), flat].into_iter().flatten() {
+            check_scaled_theta(section, [main_theta, compress_theta])?;
+        }
         let Yarn { factor, beta_fast, beta_slow, trained_context } = yarn;
         let compress =
             CompressRope { theta: compress_theta, factor, beta_fast, beta_slow, trained_context };
-        Ok(Self { theta, compress })
+        Ok(Self { theta: main_theta, compress })
     }
 }
 
@@ -181,8 +189,15 @@ fn theta(fields: &Fields, name: &str, section: Option<&Fields>) -> Result<f64, C
     }
 }
 
-fn theta_of_compress(fields: &Fields, section: Option<&Fields>) -> Result<f64, ConfigError> {
-    theta(fields, "compress_rope_theta", section)
+/// Checks the base in `rope_scaling`, or in `rope_parameters` without `main` and `compress`. Released files have none
+/// there; transformers does not use it. It has to be one of `thetas`.
+fn check_scaled_theta(section: &Fields, thetas: [f64; 2]) -> Result<(), ConfigError> {
+    match section.find::<f64>("rope_theta")? {
+        Some(theta) if !thetas.contains(&theta) => {
+            Err(disagree(&section.path_of("rope_theta"), "rope_theta"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that 64 channels are rotated: given as a number, or as a part of the head's channels.

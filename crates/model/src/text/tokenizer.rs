@@ -110,6 +110,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::text::Text;
 
     /// A byte-level tokenizer whose words are runs of spaces or of other characters. A merge joins a space and an `a`,
     /// which are never in one word.
@@ -152,6 +153,20 @@ mod tests {
             let refused = of(spaces).expect_err("a word that is too long");
             assert!(refused.contains("at most 100000"), "{refused}");
         }
+    }
+
+    /// The post-processor alone says what begins a text: a flag beside the file puts no token before it, as in
+    /// transformers 5.
+    #[test]
+    fn a_flag_of_another_file_adds_no_token() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, json: &Value| {
+            std::fs::write(folder.path().join(name), json.to_string()).expect("room");
+        };
+        write("tokenizer.json", &of_words(&Value::Null));
+        write("tokenizer_config.json", &json!({ "add_bos_token": true, "bos_token": "!" }));
+        let text = Text::of_checkpoint(folder.path(), 257).expect("a tokenizer");
+        assert_eq!(text.encode("b").expect("tokens").len(), 1);
     }
 
     /// Such a template is read without an error, and `tokenizers` panics when it is used.

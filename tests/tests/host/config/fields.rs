@@ -131,7 +131,7 @@ fn each_field_that_is_used_must_be_there() {
         for field in whole.as_object().unwrap().keys() {
             if let Ok(after) = read(&with(&whole, field, Value::Null)) {
                 let said_twice = ["rope_theta", "compress_rope_theta", "qk_rope_head_dim"];
-                let absent = ["model_type", "bos_token_id", "eos_token_id", "quantization_config"];
+                let absent = ["bos_token_id", "quantization_config"];
                 assert!(
                     after == before || absent.contains(&&**field) || said_twice.contains(&&**field),
                     "{name}: {field} was guessed"
@@ -177,6 +177,60 @@ fn pro_and_what_transformers_writes_are_read_whole() {
     assert_eq!((tiny.rope_theta, tiny.compress_rope), (1e4, CompressRope::RELEASED));
     assert_eq!(tiny.experts.routing, [Routing::Hash; 4]);
     assert_eq!((tiny.bos, &tiny.eos[..]), (Some(0), &[][..]));
+}
+
+/// What tools write that quantise: transformers, ModelOpt for a whole model and for the experts of V4, llm-compressor.
+fn quantisations() -> [Value; 4] {
+    let group = json!({ "num_bits": 4, "type": "float", "group_size": 16, "dynamic": false });
+    let groups = json!({ "group_0": { "weights": group, "input_activations": group, "targets": ["Linear"] } });
+    let producer = json!({ "name": "modelopt", "version": "0.47.0" });
+    [
+        json!({
+            "activation_scheme": "dynamic", "dequantize": false, "modules_to_convert": null,
+            "modules_to_not_convert": ["lm_head"], "quant_method": "fp8", "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+        }),
+        json!({
+            "config_groups": groups, "ignore": ["lm_head"], "kv_cache_scheme": { "num_bits": 8 }, "producer": producer,
+            "quant_algo": "NVFP4", "quant_method": "modelopt",
+        }),
+        json!({
+            "activation_scheme": "dynamic", "config_groups": groups, "expert_dtype": "fp4", "fmt": "e4m3",
+            "group_size": 16, "ignore": ["*.attn.*", "mtp.*"], "kv_cache_quant_algo": null, "moe_quant_algo": "NVFP4",
+            "producer": producer, "quant_algo": "MIXED_PRECISION", "quant_method": "fp8",
+            "quantized_layers": { "layers.0.ffn.experts": { "quant_algo": "NVFP4", "group_size": 16 } },
+            "scale_fmt": "ue8m0", "weight_block_size": [128, 128],
+        }),
+        json!({
+            "config_groups": groups, "format": "nvfp4-pack-quantized", "global_compression_ratio": null,
+            "ignore": ["lm_head"], "kv_cache_scheme": null, "quant_method": "compressed-tensors",
+            "quantization_status": "compressed", "sparsity_config": {}, "transform_config": {}, "version": "0.17.2",
+        }),
+    ]
+}
+
+#[test]
+fn a_field_of_the_quantisation_is_known_or_refused() {
+    let flash = file("flash");
+    let before = read(&flash).unwrap();
+    for written in quantisations() {
+        let with_quantisation = |value| read(&with(&flash, "quantization_config", value));
+        assert_eq!(with_quantisation(written.clone()), Ok(before.clone()));
+        for (field, value) in [
+            // Weights that are stored rotated, smoothed, or with a part of low rank beside them.
+            ("transform_config", json!({ "config_groups": { "R1": { "type": "hadamard" } } })),
+            ("pre_quant_scale", json!(true)),
+            ("svdquant_rank", json!(32)),
+            ("quant_algo", json!("NVFP4_AWQ")),
+            ("moe_quant_algo", json!("W4A8_AWQ")),
+            ("expert_dtype", json!("int4")),
+            ("format", json!("mixed-precision")),
+            ("weight_block_size", json!([1, 32])),
+        ] {
+            let error = with_quantisation(with(&written, field, value)).unwrap_err();
+            assert!(error.starts_with(&format!("quantization_config.{field} is ")), "{error}");
+        }
+    }
 }
 
 #[test]

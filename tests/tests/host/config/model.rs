@@ -63,8 +63,18 @@ fn flash_and_pro_are_read_as_their_presets() {
         let read = ModelConfig::from_json(&file(name).to_string()).unwrap();
         assert_eq!(read, ModelConfig { name: "deepseek_v4".into(), ..preset(name) });
     }
-    let nameless = read_with("model_type", Value::Null).unwrap();
-    assert_eq!(nameless.name, "checkpoint");
+}
+
+/// A file that does not say its architecture may be of another one.
+#[test]
+fn a_model_says_its_type() {
+    let error = read_with("model_type", Value::Null).unwrap_err();
+    assert!(matches!(&error, ConfigError::Missing { field } if field == "model_type"), "{error}");
+    let error = read_with("model_type", json!("deepseek_v3")).unwrap_err();
+    assert!(
+        matches!(&error, ConfigError::Unsupported { field, .. } if field == "model_type"),
+        "{error}"
+    );
 }
 
 /// Flash of 2026-07-31 is Flash with a block drafter of three stages instead of one MTP layer.
@@ -99,6 +109,14 @@ fn a_nested_text_config_is_read_as_if_it_were_not_nested() {
         let error = read(&with(&nested, "hidden_size", json!(4128))).unwrap_err();
         assert!(
             matches!(&error, ConfigError::Disagree { first, .. } if first == "text_config.hidden_size"),
+            "{error}"
+        );
+    }
+    read_with("text_config", json!({})).unwrap();
+    for wrong in [json!([]), json!("text"), json!(false)] {
+        let error = read_with("text_config", wrong).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Type { field, .. } if field == "text_config"),
             "{error}"
         );
     }
@@ -322,5 +340,29 @@ fn other_constants() {
     for theta in [json!(1.0), json!(0), json!(-5), json!(1e300)] {
         let error = read_with("compress_rope_theta", theta).unwrap_err();
         assert!(matches!(error, ConfigError::OutOfRange { .. }), "{error}");
+    }
+}
+
+/// `rope_parameters` without sections is `rope_scaling` by another name. A base in it is not that of compressed layers:
+/// transformers ignores it.
+#[test]
+fn a_flat_section_says_no_base() {
+    let whole = read_with("rope_theta", json!(1e4)).unwrap();
+    let scaling = file("flash")["rope_scaling"].clone();
+    for name in ["rope_scaling", "rope_parameters"] {
+        let without = with(&file("flash"), "rope_scaling", Value::Null);
+        let of = |theta| with(&without, name, with(&scaling, "rope_theta", theta));
+        let read = |config: Value| ModelConfig::from_json(&config.to_string());
+        for theta in [Value::Null, json!(1e4), json!(160_000)] {
+            assert_eq!(read(of(theta.clone())).unwrap(), whole, "{name}: {theta}");
+            for missing in ["rope_theta", "compress_rope_theta"] {
+                let error = read(with(&of(theta.clone()), missing, Value::Null)).unwrap_err();
+                let named = matches!(&error, ConfigError::Missing { field } if field == missing);
+                assert!(named, "{name}: {theta}: {error}");
+            }
+        }
+        let error = read(of(json!(5e4))).unwrap_err();
+        let named = matches!(&error, ConfigError::Disagree { first, .. } if *first == format!("{name}.rope_theta"));
+        assert!(named, "{error}");
     }
 }

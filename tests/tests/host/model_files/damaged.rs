@@ -166,6 +166,23 @@ fn an_index_names_files_beside_it() {
     assert!(matches!(refusal(directory.path()), ModelFileError::Index { .. }));
 }
 
+/// transformers reads the single file, vLLM the files of the index: the two have to be of one checkpoint.
+#[test]
+fn a_single_file_beside_an_index_is_one_of_its_files() {
+    let [of_index, single] = ["a", "b"].map(|name| tensors([(name, Made::f32(&[1], &[1.0]))]));
+    let shards = [("one.safetensors", &of_index), ("model.safetensors", &single)];
+    let error = refusal(sharded(&shards, &json!({ "a": "one.safetensors" })).path());
+    assert!(
+        matches!(&error, ModelFileError::Index { reason, .. } if reason.contains("model.safetensors is beside")),
+        "{error}"
+    );
+    let both = sharded(&shards, &json!({ "a": "one.safetensors", "b": "model.safetensors" }));
+    let model_files = ModelFiles::open(both.path()).expect("a checkpoint of two shards");
+    assert!(["a", "b"].iter().all(|name| model_files.contains(name)));
+    let files = ModelFiles::files(both.path()).expect("its files");
+    assert_eq!(files.len(), 4, "config.json, the index and two shards: {files:?}");
+}
+
 #[test]
 fn a_directory_without_what_it_needs() {
     let empty = tempfile::tempdir().unwrap();

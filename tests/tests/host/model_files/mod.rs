@@ -1,5 +1,7 @@
 //! `ModelFiles`: weights in every spelling and type, and malformed files.
 
 mod damaged;
+mod ends;
+mod left_over;
 mod quantised;
 mod spellings;

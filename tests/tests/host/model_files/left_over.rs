@@ -1,0 +1,148 @@
+//! A model takes every weight of its checkpoint. What is left over belongs to another model, or is of no use here.
+
+use std::fs;
+use std::path::Path;
+
+use dsv4_kv_model::{Model, ModelError};
+use dsv4_kv_model_files::{ModelFileError, ModelFiles};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+
+use dsv4_kv_tests::model_files::{Made, Tensors, directory, serialized};
+
+/// The small checkpoint of the end-to-end tests: its configuration and its tensors.
+fn small() -> (Value, Tensors) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/hash");
+    let read = |name: &str| fs::read(folder.join(name)).expect("a file");
+    let bytes = read("model.safetensors");
+    let file = SafeTensors::deserialize(&bytes).expect("tensors");
+    let made = |(name, tensor): (&str, TensorView<'_>)| {
+        (name.to_owned(), Made::new(tensor.dtype(), tensor.shape(), tensor.data().to_vec()))
+    };
+    let config = serde_json::from_slice(&read("config.json")).expect("JSON");
+    (config, file.iter().map(made).collect())
+}
+
+fn one() -> Made {
+    Made::f32(&[1], &[1.0])
+}
+
+fn load(config: &Value, tensors: &Tensors) -> Result<(), ModelFileError> {
+    let directory = directory(config, &[("model.safetensors", &serialized(tensors))]);
+    match Model::load(&ModelFiles::open(directory.path())?, |_| {}) {
+        Ok(_) => Ok(()),
+        Err(ModelError::ModelFile(error)) => Err(*error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The first tensor that is left over, and the number of such tensors.
+fn left_over(config: &Value, tensors: &Tensors) -> (String, usize) {
+    match load(config, tensors) {
+        Err(ModelFileError::Unused { name, count }) => (name, count),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_weight_that_nothing_reads_is_refused() {
+    let (config, tensors) = small();
+    load(&config, &tensors).expect("the whole checkpoint");
+    for (written, released) in [
+        ("model.layers.0.attn.wq_a.bias", "layers.0.attn.wq_a.bias"),
+        ("model.layers.1.mlp.gate.e_score_correction_bias", "layers.1.ffn.gate.bias"),
+        ("model.layers.1.self_attn.q_a_proj.pre_quant_scale", "layers.1.attn.wq_a.pre_quant_scale"),
+        ("layers.2.ffn.experts.3.w1.svdquant_lora_a", "layers.2.ffn.experts.3.w1.svdquant_lora_a"),
+        ("layers.0.attn.wq_b.weight_zero_point", "layers.0.attn.wq_b.weight_zero_point"),
+        ("layers.0.ffn.experts.32.w1.weight", "layers.0.ffn.experts.32.w1.weight"),
+    ] {
+        let mut more = tensors.clone();
+        more.extend([(written.to_owned(), one()), ("mtp.0.norm.weight".to_owned(), one())]);
+        assert_eq!(left_over(&config, &more), (released.to_owned(), 1));
+    }
+}
+
+/// A configuration that drops a part of each token's keys, or a whole layer.
+#[test]
+fn a_model_smaller_than_its_checkpoint_is_refused() {
+    let (config, tensors) = small();
+    let mut windows = config.clone();
+    windows["layer_types"][1] = json!("sliding_attention");
+    assert_eq!(left_over(&windows, &tensors), ("layers.1.attn.compressor.ape".to_owned(), 10));
+    let mut fewer = config;
+    fewer["num_hidden_layers"] = json!(2);
+    for list in ["layer_types", "mlp_layer_types"] {
+        fewer[list].as_array_mut().expect("a list").pop();
+    }
+    assert_eq!(left_over(&fewer, &tensors).0, "layers.2.attn.attn_sink");
+}
+
+#[test]
+fn drafts_and_what_is_said_of_activations_may_be_left_over() {
+    let (config, mut tensors) = small();
+    for name in [
+        "mtp.0.enorm.weight",
+        "model.mtp.2.markov_head.markov_w1.weight",
+        "layers.0.ffn.experts.0.w1.input_scale",
+        "model.layers.1.self_attn.q_a_proj.input_global_scale",
+        "model.layers.1.self_attn.k_scale",
+        "model.layers.1.self_attn.kv_proj.v_scale",
+        "layers.0.attn.wkv.output_scale",
+        "model.rotary_emb.main_inv_freq",
+        "model.layers.1.self_attn.compressor.rotary_emb.compress_inv_freq",
+    ] {
+        tensors.insert(name.to_owned(), one());
+    }
+    load(&config, &tensors).expect("a model");
+}
+
+/// Every form in which a matrix is read, with all scales of its tool; and what is no such form.
+#[test]
+fn scales_are_those_of_their_weight() {
+    let (config, mut tensors) = small();
+    let name = |expert: usize, end: &str| format!("model.layers.0.ffn.experts.{expert}.w1.{end}");
+    let codes = |dtype, columns| Made::new(dtype, &[32, columns], vec![0x11; 32 * columns]);
+    let groups = Made::new(Dtype::F8_E4M3, &[32, 2], vec![0x38; 64]);
+    let powers = |rows| Made::new(Dtype::F8_E8M0, &[rows, 1], vec![127; rows]);
+    let modelopt = vec![
+        ("weight", codes(Dtype::U8, 16)),
+        ("weight_scale", groups.clone()),
+        ("weight_scale_2", one()),
+        ("input_scale", one()),
+    ];
+    let compressed_tensors = vec![
+        ("weight_packed", codes(Dtype::U8, 16)),
+        ("weight_scale", groups),
+        ("weight_global_scale", one()),
+        ("input_global_scale", one()),
+    ];
+    let mxfp4 = vec![("weight", codes(Dtype::I8, 16)), ("scale", powers(32))];
+    let fp8 = vec![("weight", codes(Dtype::F8_E4M3, 32)), ("scale", powers(1))];
+    for (expert, form) in [modelopt, compressed_tensors, mxfp4, fp8].into_iter().enumerate() {
+        tensors.remove(&name(expert, "weight")).expect("its weight");
+        tensors.extend(form.into_iter().map(|(end, made)| (name(expert, end), made)));
+    }
+    load(&config, &tensors).expect("a model");
+    for (expert, other) in [
+        (0, "weight_global_scale"),
+        (1, "scale"),
+        (2, "weight_scale_2"),
+        (3, "weight_scale"),
+        (4, "weight_global_scale"),
+    ] {
+        let mut more = tensors.clone();
+        more.insert(name(expert, other), one());
+        let released = format!("layers.0.ffn.experts.{expert}.w1");
+        match load(&config, &more) {
+            Err(ModelFileError::Unused { name, count: 1 }) if expert < 4 => {
+                assert_eq!(name, format!("{released}.{other}"));
+            }
+            // The last is in BF16, which has no scales.
+            Err(ModelFileError::Type { name, found: Dtype::BF16, .. }) if expert == 4 => {
+                assert_eq!(name, format!("{released}.weight"));
+            }
+            found => panic!("{expert}: {found:?}"),
+        }
+    }
+}
