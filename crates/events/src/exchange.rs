@@ -49,11 +49,19 @@ pub(crate) struct Counters {
     pub disconnects: AtomicU64,
     pub failed_listens: AtomicU64,
     pub resident: AtomicU64,
-    /// Bytes of messages that are kept for replay, or wait to be sent.
-    pub bytes: AtomicU64,
-    /// The part of `bytes` that waits to be sent.
-    pub unsent: AtomicU64,
+    /// Messages that are kept for replay, or wait to be sent.
+    pub held: Held,
+    /// The part of `held` that waits to be sent.
+    pub unsent: Held,
     pub next: AtomicU64,
+}
+
+/// Counts messages of which a copy exists.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub messages: AtomicU64,
+    /// The memory that they take.
+    pub bytes: AtomicU64,
 }
 
 impl Exchange {

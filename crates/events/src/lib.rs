@@ -9,7 +9,8 @@
 //! | `message` | vLLM's msgpack |
 //! | `resident` | the hash of each block in the prefix tree |
 //! | `exchange` | batches of events that circulate between the two threads |
-//! | `worker`, `sent`, `replay` | the publisher's thread: sockets, unsent messages, messages kept for replay |
+//! | `worker`, `sent`, `replay` | the publisher's thread: unsent messages, messages kept for replay |
+//! | `listeners`, `answers` | its ports, and its answers to requests for missed messages |
 //!
 //! The thread that runs steps swaps a batch of events for an empty one. The publisher's thread hashes, encodes and
 //! sends:
@@ -54,12 +55,15 @@
 //! | the log is full, or was read elsewhere | a snapshot (`AllBlocksCleared` and all blocks), not too often |
 //! | a subscriber asks for messages that are no longer kept | a snapshot, likewise |
 //! | a subscriber does not read | after [`PublisherOptions::stall`] all are disconnected; they connect again |
+//! | who asks for missed messages does not read them | after 5 s it gets no more of them; nobody else waits |
 //! | the last message before a pause is lost | an empty message after [`PublisherOptions::heartbeat`] reveals it |
 //! | the publisher starts again | its numbers are higher than all earlier ones, and it begins with `AllBlocksCleared` |
 //!
 //! The least time between two snapshots is [`PublisherOptions::snapshot_interval`]. The memory of a publisher is
-//! bounded: batches, one snapshot until it is written, 40 bytes per block in the prefix tree, and the bytes of messages
-//! that [`PublisherOptions`] limits.
+//! bounded: batches, one snapshot until it is written, 40 bytes per block in the prefix tree, the bytes of messages
+//! that [`PublisherOptions`] limits, the messages of one batch or snapshot, which are all encoded before the first is
+//! sent, about 200 bytes for each message in the queue of a subscriber, and 256 KiB, or one message, for each client
+//! that asks for missed messages.
 //!
 //! Use both endpoints in trusted networks only: connections are not authenticated, and `zeromq` reserves memory for any
 //! length that a frame states, so that one connection can end the process.
@@ -74,8 +78,10 @@
 //! A router that computes hashes itself must know their inputs besides the tokens: the salt is vLLM's `cache_salt`, and
 //! the adapter is the name of vLLM's LoRA adapter, with an empty path.
 
+mod answers;
 mod exchange;
 pub mod hash;
+mod listeners;
 mod message;
 pub mod options;
 pub mod publisher;

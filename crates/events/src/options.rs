@@ -22,13 +22,13 @@ pub struct PublisherOptions {
     /// Number of batches that circulate between the thread that runs steps and the publisher's thread, each with the
     /// cache's event capacity: 1 to 64.
     pub batches: usize,
-    /// Bytes of messages that are kept for replay. With 550 bytes for each block in the cache, and as much again for
-    /// changes, a late subscriber needs no snapshot. The messages of the batch or snapshot that is being sent are held
-    /// besides: of a snapshot, 550 bytes for each block in the cache.
+    /// Bytes of messages that are kept for replay; each message counts as 256 bytes more than it has. With 550 bytes
+    /// for each block in the cache, and as much again for changes, a late subscriber needs no snapshot. The messages of
+    /// the batch or snapshot that is being sent are held besides: of a snapshot, 550 bytes for each block in the cache.
     pub replay_bytes: usize,
-    /// Bytes of messages that may wait for subscribers, besides those of the batch or snapshot that is being sent and
-    /// are not sent yet. If more bytes wait for longer than `stall`, all subscribers are disconnected, and connect again
-    /// by themselves.
+    /// Bytes of messages that may wait for subscribers, counted likewise, besides those of the batch or snapshot that
+    /// is being sent and are not sent yet. If more bytes, or more than 50,000 messages, wait for longer than `stall`,
+    /// all subscribers are disconnected, and connect again by themselves.
     pub unsent_bytes: usize,
     /// How long messages may wait for subscribers. A publisher that is dropped waits until no
     /// subscriber has read for as long, but at most 5 s.
@@ -62,7 +62,7 @@ impl Default for PublisherOptions {
 }
 
 impl PublisherOptions {
-    /// Refuses options outside of their ranges.
+    /// Refuses options outside of their ranges. Endpoints are checked when the publisher listens.
     pub(crate) fn check(&self) -> Result<(), PublishError> {
         let ranges = [
             ("batches", self.batches as u128, 1, 64),
@@ -72,12 +72,6 @@ impl PublisherOptions {
         for (option, value, least, most) in ranges {
             if !(least..=most).contains(&value) {
                 return Err(PublishError::Option { option, value, least, most });
-            }
-        }
-        for endpoint in [&self.endpoint, &self.replay_endpoint] {
-            if !endpoint.starts_with("tcp://") {
-                let (endpoint, reason) = (endpoint.clone(), "it is not tcp://HOST:PORT".to_owned());
-                return Err(PublishError::Bind { endpoint, reason });
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The publisher, as the thread that runs steps uses it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,12 @@ use dsv4_kv_prefix::{Drained, EventSource, Reading};
 
 use crate::exchange::{Exchange, Handed};
 use crate::hash::BLOCK;
+use crate::listeners::Listeners;
 use crate::options::{PublishError, PublisherOptions};
-use crate::worker::Worker;
+use crate::worker::{CLOSE_TIMEOUT, Worker};
 
 /// Publishes the events of one cache. Dropping it ends its thread, after all items were sent, or after no subscriber
-/// has read them for [`PublisherOptions::stall`], and at most 5 s.
+/// has read them for [`PublisherOptions::stall`], and at most 5 s. A thread that still runs after 10 s is left alone.
 #[derive(Debug)]
 pub struct Publisher {
     exchange: Arc<Exchange>,
@@ -55,11 +56,12 @@ pub struct PublisherStats {
     pub replays: u64,
     /// How often all subscribers were disconnected because one did not read.
     pub disconnects: u64,
-    /// Failed attempts to listen again.
+    /// Failed attempts to accept connections, for example because the process has too many open files. The thread tries
+    /// again.
     pub failed_listens: u64,
     /// Blocks in the cache, as subscribers know it.
     pub resident: u64,
-    /// Bytes of messages that are kept for replay, or wait to be sent.
+    /// Bytes of messages that are kept for replay, or wait to be sent, and 256 bytes for each of these messages.
     pub bytes: u64,
     /// The number of the next message.
     pub next_sequence: u64,
@@ -70,8 +72,7 @@ impl Publisher {
     /// with the same source, whose events should not be read elsewhere: if they are, a snapshot repairs it.
     ///
     /// # Errors
-    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`],
-    /// [`PublishError::Ended`].
+    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`].
     pub fn start(
         source: &mut impl EventSource<BLOCK>,
         options: PublisherOptions,
@@ -81,13 +82,13 @@ impl Publisher {
             return Err(PublishError::EventsOff);
         }
         options.check()?;
+        let listeners = Listeners::bind(&options)?;
+        let endpoints = listeners.endpoints.clone();
         let exchange = Arc::new(Exchange::new(options.batches, capacity));
         let snapshot_interval = options.snapshot_interval;
-        let worker = Worker::new(Arc::clone(&exchange), options);
-        let (bound, listening) = mpsc::channel();
+        let worker = Worker::new(Arc::clone(&exchange), listeners, options);
         let builder = std::thread::Builder::new().name("kv-events".to_owned());
-        let thread = builder.spawn(move || worker.run(&bound))?;
-        let endpoints = listening.recv().map_err(|_| PublishError::Ended)??;
+        let thread = builder.spawn(move || worker.run())?;
         let last_snapshot = Instant::now();
         let (thread, last) = (Some(thread), Reading::default());
         let mut publisher =
@@ -169,7 +170,7 @@ impl Publisher {
             disconnects: of(&counters.disconnects),
             failed_listens: of(&counters.failed_listens),
             resident: of(&counters.resident),
-            bytes: of(&counters.bytes),
+            bytes: of(&counters.held.bytes),
             next_sequence: of(&counters.next),
         }
     }
@@ -179,10 +180,22 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.exchange.close();
         if let Some(thread) = self.thread.take() {
-            // The thread has reported its own panic, if any.
-            drop(thread.join());
+            join(thread, 2 * CLOSE_TIMEOUT);
         }
     }
+}
+
+/// Waits until a thread ends, but no longer than `most`: if it hangs, its process should still be able to end.
+fn join(thread: JoinHandle<()>, most: Duration) {
+    let since = Instant::now();
+    while !thread.is_finished() {
+        if since.elapsed() > most {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The thread has reported its own panic, if any.
+    drop(thread.join());
 }
 
 #[cfg(test)]
@@ -216,5 +229,18 @@ mod tests {
         }
         let refused = publisher.publish(&mut tree);
         assert!(matches!(refused, Err(PublishError::Ended)), "{refused:?}");
+    }
+
+    #[test]
+    fn a_thread_that_hangs_is_left_alone() {
+        const HANGS: Duration = Duration::from_secs(20);
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let _ = ends.recv_timeout(HANGS);
+        });
+        let since = Instant::now();
+        join(thread, Duration::from_millis(20));
+        assert!(since.elapsed() < HANGS);
+        drop(end);
     }
 }

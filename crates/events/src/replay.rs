@@ -1,10 +1,13 @@
 //! Sent messages, kept for subscribers that missed some.
 
 use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// The last messages, up to a limit in bytes.
+use crate::sent::cost;
+
+/// The last messages, up to a limit in bytes of memory.
 #[derive(Debug)]
 pub(crate) struct Replay {
     messages: VecDeque<(u64, Bytes)>,
@@ -16,11 +19,12 @@ pub(crate) struct Replay {
     is_complete: bool,
 }
 
-/// The kept messages from a number on.
+/// What is kept from a number on.
 #[derive(Debug)]
 pub(crate) struct Since {
-    pub messages: Vec<(u64, Bytes)>,
-    /// Whether they contain all events from that number on.
+    /// The first message, with its number.
+    pub message: Option<(u64, Bytes)>,
+    /// Whether no event from that number on is missing.
     pub has_all: bool,
 }
 
@@ -41,28 +45,39 @@ impl Replay {
     pub fn push(&mut self, message: Bytes) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.bytes += message.len();
+        self.bytes += cost(&message);
         self.messages.push_back((number, message));
         while self.bytes > self.most {
             let Some((_, oldest)) = self.messages.pop_front() else { break };
-            self.bytes -= oldest.len();
+            self.bytes -= cost(&oldest);
             self.is_complete = false;
         }
         number
     }
 
-    /// The messages from `start` on.
+    /// The number of the next message.
+    pub fn end(&self) -> u64 {
+        self.next
+    }
+
+    /// What is kept from `start` on.
     pub fn since(&self, start: u64) -> Since {
         let oldest = self.messages.front().map_or(self.next, |&(number, _)| number);
         let skipped = usize::try_from(start.saturating_sub(oldest)).unwrap_or(usize::MAX);
-        let messages = self.messages.iter().skip(skipped).cloned().collect();
-        Since { messages, has_all: self.is_complete || start >= oldest }
+        let message = self.messages.get(skipped).cloned();
+        Since { message, has_all: self.is_complete || start >= oldest }
     }
 
-    /// Bytes of the kept messages.
+    /// The memory that the kept messages take.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+}
+
+/// Locks the kept messages.
+pub(crate) fn lock(replay: &Mutex<Replay>) -> MutexGuard<'_, Replay> {
+    // Nothing can panic in the middle of a change.
+    replay.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -70,13 +85,18 @@ mod tests {
     use super::*;
 
     fn numbers(replay: &Replay, start: u64) -> (Vec<u64>, bool) {
-        let Since { messages, has_all } = replay.since(start);
-        (messages.iter().map(|&(number, _)| number).collect(), has_all)
+        let (mut numbers, mut next) = (Vec::new(), start);
+        while let Some((number, _)) = replay.since(next).message {
+            numbers.push(number);
+            next = number + 1;
+        }
+        (numbers, replay.since(start).has_all)
     }
 
     #[test]
     fn the_last_messages_are_kept_and_a_gap_is_told() {
-        let mut replay = Replay::new(10, 100);
+        let most = 10 + 3 * cost(&Bytes::new());
+        let mut replay = Replay::new(most, 100);
         replay.restart();
         for _ in 0..3 {
             replay.push(Bytes::from_static(b"abc"));
@@ -86,17 +106,28 @@ mod tests {
         assert_eq!(numbers(&replay, 103), (vec![], true));
         // The first message is dropped, and with it the event that all earlier blocks are gone.
         replay.push(Bytes::from_static(b"abcd"));
-        assert_eq!((numbers(&replay, 100), replay.bytes()), ((vec![101, 102, 103], false), 10));
+        assert_eq!((numbers(&replay, 100), replay.bytes()), ((vec![101, 102, 103], false), most));
         assert_eq!(numbers(&replay, 101), (vec![101, 102, 103], true));
         // A message that is too long is not kept.
-        replay.push(Bytes::from_static(b"abcdefghijk"));
+        replay.push(Bytes::from(vec![0; most]));
         assert_eq!((numbers(&replay, 104), replay.bytes()), ((vec![], false), 0));
         assert_eq!(numbers(&replay, 105), (vec![], true));
         // Messages before `AllBlocksCleared` do not matter.
         replay.push(Bytes::from_static(b"a"));
         replay.restart();
         assert_eq!(replay.push(Bytes::from_static(b"a")), 106);
-        assert_eq!((numbers(&replay, 7), replay.bytes()), ((vec![106], true), 1));
+        let one = cost(&Bytes::from_static(b"a"));
+        assert_eq!((numbers(&replay, 7), replay.bytes()), ((vec![106], true), one));
         assert_eq!(numbers(&replay, u64::MAX), (vec![], true));
+    }
+
+    /// A message without events has 12 bytes, and takes about 200 more.
+    #[test]
+    fn small_messages_count_as_the_memory_that_they_take() {
+        let mut replay = Replay::new(1 << 20, 0);
+        for _ in 0..100_000 {
+            replay.push(Bytes::from_static(&[0; 12]));
+        }
+        assert!(replay.messages.len() <= 4096, "{} are kept", replay.messages.len());
     }
 }

@@ -5,6 +5,7 @@ mod dynamo;
 mod http;
 mod index;
 mod relay;
+mod replays;
 mod requests;
 mod snapshot;
 mod source;
@@ -376,7 +377,7 @@ fn the_end_waits_for_who_is_slow() {
         let mut slow = join(&publisher).await;
         settle(&mut cache, &mut publisher, &mut slow).await;
         // More than the sockets' buffers hold, and less than is kept for replay.
-        let enough = publisher.stats().bytes + (16 << 20);
+        let enough = publisher.stats().bytes + (32 << 20);
         while publisher.stats().bytes < enough {
             cache.operation();
             assert!(is_handed(&mut cache, &mut publisher, TIMEOUT));

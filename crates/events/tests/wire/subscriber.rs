@@ -23,7 +23,7 @@ pub struct Subscriber {
 }
 
 /// Connects. Tries again, as routers do: a publisher disconnects all subscribers when one does not read.
-async fn connect<S: Socket>(endpoint: &str) -> S {
+pub async fn connect<S: Socket>(endpoint: &str) -> S {
     let begun = Instant::now();
     loop {
         let mut socket = S::new();

@@ -1,0 +1,77 @@
+//! The ports at which a publisher listens. They stay open while its subscribers are disconnected, so that no other
+//! process can take them, and subscribers can connect again at once.
+
+use std::net::TcpListener;
+
+use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, ZmqResult};
+
+use crate::options::{PublishError, PublisherOptions};
+
+/// The listening sockets of a publisher.
+pub(crate) struct Listeners {
+    publish: TcpListener,
+    replay: TcpListener,
+    /// The endpoints for subscribers and for replays, with their actual ports.
+    pub endpoints: [String; 2],
+}
+
+impl Listeners {
+    /// Listens at the endpoints of the options.
+    pub fn bind(options: &PublisherOptions) -> Result<Self, PublishError> {
+        let (publish, endpoint) = bind(&options.endpoint)?;
+        let (replay, replay_endpoint) = bind(&options.replay_endpoint)?;
+        Ok(Self { publish, replay, endpoints: [endpoint, replay_endpoint] })
+    }
+
+    /// Sockets that accept connections in the current runtime. The ports stay open when they are dropped.
+    pub async fn sockets(&self) -> ZmqResult<(PubSocket, RouterSocket)> {
+        let (mut publish, mut replay) = (PubSocket::new(), RouterSocket::new());
+        publish.bind_listener(self.publish.try_clone()?).await?;
+        replay.bind_listener(self.replay.try_clone()?).await?;
+        Ok((publish, replay))
+    }
+}
+
+/// Listens, and returns the endpoint with its actual port.
+fn bind(endpoint: &str) -> Result<(TcpListener, String), PublishError> {
+    let refused = |reason| PublishError::Bind { endpoint: endpoint.to_owned(), reason };
+    let Ok(Endpoint::Tcp(host, port)) = endpoint.parse::<Endpoint>() else {
+        return Err(refused("it is not tcp://HOST:PORT".to_owned()));
+    };
+    let bound = TcpListener::bind((host.to_string().as_str(), port))
+        .and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
+    let (port, listener) = bound.map_err(|error| refused(error.to_string()))?;
+    Ok((listener, Endpoint::Tcp(host, port).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+    use zeromq::SubSocket;
+
+    use super::*;
+
+    /// After the sockets of zeromq were dropped, nobody else can take the ports, and new sockets accept connections.
+    #[test]
+    fn ports_stay_open_without_sockets() {
+        let any_port = "tcp://127.0.0.1:0".to_owned();
+        let options = PublisherOptions {
+            endpoint: any_port.clone(),
+            replay_endpoint: any_port,
+            ..PublisherOptions::default()
+        };
+        let listeners = Listeners::bind(&options).unwrap();
+        for _ in 0..2 {
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let _sockets = listeners.sockets().await.unwrap();
+                SubSocket::new().connect(&listeners.endpoints[0]).await.unwrap();
+            });
+            drop(runtime);
+            for endpoint in &listeners.endpoints {
+                let taken = bind(endpoint);
+                assert!(matches!(taken, Err(PublishError::Bind { .. })), "{taken:?}");
+            }
+        }
+    }
+}
