@@ -100,10 +100,10 @@ impl<B: Backend> EventSource<BLOCK> for KvCacheManager<B> {
     }
 
     fn drain_events(&mut self, batch: &mut EventBatch) -> Drained {
-        self.core().ledger().drain_events(batch)
+        self.ledger_mut().drain_events(batch)
     }
 
     fn snapshot_events(&mut self) -> EventBatch {
-        self.core().ledger().snapshot_events()
+        self.ledger_mut().snapshot_events()
     }
 }

@@ -312,6 +312,15 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// Whether the call may have queued its work nevertheless: a driver may report an earlier error for work that it has
+    /// queued, and the emulator runs a kernel up to its fault. All other errors are refusals, before anything is queued.
+    #[must_use]
+    pub const fn may_have_queued(&self) -> bool {
+        matches!(self, Self::Cuda { .. } | Self::Fault(_) | Self::KernelFault { .. })
+    }
+}
+
 /// The values that an argument may have, as text.
 struct Allowed {
     multiple: u64,

@@ -65,7 +65,7 @@ impl<B: Backend> Stream<B> {
     /// The error of `record`; [`DeviceError::ForbiddenInCapture`] if it, or another thread, tried to allocate or to
     /// wait, even if that error was ignored; [`DeviceError::NotRetained`];
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`]; [`DeviceError::StreamInUse`] while another thread
-    /// begins a step in the stream, queues a layer's work, or copies a request; [`DeviceError::Cuda`].
+    /// begins or replays a step in the stream, queues a layer's work, or copies a request; [`DeviceError::Cuda`].
     pub fn capture<E: From<DeviceError>>(
         &self,
         retained: Vec<Memory<B>>,

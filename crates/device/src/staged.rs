@@ -51,7 +51,12 @@ impl<B: Backend, T: Pod> Source<B, T> {
         self.unrecorded = Some(stream.clone());
         // SAFETY: the array is private to this source, and is not written again before `wait`; dropping it
         // waits for the copy.
-        unsafe { stream.copy_from_pinned(&self.array, target, len)? };
+        let copied = unsafe { stream.copy_from_pinned(&self.array, target, len) };
+        if copied.as_ref().is_err_and(|error| !error.may_have_queued()) {
+            // There is no copy to wait for, and the stream may even be another device's.
+            self.unrecorded = None;
+        }
+        copied?;
         stream.record(&self.copied)?;
         self.unrecorded = None;
         Ok(())
@@ -87,7 +92,7 @@ impl<B: Backend, T: Pod> Staged<B, T> {
     ///
     /// # Errors
     /// The error of `write`; [`DeviceError::Length`] if it returns a larger number than there are elements;
-    /// [`DeviceError`] of the copy, which may have been queued nevertheless.
+    /// [`DeviceError`] of the copy, which may have been queued nevertheless ([`DeviceError::may_have_queued`]).
     pub fn update<R, E: From<DeviceError>>(
         &mut self,
         stream: &Stream<B>,

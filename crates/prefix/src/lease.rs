@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::mistake::{Mistake, made};
-use crate::node::{LeaseEntry, LeaseKey, NodeKey};
+use crate::node::{LeaseEntry, NodeKey};
 use crate::policy::Policy;
 use crate::reference::Foreign;
 use crate::root::RootKey;
@@ -13,7 +13,7 @@ use crate::tree::{Freed, PrefixTree, TreeId};
 #[derive(Debug)]
 pub struct Lease {
     tree: TreeId,
-    key: LeaseKey,
+    number: u64,
     tokens: u32,
     bytes: u64,
 }
@@ -80,8 +80,10 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             self.refer(walk.hit);
         }
         self.leased_bytes += needed;
-        let key = self.leases.insert(LeaseEntry { node: walk.hit, until, bytes: needed });
-        Ok(Lease { tree: self.id, key, tokens: walk.hit_depth * T as u32, bytes: needed })
+        let number = self.next_lease;
+        self.next_lease += 1;
+        self.leases.insert(number, LeaseEntry { node: walk.hit, until, bytes: needed });
+        Ok(Lease { tree: self.id, number, tokens: walk.hit_depth * T as u32, bytes: needed })
     }
 
     /// Ends a lease; `false` if it has expired.
@@ -96,22 +98,51 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         if lease.tree != self.id {
             return Err(Foreign);
         }
-        Ok(self.end(lease.key, &mut freed))
+        Ok(self.end(lease.number, &mut freed))
     }
 
     /// Ends all leases whose time is before `now`; returns their number.
     pub fn expire(&mut self, now: Duration, mut freed: impl FnMut(Freed<B, C>)) -> usize {
         let over = self.leases.iter().filter(|(_, lease)| lease.until < now);
-        let over: Vec<_> = over.map(|(key, _)| key).collect();
-        over.iter().filter(|&&key| self.end(key, &mut freed)).count()
+        let over: Vec<_> = over.map(|(&number, _)| number).collect();
+        over.iter().filter(|&&number| self.end(number, &mut freed)).count()
     }
 
-    fn end(&mut self, key: LeaseKey, freed: &mut impl FnMut(Freed<B, C>)) -> bool {
-        let Some(entry) = self.leases.remove(key) else { return false };
+    fn end(&mut self, number: u64, freed: &mut impl FnMut(Freed<B, C>)) -> bool {
+        let Some(entry) = self.leases.remove(&number) else { return false };
         self.leased_bytes -= entry.bytes;
         if !made(Mistake::LeaseIgnored) {
             self.let_go(entry.node, freed);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Lru, Origin};
+    use crate::tree::Limits;
+
+    /// A lease that has expired does not end the one that was taken after it.
+    #[test]
+    fn an_expired_lease_ends_no_other() {
+        let limits =
+            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 2, remembered: 0, room: 1 };
+        let mut tree = PrefixTree::<u32, u32, _, 2>::new(limits, Lru);
+        let root = RootKey::new(b"", b"", b"");
+        let mut at = tree.adopt(&root, &[]).reference;
+        tree.extend(&mut at, &[[1, 2]], |_| 0, drop).unwrap();
+        tree.attach(&at, 1, Origin::Prompt, 0).unwrap();
+        tree.release(at, drop).unwrap();
+        let expired = tree.pin(&root, &[1, 2], Duration::ZERO).unwrap();
+        assert_eq!(tree.expire(Duration::from_secs(1), drop), 1);
+        let lease = tree.pin(&root, &[1, 2], Duration::from_secs(2)).unwrap();
+        assert_ne!(lease.number, expired.number);
+        assert_eq!(tree.unpin(expired, drop), Ok(false));
+        assert_eq!(tree.counts().evictable_blocks, 0, "the other one holds the block");
+        assert_eq!(tree.unpin(lease, drop), Ok(true));
+        assert_eq!(tree.counts().evictable_blocks, 1);
+        tree.audit().unwrap();
     }
 }

@@ -9,9 +9,6 @@ use crate::root::RootKey;
 slotmap::new_key_type! {
     /// A segment: its index, and the generation of that index.
     pub(crate) struct NodeKey;
-
-    /// A lease.
-    pub(crate) struct LeaseKey;
 }
 
 /// A segment that stays until a time.

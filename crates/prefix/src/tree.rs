@@ -1,5 +1,6 @@
 //! The tree, its counts, and the matching of prompts.
 
+use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +11,7 @@ use crate::cell::{CellKey, Cells, same};
 use crate::event::EventLog;
 use crate::memory::Remembered;
 use crate::mistake::{Mistake, made};
-use crate::node::{LeaseEntry, LeaseKey, Node, NodeKey, Root};
+use crate::node::{LeaseEntry, Node, NodeKey, Root};
 use crate::order::Order;
 use crate::policy::{Origin, Policy, Usage};
 use crate::root::RootKey;
@@ -91,7 +92,10 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) leaves: Order,
     /// Other unreferenced segments whose checkpoints are expendable, by rank.
     pub(crate) expendable: Order,
-    pub(crate) leases: SlotMap<LeaseKey, LeaseEntry>,
+    /// By number.
+    pub(crate) leases: BTreeMap<u64, LeaseEntry>,
+    /// Number of the next lease. Numbers are never reused: a lease that has expired must not end another.
+    pub(crate) next_lease: u64,
     pub(crate) leased_bytes: u64,
     pub(crate) counts: Counts,
     /// Bytes that were ever given to the tree, and one more for each hit: the clock of [`Usage::last_use`].
@@ -150,7 +154,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             hasher: DefaultHashBuilder::default(),
             leaves: Order::new(room),
             expendable: Order::new(room),
-            leases: SlotMap::with_key(),
+            leases: BTreeMap::new(),
+            next_lease: 0,
             leased_bytes: 0,
             counts: Counts::default(),
             admitted_bytes: 0,

@@ -61,10 +61,12 @@ impl Ledger {
         Ok((Admission { id, reused, matched }, place))
     }
 
-    /// Wants the planned checkpoints that a request has not passed: those of its prompt, and the first of its answer.
+    /// Wants the planned checkpoints that a request has not passed: those of its prompt, and the first of its answer. None
+    /// of a request that registers no more blocks: the prefix tree would not take them.
     pub(crate) fn plan_checkpoints(&mut self, id: RequestId) -> Result<(), KvError> {
         let start = self.committed(id)?;
         let request_prefix = self.sharing.as_ref().and_then(|sharing| sharing.of(id.slot()));
+        let request_prefix = request_prefix.filter(|request_prefix| request_prefix.can_register);
         let Some(checkpoints) = request_prefix.map(|request_prefix| request_prefix.checkpoints)
         else {
             return Ok(());

@@ -167,6 +167,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use kv_layout::config::ModelConfig;
 
     use super::*;
@@ -197,11 +199,16 @@ mod tests {
 
     /// The request computes the tokens from `start` on.
     fn run(ledger: &mut Ledger, id: RequestId, start: u32, tokens: &[u32]) {
+        run_told(ledger, id, start..start + tokens.len() as u32, tokens);
+    }
+
+    /// The request computes the tokens at `positions`, and commits the ids `told`.
+    fn run_told(ledger: &mut Ledger, id: RequestId, positions: Range<u32>, told: &[u32]) {
         let mut array = vec![0; ledger.largest_layout().elements()];
-        let count = tokens.len() as u32;
-        let step = [StepRequest { id, start, tokens: count }];
+        let count = positions.end - positions.start;
+        let step = [StepRequest { id, start: positions.start, tokens: count }];
         ledger.begin_step(LayerGroup::Trunk, &step, &mut array).unwrap();
-        let accepted = [Accepted { id, accepted: count, tokens }];
+        let accepted = [Accepted { id, accepted: count, tokens: told }];
         ledger.commit_step(LayerGroup::Trunk, &accepted).unwrap();
     }
 
@@ -252,6 +259,33 @@ mod tests {
         ledger.enter_restored(id, 128).unwrap();
         ledger.plan_checkpoints(id).unwrap();
         assert_eq!(ledger.saves.due.get(id.slot()), Some(&(id, 128)));
+        ledger.discard_checkpoint(saved).unwrap();
+        ledger.audit().unwrap();
+    }
+
+    /// A request that registers no more blocks evicts no checkpoint of another after a restore either: the prefix tree
+    /// would not take its own.
+    #[test]
+    fn who_registers_no_more_evicts_nothing_after_a_restore() {
+        let mut ledger = ledger();
+        for first in [1000, 2000, 3000] {
+            let tokens: Vec<u32> = (first..first + 129).collect();
+            let id = ledger.admit_with(&told(&tokens)).unwrap().id;
+            run(&mut ledger, id, 0, &tokens);
+            ledger.release(id).unwrap();
+        }
+        let tokens: Vec<u32> = (0..300).collect();
+        let id = ledger.admit_with(&told(&tokens)).unwrap().id;
+        run_told(&mut ledger, id, 0..128, &[]);
+        let saved = ledger.take_checkpoints(&[(id, 128)]).unwrap().remove(0);
+        ledger.check_restore(id, &saved).unwrap();
+        ledger.enter_restored(id, 128).unwrap();
+        ledger.plan_checkpoints(id).unwrap();
+        let before = (ledger.tree_counts(), ledger.reuse_stats());
+        assert_eq!((before.0.checkpoints, ledger.free_checkpoints()), (3, 0), "none is to spare");
+        // It passes the last boundary of its prompt.
+        run_told(&mut ledger, id, 128..300, &[]);
+        assert_eq!((ledger.tree_counts(), ledger.reuse_stats()), before);
         ledger.discard_checkpoint(saved).unwrap();
         ledger.audit().unwrap();
     }

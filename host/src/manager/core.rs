@@ -1,6 +1,6 @@
 //! The core of a cache, which the steps of both layer groups share: configuration, device memory, ledger.
 
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use kernels_gpu::table::KERNELS;
 
@@ -13,6 +13,9 @@ use crate::memory::cache_memory::CacheMemory;
 use crate::poison;
 use crate::schema::Schema;
 
+/// Why [`Core`] has a ledger.
+const THERE: &str = "`unlock` puts it back";
+
 /// The state that the steps of both layer groups share.
 pub(crate) struct Core<B: Backend> {
     pub device: Device<B>,
@@ -21,7 +24,8 @@ pub(crate) struct Core<B: Backend> {
     pub memory: CacheMemory<B>,
     /// The cache's id, which is its ledger's.
     pub id: CacheId,
-    ledger: RwLock<Ledger>,
+    /// `None` only inside [`Self::unlock`].
+    ledger: Option<RwLock<Ledger>>,
     /// The fault words of each layer group as the last check found them. Its lock also lets one thread at a time read poison.
     reported: Mutex<[[u32; KERNELS.len()]; 2]>,
 }
@@ -32,22 +36,43 @@ impl<B: Backend> Core<B> {
         let ledger = Ledger::new(&config)?;
         let schema = Schema::new(&config);
         let memory = CacheMemory::new(&device, &schema, &config)?;
-        let (id, ledger) = (ledger.id(), RwLock::new(ledger));
+        let (id, ledger) = (ledger.id(), Some(RwLock::new(ledger)));
         let reported = Mutex::new([[0; KERNELS.len()]; 2]);
         Ok(Self { device, config, schema, memory, id, ledger, reported })
     }
 
-    /// Locks the ledger for writing. Call it only where the cache or one of its layer groups is borrowed mutably. It may
-    /// wait while another thread begins a step of the other group, or reads poison.
+    /// Locks the ledger for writing: for a layer group, which is borrowed mutably. It may wait while another thread begins
+    /// a step of the other group, or reads poison.
     pub fn ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
         // Ignores lock poisoning: no change of the ledger can panic halfway.
-        self.ledger.write().unwrap_or_else(PoisonError::into_inner)
+        self.lock().write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the ledger for reading. Read locks may be held several times: writers hold the cache, or a layer group,
     /// mutably, so they cannot run at the same time.
     pub fn read_ledger(&self) -> RwLockReadGuard<'_, Ledger> {
-        self.ledger.read().unwrap_or_else(PoisonError::into_inner)
+        self.lock().read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> &RwLock<Ledger> {
+        self.ledger.as_ref().expect(THERE)
+    }
+
+    /// The ledger, for the cache itself. It takes no lock: nobody else uses a core that is borrowed mutably, and a guard
+    /// that was leaked (`std::mem::forget`) holds up nothing.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        let lock = self.ledger.as_mut().expect(THERE);
+        lock.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unlocks a ledger whose guard was leaked, before layer groups share the core: they would wait for it for ever.
+    pub fn unlock(&mut self) {
+        let leaked =
+            self.ledger.take_if(|lock| matches!(lock.try_write(), Err(TryLockError::WouldBlock)));
+        if let Some(lock) = leaked {
+            let ledger = lock.into_inner().unwrap_or_else(PoisonError::into_inner);
+            self.ledger = Some(RwLock::new(ledger));
+        }
     }
 
     /// See [`KvCacheManager::check_faults`]; of the steps of these groups.

@@ -152,7 +152,7 @@ impl<B: Backend> KvCacheManager<B> {
         prompt: &Prompt<'_>,
     ) -> Result<Admission, KvError> {
         self.core().check_stream(stream)?;
-        self.core().ledger().check_free_slot()?;
+        self.core().read_ledger().check_free_slot()?;
         let is_here = self.bring(stream, prompt)?;
         if !is_here && self.tier().is_some_and(|tier| tier.is_storing()) {
             // A transfer to host memory protects its blocks from eviction until it is done.
@@ -293,19 +293,19 @@ impl<B: Backend> KvCacheManager<B> {
     /// Enters a finished transfer to the device.
     fn end_load(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        tier.end_load(&mut core.ledger(), waited)
+        tier.end_load(core.ledger_mut(), waited)
     }
 
     /// Enters a finished transfer to host memory.
     fn end_store(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        tier.end_store(&mut core.ledger(), waited)
+        tier.end_store(core.ledger_mut(), waited)
     }
 
     /// Starts the next load; with `only`, starts that one or nothing.
     fn start_load(&mut self, stream: &Stream<B>, only: Option<PrefetchId>) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        if !tier.begin_load(&mut core.ledger(), only)? {
+        if !tier.begin_load(core.ledger_mut(), only)? {
             return Ok(());
         }
         // Freed blocks must be poisoned before the load writes them, not after.
@@ -317,7 +317,7 @@ impl<B: Backend> KvCacheManager<B> {
         let queued = queued.and_then(|()| tier.queue_load(core, stream));
         if queued.is_err() {
             // If waiting fails now, the next call waits.
-            let _ = tier.end_load(&mut core.ledger(), false);
+            let _ = tier.end_load(core.ledger_mut(), false);
         }
         queued
     }
@@ -325,14 +325,14 @@ impl<B: Backend> KvCacheManager<B> {
     /// Starts the next store to host memory.
     fn start_store(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        if !tier.begin_store(&mut core.ledger()) {
+        if !tier.begin_store(core.ledger_mut()) {
             return Ok(());
         }
         let queued = self.follow_steps(stream);
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
         let queued = queued.and_then(|()| tier.queue_store(core, stream));
         if queued.is_err() {
-            let _ = tier.end_store(&mut core.ledger(), false);
+            let _ = tier.end_store(core.ledger_mut(), false);
         }
         queued
     }

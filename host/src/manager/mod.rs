@@ -78,13 +78,13 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::Model`], [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range;
     /// [`KvError::Device`] with the buffer that did not fit.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
-        let core = Core::new(device, config)?;
-        let has_drafts = !core.config.group_layers(LayerGroup::Draft).is_empty();
-        let steps = |group| StepMemory::new(&core.device, group, &core.config);
+        let mut core = Core::new(device, config)?;
         let tier = Tier::new(&core.device, &core.config, &core.schema)?;
         if tier.is_some() {
-            core.ledger().offer_checkpoints();
+            core.ledger_mut().offer_checkpoints();
         }
+        let has_drafts = !core.config.group_layers(LayerGroup::Draft).is_empty();
+        let steps = |group| StepMemory::new(&core.device, group, &core.config);
         Ok(Self {
             save_jobs: Vec::with_capacity(core.config.num_checkpoints as usize),
             tier,
@@ -100,7 +100,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::NoFreeSlot`].
     pub fn admit(&mut self) -> Result<RequestId, KvError> {
         let _admission = trace::admission(None).entered();
-        self.core.ledger().admit().inspect_err(trace::refused)
+        self.ledger_mut().admit().inspect_err(trace::refused)
     }
 
     /// Ends a request and frees what it held. Kernels of its last step may still run: later steps run
@@ -109,14 +109,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
-        let Self { core, trunk, draft, .. } = self;
-        let mut ledger = core.ledger();
-        trunk.reject_leaked_step(&mut ledger, LayerGroup::Trunk);
-        if let Some(draft) = draft {
-            draft.reject_leaked_step(&mut ledger, LayerGroup::Draft);
-        }
-        ledger.release(id)?;
-        drop(ledger);
+        self.reject_leaked_steps();
+        self.ledger_mut().release(id)?;
         self.poison_slot(id.slot());
         Ok(())
     }
@@ -136,6 +130,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// Both layer groups, to run a draft step while a trunk step is open.
     pub fn groups(&mut self) -> Groups<'_, B> {
         let Self { core, trunk, draft, .. } = self;
+        core.unlock();
+        let core = &*core;
         let group = |memory, group| Group { core, memory, group };
         Groups {
             trunk: group(trunk, LayerGroup::Trunk),
@@ -219,7 +215,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// As [`Ledger::rewind_draft`].
     pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
         self.reject_leaked_steps();
-        self.core.ledger().rewind_draft(id, committed)
+        self.ledger_mut().rewind_draft(id, committed)
     }
 
     /// Waits for `stream` and reports rows that kernels refused since the last check: their indices are out of range, and the kernels
@@ -319,19 +315,26 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// The ledger, read-only. Methods that change it belong to the cache, because they change device memory with it; they
-    /// do not compile while the returned guard is held.
+    /// do not compile while the returned guard is held. A guard that is leaked (`std::mem::forget`) holds up none of them.
     pub fn ledger(&self) -> impl Deref<Target = Ledger> + '_ {
         self.core.read_ledger()
     }
 
+    /// The ledger, for the methods that change it.
+    pub(crate) fn ledger_mut(&mut self) -> &mut Ledger {
+        self.core.ledger_mut()
+    }
+
     /// The core that all steps share, and the step memory of each group.
-    pub(crate) fn parts(&mut self) -> (&Core<B>, &mut StepMemory<B>, Option<&mut StepMemory<B>>) {
-        (&self.core, &mut self.trunk, self.draft.as_mut())
+    pub(crate) fn parts(
+        &mut self,
+    ) -> (&mut Core<B>, &mut StepMemory<B>, Option<&mut StepMemory<B>>) {
+        (&mut self.core, &mut self.trunk, self.draft.as_mut())
     }
 
     /// The core that all steps share, and the host tier.
-    pub(crate) fn tier_parts(&mut self) -> Option<(&Core<B>, &mut Tier<B>)> {
-        Some((&self.core, self.tier.as_deref_mut()?))
+    pub(crate) fn tier_parts(&mut self) -> Option<(&mut Core<B>, &mut Tier<B>)> {
+        Some((&mut self.core, self.tier.as_deref_mut()?))
     }
 
     pub(crate) fn tier(&self) -> Option<&Tier<B>> {

@@ -35,10 +35,10 @@ impl<B: Backend> KvCacheManager<B> {
     /// Rejects steps that were leaked: since the cache is borrowed mutably, no live step borrows it.
     pub(crate) fn reject_leaked_steps(&mut self) {
         let (core, trunk, draft) = self.parts();
-        let mut ledger = core.ledger();
+        let ledger = core.ledger_mut();
         for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
         {
-            memory.reject_leaked_step(&mut ledger, group);
+            memory.reject_leaked_step(ledger, group);
         }
     }
 
@@ -58,7 +58,7 @@ impl<B: Backend> KvCacheManager<B> {
         let (core, trunk, mut draft) = self.parts();
         core.check_stream(stream)?;
         let _running = stream.running("copying between steps").map_err(KvError::from)?;
-        core.ledger().take_freed().for_each(|block| trunk.freed.add_block(block));
+        core.ledger_mut().take_freed().for_each(|block| trunk.freed.add_block(block));
         let groups = std::iter::once(&mut *trunk).chain(draft.as_deref_mut());
         for (group, memory) in LayerGroup::ALL.into_iter().zip(groups) {
             memory.follow(stream)?;

@@ -20,12 +20,12 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn fork(&mut self, stream: &Stream<B>, id: RequestId) -> Result<RequestId, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        let fork = self.core().ledger().begin_fork(id)?;
+        let fork = self.ledger_mut().begin_fork(id)?;
         match self.copy_fork(stream, &fork) {
-            Ok(()) => Ok(self.core().ledger().enter_fork(fork)),
+            Ok(()) => Ok(self.ledger_mut().enter_fork(fork)),
             Err(error) => {
                 self.poison_slot(fork.id.slot());
-                self.core().ledger().undo_fork(fork);
+                self.ledger_mut().undo_fork(fork);
                 Err(error)
             }
         }
@@ -36,7 +36,7 @@ impl<B: Backend> KvCacheManager<B> {
         let slots = SlotCopy { from: of.slot(), to: id.slot() };
         let mut jobs = vec![(Copied::Slots, slots.words())];
         let mut blocks: Vec<_> =
-            self.core().ledger().block_table(*of)?.take(*shared as usize).collect();
+            self.core().read_ledger().block_table(*of)?.take(*shared as usize).collect();
         if let Some((from, to)) = copied {
             let block = BlockCopy { from: *from, to: to.id() };
             jobs.push((Copied::Blocks, block.words()));
@@ -55,14 +55,14 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn suspend(&mut self, stream: &Stream<B>, id: RequestId) -> Result<Suspended, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        let saved_slot = self.core().ledger().take_suspended_slot(id)?;
+        let saved_slot = self.ledger_mut().take_suspended_slot(id)?;
         let copy = SlotCopy { from: id.slot(), to: saved_slot };
         if let Err(error) = self.queue_copies(stream, &[(Copied::Slots, copy.words())], None) {
-            self.core().ledger().return_suspended_slot(saved_slot);
+            self.ledger_mut().return_suspended_slot(saved_slot);
             self.poison_slot(saved_slot);
             return Err(error.into());
         }
-        let suspended = self.core().ledger().detach(id, saved_slot);
+        let suspended = self.ledger_mut().detach(id, saved_slot);
         self.poison_slot(id.slot());
         suspended
     }
@@ -80,7 +80,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<RequestId, StillSuspended> {
         self.reject_leaked_steps();
         let admitted = self.core().check_stream(stream).and_then(|()| {
-            let mut ledger = self.core().ledger();
+            let ledger = self.ledger_mut();
             ledger.check_suspended(&suspended)?;
             ledger.admit()
         });
@@ -94,7 +94,7 @@ impl<B: Backend> KvCacheManager<B> {
         let jobs = [(Copied::Slots, copy.words())];
         match self.queue_copies(stream, &jobs, Some((id.slot(), &blocks))) {
             Ok(()) => {
-                self.core().ledger().attach(id, suspended);
+                self.ledger_mut().attach(id, suspended);
                 self.poison_slot(saved_slot);
                 Ok(id)
             }
@@ -112,7 +112,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`StillSuspended`] with [`KvError::ForeignSuspended`].
     pub fn discard(&mut self, suspended: Suspended) -> Result<(), StillSuspended> {
         let saved_slot = suspended.saved_slot;
-        self.core().ledger().discard(suspended)?;
+        self.ledger_mut().discard(suspended)?;
         self.poison_slot(saved_slot);
         Ok(())
     }

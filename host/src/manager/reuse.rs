@@ -67,13 +67,13 @@ impl<B: Backend> KvCacheManager<B> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
-        let (admission, place) = self.core().ledger().adopt(prompt)?;
+        let (admission, place) = self.ledger_mut().adopt(prompt)?;
         let id = admission.id;
         let continued = place.map_or(Ok(()), |place| {
             let blocks = self.block_table(id)?;
             self.restore_place(stream, id, place, &blocks)
         });
-        if let Err(error) = continued.and_then(|()| self.core().ledger().plan_checkpoints(id)) {
+        if let Err(error) = continued.and_then(|()| self.ledger_mut().plan_checkpoints(id)) {
             self.release(id)?;
             return Err(error);
         }
@@ -85,17 +85,17 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`PinRefused`].
     pub fn pin(&mut self, prefix: &Prompt<'_>, until: Duration) -> Result<Lease, PinRefused> {
-        self.core().ledger().pin(prefix, until)
+        self.ledger_mut().pin(prefix, until)
     }
 
     /// Ends a lease; `false` if it has expired, or belongs to another cache.
     pub fn unpin(&mut self, lease: Lease) -> bool {
-        self.core().ledger().unpin(lease)
+        self.ledger_mut().unpin(lease)
     }
 
     /// Ends the leases whose time is before `now`; returns their number.
     pub fn expire(&mut self, now: Duration) -> usize {
-        self.core().ledger().expire(now)
+        self.ledger_mut().expire(now)
     }
 
     /// Tokens of prompts that were reused, and why others were not.

@@ -27,13 +27,13 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<Vec<SavedCheckpoint>, KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        let saved = self.core().ledger().take_checkpoints(saves)?;
+        let saved = self.ledger_mut().take_checkpoints(saves)?;
         let job = |(&(id, _), saved): (&(RequestId, u32), _)| save_job(id, saved);
         let jobs: Vec<_> = saves.iter().zip(&saved).map(job).collect();
         match self.queue_copies(stream, &jobs, None) {
             Ok(()) => Ok(saved),
             Err(error) => {
-                self.core().ledger().undo_saves(saved);
+                self.ledger_mut().undo_saves(saved);
                 Err(error.into())
             }
         }
@@ -68,9 +68,9 @@ impl<B: Backend> KvCacheManager<B> {
         check: fn(&Ledger, RequestId, &SavedCheckpoint) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         self.reject_leaked_steps();
-        check(&self.core().ledger(), id, from)?;
+        check(&self.core().read_ledger(), id, from)?;
         self.restore_place(stream, id, from.place(), &[])?;
-        self.core().ledger().plan_checkpoints(id)
+        self.ledger_mut().plan_checkpoints(id)
     }
 
     /// As [`Self::restore_checkpoint`], for a request that takes part in no step and has the blocks of the checkpoint's
@@ -82,6 +82,9 @@ impl<B: Backend> KvCacheManager<B> {
         from: SavedPlace,
         blocks: &[BlockId],
     ) -> Result<(), KvError> {
+        self.core().check_stream(stream)?;
+        // No capture begins between the copy and the fills.
+        let _running = stream.running("restoring a checkpoint")?;
         let SavedPlace { checkpoint, boundary, has_draft } = from;
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
@@ -92,10 +95,10 @@ impl<B: Backend> KvCacheManager<B> {
             cleared.map_err(|error| CopiesFailed { error, began: true })
         });
         match restored {
-            Ok(()) => self.core().ledger().enter_restored(id, boundary),
+            Ok(()) => self.ledger_mut().enter_restored(id, boundary),
             Err(CopiesFailed { error, began }) => {
                 if began {
-                    self.core().ledger().lose_rows(id);
+                    self.ledger_mut().lose_rows(id);
                 }
                 Err(error)
             }
@@ -105,7 +108,6 @@ impl<B: Backend> KvCacheManager<B> {
     /// Queues fills that set the windows of a slot's draft layers to zero.
     fn clear_draft_windows(&self, stream: &Stream<B>, slot: SlotId) -> Result<(), KvError> {
         let core = self.core();
-        let _running = stream.running("restoring a checkpoint")?;
         let layers = core.config.group_layers(LayerGroup::Draft);
         for (pool, buffer) in core.memory.pools.of_layers(layers) {
             let bytes = pool.unit_bytes();
@@ -120,12 +122,12 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// As [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).
     pub fn want_checkpoint(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
-        self.core().ledger().want_checkpoint(id, boundary)
+        self.ledger_mut().want_checkpoint(id, boundary)
     }
 
     /// Checkpoints that were saved since the last call; see [`Ledger::take_saved`](crate::Ledger::take_saved).
     pub fn take_saved(&mut self) -> Vec<(RequestId, SavedCheckpoint)> {
-        self.core().ledger().take_saved().collect()
+        self.ledger_mut().take_saved().collect()
     }
 
     /// Saves the requests that passed a wanted position ([`Self::want_checkpoint`]) in a step that could not save it,
@@ -142,17 +144,17 @@ impl<B: Backend> KvCacheManager<B> {
         self.reject_leaked_steps();
         let mut jobs = self.take_job_buffer();
         let due = |(id, saved): &(RequestId, SavedCheckpoint)| save_job(*id, saved);
-        jobs.extend(self.core().ledger().begin_due_saves().iter().map(due));
+        jobs.extend(self.ledger_mut().begin_due_saves().iter().map(due));
         if jobs.is_empty() {
             self.return_job_buffer(jobs);
-            self.core().ledger().finish_due_saves();
+            self.ledger_mut().finish_due_saves();
             return Ok(());
         }
         let queued = self.queue_copies(stream, &jobs, None);
         self.return_job_buffer(jobs);
         match queued {
-            Ok(()) => self.core().ledger().finish_due_saves(),
-            Err(_) => self.core().ledger().cancel_due_saves(),
+            Ok(()) => self.ledger_mut().finish_due_saves(),
+            Err(_) => self.ledger_mut().cancel_due_saves(),
         }
         Ok(queued?)
     }
@@ -184,7 +186,7 @@ impl<B: Backend> KvCacheManager<B> {
         &mut self,
         checkpoint: SavedCheckpoint,
     ) -> Result<(), ForeignCheckpoint> {
-        self.core().ledger().discard_checkpoint(checkpoint)
+        self.ledger_mut().discard_checkpoint(checkpoint)
     }
 }
 

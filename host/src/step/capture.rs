@@ -117,6 +117,8 @@ impl<B: Backend> Layers<'_, B> {
 
     /// Queues the graph alone. If it fails, the counters of attention are reset.
     fn replay_graph(&self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        // A capture that begins in between would record the fills, and the counters would stay as they are.
+        let _running = self.stream.running("replaying a captured step")?;
         let replayed = self.stream.replay(&graph.graph);
         let counters = self.memory.arrivals();
         Ok(replayed.inspect_err(|error| reset_arrivals(&self.stream, error, counters))?)

@@ -37,6 +37,8 @@ impl<B: Backend> RecordedReads<'_, B> {
     /// # Errors
     /// [`KvError::Device`].
     pub fn replay(&self) -> Result<(), KvError> {
+        // As in the replay of a step: no capture records the fills.
+        let _running = self.stream.running("replaying recorded reads")?;
         let replayed = self.stream.replay(&self.graph);
         Ok(replayed.inspect_err(|error| reset_arrivals(&self.stream, error, &self.arrivals))?)
     }

@@ -1,19 +1,14 @@
 //! Tracks which launches of a layer were queued in a step.
 
-use crate::device::DeviceError;
 use crate::error::KvError;
 use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
 
-/// Whether a launch was queued, or may have been. A driver may report an earlier error for a launch that it has queued,
-/// and the emulator runs a kernel up to its fault.
+/// Whether a launch was queued, or may have been.
 pub(super) fn may_have_run(launch: &Result<(), KvError>) -> bool {
-    use DeviceError::{Cuda, Fault, KernelFault};
     match launch {
         Ok(()) => true,
-        Err(KvError::Device(error)) => {
-            matches!(error, Cuda { .. } | Fault(_) | KernelFault { .. })
-        }
+        Err(KvError::Device(error)) => error.may_have_queued(),
         Err(_) => false,
     }
 }

@@ -282,16 +282,16 @@ mod tests {
         });
         let [lost, waited] = roots;
         let (core, tier) = cache.tier_parts().unwrap();
-        let mut ledger = core.ledger();
+        let ledger = core.ledger_mut();
         let lost = tier.want(lost, &tokens, Turn::Last).unwrap();
-        assert!(tier.begin_load(&mut ledger, None).unwrap());
+        assert!(tier.begin_load(ledger, None).unwrap());
         let waited = tier.want(waited, &tokens, Turn::Next).unwrap();
         // None of its copies was queued, as if the device had failed.
-        tier.end_load(&mut ledger, true).unwrap();
+        tier.end_load(ledger, true).unwrap();
         assert!(tier.loading.is_none() && tier.is_wanted(lost), "it is to be repeated");
-        assert!(tier.begin_load(&mut ledger, Some(waited)).unwrap(), "nothing began");
+        assert!(tier.begin_load(ledger, Some(waited)).unwrap(), "nothing began");
         assert_eq!(tier.loading.as_ref().map(|loading| loading.wanted.id), Some(waited));
-        tier.end_load(&mut ledger, true).unwrap();
+        tier.end_load(ledger, true).unwrap();
         assert!(tier.audit().is_ok() && ledger.audit().is_ok());
     }
 }

@@ -48,7 +48,7 @@ impl<B: Backend> Tier<B> {
 
     /// Queues the copies of the store that was begun, after the work in `stream`. On an error the store is lost, and
     /// [`Self::end_store`] releases what it holds.
-    pub fn queue_store(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
+    pub fn queue_store(&mut self, core: &mut Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
         let Self { storing: Some(storing), to_host: streams, .. } = self else { return Ok(()) };
         let PendingStore { source, above, units, in_flight, .. } = storing;
         let missing = source.blocks.split_off(above.blocks() as usize);
@@ -64,7 +64,7 @@ impl<B: Backend> Tier<B> {
             Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
         })?;
         if made(Mistake::ReadNotHeld) {
-            core.ledger().let_go(source);
+            core.ledger_mut().let_go(source);
         }
         Ok(())
     }

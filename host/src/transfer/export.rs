@@ -40,7 +40,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::Overwritten`](crate::KvError::Overwritten) for a request that cannot continue.
     pub fn positions(&mut self, id: RequestId) -> Result<Positions, MoveError> {
         self.reject_leaked_steps();
-        Ok(self.core().ledger().positions(id)?)
+        Ok(self.core().read_ledger().positions(id)?)
     }
 
     /// Begins the export of a request. The request takes no step meanwhile, so that all its parts are of one position.

@@ -21,7 +21,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`MoveError::DraftAhead`], [`MoveError::TooLong`].
     pub fn reserve(&mut self, at: Positions) -> Result<Reserved, MoveError> {
         self.reject_leaked_steps();
-        Ok(Reserved(self.core().ledger().take_room_for(at)?))
+        Ok(Reserved(self.ledger_mut().take_room_for(at)?))
     }
 
     /// Returns room, empty or loaded.
@@ -30,13 +30,12 @@ impl<B: Backend> KvCacheManager<B> {
     /// The room, if it belongs to another cache.
     pub fn give_back(&mut self, room: impl Into<Reserved>) -> Result<(), Reserved> {
         let Reserved(room) = room.into();
-        let mut ledger = self.core().ledger();
+        let ledger = self.ledger_mut();
         if !ledger.has_room(&room) {
             return Err(Reserved(room));
         }
         let slot = room.slot;
         ledger.give_room_up(room);
-        drop(ledger);
         self.poison_slot(slot);
         Ok(())
     }
@@ -71,7 +70,7 @@ impl<B: Backend> KvCacheManager<B> {
         payload: Parts<'_, B>,
     ) -> Result<Loaded, MoveError> {
         self.reject_leaked_steps();
-        if !self.core().ledger().has_room(&room.0) {
+        if !self.core().read_ledger().has_room(&room.0) {
             return Err(MoveError::ForeignRoom(room));
         }
         match self.write_room(stream, port, &room.0, payload) {
@@ -93,7 +92,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// The room with its request, if it belongs to another cache.
     pub fn enter(&mut self, loaded: Loaded) -> Result<RequestId, Loaded> {
-        let mut ledger = self.core().ledger();
+        let ledger = self.ledger_mut();
         if ledger.has_room(&loaded.0) { Ok(ledger.enter_room(loaded.0)) } else { Err(loaded) }
     }
 
@@ -110,7 +109,7 @@ impl<B: Backend> KvCacheManager<B> {
         (at, payload): (Positions, &[u8]),
     ) -> Result<RequestId, MoveError> {
         // Checked before anything is evicted.
-        self.core().ledger().check_positions(at)?;
+        self.core().read_ledger().check_positions(at)?;
         self.check_load(stream, port, (at, payload.len() as u64))?;
         let room = self.reserve(at)?;
         let loaded = self.load(stream, port, room, payload)?;

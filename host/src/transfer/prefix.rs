@@ -52,7 +52,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().check_stream(stream)?;
         self.check_port(port)?;
         self.reject_leaked_steps();
-        let found = self.core().ledger().prefix_of(prompt);
+        let found = self.ledger_mut().prefix_of(prompt);
         Ok(found.map(|(blocks, SavedPlace { checkpoint, boundary, has_draft })| {
             let has_draft = has_draft && port.layout.has_draft_layers();
             let at = Positions { trunk: boundary, draft: if has_draft { boundary } else { 0 } };
@@ -97,7 +97,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
         self.check_port(port)?;
-        self.core().ledger().check_positions(at)?;
+        self.core().read_ledger().check_positions(at)?;
         let (tokens, behind) = prompt.tokens.as_chunks::<BLOCK>();
         let has_draft = at.draft == at.trunk;
         let is_prefix = prompt.tokens.len() == at.trunk as usize && behind.is_empty();
@@ -109,7 +109,7 @@ impl<B: Backend> KvCacheManager<B> {
         let root = root.ok_or(MoveError::NothingShared)?;
         // Before anything is evicted: it is refused while the stream is captured.
         let _running = stream.running("moving a request or a prefix")?;
-        let Some(target) = self.core().ledger().begin_load(&root, tokens)? else {
+        let Some(target) = self.ledger_mut().begin_load(&root, tokens)? else {
             return Ok(None);
         };
         if let Err(error) = self.write_prefix(stream, port, &target, &payload) {
@@ -117,11 +117,11 @@ impl<B: Backend> KvCacheManager<B> {
             // error prevents the wait, no copy runs. If a capture prevents it, the next owner uses the room in the
             // order of the cache's steps, after these copies.
             let _ = stream.synchronize();
-            self.core().ledger().drop_load(target);
+            self.ledger_mut().drop_load(target);
             return Err(error);
         }
         let has_draft = has_draft || !port.layout.has_draft_layers();
-        let (blocks, checkpoint) = self.core().ledger().enter_moved(target, tokens, has_draft);
+        let (blocks, checkpoint) = self.ledger_mut().enter_moved(target, tokens, has_draft);
         Ok(Some(PrefixImport { blocks, checkpoint }))
     }
 

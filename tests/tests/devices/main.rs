@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, EmuDevice, EmuOptions, Emulator};
+use dsv4_kv_tests::environment::flag;
 use dsv4_kv_tests::{fed, hca, history, inputs, model, refused, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
@@ -137,7 +138,7 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
 /// Entries that replace the CUDA half where no GPU can be used.
 fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
     let reason = error.to_string();
-    if std::env::var_os("DSV4_REQUIRE_GPU").is_some_and(|value| value == "1") {
+    if flag("DSV4_REQUIRE_GPU") {
         let failed = move || Err(format!("DSV4_REQUIRE_GPU=1, but: {reason}").into());
         return vec![Trial::test("cuda::device", failed)];
     }

@@ -5,6 +5,7 @@ use dsv4_kv::device::{
 };
 use dsv4_kv::ops::{self, BlockTable, TableUpdate};
 use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::inputs::download;
 
 type Emulated = Failing<Emulator>;
 
@@ -71,6 +72,48 @@ fn a_capture_by_the_owner_refuses_what_has_to_run() {
     device.backend().record_streams(false);
     drop(stream.running("a step").unwrap());
     stream.replay(&graph).unwrap();
+}
+
+/// Fills all of a staged array with sevens.
+fn sevens(array: &mut [u8]) -> Result<(usize, ()), DeviceError> {
+    array.fill(7);
+    Ok((array.len(), ()))
+}
+
+/// An update that was refused, because its stream is another device's, leaves nothing to wait for. A wait for that stream
+/// would fail, and fail the capture too.
+#[test]
+fn a_refused_update_keeps_no_stream_of_another_device() {
+    let (here, own, _) = device();
+    let (_, foreign, buffer) = device();
+    let mut staged = Staged::<_, u8>::new(&here, "staged", 4, 1).unwrap();
+    let refused = staged.update(&foreign, sevens).unwrap_err();
+    assert!(matches!(refused, DeviceError::ForeignDevice { .. }), "{refused}");
+    let graph = foreign.capture(vec![buffer.memory()], || {
+        // A thread that captures may wait for no device.
+        std::thread::scope(|scope| scope.spawn(|| staged.update(&own, sevens)).join().unwrap())?;
+        foreign.fill(&buffer, 1)
+    });
+    assert_eq!(graph.unwrap().nodes(), 1);
+    assert_eq!(download(&own, staged.buffer()), [7; 4]);
+}
+
+/// Nor does one that was refused because its stream is captured: the host does not wait for the work before it.
+#[test]
+fn a_refused_update_is_not_waited_for() {
+    let device = Failing::late(EmuOptions::default());
+    let (stream, ran) = (device.stream().unwrap(), device.event().unwrap());
+    let buffer = device.allocate::<u8>("bytes", 4).unwrap();
+    let mut staged = Staged::<_, u8>::new(&device, "staged", 4, 1).unwrap();
+    device.backend().record_streams(true);
+    let refused = staged.update(&stream, sevens).unwrap_err();
+    assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+    device.backend().record_streams(false);
+    stream.fill(&buffer, 1).unwrap();
+    stream.record(&ran).unwrap();
+    staged.update(&stream, sevens).unwrap();
+    assert!(!ran.has_passed().unwrap(), "the host waited for the stream");
+    assert_eq!(download(&stream, staged.buffer()), [7; 4]);
 }
 
 /// What a capture forbids fails that capture, even if its error is ignored. The driver tells of every capture of a stream,

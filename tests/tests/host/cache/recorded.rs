@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use dsv4_kv::device::{DeviceError, EmuOptions, Emulator, Memory, Stream};
+use dsv4_kv::device::{DeviceError, EmuOptions, Emulator, Memory, Stream, bf16};
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::transfer::{MoveError, Parts, PartsMut};
-use dsv4_kv::{Accepted, LayerId, RequestId};
+use dsv4_kv::{Accepted, CacheConfig, LayerId, Layers, RequestId};
 use dsv4_kv_tests::failing::Failing;
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
-use dsv4_kv_tests::stories::{Formats, Story, config};
+use dsv4_kv_tests::stories::{Formats, Story, config, tiny};
 use kv_layout::geometry::LayerKind::{Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -262,6 +262,95 @@ fn no_capture_begins_in_a_begin_or_a_fork() {
     }
     counts.assert_both();
     fed.assert_holds(id, &story, &stored, TOKENS);
+}
+
+/// A restore of a checkpoint without the windows of draft layers queues a copy, and fills of these windows: if the capture
+/// begins first, the call fails, and nothing has changed; else the capture is refused.
+#[test]
+fn no_capture_begins_in_a_restore() {
+    const BOUNDARY: usize = 128;
+    let device = Failing::emulated(EmuOptions::default());
+    let story = Story::random(&tiny(), BOUNDARY, 52);
+    let settings = CacheConfig { num_checkpoints: 1, ..config(&tiny(), FORMATS, 1) };
+    let mut fed = Fed::new(&device, settings);
+    let id = fed.manager.admit().unwrap();
+    fed.manager.want_checkpoint(id, BOUNDARY as u32).unwrap();
+    fed.lose(&[Part::new(id, &story, 0..BOUNDARY)]);
+    let (_, saved) = fed.manager.take_saved().pop().expect("the chunk saved it");
+    assert!(!saved.has_draft(), "the windows of the draft layer are to be cleared");
+    let (stream, retained) = (fed.stream.clone(), fed.manager.memory());
+    let ledger = |fed: &Fed<Device>| serde_json::to_value(&*fed.manager.ledger()).unwrap();
+    let mut counts = Counts::default();
+    for question in 0.. {
+        let before = ledger(&fed);
+        let restore = || fed.manager.restore_checkpoint(&stream, id, &saved);
+        let (answer, capture) = beside_a_capture(&stream, &retained, question, restore);
+        let is_last = capture.is_none();
+        if counts.count((answer, capture)).is_none() {
+            assert_eq!(ledger(&fed), before, "question {question}");
+        }
+        if is_last {
+            break;
+        }
+    }
+    counts.assert_both();
+    fed.manager.discard_checkpoint(saved).unwrap();
+}
+
+/// The replay of a captured step, and of recorded reads: if a kernel fails, they reset the counters of attention, which a
+/// capture would only record.
+#[test]
+fn no_capture_begins_in_a_replay() {
+    let device = Failing::emulated(EmuOptions::default());
+    let story = Story::random(&[Swa], 2, 53);
+    let mut fed = Fed::new(&device, config(&[Swa], FORMATS, 1));
+    let tile = device.allocate::<bf16>("tile", 128 * 512).unwrap();
+    let lengths = device.allocate::<i32>("lengths", 1).unwrap();
+    let of_reads = [fed.inputs.memory(), vec![tile.memory(), lengths.memory()]].concat();
+    let (stream, retained) = (fed.stream.clone(), fed.manager.memory());
+    let stored = story.stored(&device, FORMATS);
+    let bucket = fed.bucket(1, 1);
+    let graph = fed.capture(bucket, &[], &mut |_, _| Ok(())).remove(0);
+    let mut counts = [Counts::default(), Counts::default()];
+    for question in 0.. {
+        let id = fed.manager.admit().unwrap();
+        let parts = [Part::new(id, &story, 0..1)];
+        let Fed { manager, inputs, .. } = &mut fed;
+        inputs.load(&stream, &parts, 1);
+        let mut step = begin(manager, &stream, &parts, bucket).unwrap().remove(0);
+        let replay = || step.replay(&graph);
+        let (answer, capture) = beside_a_capture(&stream, &retained, question, replay);
+        let is_last = capture.is_none();
+        if counts[0].count((answer, capture)).is_none() {
+            assert_eq!(step.progress(LAYER).unwrap(), LayerProgress::NotStarted);
+            step.replay(&graph).unwrap();
+        }
+        step.commit(&[Accepted::count(id, 1)]).unwrap();
+
+        let parts = [Part::new(id, &story, 1..2)];
+        inputs.load(&stream, &parts, 1);
+        let mut step = begin(manager, &stream, &parts, Padding::None).unwrap().remove(0);
+        drop(inputs.update(&mut step, LAYER).unwrap());
+        let gather = |layers: &mut Layers<'_, Device>| {
+            inputs.resume(layers, LAYER)?.gather_window(0..1, &tile, &lengths)
+        };
+        let reads = step.record_reads(of_reads.clone(), gather).unwrap();
+        let replay = || reads.replay();
+        let (answer, capture) = beside_a_capture(&stream, &retained, question, replay);
+        let is_last = is_last && capture.is_none();
+        if counts[1].count((answer, capture)).is_none() {
+            reads.replay().unwrap();
+        }
+        drop(reads);
+        inputs.resume(&mut step, LAYER).unwrap().append().unwrap();
+        step.commit(&[Accepted::count(id, 1)]).unwrap();
+        fed.assert_holds(id, &story, &stored, 2);
+        fed.manager.release(id).unwrap();
+        if is_last {
+            break;
+        }
+    }
+    counts.iter().for_each(Counts::assert_both);
 }
 
 /// Exports and imports through host memory and device memory: wherever the capture begins, either the call fails and

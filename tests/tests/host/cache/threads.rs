@@ -5,10 +5,10 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use dsv4_kv::device::{CudaOptions, DeviceError, EmuDevice, EmuOptions, Graph};
+use dsv4_kv::device::{CudaOptions, DeviceError, EmuDevice, EmuOptions, Graph, Null, NullDevice};
 use dsv4_kv::events::EventSource;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CacheConfig, KvCacheManager, Prompt};
+use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, Prompt, StepRequest};
 use dsv4_kv_tests::failing::Failing;
 use dsv4_kv_tests::inputs::download;
 
@@ -136,4 +136,41 @@ fn who_looks_at_the_ledger_stops_nobody_from_looking() {
     let waited = waits.recv_timeout(Duration::from_secs(60));
     assert!(waited.is_ok(), "something waits for a ledger that is only looked at, or has failed");
     look.join().unwrap();
+}
+
+/// A guard of the ledger that was leaked, as a leaked step, holds up nobody who changes the ledger.
+#[test]
+fn a_leaked_guard_of_the_ledger_holds_up_nobody() {
+    let model = ModelConfig::preset("tiny").unwrap();
+    let smallest = CacheConfig::new(model);
+    let config =
+        CacheConfig { max_requests: 2, num_checkpoints: 2, host_bytes: 1 << 20, ..smallest };
+    let mut cache = KvCacheManager::new(NullDevice::null(1 << 34), config).unwrap();
+    let stream = cache.device().stream().unwrap();
+    let leak = |cache: &KvCacheManager<Null>| std::mem::forget(cache.ledger());
+    let (done, waits) = mpsc::channel();
+    let go_on = thread::spawn(move || {
+        leak(&cache);
+        let id = cache.admit().unwrap();
+        let requests = [StepRequest { id, start: 0, tokens: 1 }];
+        leak(&cache);
+        drop(cache.begin_step(&stream, Launches::Eager, &requests).unwrap());
+        leak(&cache);
+        let mut step = cache.begin_step(&stream, Launches::Eager, &requests).unwrap();
+        step.skip_kernels();
+        step.commit(&[Accepted::count(id, 1)]).unwrap();
+        leak(&cache);
+        let fork = cache.fork(&stream, id).unwrap();
+        leak(&cache);
+        cache.advance_tier(&stream).unwrap();
+        for id in [id, fork] {
+            leak(&cache);
+            cache.release(id).unwrap();
+        }
+        assert_eq!(cache.ledger().live_requests(), 0);
+        done.send(()).unwrap();
+    });
+    let waited = waits.recv_timeout(Duration::from_secs(60));
+    assert!(waited.is_ok(), "something waits for a guard that nobody holds, or has failed");
+    go_on.join().unwrap();
 }
