@@ -29,6 +29,9 @@ pub struct ColdCache {
 /// The longest single wait of the scheduler for the store, so that it can handle other events.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How long dropping a cold tier waits for the store. The next server computes what is not stored by then.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The least time between two reports of errors of one kind.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -176,6 +179,14 @@ impl<B: Backend> Cold<B> {
     /// The counters of the cold tier.
     pub fn stats(&self) -> ColdStats {
         self.0.as_ref().map_or(ColdStats::default(), |open| open.tier.stats())
+    }
+}
+
+impl<B: Backend> Drop for Cold<B> {
+    fn drop(&mut self) {
+        if let Some(open) = self.0.take() {
+            open.tier.close(CLOSE_TIMEOUT);
+        }
     }
 }
 

@@ -37,7 +37,7 @@ pub struct CompletionRequest {
     /// The seed of the first completion of each prompt, if the client gave one. Each further completion uses the next
     /// number.
     pub seed: Option<u64>,
-    /// Only completions with the same salt share cached prefixes.
+    /// Only completions with the same salt share cached prefixes. Empty if the client gave none.
     pub cache_salt: String,
     /// Stop texts, which end a completion.
     pub stop: Vec<String>,
@@ -93,7 +93,7 @@ impl CompletionRequest {
             top_p: fields.number("top_p", [0.0, 1.0])?.unwrap_or(1.0),
             n,
             seed: seed(fields.value("seed"))?,
-            cache_salt: salt(fields.get("cache_salt", "a string")?.unwrap_or_default())?,
+            cache_salt: salt(fields.get("cache_salt", "a string")?)?,
             stop: stops(fields.value("stop"))?,
             logprobs: fields.number("logprobs", [0, MAX_LOGPROBS])?.map(|most| most as usize),
             stream,
@@ -154,15 +154,18 @@ fn seed(value: Option<Value>) -> Result<Option<u64>, ApiError> {
     value.as_u64().or(signed).map(Some).ok_or_else(refused)
 }
 
-fn salt(salt: String) -> Result<String, ApiError> {
-    let bytes = salt.len();
-    if bytes > MAX_SALT_BYTES {
-        let text = format!(
+/// The salt; empty without one. A client that sends an empty one means its own, and has lost it.
+fn salt(salt: Option<String>) -> Result<String, ApiError> {
+    let Some(salt) = salt else { return Ok(String::new()) };
+    let text = match salt.len() {
+        0 => "`cache_salt` is empty: send the salt of a tenant, or leave it out to share prefixes with all who do"
+            .to_owned(),
+        1..=MAX_SALT_BYTES => return Ok(salt),
+        bytes => format!(
             "`cache_salt` has {bytes} bytes; it may have {MAX_SALT_BYTES}: send a digest of it"
-        );
-        return Err(ApiError::invalid("cache_salt", text));
-    }
-    Ok(salt)
+        ),
+    };
+    Err(ApiError::invalid("cache_salt", text))
 }
 
 fn stops(value: Option<Value>) -> Result<Vec<String>, ApiError> {
@@ -234,6 +237,10 @@ mod tests {
         assert_eq!((request.temperature, request.top_p), (1.0, 1.0));
         assert_eq!((request.stop.len(), request.logprobs), (0, None));
         assert_eq!(request.seed, None);
+        for (salt, read_as) in [(Value::Null, ""), (json!("x"), "x")] {
+            let request = read(json!({ "cache_salt": salt })).expect("a request");
+            assert_eq!(request.cache_salt, read_as);
+        }
         let neutral = json!({ "ignore_eos": false, "min_p": 0, "min_tokens": 0, "repetition_penalty": 1.0,
                               "skip_special_tokens": true, "top_k": -1, "stream": true,
                               "stream_options": { "include_obfuscation": false } });
@@ -285,6 +292,7 @@ mod tests {
             ("stop", json!(["a", "b", "c", "d", "e"])),
             ("stop", json!("x".repeat(1025))),
             ("cache_salt", json!("x".repeat(257))),
+            ("cache_salt", json!("")),
             ("stream", json!("yes")),
             ("model", json!(3)),
             ("user", json!(3)),

@@ -89,6 +89,10 @@ impl ColdOptions {
 ///
 /// It belongs to one cache, and lies below its host tier. Call [`Self::advance`] between steps, as
 /// [`KvCacheManager::advance_tier`]. Only the store's own thread waits for the store.
+///
+/// Dropping it stores the prefixes that were handed to the store, and waits for that. The first one that the store does not
+/// take is the last one. Its client may repeat a call for minutes, and a directory may never answer: [`Self::close`] has a
+/// limit.
 pub struct ColdTier<B: Backend> {
     /// The cache to which it belongs.
     cache: CacheId,
@@ -130,6 +134,12 @@ impl<B: Backend> ColdTier<B> {
     /// Opens the store of `url`, or a local directory, below the host tier of `cache`. A directory that does not exist
     /// is created, for the process's user alone: objects contain prompts and salts. Whoever can write to the store can
     /// change what prompts continue from, since digests have no key.
+    ///
+    /// A URL has `://` behind its scheme; a directory whose name looks like a scheme and a colon is written `./NAME`. What
+    /// no store reads of a URL is refused: a query, a fragment, a password, a user name except Azure's container, and the
+    /// port of a bucket. Keys and endpoints are options ([`ColdOptions`]).
+    ///
+    /// Waits for the list of the store's objects, as long as the store's client repeats that call.
     ///
     /// `identity` distinguishes the bytes of this cache from those of others with the same configuration: a digest of
     /// the model's weights, and of anything else that changes the bytes. A prefix is read only if it was stored with
@@ -303,6 +313,13 @@ impl<B: Backend> ColdTier<B> {
         while self.pending > 0 {
             self.wait(cache, Duration::MAX);
         }
+    }
+
+    /// Closes the tier as dropping it does, but waits no longer than `most`. Returns the number of prefixes that were handed
+    /// to the store and are not stored. If one of them is being written then, it may be stored later, unless the process
+    /// ends before. Call [`Self::advance`] or [`Self::settle`] before, to hand over what has arrived in host memory.
+    pub fn close(self, most: Duration) -> usize {
+        self.store.close(most)
     }
 
     /// Whether the tier belongs to this cache; records an error if not.

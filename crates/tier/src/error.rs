@@ -1,6 +1,6 @@
 //! Why a prefix was not stored, or not read.
 
-use crate::image::ImageError;
+use crate::image::{ImageError, NoMemory};
 
 /// Why a prefix was not stored, or not read.
 #[derive(Debug, thiserror::Error)]
@@ -22,10 +22,13 @@ pub enum ColdError {
     /// The store did not take a prefix, for instance because the store itself does not exist.
     #[error("the store did not take a prefix: {0}")]
     NotStored(#[source] object_store::Error),
+    /// The host has no memory for the bytes of a prefix, which was not stored.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
     /// The store's URL cannot be used.
     #[error("{url}: {why}")]
     Url {
-        /// The URL.
+        /// The URL, without the parts that may be keys if these are refused.
         url: String,
         /// Why.
         why: String,

@@ -105,6 +105,16 @@ pub enum ImageError {
     OtherTokens,
 }
 
+/// The host has no memory for the bytes of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the host has no {bytes} bytes of memory for the image of a prefix, which is not stored; give the process more, or a smaller host tier"
+)]
+pub struct NoMemory {
+    /// Bytes of the image.
+    pub bytes: u64,
+}
+
 /// The prefix of an image: all of this must be equal when the image is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'s> {
@@ -150,20 +160,20 @@ pub struct Image<'i> {
 }
 
 /// The bytes of an image. `blocks` appends the images of its blocks, then `checkpoint` the checkpoint.
+///
+/// # Errors
+/// [`NoMemory`]; neither of the two was called then.
 pub fn encode(
     subject: &Subject<'_>,
     (first, origin, has_draft): (u32, u8, bool),
     blocks: impl FnOnce(&mut Vec<u8>),
     checkpoint: impl FnOnce(&mut Vec<u8>),
-) -> Vec<u8> {
+) -> Result<Vec<u8>, NoMemory> {
     let Subject { identity, root, tokens, block_bytes, checkpoint_bytes } = *subject;
     let flags = u32::from(has_draft) | u32::from(origin) << 8;
     let own = tokens.len().saturating_sub(first as usize);
     let most = Subject { tokens: &tokens[..own], ..*subject }.most_bytes();
-    let room = usize::try_from(most).unwrap_or(0).saturating_add(4 * BLOCK * (first as usize));
-    let mut bytes = Vec::new();
-    // Otherwise it is copied as it grows. If so much memory cannot be reserved, it grows nevertheless.
-    let _ = bytes.try_reserve_exact(room);
+    let mut bytes = reserved(most.saturating_add(u64::from(first) * (4 * BLOCK as u64)))?;
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&flags.to_le_bytes());
@@ -190,7 +200,16 @@ pub fn encode(
     }
     let digest = Sha256::digest(&bytes[..SIGNED]);
     bytes[SIGNED..HEADER].copy_from_slice(&digest);
-    bytes
+    Ok(bytes)
+}
+
+/// An empty vector with room for all `bytes` of an image: one that grew would be copied, and would end the process where
+/// memory is short.
+fn reserved(bytes: u64) -> Result<Vec<u8>, NoMemory> {
+    let (mut all, refused) = (Vec::new(), NoMemory { bytes });
+    let room = usize::try_from(bytes).map_err(|_| refused)?;
+    all.try_reserve_exact(room).map_err(|_| refused)?;
+    Ok(all)
 }
 
 /// Access to the numbers of a header, by byte offset.

@@ -37,11 +37,17 @@ impl Key {
 
     /// The key of an object by its name; `None` for a name of another form.
     pub fn of_name(name: &str) -> Option<Self> {
-        let digits =
-            name.rsplit('/').next().filter(|digits| digits.len() == 64 && digits.is_ascii())?;
+        let (pairs, []) = name.rsplit('/').next()?.as_bytes().as_chunks::<2>() else { return None };
+        let pairs: &[[u8; 2]; 32] = pairs.try_into().ok()?;
+        // Only as `Self::name` writes it: names differ in capitals, and the object of the key would be another one.
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
         let mut key = [0; 32];
-        for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
-            *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+        for (byte, &[high, low]) in key.iter_mut().zip(pairs) {
+            *byte = digit(high)? << 4 | digit(low)?;
         }
         Some(Self(key))
     }
@@ -68,7 +74,15 @@ mod tests {
         assert!(keys[0] != keys[1] && others[0][0] != keys[0] && others[1][1] != keys[1]);
         assert_eq!(others[1][0], keys[0], "the same first block");
         assert_eq!(Key::of_name(&keys[1].name()), Some(keys[1]));
-        assert_eq!([Key::of_name("v1/00"), Key::of_name("x")], [None, None]);
+        let zeros = "00".repeat(32);
+        assert_eq!(Key::of_name(&zeros), Some(Key([0; 32])));
+        let longer = [format!("{zeros}0"), format!("{zeros}00")];
+        let names = ["v1/00", "x", "", &zeros[1..], &longer[0], &longer[1]].map(str::to_owned);
+        // `u8::from_str_radix` takes signs and capitals.
+        let digits = ["+f", "FF", "Ff", "-0", "0x", "\u{e9}"].map(|pair| pair.repeat(32));
+        for name in names.iter().chain(&digits) {
+            assert_eq!(Key::of_name(name), None, "{name}");
+        }
     }
 
     /// Checks `count` pairs: the same tokens under two salts or adapters. Each name must belong to one

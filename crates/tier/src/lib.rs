@@ -90,4 +90,4 @@ mod store;
 
 pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId, MOST_FETCHES};
 pub use error::{ColdError, ColdErrorKind};
-pub use image::{ImageError, Section};
+pub use image::{ImageError, NoMemory, Section};

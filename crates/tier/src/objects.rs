@@ -129,7 +129,7 @@ impl Objects {
             (first as u32, origin.index() as u8, has_draft),
             |bytes| source.blocks(first, bytes),
             |bytes| source.checkpoint(bytes),
-        );
+        )?;
         let len = bytes.len() as u64;
         let path = self.path(key);
         self.put(&path, bytes.into()).await.map_err(ColdError::NotStored)?;

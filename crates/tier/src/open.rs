@@ -22,27 +22,76 @@ pub(crate) fn open(
     options: &[(String, String)],
 ) -> Result<(Box<dyn ObjectStore>, Path), ColdError> {
     let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
-    let directory = match url.split_once("://") {
-        None => Some(url.to_owned()),
-        // A host name would be taken for a directory.
-        Some(("file", path)) if !path.starts_with('/') => {
-            return Err(refused(
-                "give an absolute path behind `file://`, or a path alone".to_owned(),
-            ));
-        }
-        Some(("file", path)) => Some(path.to_owned()),
-        Some(_) => None,
-    };
-    if let Some(directory) = directory {
-        let directory = FilePath::new(&directory);
+    if let Some(directory) = directory(url).map_err(|why| refused(why.to_owned()))? {
         create(directory).map_err(|error| refused(error.to_string()))?;
         remove_leftovers(&directory.join(FOLDER));
         let objects = LocalFileSystem::new_with_prefix(directory)?;
         return Ok((Box::new(objects), Path::default()));
     }
     let parsed = Url::parse(url).map_err(|error| refused(error.to_string()))?;
+    check_parts(&parsed)
+        .map_err(|why| ColdError::Url { url: without_secrets(&parsed), why: why.to_owned() })?;
     let options = options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     parse_url_opts(&parsed, options).map_err(|error| refused(error.to_string()))
+}
+
+/// The local directory that `url` names, if it names one; or why it may not.
+fn directory(url: &str) -> Result<Option<&FilePath>, &'static str> {
+    match url.split_once("://") {
+        None if begins_as_url(url) => {
+            Err("write `SCHEME://` for a store, or `./PATH` for a directory with this name")
+        }
+        None => Ok(Some(FilePath::new(url))),
+        Some((scheme, path)) if scheme.eq_ignore_ascii_case("file") => {
+            // A host name would be taken for a directory.
+            let is_absolute = path.starts_with('/');
+            let why = "give an absolute path behind `file://`, or a path alone";
+            is_absolute.then(|| Some(FilePath::new(path))).ok_or(why)
+        }
+        Some(_) => Ok(None),
+    }
+}
+
+/// Whether a text without `://` begins with a URL's scheme, as `s3:bucket` does. A single letter is a drive.
+fn begins_as_url(text: &str) -> bool {
+    let Some((scheme, _)) = text.split_once(':') else { return false };
+    let may_be_in = |byte: u8| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte);
+    scheme.len() > 1
+        && scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(may_be_in)
+}
+
+/// Refuses the parts of a URL that `object_store` ignores, and a local directory, which [`create`] has not made.
+fn check_parts(url: &Url) -> Result<(), &'static str> {
+    let scheme = url.scheme();
+    // Azure's driver for Hadoop writes CONTAINER@ACCOUNT.dfs.core.windows.net.
+    let has_container = matches!(scheme, "az" | "abfs" | "abfss");
+    if scheme == "file" {
+        return Err("begin with `file:///`, or give a path alone");
+    }
+    if url.password().is_some() || (!url.username().is_empty() && !has_container) {
+        return Err("a URL may have no user name and no password: set keys by the store's options");
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("a URL may have no `?` and no `#`: set keys by the store's options");
+    }
+    if url.port().is_some() && !matches!(scheme, "http" | "https") {
+        return Err(
+            "the URL of a bucket may have no port: set the store's endpoint by its options",
+        );
+    }
+    Ok(())
+}
+
+/// The URL without the parts that may be keys, for a message.
+fn without_secrets(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    // Both fail for a URL without a host, which has neither.
+    let _ = url.set_password(None);
+    let _ = url.set_username("");
+    url.into()
 }
 
 /// Creates a directory for the process's user alone, since objects contain prompts and salts. A directory that exists
@@ -82,6 +131,50 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+
+    /// What a URL would lose is refused, with the reason and without its secrets.
+    #[test]
+    fn parts_that_no_store_reads_are_refused() {
+        let refused = |url: &str| open(url, &[]).map(drop).unwrap_err().to_string();
+        for (url, shown, why) in [
+            ("s3://bucket/x?region=a", "s3://bucket/x", "no `?`"),
+            ("s3://bucket/x#y", "s3://bucket/x", "no `?`"),
+            (
+                "https://a.blob.core.windows.net/c?sig=key",
+                "https://a.blob.core.windows.net/c",
+                "no `?`",
+            ),
+            ("https://me:key@host/x", "https://host/x", "no password"),
+            ("s3://key@bucket/x", "s3://bucket/x", "no user name"),
+            (
+                "abfss://c:key@a.dfs.core.windows.net/x",
+                "abfss://a.dfs.core.windows.net/x",
+                "no password",
+            ),
+            ("s3://127.0.0.1:9000/bucket", "s3://127.0.0.1:9000/bucket", "endpoint"),
+            (" file:///no/such/directory", "file:///no/such/directory", "`file:///`"),
+        ] {
+            let message = refused(url);
+            assert!(message.starts_with(&format!("{shown}: ")), "{url}: {message}");
+            assert!(message.contains(why) && !message.contains("key@"), "{url}: {message}");
+        }
+        for url in
+            ["abfss://c@a.dfs.core.windows.net/x", "http://127.0.0.1:9000/x", "s3://bucket/x"]
+        {
+            assert_eq!(check_parts(&Url::parse(url).unwrap()), Ok(()), "{url}");
+        }
+    }
+
+    /// A path may have colons, and one letter before the first is a drive.
+    #[test]
+    fn a_scheme_is_told_from_a_path() {
+        for url in ["s3:/bucket/x", "file:/x", "s3:bucket", "gs:", "a+b.c-1:x"] {
+            assert!(begins_as_url(url), "{url}");
+        }
+        for path in ["./s3:x", "a/b:c", "/a:b", "C:/x", "3s:x", "_a:b", ":x", "a b:c", "prefixes"] {
+            assert!(!begins_as_url(path), "{path}");
+        }
+    }
 
     /// Only old files that `object_store` has not renamed are removed.
     #[test]

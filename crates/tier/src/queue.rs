@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use dsv4_kv::{Origin, RootKey};
 
+use crate::error::ColdError;
 use crate::image::BLOCK;
 use crate::key::Key;
 
@@ -128,6 +129,8 @@ pub(crate) struct Queue {
     pub reading: Option<u64>,
     /// Number of prefixes that were read and are not in host memory yet. With [`FOUND`] of them no other is read.
     pub found: usize,
+    /// Number of prefixes that were to be stored and are not. One that failed while the queue was open does not count.
+    pub unstored: usize,
     pub is_closed: bool,
 }
 
@@ -153,6 +156,31 @@ impl Shared {
     pub fn queue(&self) -> MutexGuard<'_, Queue> {
         // Ignores lock poisoning: every change of the queue is a single call, so that no panic leaves it half changed.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a prefix that is to be stored.
+    pub fn store(&self, source: Box<dyn Source>) {
+        let mut queue = self.queue();
+        queue.unstored += 1;
+        queue.stores.push_back(source);
+        self.changed.notify_one();
+    }
+
+    /// Notes the end of a store. In a closed queue the first prefix that the store does not take is the last one: each
+    /// could wait for all retries of a store that is gone.
+    pub fn stored(&self, result: &Result<u64, ColdError>) {
+        let mut queue = self.queue();
+        if result.is_ok() || !queue.is_closed {
+            queue.unstored -= 1;
+        } else if matches!(result, Err(ColdError::NotStored(_))) {
+            queue.stores.clear();
+        }
+    }
+
+    /// From now on hands out no more reads, and no jobs at all once the others are done.
+    pub fn close(&self) {
+        self.queue().is_closed = true;
+        self.changed.notify_one();
     }
 
     /// Whether the read that is under way was not cancelled.

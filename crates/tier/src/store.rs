@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dsv4_kv::RootKey;
 use object_store::ObjectStore;
@@ -32,7 +32,8 @@ pub(crate) enum Done {
     Worked,
 }
 
-/// A store and its thread. Dropping it stores all prefixes that wait to be stored, and waits for them.
+/// A store and its thread. Dropping it stores all prefixes that wait to be stored, until the store does not take one, and
+/// waits for that.
 pub(crate) struct Store {
     shared: Arc<Shared>,
     /// The objects that the store has, as far as is known.
@@ -75,8 +76,7 @@ impl Store {
 
     /// Queues a prefix to be stored.
     pub fn store(&self, source: Box<dyn Source>) {
-        self.shared.queue().stores.push_back(source);
-        self.shared.changed.notify_one();
+        self.shared.store(source);
     }
 
     /// The keys of a prompt's whole blocks; `None` if the store is not known to have a prefix of more than `worth`
@@ -137,13 +137,33 @@ impl Store {
             std::mem::take(&mut queue.works)
         };
     }
+
+    /// Stores the prefixes that wait to be stored, as dropping it does, but waits no longer than `most`. Returns the
+    /// number of prefixes that are not stored. After `most` the thread is left alone: it ends when the store has answered
+    /// the call under way.
+    pub fn close(mut self, most: Duration) -> usize {
+        self.shared.close();
+        let begin = Instant::now();
+        loop {
+            match self.done.recv_timeout(most.saturating_sub(begin.elapsed())) {
+                Ok(_) => {}
+                // The thread has ended.
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.thread = None;
+                    break;
+                }
+            }
+        }
+        // First, so that no further store begins after the count.
+        self.clear();
+        self.shared.queue().unstored
+    }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // A closed queue hands out no more reads.
-        self.shared.queue().is_closed = true;
-        self.shared.changed.notify_one();
+        self.shared.close();
         // A panic of the thread cannot be reported here.
         self.thread.take().map(JoinHandle::join);
         // After a panic of the thread the remaining works hold references to the queue that holds
@@ -159,6 +179,7 @@ fn serve(mut objects: Objects, runtime: &Runtime, queue: &Arc<Shared>, done: &Se
             Job::Store(source) => {
                 let mut errors = Vec::new();
                 let stored = runtime.block_on(objects.store(&*source, &mut errors));
+                queue.stored(&stored);
                 Done::Stored(stored, errors)
             }
             Job::Read(wanted) => {

@@ -1,6 +1,6 @@
 //! Images: a written image can be read, and any change of it is noticed.
 
-use dsv4_kv_tier::image::{HEADER, Image, Subject, decode, encode};
+use dsv4_kv_tier::image::{HEADER, Image, NoMemory, Subject, decode, encode};
 use dsv4_kv_tier::{ImageError, Section};
 
 const BLOCK_BYTES: u64 = 48;
@@ -19,7 +19,21 @@ fn subject(tokens: &[[u32; 128]]) -> Subject<'_> {
 fn image(subject: &Subject<'_>) -> Vec<u8> {
     let blocks = |bytes: &mut Vec<u8>| bytes.extend((0..2 * BLOCK_BYTES).map(|at| at as u8));
     let checkpoint = |bytes: &mut Vec<u8>| bytes.extend([7; CHECKPOINT_BYTES as usize]);
-    encode(subject, (1, 2, true), blocks, checkpoint)
+    encode(subject, (1, 2, true), blocks, checkpoint).unwrap()
+}
+
+/// An image for which there is no memory is an error, which names its bytes, and none of it is copied.
+#[test]
+fn an_image_without_memory_is_refused() {
+    fn never(_: &mut Vec<u8>) {
+        panic!("nothing is copied");
+    }
+    let tokens = tokens();
+    for block_bytes in [1 << 62, u64::MAX] {
+        let longest = Subject { block_bytes, ..subject(&tokens) };
+        let NoMemory { bytes } = encode(&longest, (1, 2, true), never, never).unwrap_err();
+        assert!(bytes >= block_bytes, "{bytes}");
+    }
 }
 
 #[test]
@@ -102,7 +116,8 @@ fn foreign_images_are_refused() {
             (1, 0, false),
             |bytes| bytes.resize(bytes.len() + blocks as usize, 1),
             |bytes| bytes.resize(bytes.len() + CHECKPOINT_BYTES as usize, 2),
-        );
+        )
+        .unwrap();
         assert!(decode(&bytes, &subject).is_ok());
         assert_eq!(decode(&bytes, &own), Err(want));
     }
@@ -114,6 +129,7 @@ fn foreign_images_are_refused() {
         (1, 0, false),
         |bytes| bytes.resize(bytes.len() + 2 * (BLOCK_BYTES as usize + 16), 1),
         |bytes| bytes.resize(bytes.len() + CHECKPOINT_BYTES as usize, 2),
-    );
+    )
+    .unwrap();
     assert_eq!(decode(&bytes, &own), Err(ImageError::Sizes { needed, found }));
 }

@@ -62,7 +62,7 @@
 //! let fabric = Fabric::default();
 //! // 1 GiB of offers at most, each for a minute.
 //! let (mut sender, mut port) = (Sender::new(Loopback::new(&fabric), 1 << 30), ours.open_port()?);
-//! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"");
+//! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"")?;
 //! let mut export = ours.export(&stream, &mut port, id)?;
 //! let at = export.positions();
 //! let mut transfer = sender.open(&export, fingerprint, (at, &tokens))?;
@@ -74,7 +74,7 @@
 //! let deadlines = Deadlines { read, fence, quiet };
 //! let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 1 << 30);
 //! let mut port = theirs.open_port()?;
-//! let fingerprint = Fingerprint::new(theirs.config(), b"revision of the weights", b"salt", b"");
+//! let fingerprint = Fingerprint::new(theirs.config(), b"revision of the weights", b"salt", b"")?;
 //! let layout = port.layout().clone();
 //! let max_context = theirs.config().max_context;
 //! let expected =

@@ -47,7 +47,7 @@ impl Sample {
 
     fn of(kind: ImageKind, at: Positions, random: &mut StdRng) -> Self {
         let config = if kind == ImageKind::Prefix { two_layers() } else { config() };
-        let fingerprint = Fingerprint::new(&config, b"weights", b"salt", b"");
+        let fingerprint = Fingerprint::new(&config, b"weights", b"salt", b"").unwrap();
         let layout = PartLayout::new(&config);
         let parts = kind.parts(&layout, at);
         let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
@@ -234,9 +234,20 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(changed(12, 2 << 16), ImageError::UnknownKind { found: 2 });
     // A request whose header says that it is a prefix.
     assert_eq!(changed(12, 1 << 16), ImageError::NoBoundary { at: at(6, 5) });
-    assert_eq!(changed(16, 1), ImageError::Foreign(Fact::Shape));
-    assert_eq!(changed(48, 1), ImageError::Foreign(Fact::Weights));
-    assert_eq!(changed(80, 1), ImageError::Foreign(Fact::Owner));
+    // The message has the beginnings of both digests, and what they are of.
+    let Fingerprint { shape, weights, owner } = sample.manifest.fingerprint;
+    for (place, wanted, digest, of) in [
+        (16, Fact::Shape, shape, "attention split"),
+        (48, Fact::Weights, weights, "identity of the weights"),
+        (80, Fact::Owner, owner, "salt and adapter"),
+    ] {
+        let error = changed(place, 1);
+        let start = u32::from_be_bytes(digest[..4].try_into().unwrap());
+        assert_eq!(error, ImageError::Foreign { fact: wanted, needed: start, found: 1 << 24 });
+        let message = error.to_string();
+        assert!(message.contains("01000000") && message.contains(of), "{message}");
+        assert!(message.contains(&format!("{start:08x}")), "{message}");
+    }
     assert_eq!(changed(112, 7), ImageError::Tokens { tokens: 6, at: at(7, 5) });
     assert!(matches!(changed(116, 6), ImageError::Section { .. }));
     assert_eq!(changed(116, 7), ImageError::Drafts { at: at(6, 7) });
@@ -313,20 +324,26 @@ fn sections_longer_than_memory_are_refused() {
 #[test]
 fn a_fingerprint_is_of_what_makes_other_bytes() {
     use kv_layout::index_row::IndexFormat;
-    let own = Fingerprint::new(&config(), b"w", b"s", b"a");
+    let of = |config: &CacheConfig, weights: &[u8], salt: &[u8], adapter: &[u8]| {
+        Fingerprint::new(config, weights, salt, adapter).unwrap()
+    };
+    let own = of(&config(), b"w", b"s", b"a");
     let larger = CacheConfig { max_draft: 3, num_blocks: 9, max_requests: 4, ..config() };
-    assert_eq!(Fingerprint::new(&larger, b"w", b"s", b"a"), own);
+    assert_eq!(of(&larger, b"w", b"s", b"a"), own);
     // The same model read from a checkpoint's `config.json`, where it has another name.
     let read = ModelConfig::from_json(include_str!("../../../tests/configs/flash.json")).unwrap();
     let preset = ModelConfig::preset("flash").unwrap();
     assert_ne!(read.name, preset.name);
     let [read, preset] = [read, preset].map(CacheConfig::new);
-    assert_eq!(Fingerprint::new(&read, b"w", b"", b""), Fingerprint::new(&preset, b"w", b"", b""));
+    assert_eq!(of(&read, b"w", b"", b""), of(&preset, b"w", b"", b""));
     let other = CacheConfig { index_format: IndexFormat::Fp8, ..config() };
-    assert_ne!(Fingerprint::new(&other, b"w", b"s", b"a").shape, own.shape);
+    assert_ne!(of(&other, b"w", b"s", b"a").shape, own.shape);
     let theta = ModelConfig { rope_theta: 1e6, ..config().model };
     let other = CacheConfig { model: theta, ..config() };
-    assert_ne!(Fingerprint::new(&other, b"w", b"s", b"a").shape, own.shape);
-    assert_ne!(Fingerprint::new(&config(), b"x", b"s", b"a").weights, own.weights);
-    assert_ne!(Fingerprint::new(&config(), b"w", b"sa", b"").owner, own.owner);
+    assert_ne!(of(&other, b"w", b"s", b"a").shape, own.shape);
+    assert_ne!(of(&config(), b"x", b"s", b"a").weights, own.weights);
+    assert_ne!(of(&config(), b"w", b"sa", b"").owner, own.owner);
+    // Without an identity, unlike weights would pass as equal.
+    assert_eq!(Fingerprint::new(&config(), b"", b"s", b"a"), Err(ImageError::NoIdentity));
+    assert_eq!(Fingerprint::weights_of(b""), Err(ImageError::NoIdentity));
 }

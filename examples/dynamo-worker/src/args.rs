@@ -1,5 +1,6 @@
 //! Options.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -25,11 +26,12 @@ pub struct Options {
     /// What clients call the model.
     #[arg(long, default_value = "dsv4-kv")]
     pub model_name: String,
-    /// What tells these weights from others. A request moves only between workers that say the same.
+    /// What tells these weights from others, never empty. A request moves only between workers that say the same.
     #[arg(long)]
     pub revision: String,
-    /// Where prefill workers leave requests, and decode workers of the same machine find them.
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm/dsv4-kv")]
+    /// Where prefill workers leave requests, and decode workers of the same machine and user find them. A directory that
+    /// does not exist, or that nobody else may write.
+    #[arg(long, value_name = "DIR", default_value_os_t = default_exchange())]
     pub exchange: PathBuf,
     /// Where a prefill worker is asked whether a request may be taken. Only in networks that are trusted.
     #[arg(long, default_value = "127.0.0.1:0")]
@@ -52,6 +54,13 @@ pub struct Options {
     /// Which part of a request is done; set by `--disaggregation-mode`.
     #[arg(skip)]
     pub mode: DisaggregationMode,
+}
+
+/// A directory in memory whose name no two users share.
+fn default_exchange() -> PathBuf {
+    // The files of a process in `/proc` belong to its user.
+    let user = std::fs::metadata("/proc/self").map_or(0, |process| process.uid());
+    PathBuf::from(format!("/dev/shm/dsv4-kv-{user}"))
 }
 
 impl Cli {

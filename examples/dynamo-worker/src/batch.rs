@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::{PartLayout, Port};
@@ -86,7 +86,7 @@ impl<B: Backend> Batch<B> {
     /// An engine without requests.
     ///
     /// # Errors
-    /// An address or a directory that is not available, or an error of
+    /// An address or a directory that is not available, an empty revision, or an error of
     /// [`KvCacheManager::open_port`](dsv4_kv::KvCacheManager::open_port).
     pub fn new(mut engine: Engine<B>, options: &Options) -> Result<Self> {
         let cache = engine.cache_mut();
@@ -97,7 +97,8 @@ impl<B: Backend> Batch<B> {
         let publisher = shares.then(|| Publisher::start(cache, events)).transpose()?;
         let offers = options.mode.is_prefill().then(|| Offers::listen(options)).transpose()?;
         let port = cache.open_port()?;
-        let fingerprint = Fingerprint::new(cache.config(), options.revision.as_bytes(), b"", b"");
+        let fingerprint = Fingerprint::new(cache.config(), options.revision.as_bytes(), b"", b"")
+            .context("--revision")?;
         let chunk = options.chunk.max(1) as usize;
         let (waiting, arriving, running) = (VecDeque::new(), Vec::new(), Vec::new());
         Ok(Self { engine, port, fingerprint, chunk, offers, publisher, waiting, arriving, running })
@@ -287,16 +288,12 @@ impl<B: Backend> Batch<B> {
                 release(engine, id);
                 continue;
             }
-            let mut offered = None;
             let update = match (&*offers, sequence.finish()) {
                 (Some(_), _) if sequence.cached() == 0 => Update::Offered(None, reused),
                 (Some(offers), _) => {
                     let request = (id, sequence.tokens());
                     match moves::offer(engine, port, offers, *fingerprint, request) {
-                        Ok((ticket, source)) => {
-                            offered = Some((offers, source));
-                            Update::Offered(Some(ticket), reused)
-                        }
+                        Ok(offered) => Update::Offered(Some(offered), reused),
                         // For example, if there is no room for the payload. The decode worker then computes the prompt
                         // again.
                         Err(error) => {
@@ -311,11 +308,8 @@ impl<B: Backend> Batch<B> {
                 (None, None) => unreachable!("it is done"),
             };
             release(engine, id);
-            if updates.send(update).is_err()
-                && let Some((offers, source)) = offered
-            {
-                offers.take_back(source);
-            }
+            // An update that nobody gets takes its offer back.
+            let _ = updates.send(update);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -70,11 +70,6 @@ impl Offers {
         self.lock().sender.offers()
     }
 
-    /// Takes back an offer whose ticket nobody has.
-    pub fn take_back(&self, source: Source) {
-        self.lock().sender.take_back(source.lease);
-    }
-
     /// Takes back offers whose lifetime has ended.
     pub fn expire(&self) {
         let Held { sender, start } = &mut *self.lock();
@@ -104,18 +99,39 @@ impl Drop for Offers {
     }
 }
 
+/// An offer whose ticket nobody has yet. Dropping this takes the offer back, which nobody could claim.
+pub struct Kept {
+    offers: Weak<Offers>,
+    source: Source,
+}
+
+impl Kept {
+    /// The ticket is handed over: from now on the offer is there until it is claimed, given up, or expires.
+    pub fn hand_over(mut self) {
+        self.offers = Weak::new();
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(offers) = self.offers.upgrade() {
+            offers.lock().sender.take_back(self.source.lease);
+        }
+    }
+}
+
 /// Offers a request at its current position. `tokens` has its tokens, at least up to that position. Returns the ticket,
-/// and the source for [`Offers::take_back`].
+/// and what takes the offer back unless the ticket is handed over.
 ///
 /// # Errors
 /// Any error of the device, the cache or the transport; nothing is offered then.
 pub fn offer<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
-    offers: &Offers,
+    offers: &Arc<Offers>,
     fingerprint: Fingerprint,
     (id, tokens): (RequestId, &[u32]),
-) -> Result<(Ticket, Source)> {
+) -> Result<(Ticket, Kept)> {
     let (cache, stream) = engine.moves();
     let mut export = cache.export(stream, port, id)?;
     let at = export.positions();
@@ -133,7 +149,8 @@ pub fn offer<B: Backend>(
             return Err(refused.1.into());
         }
     };
-    Ok((Ticket::new(offers.control, &offer), source))
+    let kept = Kept { offers: Arc::downgrade(offers), source };
+    Ok((Ticket::new(offers.control, &offer), kept))
 }
 
 /// An offer that was not loaded yet. If it is dropped before, for whatever reason, its prefill worker is told, which
@@ -171,7 +188,8 @@ impl Offered {
         manifest.check(&own.expected(prompt))?;
         let bytes = manifest.payload_bytes();
         let permits = u32::try_from(bytes.max(1).div_ceil(PERMIT)).unwrap_or(u32::MAX);
-        anyhow::ensure!(permits as usize <= PERMITS, "a payload of {bytes} bytes is too large");
+        let most = PERMITS as u64 * PERMIT;
+        anyhow::ensure!(bytes <= most, "a payload of {bytes} bytes; at most {most} may be read");
         Ok(Self { offer, lease, permits })
     }
 

@@ -9,7 +9,7 @@ use dynamo_backend_common::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::moves::Fetched;
+use crate::moves::{Fetched, Kept};
 use crate::ticket::Ticket;
 
 /// A prompt, how it is continued, and where its tokens go.
@@ -25,15 +25,14 @@ pub struct Job {
 }
 
 /// An update of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
     /// A generated token.
     Token(u32),
     /// The job is complete. Has the number of prompt tokens that were not computed here.
     Finished(Finish, u32),
-    /// The prompt was computed and offered; nothing follows. Without a ticket there is nothing to move. The number is
-    /// as in [`Self::Finished`].
-    Offered(Option<Ticket>, u32),
+    /// The prompt was computed and offered; nothing follows. Without a ticket there is nothing to move. If the update is
+    /// dropped, the offer is taken back. The number is as in [`Self::Finished`].
+    Offered(Option<(Ticket, Kept)>, u32),
     /// The job has failed; nothing follows.
     Failed(String),
 }

@@ -5,15 +5,21 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc;
 
+use anyhow::{Context, Result};
 use dsv4_kv_transfer::transport::Descriptor;
 use dsv4_kv_transfer::{Control, Offer, Source};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::questions::{ANSWER_TIMEOUT, Question};
+
+/// The version of tickets that this worker writes, and the only one that it reads.
+const VERSION: u64 = 1;
 
 /// An offer, and the address of the prefill worker that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
+    version: u64,
     /// The address at which to claim the request.
     pub control: SocketAddr,
     /// The manifest in hexadecimal.
@@ -37,7 +43,24 @@ impl Ticket {
     #[must_use]
     pub fn new(control: SocketAddr, offer: &Offer) -> Self {
         let (manifest, payload) = (to_hex(&offer.manifest), to_hex(&offer.payload.0));
-        Self { control, manifest, payload }
+        Self { version: VERSION, control, manifest, payload }
+    }
+
+    /// The ticket of a value that has travelled; `None` for one that says that there is nothing to move.
+    ///
+    /// # Errors
+    /// A ticket of another version, or a value that is no ticket.
+    pub fn from_json(value: &Value) -> Result<Option<Self>> {
+        if value.is_null() || value.as_object().is_some_and(Map::is_empty) {
+            return Ok(None);
+        }
+        // Before the other fields, which another version may not have.
+        let found = &value["version"];
+        anyhow::ensure!(
+            *found == VERSION,
+            "a ticket has version {found}, and version {VERSION} is read; run prefill and decode workers of one version"
+        );
+        Ok(Some(Self::deserialize(value).context("a ticket has not the fields of its version")?))
     }
 
     /// The offer; `None` if the ticket is not valid hexadecimal.
@@ -139,6 +162,8 @@ impl Control for Remote {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// Questions arrive as they were sent, and the sender does not wait for the answer.
@@ -169,7 +194,7 @@ mod tests {
         let offer = Offer { manifest: (0..=255).collect(), payload };
         let ticket = Ticket::new("127.0.0.1:7".parse().unwrap(), &offer);
         let json = serde_json::to_value(&ticket).unwrap();
-        let read: Ticket = serde_json::from_value(json).unwrap();
+        let read = Ticket::from_json(&json).unwrap().expect("a ticket");
         assert_eq!(read.offer(), Some(offer));
         for wrong in ["0", "zz", "+1", "é"] {
             assert_eq!(
@@ -177,6 +202,31 @@ mod tests {
                 None,
                 "{wrong}"
             );
+        }
+    }
+
+    /// Nothing to move is no error. A ticket of another version is one that says so, whatever its fields are.
+    #[test]
+    fn a_ticket_is_of_one_version() {
+        for nothing in [Value::Null, json!({})] {
+            assert_eq!(Ticket::from_json(&nothing).unwrap(), None);
+        }
+        let payload = Descriptor(b"a-1.payload".to_vec());
+        let ticket =
+            Ticket::new("127.0.0.1:7".parse().unwrap(), &Offer { manifest: vec![1], payload });
+        let mut newer = serde_json::to_value(&ticket).unwrap();
+        newer["version"] = json!(2);
+        let mut short = serde_json::to_value(&ticket).unwrap();
+        short.as_object_mut().unwrap().remove("payload");
+        for (wrong, why) in [
+            (newer, "version 2, and version 1 is read"),
+            (json!({ "version": 3 }), "version 3, and version 1 is read"),
+            (json!({ "control": "127.0.0.1:7" }), "version null, and version 1 is read"),
+            (json!("ticket"), "version null"),
+            (short, "payload"),
+        ] {
+            let error = format!("{:#}", Ticket::from_json(&wrong).unwrap_err());
+            assert!(error.contains(why), "{error}");
         }
     }
 }

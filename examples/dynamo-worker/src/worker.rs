@@ -13,13 +13,14 @@ use dynamo_backend_common::{
 };
 use futures::stream::BoxStream;
 use kv_layout::geometry::BLOCK_TOKENS;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::args::Options;
 use crate::batch::Ready;
 use crate::device;
-use crate::moves::{self, Fetched, Offered, Own, PERMITS};
+use crate::moves::{self, Fetched, Kept, Offered, Own, PERMITS};
 use crate::request::{Job, Update, continuation, error};
 use crate::ticket::Ticket;
 
@@ -188,16 +189,17 @@ impl LLMEngine for KvWorker {
                         };
                         yield Ok(output.with_usage(usage(reused)));
                     }
-                    Some(Update::Offered(ticket, reused)) => {
-                        // Without a ticket the decode worker computes the prompt itself, which is a single token or
-                        // could not be offered.
-                        let params = ticket.map_or(Ok(serde_json::json!({})), serde_json::to_value);
+                    Some(Update::Offered(offered, reused)) => {
                         let mut output = LLMEngineOutput::length().with_usage(usage(reused));
-                        output.disaggregated_params = params.ok();
+                        output.disaggregated_params = Some(handed_over(offered));
                         yield Ok(output);
                     }
                     Some(Update::Failed(why)) => yield Err(error(BackendError::Unknown, why)),
-                    None => yield Ok(LLMEngineOutput::cancelled().with_usage(usage(0))),
+                    None => {
+                        // Before anything else, so that an offer that has come is taken back at once.
+                        drop(told);
+                        yield Ok(LLMEngineOutput::cancelled().with_usage(usage(0)));
+                    }
                 }
                 break;
             }
@@ -230,13 +232,27 @@ impl LLMEngine for KvWorker {
     }
 }
 
+/// What the router gives a decode worker of an offer: the ticket, which nobody takes back from now on. Without one the
+/// decode worker computes the prompt itself, which is a single token or could not be offered.
+fn handed_over(offered: Option<(Ticket, Kept)>) -> Value {
+    if let Some((ticket, kept)) = offered
+        && let Ok(ticket) = serde_json::to_value(ticket)
+    {
+        kept.hand_over();
+        return ticket;
+    }
+    json!({})
+}
+
 /// The offer of a prefill worker, if this worker can take it.
 fn offered(request: &PreprocessedRequest, ready: &Ready) -> Option<Offered> {
     let params = &request.prefill_result.as_ref()?.disaggregated_params;
-    let ticket: Ticket = serde_json::from_value(params.clone()).ok()?;
-    Offered::new(&ticket, own(ready), &request.token_ids)
+    let offered = Ticket::from_json(params).and_then(|ticket| {
+        ticket.map(|ticket| Offered::new(&ticket, own(ready), &request.token_ids)).transpose()
+    });
+    offered
         .inspect_err(|error| tracing::warn!("{error:#}; the prompt is computed here"))
-        .ok()
+        .unwrap_or_default()
 }
 
 fn own(ready: &Ready) -> Own<'_> {

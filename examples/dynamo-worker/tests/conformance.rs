@@ -18,7 +18,8 @@ fn options(mode: DisaggregationMode, exchange: &Path) -> Options {
         model: PathBuf::from("../../tests/e2e/hash"),
         model_name: "hash".into(),
         revision: "r1".into(),
-        exchange: exchange.into(),
+        // One of its own, which the worker makes: it refuses one that others may write.
+        exchange: exchange.join("exchange"),
         control: "127.0.0.1:0".into(),
         max_requests: 4,
         context: 512,
@@ -142,6 +143,38 @@ async fn a_request_that_moved_has_the_same_answer() {
     for worker in [alone, prefill, decode] {
         worker.cleanup().await.unwrap();
     }
+}
+
+/// A client that leaves before it has its ticket: the offer is taken back then, and not after a minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_offer_that_nobody_gets_is_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let prefill = start(DisaggregationMode::Prefill, directory.path()).await;
+    for is_stopped in [true, false] {
+        let context = mock_context();
+        let ctx = GenerateContext::new(Arc::clone(&context), None);
+        let mut stream = prefill.generate(request(&[7; 50], None), ctx).await.unwrap();
+        // The prompt is computed and offered, and nobody has asked for the result.
+        wait_for_offers(&prefill, 1).await;
+        if is_stopped {
+            context.stop_generating();
+            let last = stream.next().await.unwrap().unwrap();
+            assert!(last.disaggregated_params.is_none(), "{last:?}");
+            wait_for_offers(&prefill, 0).await;
+        }
+        drop(stream);
+        wait_for_offers(&prefill, 0).await;
+    }
+    prefill.cleanup().await.unwrap();
+}
+
+/// A revision that does not tell weights apart is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revision_is_not_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = options(DisaggregationMode::Aggregated, directory.path());
+    let worker = KvWorker::new(Options { revision: String::new(), ..own });
+    assert!(worker.start(0).await.is_err());
 }
 
 /// Prefixes are reused, and reported to routers.

@@ -10,6 +10,7 @@ use kv_layout::main_row::MainFormat;
 
 use super::*;
 
+mod closing;
 mod failing;
 
 const TOKENS: usize = 300;

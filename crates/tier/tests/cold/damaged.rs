@@ -96,7 +96,7 @@ fn an_object_of_no_blocks_or_no_origin_is_damaged() {
     let image = |first: usize, origin: u8| {
         let blocks = |bytes: &mut Vec<u8>| bytes.resize(bytes.len() + (3 - first) * word(16), 0);
         let checkpoint = |bytes: &mut Vec<u8>| bytes.resize(bytes.len() + word(24), 0);
-        encode(&subject, (first as u32, origin, false), blocks, checkpoint)
+        encode(&subject, (first as u32, origin, false), blocks, checkpoint).unwrap()
     };
     let images = [image(3, 0), image(0, 200), image(2, Origin::ALL.len() as u8)];
     ends(move || {

@@ -349,14 +349,15 @@ fn prompts_are_fetched_once() {
     assert_eq!((stats.restored, stats.no_room, stats.not_there), (1, 0, 0));
 }
 
-/// `file://` with a path is that path, unescaped, and is created if it does not exist. A URL without a store is refused
-/// with an error that names it.
+/// `file://` with a path is that path, unescaped, and is created if it does not exist; so is a path with a colon. A URL
+/// without a store, and a scheme without `://`, are refused with an error that names them.
 #[test]
 fn a_store_is_named_by_a_path_or_a_url() {
     let setup = Setup::new();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a%20b");
-    let url = format!("file://{}", path.display());
+    // Schemes have no case.
+    let url = format!("FILE://{}", path.display());
     let mut cache = Cache::new(&setup.device, Path::new(&url), b"weights");
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
     assert_eq!(fs::read_dir(path.join("v1")).unwrap().count(), 3);
@@ -367,12 +368,18 @@ fn a_store_is_named_by_a_path_or_a_url() {
     assert_eq!(other.run(b"a", &setup.story, &setup.stored), 384);
     // A path below a file, an unknown scheme, an invalid URL, and a URL whose host could be taken for a directory.
     let below = format!("{}/below", setup.files()[0].display());
-    for wrong in [&below, "nowhere://bucket", "s3://[/", "file://localhost/tmp"] {
+    let bare = ["s3:/bucket/x", "s3:bucket", "file:/tmp/x", "FILE:x"];
+    let urls = [&below, "nowhere://bucket", "s3://[/", "file://localhost/tmp"];
+    for wrong in urls.into_iter().chain(bare) {
         let manager = &mut other.fed.manager;
         let refused = ColdTier::open(manager, wrong, b"weights", &ColdOptions::default()).map(drop);
         let Err(ColdError::Url { url, why }) = refused else { panic!("{wrong}: {refused:?}") };
         assert!(url == wrong && !why.is_empty(), "{url}: {why}");
     }
+    let colon = directory.path().join("s3:x");
+    let mut cache = Cache::new(&setup.device, &colon, b"weights");
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
+    assert_eq!(fs::read_dir(colon.join("v1")).unwrap().count(), 3);
     let base = config(&LAYERS, FORMATS, 2);
     let mut manager = KvCacheManager::new(setup.device.clone(), base).unwrap();
     let refused = ColdTier::open(&mut manager, &url, b"weights", &ColdOptions::default()).map(drop);

@@ -24,7 +24,8 @@ impl Payload {
         let layout = PartLayout::new(&config);
         let draft = if layout.has_draft_layers() { tokens } else { 0 };
         let at = Positions { trunk: tokens, draft };
-        let fingerprint = Fingerprint::new(&config, b"weights", b"salt", b"");
+        let fingerprint = Fingerprint::new(&config, b"weights", b"salt", b"")
+            .expect("the weights have an identity");
         Self { parts: layout.parts(at), fingerprint, layout, at }
     }
 

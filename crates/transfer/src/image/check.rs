@@ -31,14 +31,11 @@ impl Manifest {
     /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::Drafts`], [`ImageError::NoDraftLayers`],
     /// [`ImageError::NoBoundary`], [`ImageError::TooLong`], [`ImageError::OtherTokens`], [`ImageError::Section`].
     pub fn check(&self, expected: &Expected<'_>) -> Result<(), ImageError> {
-        let (own, wanted) = (self.fingerprint, expected.fingerprint);
-        let facts = [
-            (Fact::Shape, own.shape == wanted.shape),
-            (Fact::Weights, own.weights == wanted.weights),
-            (Fact::Owner, own.owner == wanted.owner || made(Mistake::OwnerIgnored)),
-        ];
-        if let Some(&(fact, _)) = facts.iter().find(|(_, equal)| !equal) {
-            return Err(ImageError::Foreign(fact));
+        let (own, wanted) = (&self.fingerprint, expected.fingerprint);
+        Fingerprint::compare(Fact::Shape, &wanted.shape, &own.shape)?;
+        Fingerprint::compare(Fact::Weights, &wanted.weights, &own.weights)?;
+        if !made(Mistake::OwnerIgnored) {
+            Fingerprint::compare(Fact::Owner, &wanted.owner, &own.owner)?;
         }
         let (tokens, at) = (self.tokens.len(), self.at);
         if tokens != at.trunk as usize {

@@ -16,6 +16,17 @@ pub enum Fact {
     Owner,
 }
 
+impl Fact {
+    /// Why two caches may differ in it.
+    const fn of(self) -> &'static str {
+        match self {
+            Self::Shape => "model, formats, attention split and the program's layout version",
+            Self::Weights => "the identity of the weights",
+            Self::Owner => "salt and adapter",
+        }
+    }
+}
+
 /// Why bytes are not the expected image. None of the bytes was used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
@@ -70,8 +81,21 @@ pub enum ImageError {
         kind: u32,
     },
     /// It has another fingerprint: of another model, other weights, or another owner.
-    #[error("the image is of another {0:?}; only a cache of the same may take it")]
-    Foreign(Fact),
+    #[error(
+        "the image is of another {fact:?}, whose digest begins with {found:08x}, and here it must be {needed:08x}; compare {} on both sides",
+        .fact.of()
+    )]
+    Foreign {
+        /// What differs.
+        fact: Fact,
+        /// The first four bytes of the digest that it must have.
+        needed: u32,
+        /// Those of the digest that it has.
+        found: u32,
+    },
+    /// The identity of the weights is empty: a fingerprint of it would accept bytes of any weights.
+    #[error("the identity of the weights is empty; give a digest of them, or their revision")]
+    NoIdentity,
     /// The number of tokens is not the position in the trunk.
     #[error("the image has {tokens} tokens of {at:?}")]
     Tokens {

@@ -10,7 +10,7 @@ use super::claim::{Claim, Claimed};
 use super::error::TransferError;
 use super::offer::Control;
 use super::verified::Verified;
-use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Source};
+use crate::image::{Fact, Fingerprint, ImageKind, Manifest, Source};
 use crate::mistake::{Mistake, made};
 
 /// The cache that receives requests and prefixes.
@@ -137,11 +137,12 @@ impl<B: Backend> Target<'_, B> {
         needed: ImageKind,
     ) -> Result<(), TransferError> {
         let Fingerprint { shape, weights, .. } = manifest.fingerprint;
-        if shape != Fingerprint::shape_of(self.cache.config()) && !made(Mistake::ShapeIgnored) {
-            return Err(ImageError::Foreign(Fact::Shape).into());
+        if !made(Mistake::ShapeIgnored) {
+            let needed = Fingerprint::shape_of(self.cache.config());
+            Fingerprint::compare(Fact::Shape, &needed, &shape)?;
         }
-        if weights != self.weights && !made(Mistake::WeightsIgnored) {
-            return Err(ImageError::Foreign(Fact::Weights).into());
+        if !made(Mistake::WeightsIgnored) {
+            Fingerprint::compare(Fact::Weights, &self.weights, &weights)?;
         }
         let found = manifest.kind;
         if found != needed {

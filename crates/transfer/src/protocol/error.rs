@@ -27,10 +27,18 @@ pub enum TransferError {
     Cache(#[from] MoveError),
     /// The read did not end in time. Its memory is quarantined until it ends with bytes that match their digests, or
     /// until the transport is fenced.
-    #[error("the read has not ended after {after:?}; its memory is quarantined")]
+    #[error(
+        "the read of {source_of:?} has not ended after {after:?}, with {done} of {needed} bytes there; its memory is quarantined; compute the request again, or let its source offer it anew"
+    )]
     Deadline {
+        /// The source of the payload.
+        source_of: Source,
         /// How long it had.
         after: Duration,
+        /// Bytes whose reads have ended.
+        done: u64,
+        /// Bytes of the payload.
+        needed: u64,
     },
     /// The transport was closed because of reads that did not end, and cannot be reopened.
     /// [`Receiver::poll`](super::Receiver::poll) tries again.
@@ -92,7 +100,7 @@ pub enum TransferError {
     },
     /// All memory for reads is taken, by payloads or by quarantine.
     #[error(
-        "a payload of {needed} bytes does not fit: {taken} of {budget} bytes are taken, {quarantined} of them quarantined"
+        "a payload of {needed} bytes does not fit: {taken} of {budget} bytes are taken, {quarantined} of them quarantined; drop verified payloads, call `Receiver::clear_quarantine`, or give the receiver more"
     )]
     NoMemory {
         /// Bytes wanted.
@@ -175,9 +183,17 @@ pub enum TransferError {
         source_of: Source,
     },
     /// The source of an opened request has fallen silent.
-    #[error("the source has said nothing for {after:?}")]
+    #[error(
+        "{source_of:?} has said nothing for {after:?}, with {done} of {needed} bytes there; compute its request again"
+    )]
     Quiet {
+        /// The source of the payload.
+        source_of: Source,
         /// How long it was silent.
         after: Duration,
+        /// Bytes that were read.
+        done: u64,
+        /// Bytes of the payload.
+        needed: u64,
     },
 }

@@ -14,7 +14,7 @@ use super::error::TransferError;
 use super::offer::{Control, Offer};
 use super::sender::{Sender, fill};
 use super::verified::Verified;
-use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Section};
+use crate::image::{Fact, Fingerprint, ImageKind, Manifest, Section};
 use crate::mistake::{Mistake, made};
 use crate::transport::{RegionMut, Registered, Transport};
 
@@ -24,7 +24,8 @@ impl<T: Transport> Sender<T> {
     /// gives it up ([`Self::give_up`]), or until [`Self::expire`] is called with a time later than `until`.
     ///
     /// # Errors
-    /// [`TransferError::SenderFull`], [`TransferError::Cache`], [`TransferError::Transport`]. Nothing is offered then.
+    /// [`TransferError::Image`] if `weights` is empty; [`TransferError::SenderFull`], [`TransferError::Cache`],
+    /// [`TransferError::Transport`]. Nothing is offered then.
     pub fn offer_prefix<B: Backend>(
         &mut self,
         export: &mut PrefixExport<'_, '_, B>,
@@ -32,7 +33,7 @@ impl<T: Transport> Sender<T> {
         until: Duration,
     ) -> Result<Offer, TransferError> {
         let (at, Prompt { tokens, salt, adapter }) = (export.positions(), export.prompt());
-        let fingerprint = Fingerprint::new(export.config(), weights, salt, adapter);
+        let fingerprint = Fingerprint::new(export.config(), weights, salt, adapter)?;
         let parts = export.layout().prefix_parts(at).into_iter();
         let sections: Vec<_> = parts.map(|part| Section { part, digest: 0 }).collect();
         let (kind, source) = (ImageKind::Prefix, self.next_source());
@@ -101,9 +102,9 @@ impl<B: Backend> Target<'_, B> {
         let Manifest { fingerprint, at, tokens, .. } = verified.manifest();
         self.check_own(verified.manifest(), ImageKind::Prefix)?;
         let Self { cache, stream, port, .. } = self;
-        let is_its = fingerprint.owner == Fingerprint::owner_of(salt, adapter);
-        if !is_its && !made(Mistake::OwnerIgnored) {
-            return Err(ImageError::Foreign(Fact::Owner).into());
+        if !made(Mistake::OwnerIgnored) {
+            let needed = Fingerprint::owner_of(salt, adapter);
+            Fingerprint::compare(Fact::Owner, &needed, &fingerprint.owner)?;
         }
         let prompt = Prompt { tokens, salt, adapter };
         let parts = verified.parts(cache.device())?;

@@ -352,8 +352,14 @@ impl<T: Transport> Receiver<T> {
                 }
                 Polled::Pending(read) => {
                     self.stats.late += 1;
+                    let error = TransferError::Deadline {
+                        source_of: reading.opened.source,
+                        after: self.deadlines.read,
+                        done: reading.done as u64,
+                        needed: reading.opened.payload_bytes(),
+                    };
                     self.let_go(Reading { memory: Memory::Read { read, end }, ..reading });
-                    return Err(TransferError::Deadline { after: self.deadlines.read });
+                    return Err(error);
                 }
             }
         }
@@ -389,7 +395,9 @@ impl<T: Transport> Receiver<T> {
             None => {
                 self.stats.quiet += 1;
                 self.give_back(memory, reading.share, reading.done);
-                Err(TransferError::Quiet { after })
+                let (source_of, done) = (reading.opened.source, reading.done as u64);
+                let needed = reading.opened.payload_bytes();
+                Err(TransferError::Quiet { source_of, after, done, needed })
             }
         }
     }

@@ -76,6 +76,20 @@ pub enum TransportError {
         /// Why.
         error: io::Error,
     },
+    /// The directory belongs to another user, or another user may write to it, who could replace payloads.
+    #[error(
+        "{path} belongs to user {owner} and has mode {mode:o}; name a directory that belongs to user {own} and that nobody else may write, as of mode 700, or one that does not exist"
+    )]
+    NotOwn {
+        /// The directory, without links.
+        path: PathBuf,
+        /// The id of the user to whom it belongs.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+        /// The id of the user to whom the process's new files belong.
+        own: u32,
+    },
     /// NIXL's library was not found, or cannot be loaded.
     #[error(
         "NIXL's C library cannot be loaded from {path}: {why}; name libnixl_capi.so of a NIXL wheel by DSV4_NIXL or in the options"
@@ -93,7 +107,7 @@ pub enum TransportError {
         symbol: &'static str,
     },
     /// A call of NIXL failed.
-    #[error("{call} of NIXL failed with status {status}")]
+    #[error("{call} of NIXL failed with status {status} ({})", status_name(*.status))]
     Status {
         /// The function.
         call: &'static str,
@@ -102,7 +116,8 @@ pub enum TransportError {
     },
     /// NIXL cannot register memory of a GPU.
     #[error(
-        "register_mem of NIXL failed with status {status} for memory of a GPU: UCX tells it from memory of the host only if it finds libcudart.so.12, as the PyPI package nvidia-cuda-runtime-cu12 has it; name its directory in LD_LIBRARY_PATH"
+        "register_mem of NIXL failed with status {status} ({}) for memory of a GPU: UCX tells it from memory of the host only if it finds libcudart.so.12, as the PyPI package nvidia-cuda-runtime-cu12 has it; name its directory in LD_LIBRARY_PATH",
+        status_name(*.status)
     )]
     GpuMemory {
         /// The status that it returned.
@@ -115,4 +130,41 @@ pub enum TransportError {
         /// Why.
         why: String,
     },
+}
+
+/// The name of a status of NIXL's C library. Versions 1.5.1 and 1.5.2 have the first four; newer ones have all, with
+/// these numbers.
+const fn status_name(status: i32) -> &'static str {
+    match status {
+        -1 => "NIXL_CAPI_ERROR_INVALID_PARAM",
+        -2 => "NIXL_CAPI_ERROR_BACKEND",
+        -3 => "NIXL_CAPI_ERROR_INVALID_STATE",
+        -4 => "NIXL_CAPI_ERROR_EXCEPTION",
+        -5 => "NIXL_CAPI_ERROR_NO_TELEMETRY",
+        -6 => "NIXL_CAPI_ERROR_NOT_FOUND",
+        -7 => "NIXL_CAPI_ERROR_NOT_POSTED",
+        -8 => "NIXL_CAPI_ERROR_MISMATCH",
+        -9 => "NIXL_CAPI_ERROR_NOT_ALLOWED",
+        -10 => "NIXL_CAPI_ERROR_REPOST_ACTIVE",
+        -11 => "NIXL_CAPI_ERROR_UNKNOWN",
+        -12 => "NIXL_CAPI_ERROR_NOT_SUPPORTED",
+        -13 => "NIXL_CAPI_ERROR_REMOTE_DISCONNECT",
+        -14 => "NIXL_CAPI_ERROR_CANCELED",
+        _ => "a status that is not known here",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_has_its_name() {
+        let said = |status| TransportError::Status { call: "register_mem", status }.to_string();
+        let known = "register_mem of NIXL failed with status -2 (NIXL_CAPI_ERROR_BACKEND)";
+        assert_eq!(said(-2), known);
+        assert!(said(-99).contains("-99 (a status that is not known here)"), "{}", said(-99));
+        let gpu = TransportError::GpuMemory { status: -1 }.to_string();
+        assert!(gpu.contains("-1 (NIXL_CAPI_ERROR_INVALID_PARAM)"), "{gpu}");
+    }
 }

@@ -5,8 +5,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 use super::directory_lock::{DirectoryLock, remove_stale};
 use super::{
@@ -21,8 +21,9 @@ use super::{
 /// file `*.lock`, which a running process has locked. So all users of the directory must see each other's file locks, as
 /// on a local file system or `tmpfs`, in containers too.
 ///
-/// Payloads, and a directory that is created, belong to the process's user alone: source and target run as one user. Bytes of a
-/// published region are there twice, in the region and in its file.
+/// Payloads and the directory belong to the process's user alone: source and target run as one user, and a directory that
+/// another user owns or may write is refused. The directories above it are trusted: no other user may rename their entries.
+/// Bytes of a published region are there twice, in the region and in its file.
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
@@ -37,10 +38,12 @@ pub struct Files {
 }
 
 impl Files {
-    /// A transport through `directory`, which is created if it does not exist. Removes files of killed processes.
+    /// A transport through `directory`, which is created if it does not exist, for the process's user alone. Removes files
+    /// of killed processes.
     ///
     /// # Errors
-    /// [`TransportError::File`].
+    /// [`TransportError::File`]; [`TransportError::NotOwn`] for a directory in which another user could replace payloads.
+    /// Nothing is left in it then.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self, TransportError> {
         let directory = directory.into();
         DirBuilder::new()
@@ -48,11 +51,19 @@ impl Files {
             .mode(0o700)
             .create(&directory)
             .map_err(|error| failed(&directory, error))?;
+        // Without links, which may lead elsewhere after the check.
+        let directory = directory.canonicalize().map_err(|error| failed(&directory, error))?;
         // Random, because std seeds its hasher randomly.
         let token = RandomState::new().hash_one("files");
-        remove_stale(&directory);
-        let lock = DirectoryLock::take(&directory, &format!("{token:016x}"))
+        let (lock, own) = DirectoryLock::take(&directory, &format!("{token:016x}"))
             .map_err(|error| failed(&directory, error))?;
+        if let Err(error) = check_own(&directory, own) {
+            if let Some(lock) = lock {
+                lock.remove();
+            }
+            return Err(error);
+        }
+        remove_stale(&directory);
         Ok(Self { directory, token, regions: HashMap::new(), published: HashSet::new(), lock })
     }
 
@@ -112,8 +123,18 @@ impl Files {
     }
 }
 
-fn failed(path: &std::path::Path, error: io::Error) -> TransportError {
+fn failed(path: &Path, error: io::Error) -> TransportError {
     TransportError::File { path: path.to_owned(), error }
+}
+
+/// Refuses a directory that does not belong to user `own`, or in which others may create and remove files.
+fn check_own(directory: &Path, own: u32) -> Result<(), TransportError> {
+    let found = directory.metadata().map_err(|error| failed(directory, error))?;
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    if owner == own && mode & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(TransportError::NotOwn { path: directory.to_owned(), owner, mode, own })
 }
 
 impl Transport for Files {
@@ -201,5 +222,69 @@ impl Drop for Files {
         {
             lock.remove();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// A directory that another user could write is refused, also behind a link, and stays as it is: not even what looks
+    /// like a payload of a killed process is removed from it.
+    #[test]
+    fn a_directory_of_others_is_refused() {
+        let above = tempfile::tempdir().unwrap();
+        let (path, link) = (above.path().join("shared"), above.path().join("link"));
+        fs::create_dir(&path).unwrap();
+        symlink(&path, &link).unwrap();
+        let stale = ["0123456789abcdef-1.payload", "0123456789abcdef.lock"];
+        stale.iter().for_each(|name| fs::write(path.join(name), b"").unwrap());
+        let refused = |path: &Path| Files::new(path).unwrap_err();
+        for mode in [0o777, 0o1777, 0o770, 0o702] {
+            set_mode(&path, mode);
+            for path in [&path, &link] {
+                let error = refused(path);
+                let TransportError::NotOwn { owner, own, mode: found, .. } = error else {
+                    panic!("{mode:o}: {error}")
+                };
+                assert_eq!((owner, found), (own, mode));
+            }
+            assert_eq!(path.read_dir().unwrap().count(), stale.len(), "{mode:o}");
+        }
+        set_mode(&path, 0o755);
+        // Only root may give a directory away.
+        if chown(&path, Some(4711), None).is_ok() {
+            let error = refused(&path);
+            assert!(matches!(error, TransportError::NotOwn { owner: 4711, .. }), "{error}");
+            assert!(error.to_string().contains("mode 755"), "{error}");
+            chown(&path, Some(above.path().metadata().unwrap().uid()), None).unwrap();
+        }
+        drop(Files::new(&path).unwrap());
+        assert_eq!(path.read_dir().unwrap().count(), 0, "the files of a killed process");
+    }
+
+    /// Files stay in the directory that was checked, even if a link to it leads elsewhere later.
+    #[test]
+    fn a_link_that_changes_moves_nothing() {
+        let above = tempfile::tempdir().unwrap();
+        let [own, other, link] = ["own", "other", "link"].map(|name| above.path().join(name));
+        fs::create_dir(&other).unwrap();
+        set_mode(&other, 0o777);
+        drop(Files::new(&own).unwrap());
+        symlink(&own, &link).unwrap();
+        let mut files = Files::new(&link).unwrap();
+        fs::remove_file(&link).unwrap();
+        symlink(&other, &link).unwrap();
+        let memory = files.register(Region::new(8).unwrap()).unwrap();
+        let name = String::from_utf8(files.publish(&memory).unwrap().0).unwrap();
+        assert!(own.join(name).exists());
+        assert_eq!(other.read_dir().unwrap().count(), 0);
     }
 }

@@ -85,7 +85,8 @@ pub fn a_payload_is_of_one_model() {
     let mut other = Site::new(&emulated(), CacheConfig { model, ..config });
     let at = verified.manifest().at;
     let error = refused(Mistake::ShapeIgnored, || admit(&mut other, &verified, at));
-    let is_shape = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Shape)));
+    let is_shape =
+        matches!(error, TransferError::Image(ImageError::Foreign { fact: Fact::Shape, .. }));
     assert!(is_shape, "{error}");
 }
 
@@ -94,12 +95,13 @@ pub fn a_payload_is_of_one_set_of_weights() {
     let mut world = World::new();
     let fabric = Fabric::default();
     let mut sender = Sender::new(Loopback::new(&fabric), MOST);
-    world.fingerprint = Fingerprint::new(&settings(3, 2, 6), b"fine-tuned", b"salt", b"");
+    world.fingerprint = Fingerprint::new(&settings(3, 2, 6), b"fine-tuned", b"salt", b"").unwrap();
     let offer = world.offer(&mut sender, 2);
     let verified = receive(&fabric, &offer, &world.expected());
     let (at, target) = (verified.manifest().at, &mut world.target);
     let error = refused(Mistake::WeightsIgnored, || admit(target, &verified, at));
-    let is_weights = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Weights)));
+    let is_weights =
+        matches!(error, TransferError::Image(ImageError::Foreign { fact: Fact::Weights, .. }));
     assert!(is_weights, "{error}");
 }
 

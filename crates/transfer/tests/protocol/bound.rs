@@ -122,4 +122,5 @@ pub fn requests_without_tokens_are_bounded() {
     assert!(opened[..4].iter().all(Result::is_ok), "{opened:?}");
     let refused = opened[4].as_ref().unwrap_err();
     assert!(matches!(refused, TransferError::NoMemory { .. }), "{refused}");
+    assert!(refused.to_string().contains("`Receiver::clear_quarantine`"), "{refused}");
 }

@@ -10,6 +10,7 @@ use dsv4_kv_transfer::{
 };
 
 use crate::streaming::Prefill;
+use crate::transports::private_directory;
 use crate::world::{self, Answers, BLOCKS, Direct, MOST, Site, World, deadlines, emulated};
 
 /// Admits a request, and returns its bytes.
@@ -73,7 +74,7 @@ pub fn payloads_on_devices() {
     let (source, target) = (emulated(), emulated());
     let mut world = World::on(&source, &target);
     assert_eq!(storage(&target).kind(), MemoryKind::Emulated);
-    let directory = tempfile::tempdir().unwrap();
+    let directory = private_directory();
     for from in [Storage::host(), storage(&source)] {
         for to in [Storage::host(), storage(&target)] {
             let fabric = Fabric::default();
@@ -89,7 +90,7 @@ pub fn payloads_on_devices() {
 pub fn damage_is_found_on_devices() {
     let (source, target) = (emulated(), emulated());
     let mut world = World::on(&source, &target);
-    let directory = tempfile::tempdir().unwrap();
+    let directory = private_directory();
     let files = || Files::new(directory.path()).unwrap();
     let mut sender = Sender::with_storage(files(), (storage(&source), MOST));
     let mut receiver = Receiver::with_storage(files(), deadlines(), (storage(&target), 64 << 20));

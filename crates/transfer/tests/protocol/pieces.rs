@@ -99,13 +99,19 @@ pub fn a_fault_in_any_piece_is_seen() {
 /// Pieces that are each fast enough, but exceed the deadline together.
 pub fn all_pieces_have_one_deadline() {
     let mut line = Line::new(MOST);
-    line.begin(SAMPLE, 0, Fault::Delay(60 * MILLI));
+    let id = line.begin(SAMPLE, 0, Fault::Delay(60 * MILLI));
     assert!(line.poll(59 * MILLI).is_empty());
     line.plan.next.set(Some(Fault::Delay(60 * MILLI)));
     assert!(line.poll(60 * MILLI).is_empty());
     assert!(line.poll(99 * MILLI).is_empty());
     let ended = line.poll(100 * MILLI);
-    assert!(matches!(ended[..], [(_, Err(TransferError::Deadline { .. }))]), "{ended:?}");
+    // The error names the source, and how far its payload has come.
+    let all = line.world.samples[SAMPLE].payload.len() as u64;
+    let [(_, Err(TransferError::Deadline { source_of, after, done, needed }))] = ended[..] else {
+        panic!("{ended:?}")
+    };
+    assert_eq!((source_of, after), (id.source(), 100 * MILLI));
+    assert_eq!((done, needed), (all.div_ceil(u64::from(PIECES)), all));
     assert!(line.receiver.quarantined_bytes() > 0);
     assert!(line.poll(120 * MILLI).is_empty());
     // The piece has ended, but others are missing, so that nothing can be compared before the fence.

@@ -130,7 +130,7 @@ impl Trees {
     }
 
     fn fingerprint(&self, salt: &[u8]) -> Fingerprint {
-        Fingerprint::new(self.target.fed.manager.config(), b"weights", salt, b"adapter")
+        Fingerprint::new(self.target.fed.manager.config(), b"weights", salt, b"adapter").unwrap()
     }
 
     fn receive(&self, offer: &Offer, expected: &Expected<'_>) -> Result<Verified, TransferError> {
@@ -231,8 +231,10 @@ pub fn a_prefix_is_one_owners() {
         [(&wrong, Fact::Owner), (&weights, Fact::Weights), (&shape, Fact::Shape)]
     {
         let error = trees.receive(&offer, &expected(fingerprint)).unwrap_err();
-        let is_foreign =
-            matches!(&error, TransferError::Image(ImageError::Foreign(found)) if *found == fact);
+        let is_foreign = matches!(
+            &error,
+            TransferError::Image(ImageError::Foreign { fact: found, .. }) if *found == fact
+        );
         assert!(is_foreign, "{error}");
     }
     let mut tokens = trees.tokens[..256].to_vec();
@@ -257,7 +259,9 @@ pub fn a_prefix_is_one_owners() {
             continue;
         }
         let error = admitted.unwrap_err();
-        assert!(matches!(error, TransferError::Image(ImageError::Foreign(Fact::Owner))), "{error}");
+        let is_owner =
+            matches!(error, TransferError::Image(ImageError::Foreign { fact: Fact::Owner, .. }));
+        assert!(is_owner, "{error}");
         assert!(!is_entered && trees.target.fed.manager.ledger().free_blocks() == 5);
     }
     assert_eq!(trees.sender.offers(), 1, "but the first, which nobody took");

@@ -77,7 +77,7 @@ pub fn prefixes_move() -> Result<(), Failed> {
     // The same prompt is computed here, in a third cache.
     let (mut alone, ids) = prefixes::computed();
     let config = target.fed.manager.config();
-    let fingerprint = &Fingerprint::new(config, b"weights", b"salt", b"adapter");
+    let fingerprint = &Fingerprint::new(config, b"weights", b"salt", b"adapter")?;
     for (tokens, blocks) in [(256, 2), (prefixes::TOKENS, 1)] {
         let offer = peer.prefix(tokens);
         let layout = &target.port.layout().clone();
@@ -141,7 +141,7 @@ pub fn prompts_stream() -> Result<(), Failed> {
 pub fn most_of_a_prompt_comes_early() -> Result<(), Failed> {
     let config = Schema::Long.settings(3, 2, BLOCKS);
     let (fingerprint, layout) =
-        (&Fingerprint::new(&config, b"weights", b"salt", b""), &PartLayout::new(&config));
+        (&Fingerprint::new(&config, b"weights", b"salt", b"")?, &PartLayout::new(&config));
     let expected = Expected { fingerprint, layout, tokens: None, max_context: config.max_context };
     let (mut peer, mut receiver, start) = (Peer::long(), receiver(deadlines()), Instant::now());
     let opening = peer.open(Plan { prompt: LONG, chunk: LONG / 4 });

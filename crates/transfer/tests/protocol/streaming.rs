@@ -18,6 +18,7 @@ use dsv4_kv_transfer::{
 };
 
 use crate::faulty::{Fault, Line};
+use crate::transports::private_directory;
 use crate::world::{self, BLOCKS, Direct, MOST, NEVER, Site, World};
 
 /// Tokens of a prompt, of which two blocks are full.
@@ -152,7 +153,7 @@ pub fn blocks_come_before_the_prompt_is_computed() {
     let fabric = Fabric::default();
     let stats = stream(&mut world, Loopback::new(&fabric), Loopback::new(&fabric));
     assert_eq!((stats.verified, stats.early_bytes), (1, stats.bytes), "the offer came last");
-    let directory = tempfile::tempdir().unwrap();
+    let directory = private_directory();
     let files = || Files::new(directory.path()).unwrap();
     assert_eq!(stream(&mut world, files(), files()), stats);
     assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
@@ -225,10 +226,13 @@ pub fn a_fault_in_one_chunk_is_seen() {
 /// was read into it.
 pub fn silence_and_giving_up_free_memory() {
     let mut faults = Line::new(DEADLINES);
-    let (prefill, _) = faults.open();
+    let (prefill, transfer) = faults.open();
     assert!(faults.receiver.taken_bytes() > 0 && faults.wait(199 * MILLI).is_empty());
     let error = faults.wait(MILLI).remove(0).1.unwrap_err();
-    assert!(matches!(error, TransferError::Quiet { .. }), "{error}");
+    let TransferError::Quiet { source_of, done: 0, needed: 1.., .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(source_of, transfer.source());
     assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().quiet), (0, 1));
     assert!(faults.receiver.idle_bytes() > 0, "nothing was read, and so the next one has it");
     // The deadline counts from the last message, not from the opening.
@@ -293,10 +297,11 @@ pub fn an_offer_is_of_what_was_opened() {
     assert!(matches!(refused, TransferError::Image(ImageError::Flags { found: 0, needed: 1 })));
     let mut manifest = decode_manifest(&right.manifest).unwrap().0;
     let config = faults.world.target.fed.manager.config();
-    manifest.fingerprint = Fingerprint::new(config, b"weights", b"another's salt", b"");
+    manifest.fingerprint = Fingerprint::new(config, b"weights", b"another's salt", b"").unwrap();
     let refused = faults.world.expected();
     let foreign = manifest.check(&refused).unwrap_err();
-    assert_eq!(foreign, ImageError::Foreign(Fact::Owner), "nobody would have opened it");
+    let is_owner = matches!(foreign, ImageError::Foreign { fact: Fact::Owner, .. });
+    assert!(is_owner, "nobody would have opened it: {foreign}");
     let wrong = Offer { manifest: manifest.encode(), ..right.clone() };
     let refused = faults.receiver.offered(now, transfer, &wrong).unwrap_err();
     assert!(matches!(refused, TransferError::Image(ImageError::OtherThanOpened { .. })));

@@ -1,5 +1,6 @@
 //! Transports without faults: reads return the published bytes, and reads of memory that is gone are refused.
 
+use std::fs::Permissions;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -118,8 +119,14 @@ pub fn within_a_process() {
     moves_bytes(Loopback::new(&fabric), Loopback::new(&fabric));
 }
 
+/// A directory of this user alone, whatever the umask is.
+pub fn private_directory() -> tempfile::TempDir {
+    let own = Permissions::from_mode(0o700);
+    tempfile::Builder::new().permissions(own).tempdir().unwrap()
+}
+
 pub fn through_a_directory() {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = private_directory();
     let files = || Files::new(directory.path()).unwrap();
     moves_bytes(files(), files());
     // Memory that was never published has no file to remove, even if another transport's file has a similar name.

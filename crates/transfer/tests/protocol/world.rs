@@ -23,7 +23,7 @@ use kv_layout::main_row::MainFormat;
 
 /// The digest of the weights in the fingerprints of these tests.
 pub fn weights() -> [u8; 32] {
-    Fingerprint::weights_of(b"weights")
+    Fingerprint::weights_of(b"weights").unwrap()
 }
 
 /// Blocks of the target.
@@ -204,7 +204,7 @@ impl<B: Backend> World<B> {
         };
         let samples = ids.into_iter().zip(LENGTHS).map(sample).collect();
         let config = target.fed.manager.config();
-        let fingerprint = Fingerprint::new(config, b"weights", b"salt", b"");
+        let fingerprint = Fingerprint::new(config, b"weights", b"salt", b"").unwrap();
         let layout = PartLayout::new(config);
         Self { samples, story, fingerprint, layout, source, target }
     }

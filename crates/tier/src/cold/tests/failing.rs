@@ -14,12 +14,13 @@ use object_store::{
 };
 
 use super::*;
+use crate::image::NoMemory;
 
 /// Five whole blocks, of which the first four have a checkpoint.
 const LONG: usize = 640;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
+pub(super) enum Call {
     Get,
     Put,
     /// The beginning of an object that is stored in parts.
@@ -198,7 +199,7 @@ fn over(
 }
 
 /// A tier below a cache, over these objects, of which it knows only the names.
-fn below(
+pub(super) fn below(
     fed: &mut Fed<Null>,
     objects: &Arc<InMemory>,
     answer: impl Fn(Call) -> Result<()> + Send + Sync + 'static,
@@ -248,7 +249,7 @@ fn stored() -> Arc<InMemory> {
     objects
 }
 
-fn fails() -> object_store::Error {
+pub(super) fn fails() -> object_store::Error {
     object_store::Error::Generic { store: "the test's", source: "it is down".into() }
 }
 
@@ -265,6 +266,22 @@ fn what_is_not_stored_has_failed() {
     let errors = cold.take_errors();
     let [error @ ColdError::NotStored(_)] = &errors[..] else { panic!("{errors:?}") };
     assert_eq!(error.kind(), ColdErrorKind::Failed);
+}
+
+/// A prefix for whose bytes the host has no memory is not stored. The process goes on.
+#[test]
+fn what_memory_cannot_hold_is_not_stored() {
+    let mut fed = cache();
+    let (_, checkpoint_bytes) = fed.manager.host_image_bytes().unwrap();
+    let owner = Owner { identity: b"weights"[..].into(), block_bytes: 1 << 62, checkpoint_bytes };
+    let objects = Box::new(InMemory::new());
+    let mut cold = ColdTier::over(&mut fed.manager, objects, Path::default(), owner).unwrap();
+    compute(&mut fed, &prompt(&long()[..TOKENS]));
+    cold.settle(&mut fed.manager);
+    let errors = cold.take_errors();
+    let [ColdError::NoMemory(NoMemory { bytes })] = errors[..] else { panic!("{errors:?}") };
+    assert!(bytes > 1 << 62);
+    assert_eq!((cold.stats().failed, cold.stats().stored), (1, 0));
 }
 
 /// A long object is stored in parts, and read again. If a part or the end fails, there is no object, and the parts are given

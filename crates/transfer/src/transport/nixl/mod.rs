@@ -58,7 +58,8 @@ unsafe impl Send for Read {}
 /// A transport over NIXL.
 pub struct Nixl {
     // Fields are dropped in this order. The agent is first, since it may write the regions.
-    agent: Option<Agent>,
+    /// Or why a fence could not make another one.
+    agent: Result<Agent, String>,
     reads: HashMap<u64, Read>,
     regions: HashMap<u64, Held>,
     api: Arc<Api>,
@@ -86,15 +87,16 @@ fn check_range(bytes: &Range<usize>, memory: Place) -> Result<(), TransportError
     if is_its { Ok(()) } else { Err(TransportError::Outside { bytes: bytes.clone(), len }) }
 }
 
-fn live(agent: &mut Option<Agent>) -> Result<&mut Agent, TransportError> {
-    let gone = || TransportError::Failed { why: "no agent could be made".to_owned() };
-    agent.as_mut().ok_or_else(gone)
+fn live(agent: &mut Result<Agent, String>) -> Result<&mut Agent, TransportError> {
+    agent.as_mut().map_err(|why| TransportError::Failed {
+        why: format!("the last fence could make no agent: {why}; fence the transport again"),
+    })
 }
 
 impl Nixl {
     /// Destroys the agent, before the memory that it may write is freed. That unmaps device memory in the current context.
     fn destroy_agent(&mut self) {
-        let agent = self.agent.take();
+        let agent = std::mem::replace(&mut self.agent, Err("it was destroyed".to_owned()));
         let mut regions = self.regions.values().map(Held::region);
         if let Some(region) = regions.find(|region| region.kind() != MemoryKind::Host) {
             // Where the context is lost, the agent is destroyed without it.
@@ -113,7 +115,7 @@ impl Nixl {
         let plugin = plugin.map_err(|_| TransportError::Failed {
             why: format!("{:?} is not the name of a plugin", options.plugin),
         })?;
-        let agent = Some(Self::agent(&api, &plugin)?);
+        let agent = Ok(Self::agent(&api, &plugin)?);
         Ok(Self { agent, reads: HashMap::new(), regions: HashMap::new(), api, plugin })
     }
 
@@ -269,8 +271,16 @@ impl Transport for Nixl {
         self.destroy_agent();
         self.reads.clear();
         self.regions.clear();
-        self.agent = Some(Self::agent(&self.api, &self.plugin)?);
-        Ok(())
+        match Self::agent(&self.api, &self.plugin) {
+            Ok(agent) => {
+                self.agent = Ok(agent);
+                Ok(())
+            }
+            Err(error) => {
+                self.agent = Err(error.to_string());
+                Err(error)
+            }
+        }
     }
 }
 
@@ -283,5 +293,18 @@ impl Drop for Nixl {
 impl std::fmt::Debug for Nixl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Nixl").field("plugin", &self.plugin).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After a fence that could make no agent, each call says why.
+    #[test]
+    fn the_error_of_a_fence_is_kept() {
+        let mut agent = Err("create_backend failed".to_owned());
+        let Err(error) = live(&mut agent) else { panic!("there is no agent") };
+        assert!(error.to_string().contains("no agent: create_backend failed;"), "{error}");
     }
 }
