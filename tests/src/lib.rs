@@ -6,6 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`model_files`] | model files made by a test |
+//! | [`environment`] | environment variables that switch something on |
 //! | [`failing`] | a device that fails on demand |
 //! | [`fuzz`] | the bodies of the fuzz targets |
 //! | [`golden`] | vectors that other software made |
@@ -21,6 +22,7 @@
 //! | [`rings`] | sliding-window rings |
 #![deny(unsafe_code)]
 
+pub mod environment;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod failing;
 pub mod fed;

@@ -15,6 +15,17 @@ pub enum InputError {
     /// A trace that cannot be read.
     #[error("--trace {0}")]
     Trace(#[from] TraceError),
+    /// A request of a soak of which nothing is known but its lengths.
+    #[error(
+        "--trace {}: request {request} has no hash_ids, which say what prompts have in common; a soak needs them in every line",
+        path.display()
+    )]
+    NoHashIds {
+        /// The trace.
+        path: PathBuf,
+        /// Its place in the load, from 1.
+        request: usize,
+    },
     /// A request that `--shrink` makes too long.
     #[error("--shrink: request {request} of the load: {source}")]
     Shrink {
@@ -99,6 +110,9 @@ pub enum InputError {
     /// Transfers of payloads in a mode that moves none.
     #[error("--payloads device needs --execute full: in bookkeeping no bytes move")]
     NothingMoves,
+    /// Memory for the bytes of requests in a mode that moves none.
+    #[error("--arrival-memory needs --execute full: in bookkeeping no bytes move")]
+    NothingArrives,
     /// A GPU in a mode that runs no kernels.
     #[error("--device cuda needs --execute full: bookkeeping runs no kernels")]
     NothingRuns,
@@ -248,6 +262,13 @@ pub enum InputError {
     NotBuiltIn {
         /// The command; the feature has the same name.
         command: &'static str,
+    },
+    /// An option of draws for a request whose tokens are not drawn.
+    #[cfg(feature = "generate")]
+    #[error("--{option} needs --temperature above 0: at 0 the most likely token is taken")]
+    NothingToDraw {
+        /// The option.
+        option: &'static str,
     },
     /// A prompt without tokens.
     #[cfg(feature = "generate")]

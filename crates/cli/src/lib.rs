@@ -234,7 +234,8 @@ mod tests {
             )
         };
         let sections: Vec<_> = helps().into_iter().map(section).collect();
-        if std::env::var_os("DSV4_BLESS").is_some() && cfg!(feature = "serve") {
+        let blesses = std::env::var_os("DSV4_BLESS").is_some_and(|value| value == "1");
+        if blesses && cfg!(feature = "serve") {
             let texts: Vec<_> = sections.iter().map(|(_, text)| text.as_str()).collect();
             let head =
                 "# Command line\n\nWhat `--help` prints, of every command. A test compares it.\n";

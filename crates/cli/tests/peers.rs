@@ -99,6 +99,21 @@ fn a_request_larger_than_the_memory_for_those_that_come_is_refused() {
     assert!(error.contains("--arrival-memory") && error.contains("4096"), "{error}");
 }
 
+/// That a named library is not used is told once, not by each process.
+#[test]
+#[cfg(not(feature = "nixl"))]
+fn nixl_that_is_not_built_in_is_told() {
+    let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
+    let said = |command: &mut Command| {
+        let output = command.assert().success().get_output().clone();
+        let [table, said] = [output.stdout, output.stderr].map(String::from_utf8);
+        assert!(table.expect("results are UTF-8").contains("files"));
+        said.expect("messages are UTF-8").matches("without the feature `nixl`").count()
+    };
+    assert_eq!(said(&mut replay(options)), 0);
+    assert_eq!(said(replay(options).env("DSV4_NIXL", "/no/such/libnixl_capi.so")), 1);
+}
+
 #[test]
 #[cfg(feature = "nixl")]
 #[ignore = "needs NIXL: cargo xtask scale-test"]

@@ -123,6 +123,8 @@ fn bookkeeping_refuses_what_needs_a_device() {
         ("--attend", "--attend needs --execute full"),
         ("--verify 1", "--verify needs --execute full"),
         ("--host-cache 1GiB", "--host-cache needs --execute full"),
+        ("--peers 2 --payloads device", "--payloads device needs --execute full"),
+        ("--peers 2 --arrival-memory 4GiB", "--arrival-memory needs --execute full"),
         ("--device cuda", "--device cuda needs --execute full"),
         ("--indexer-memory 1GiB", "--indexer-memory needs --execute full"),
         ("--attention-split one-block", "--attention-split needs --attend"),
@@ -364,9 +366,9 @@ fn generate_refuses_tokens_and_lengths_that_the_model_lacks() {
     assert!(message.contains("`300`: the model has tokens from 0 to 255"), "{message}");
     let message = refused("--prompt x --max-tokens 1048576");
     assert!(message.contains("max_context"), "{message}");
-    for option in ["--top-p 0.5", "--seed 3"] {
+    for option in ["--seed 3", "--temperature 0 --top-p 0.5", "--temperature 0 --seed 3"] {
         let message = refused(&format!("--prompt x {option}"));
-        assert!(message.contains("--temperature <X>"), "{option}: {message}");
+        assert!(message.contains("needs --temperature above 0"), "{option}: {message}");
     }
     for place in ["", "--attention host"] {
         let message = refused(&format!("--prompt x --attention-split one-block {place}"));

@@ -59,6 +59,25 @@ fn a_soak_of_nothing_fails() {
     assert_eq!(run["faults"], serde_json::json!(["no request ran, and 40 were rejected"]), "{run}");
 }
 
+/// Prompts of which nothing is known share no prefix: a soak of them would test none, and pass.
+#[test]
+fn a_trace_without_hash_ids_is_refused() {
+    let trace = tempfile::NamedTempFile::new().expect("a temporary file");
+    let line = |name: &str| {
+        format!(r#"{{"timestamp": 0, "input_length": 600, "output_length": 4, "{name}": [1, 2]}}"#)
+    };
+    std::fs::write(trace.path(), [line("hash_ids"), line("hash_id")].join("\n")).expect("room");
+    let of_trace = |options: &str| {
+        let mut command = soak(options);
+        command.arg("--trace").arg(trace.path());
+        command
+    };
+    let output = of_trace("--rounds 1").assert().code(2).get_output().clone();
+    let message = String::from_utf8(output.stderr).expect("messages are UTF-8");
+    assert!(message.contains("request 2 has no hash_ids"), "{message}");
+    of_trace("--rounds 1 --requests 1").assert().success();
+}
+
 #[test]
 fn a_cache_that_is_too_small_is_refused() {
     let output = soak("--gpu-mem 1GiB").assert().code(2).get_output().clone();

@@ -205,7 +205,7 @@ fn text_goes_through_the_tokenizer() {
 }
 
 /// Settings for training in the file do not truncate or pad a prompt. A tokenizer that draws tokens at random is
-/// refused.
+/// refused, and with token ids told.
 #[test]
 fn a_prompt_has_the_tokens_of_its_text() {
     let small = Small::new();
@@ -222,12 +222,23 @@ fn a_prompt_has_the_tokens_of_its_text() {
 
     file["model"]["dropout"] = json!(0.5);
     fs::write(&path, file.to_string()).expect("room");
-    let mut command = Command::new(cargo_bin("dsv4-kv"));
-    command.args(["generate", "--device", "cpu", "--prompt", PROMPT, "--model"]);
-    let output = command.arg(small.folder.path()).output().expect("a program");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("dropout is 0.5"), "{error}");
+    let ids = small.folder.path().join("prompt.txt");
+    fs::write(&ids, format!("{PROMPT_TOKENS:?}")).expect("room");
+    let ran = |prompt: [&str; 2], code| {
+        let mut command = Command::new(cargo_bin("dsv4-kv"));
+        command.args(["generate", "--device", "cpu", "--json", "--model"]).arg(small.folder.path());
+        let output = command.args(prompt).args(DRAWN).output().expect("a program");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        assert!(error.contains("dropout is 0.5"), "{error}");
+        output
+    };
+    ran(["--prompt", PROMPT], 2);
+    // Ids need no tokenizer; that there is no text has a reason.
+    let output = ran(["--prompt-tokens", ids.to_str().expect("a path")], 0);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(tokens(&report), small.drawn);
+    assert_eq!(report["text"], Value::Null);
 }
 
 /// A token that ends a text is not part of the text.

@@ -1,6 +1,7 @@
 //! Compiles PTX again and compares it with the committed PTX, if the compiler is available.
 
 use std::env;
+use std::ffi::OsStr;
 
 use anyhow::{Context, Result, bail};
 
@@ -9,17 +10,18 @@ use super::recipe::TARGETS;
 use super::{build, toolchain};
 use dsv4_kv_device_compiler::{Compiler, Version};
 
-/// With the value 1, PTX that is not compared is an error.
+/// With the value 1, PTX that is not compared is an error; 0 and an empty one are as none.
 const REQUIRE: &str = "DSV4_REQUIRE_PTX";
 
 /// Compiles the PTX of the targets that tests rebuild, and compares it with the committed PTX, byte for byte, if the
-/// compiler that made it is installed. If [`REQUIRE`] is set, that compiler is fetched where none is installed.
+/// compiler that made it is installed. If [`REQUIRE`] is 1, that compiler is fetched where none is installed.
 ///
 /// # Errors
-/// They differ, or the kernels do not compile. If [`REQUIRE`] is set, also: the compiler is not available.
+/// They differ, or the kernels do not compile; [`REQUIRE`] is neither 1 nor off. If it is 1, also: the compiler is not
+/// available.
 pub fn rebuild() -> Result<()> {
+    let is_required = is_on(env::var_os(REQUIRE).as_deref())?;
     let manifest = Manifest::read()?;
-    let is_required = env::var_os(REQUIRE).is_some_and(|value| value == "1");
     let found = if is_required { toolchain::find_or_fetch() } else { toolchain::find_installed() };
     let Some(compiler) = same(&manifest.compiler, found, is_required)? else { return Ok(()) };
     let targets = Vec::from_iter(TARGETS.into_iter().filter(|target| target.is_rebuilt_by_tests()));
@@ -33,6 +35,19 @@ pub fn rebuild() -> Result<()> {
         println!("{}: rebuilt and identical", record.file);
     }
     Ok(())
+}
+
+/// Whether this value of [`REQUIRE`] requires the compiler.
+///
+/// # Errors
+/// It is none of 1, 0 and an empty one.
+fn is_on(value: Option<&OsStr>) -> Result<bool> {
+    let value = value.unwrap_or_default();
+    match value.to_str() {
+        Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        _ => bail!("{REQUIRE} is {value:?}; it has to be 1, or for off 0 or empty"),
+    }
 }
 
 /// The compiler that was found, if it is the one that made the PTX. If not, says so.
@@ -79,6 +94,19 @@ mod tests {
             sysroot: "/usr".into(),
             libraries: Vec::new(),
             version,
+        }
+    }
+
+    #[test]
+    fn what_is_neither_on_nor_off_is_refused() {
+        let read = |value: Option<&str>| is_on(value.map(OsStr::new));
+        assert!(read(Some("1")).expect("on"));
+        for off in [None, Some(""), Some("0")] {
+            assert!(!read(off).expect("off"), "{off:?}");
+        }
+        for unclear in ["true", "yes", "2"] {
+            let error = read(Some(unclear)).expect_err("neither").to_string();
+            assert!(error.contains(REQUIRE) && error.contains(unclear), "{error}");
         }
     }
 

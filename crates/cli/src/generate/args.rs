@@ -6,6 +6,7 @@ use clap::{ArgGroup, Args};
 
 use super::attention::AttentionArgs;
 use crate::device::DeviceChoice;
+use crate::error::InputError;
 use crate::options::{integer, number, seed};
 use crate::outcome::{Exit, after_help};
 
@@ -41,7 +42,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "TEXT", group = "input")]
     pub prompt: Option<String>,
 
-    /// The prompt as token ids, in a file: numbers with white space, commas or brackets between them.
+    /// The prompt as token ids, in a file: numbers with white space or commas between them, or a JSON list of numbers.
     #[arg(long, value_name = "FILE", group = "input")]
     pub prompt_tokens: Option<PathBuf>,
 
@@ -53,12 +54,12 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = number(0.0..=100.0))]
     pub temperature: f64,
 
-    /// Draws from the most likely tokens alone whose probabilities add up to this; needs --temperature.
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(0.000_001..=1.0), requires = "temperature")]
+    /// Draws from the most likely tokens alone whose probabilities add up to this; needs --temperature above 0.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(0.000_001..=1.0))]
     pub top_p: f64,
 
-    /// Seed of the draws; needs --temperature.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed, requires = "temperature")]
+    /// Seed of the draws; needs --temperature above 0.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub seed: u64,
 
     /// Tokens that prompt lookup proposes and one step verifies; the output is the same with and without.
@@ -88,4 +89,20 @@ pub struct GenerateArgs {
     /// Print the result as JSON instead of text and a table.
     #[arg(long)]
     pub json: bool,
+}
+
+impl GenerateArgs {
+    /// Refuses options of draws if nothing is drawn.
+    ///
+    /// # Errors
+    /// [`InputError::NothingToDraw`].
+    pub fn check(&self) -> Result<(), InputError> {
+        // The model's sampler computes in f32.
+        let draws = self.temperature as f32 > 0.0;
+        let given = [("top-p", self.top_p < 1.0), ("seed", self.seed != 0)];
+        match given.into_iter().find(|(_, is_given)| *is_given && !draws) {
+            Some((option, _)) => Err(InputError::NothingToDraw { option }),
+            None => Ok(()),
+        }
+    }
 }

@@ -23,7 +23,7 @@ use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::Sampling;
 use dsv4_kv_model::sequence::{Continuation, Generated, Work};
-use dsv4_kv_model::text::{Text, TextStream};
+use dsv4_kv_model::text::{Text, TextError, TextStream};
 use dsv4_kv_model::{Engine, EngineLimits, Model};
 use indicatif::ProgressBar;
 use ndarray::ArrayView2;
@@ -47,14 +47,28 @@ pub const EMULATED_MEMORY: u64 = 64 << 30;
 /// # Errors
 /// Refused input; an error of the device; output that cannot be written.
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
+    args.check()?;
     let model = Arc::new(load(&args.model)?);
     let text = Text::of_checkpoint(&args.model, model.config.vocab_size);
     let tokens = prompt::tokens(args, &text, model.config.vocab_size)?;
+    let text = usable(text);
     match args.device.gpu(0)? {
-        Some(device) => on_device(&device, args, model, text.ok(), &tokens),
+        Some(device) => on_device(&device, args, model, text, &tokens),
         None => {
             let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });
-            on_device(&device, args, model, text.ok(), &tokens)
+            on_device(&device, args, model, text, &tokens)
+        }
+    }
+}
+
+/// The tokenizer, if there is one. Ids need none, so one that cannot be used is told, and token ids are printed.
+fn usable(text: Result<Text, TextError>) -> Option<Text> {
+    match text {
+        Ok(text) => Some(text),
+        Err(TextError::NoTokenizer { .. }) => None,
+        Err(error) => {
+            output::note(format_args!("note: {error}; token ids are printed instead of text"));
+            None
         }
     }
 }

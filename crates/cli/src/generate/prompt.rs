@@ -45,8 +45,15 @@ fn of_file(path: &Path, vocabulary: u32) -> Result<Vec<u32>, InputError> {
             "it has more than {MOST_BYTES} bytes; so many are read at most"
         )));
     }
-    let between = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
-    let numbers = content.split(between).filter(|number| !number.is_empty());
+    let content = content.trim();
+    let list = content.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or(content);
+    // A server takes lists of prompts, and here they would be one.
+    if list.contains(['[', ']']) {
+        let reason = "it has to be one list, of one prompt: between `[` and `]`, or without both";
+        return Err(refused(reason.to_owned()));
+    }
+    let between = |c: char| c.is_whitespace() || c == ',';
+    let numbers = list.split(between).filter(|number| !number.is_empty());
     let number = |number: &str| {
         let token =
             number.parse::<u32>().map_err(|error| refused(format!("`{number}`: {error}")))?;
@@ -70,12 +77,16 @@ mod tests {
             std::fs::write(file.path(), content).expect("it is written");
             of_file(file.path(), 301)
         };
-        for content in ["1 20\n300", "[1, 20, 300]", "1,20,\t300,"] {
+        for content in ["1 20\n300", "[1, 20, 300]", "1,20,\t300,", " [1 20 300]\n"] {
             assert_eq!(read(content).expect("three tokens"), [1, 20, 300], "{content}");
         }
         for content in ["1 -5", "1.5", "301", "{\"tokens\": [1]}", "4294967296"] {
             let refused = read(content).expect_err("no token");
             assert!(matches!(refused, InputError::PromptTokens { .. }), "{content}: {refused}");
+        }
+        for content in ["[[1, 2], [3]]", "[[1]]", "[1] [2]", "[1, 2", "1]", "["] {
+            let refused = read(content).expect_err("no list of ids").to_string();
+            assert!(refused.contains("it has to be one list"), "{content}: {refused}");
         }
     }
 

@@ -40,6 +40,8 @@ const EXITS: [Exit; 4] = [
 
 /// The default of `--indexer-memory`.
 pub const INDEXER_MEMORY: ByteSize = ByteSize::mib(16);
+/// The default of `--arrival-memory`.
+pub const ARRIVAL_MEMORY: ByteSize = ByteSize::gib(1);
 
 /// Replays a load of requests through the cache: continuous batching, chunked prefill.
 ///
@@ -151,7 +153,7 @@ pub struct ReplayArgs {
     pub payloads: Payloads,
 
     /// Memory of each process for requests that have arrived and are not admitted yet, as in 4GiB, at most 1PiB.
-    /// Others wait until there is room. A request that needs more than all of it ends the replay.
+    /// Others wait until there is room. A request that needs more than all of it ends the replay. Needs --execute full.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size, requires = "peers")]
     pub arrival_memory: ByteSize,
 

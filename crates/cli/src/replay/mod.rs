@@ -65,6 +65,7 @@ use crate::outcome::Outcome;
 use crate::output::{self, ReportFile};
 use drive::{Replayed, drive};
 use execute::{Bookkeeping, Execute};
+use load::Request;
 use open::{full_on, progress};
 use place::Place;
 use setup::Setup;
@@ -83,6 +84,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let place = Place::choose(args)?;
     let setup = Setup::new(args, &place)?;
+    note_unknown_prompts(args, &setup.load);
     let name = place.name();
     let interrupt = Interrupt::listen()?;
     let began = Instant::now();
@@ -115,6 +117,18 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
         (0, true) => Outcome::Interrupted,
         (0, false) => Outcome::Passed,
     })
+}
+
+/// Says how many requests share no prefix because their lines in the trace have no `hash_ids`.
+fn note_unknown_prompts(args: &ReplayArgs, load: &[Request]) {
+    let unknown = load.iter().filter(|request| request.prompt.is_none()).count();
+    let shares = !args.no_reuse && args.checkpoints != Some(0);
+    if unknown > 0 && shares {
+        output::note(format_args!(
+            "note: {unknown} of {} requests have no hash_ids, which say what prompts have in common: they share no prefixes (--no-reuse if that is meant)",
+            load.len()
+        ));
+    }
 }
 
 #[cfg(feature = "peers")]

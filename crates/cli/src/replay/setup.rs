@@ -10,7 +10,7 @@ use dsv4_kv_trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::args::{INDEXER_MEMORY, Payloads, ReplayArgs};
+use super::args::{ARRIVAL_MEMORY, INDEXER_MEMORY, Payloads, ReplayArgs};
 use super::clock::Clock;
 use super::load::{self, Request};
 use super::place::{self, Defaults, Place};
@@ -144,6 +144,9 @@ fn check_bookkeeping(args: &ReplayArgs) -> Result<(), InputError> {
     }
     if args.payloads == Payloads::Device {
         return Err(InputError::NothingMoves);
+    }
+    if args.arrival_memory != ARRIVAL_MEMORY {
+        return Err(InputError::NothingArrives);
     }
     if args.device == DeviceChoice::Cuda {
         return Err(InputError::NothingRuns);

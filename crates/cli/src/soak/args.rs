@@ -43,7 +43,7 @@ const EXITS: [Exit; 4] = [
 #[derive(Args, Debug)]
 #[command(after_help = after_help(&EXAMPLES, &EXITS))]
 pub struct SoakArgs {
-    /// Trace in Mooncake format, with hash_ids. [default: the synthetic load of `replay`]
+    /// Trace in Mooncake format, with hash_ids in every line. [default: the synthetic load of `replay`]
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 

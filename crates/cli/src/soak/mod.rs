@@ -22,6 +22,7 @@ use dsv4_kv::CacheConfig;
 
 pub use args::SoakArgs;
 
+use crate::error::InputError;
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::replay::setup::{self, Loading, Slots, Wish};
@@ -45,6 +46,12 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
         shrink: 1.0,
         time_scale: args.time_scale,
     })?;
+    // Without them no prefix would be shared, and the soak would pass all the same.
+    if let Some((path, index)) =
+        args.trace.as_ref().zip(load.iter().position(|request| request.prompt.is_none()))
+    {
+        return Err(InputError::NoHashIds { path: path.clone(), request: index + 1 }.into());
+    }
     let smallest = CacheConfig::new(models::resolve(&args.model)?);
     let smallest = CacheConfig {
         max_suspended: SUSPENDED,

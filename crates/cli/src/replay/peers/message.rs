@@ -23,11 +23,18 @@ pub enum Way {
 }
 
 impl Way {
-    /// NIXL if it is installed, else files in `directory`.
+    /// NIXL if `DSV4_NIXL` names it and it is built in, else files in `directory`.
     pub fn choose(directory: &Path) -> Self {
+        let is_named = std::env::var_os("DSV4_NIXL").is_some();
         #[cfg(feature = "nixl")]
-        if std::env::var_os("DSV4_NIXL").is_some() {
+        if is_named {
             return Self::Nixl;
+        }
+        #[cfg(not(feature = "nixl"))]
+        if is_named {
+            crate::output::note(
+                "note: DSV4_NIXL is set, but this program is built without the feature `nixl`: requests move through files",
+            );
         }
         Self::Files(directory.to_owned())
     }

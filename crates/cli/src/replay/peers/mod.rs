@@ -22,6 +22,9 @@ mod takes;
 
 pub use answers::run as decode;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
 use dsv4_kv_transfer::Transport;
@@ -42,8 +45,11 @@ use sends::BytesOut;
 
 /// Replays with the prompts in this process and the answers in `peers - 1` others.
 pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
-    // Removed at the end of the replay.
-    let directory = tempfile::Builder::new().prefix("dsv4-kv-").tempdir_in(memory_directory())?;
+    // Removed at the end of the replay. `Files` refuses a directory that others may write.
+    let directory = tempfile::Builder::new()
+        .prefix("dsv4-kv-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(memory_directory())?;
     let way = match place {
         Place::Ledger => Way::Counts,
         _ => Way::choose(directory.path()),

@@ -30,7 +30,7 @@ pub fn lock<T: Transport>(sender: &Shared<T>) -> MutexGuard<'_, Sender<T>> {
 
 /// The settings that all processes of a replay must have in common.
 pub fn fingerprint(config: &CacheConfig, seed: u64) -> Fingerprint {
-    Fingerprint::new(config, &seed.to_le_bytes(), b"", b"")
+    Fingerprint::new(config, &seed.to_le_bytes(), b"", b"").expect("a seed is not empty")
 }
 
 /// The memory for payloads from or to a cache on `device`. If the device has no room, host memory is used.
