@@ -1,7 +1,7 @@
 //! The order in which the products of a logit are added. It is the same in all kernels, so that a token's logits have
 //! the same bits in every batch.
 //!
-//! The hidden state is cut into chunks of [`DEPTH`] elements. Consecutive chunks form eight slices, and the chunks of
+//! The hidden state is cut into chunks of `DEPTH` elements. Consecutive chunks form eight slices, and the chunks of
 //! each slice eight consecutive parts. A tensor core adds the products of a part to 0, chunk after chunk. Then the
 //! parts of a slice are added to 0 in order. Then the first four slices are added to 0 in order, and likewise the last
 //! four, and these two sums are added. A part without a chunk is 0, which changes no sum.
@@ -23,7 +23,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Slice `rank` of a hidden state of `hidden` elements, a multiple of [`DEPTH`].
+    /// Slice `rank` of a hidden state of `hidden` elements, a multiple of `DEPTH`.
     #[inline(always)]
     #[must_use]
     pub fn of(rank: u32, hidden: u32) -> Self {

@@ -22,7 +22,7 @@ pub const LANE_PAIRS: u32 = ROPE_DIM / 2 / 4;
 type Piece = (u32, [u32; 4]);
 
 impl Queries {
-    /// As [`Self::store`], for vectors in the layout of [`FourLanes`]. Stores the vector of row `row` if `is_there`.
+    /// As [`Self::store`], for vectors in the layout of `FourLanes`. Stores the vector of row `row` if `is_there`.
     /// `rotation` gives the cosine and sine of the lane's rotated pairs.
     ///
     /// # Safety
