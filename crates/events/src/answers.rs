@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
-use zeromq::{RouterSendHalf, RouterSocket, SocketRecv, SocketSend};
+use zeromq::{RouterSendHalf, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend};
 
 use crate::exchange::Exchange;
 use crate::replay::{Replay, Since, lock};
@@ -60,23 +61,38 @@ impl AsRef<[u8]> for Queued {
 
 impl Answers {
     /// Answers all requests; never returns.
-    pub async fn serve(self, router: RouterSocket) {
+    pub async fn serve(self, mut router: RouterSocket) {
+        let mut events = router.monitor();
         let (send, mut requests) = router.split();
-        let mut clients: HashMap<Bytes, mpsc::Sender<u64>> = HashMap::new();
+        let mut clients: HashMap<Bytes, (mpsc::Sender<u64>, AbortHandle)> = HashMap::new();
         loop {
-            let Ok(request) = requests.recv().await else {
+            let request = tokio::select! {
+                // In this order, a new connection is known before its first request is received.
+                biased;
+                Ok(event) = events.recv() => {
+                    // If a client connects again under its identity, its old connection is lost. Answers that wait
+                    // there take no room from those for the new one, and what was asked there is not answered here.
+                    if let SocketEvent::Accepted(_, id) = event
+                        && let Some((_, task)) = clients.remove(&Bytes::from(id))
+                    {
+                        task.abort();
+                    }
+                    continue;
+                }
+                request = requests.recv() => request,
+            };
+            let Ok(request) = request else {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
             let Some((client, start)) = understood(&request.into_vec()) else { continue };
-            self.exchange.counters.replays.fetch_add(1, Relaxed);
-            clients.retain(|_, asks| !asks.is_closed());
-            let asks = clients.entry(client).or_insert_with_key(|id| {
+            clients.retain(|_, (asks, _)| !asks.is_closed());
+            let (asks, _) = clients.entry(client).or_insert_with_key(|id| {
                 let room = Arc::new(Semaphore::new(MOST_QUEUED));
                 let (asks, asked) = mpsc::channel(MOST_REQUESTS);
                 let client = Client { id: id.clone(), send: send.clone(), room };
-                tokio::spawn(self.clone().answer_all(client, asked));
-                asks
+                let task = tokio::spawn(self.clone().answer_all(client, asked));
+                (asks, task.abort_handle())
             });
             // A client for which so many requests wait does not read.
             let _ = asks.try_send(start);
@@ -100,6 +116,7 @@ impl Answers {
     /// a slow client keeps few in memory; if it was dropped before, a snapshot replaces it. Ends early if the client
     /// has left or does not read.
     async fn answer(&self, client: &mut Client, start: u64) {
+        self.exchange.counters.replays.fetch_add(1, Relaxed);
         let end = lock(&self.replay).end();
         let mut next = start;
         while next < end {

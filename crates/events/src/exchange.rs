@@ -59,6 +59,7 @@ pub(crate) struct Counters {
 /// Counts messages of which a copy exists.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
+    /// Their number. Nobody reads that of [`Counters::held`].
     pub messages: AtomicU64,
     /// The memory that they take.
     pub bytes: AtomicU64,

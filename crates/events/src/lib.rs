@@ -56,14 +56,15 @@
 //! | a subscriber asks for messages that are no longer kept | a snapshot, likewise |
 //! | a subscriber does not read | after [`PublisherOptions::stall`] all are disconnected; they connect again |
 //! | who asks for missed messages does not read them | after 5 s it gets no more of them; nobody else waits |
+//! | who asks for them connects again under its ZeroMQ identity | it gets no more of what it asked for before |
 //! | the last message before a pause is lost | an empty message after [`PublisherOptions::heartbeat`] reveals it |
 //! | the publisher starts again | its numbers are higher than all earlier ones, and it begins with `AllBlocksCleared` |
 //!
 //! The least time between two snapshots is [`PublisherOptions::snapshot_interval`]. The memory of a publisher is
 //! bounded: batches, one snapshot until it is written, 40 bytes per block in the prefix tree, the bytes of messages
 //! that [`PublisherOptions`] limits, the messages of one batch or snapshot, which are all encoded before the first is
-//! sent, about 200 bytes for each message in the queue of a subscriber, and 256 KiB, or one message, for each client
-//! that asks for missed messages.
+//! sent, about 200 bytes for each message in the queue of a subscriber, and 256 KiB, or one message, for each connection
+//! over which missed messages are asked for.
 //!
 //! Use both endpoints in trusted networks only: connections are not authenticated, and `zeromq` reserves memory for any
 //! length that a frame states, so that one connection can end the process.

@@ -1,16 +1,17 @@
 //! The ports at which a publisher listens. They stay open while its subscribers are disconnected, so that no other
 //! process can take them, and subscribers can connect again at once.
 
+use std::io;
 use std::net::TcpListener;
 
-use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, ZmqResult};
+use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, ZmqError};
 
 use crate::options::{PublishError, PublisherOptions};
 
 /// The listening sockets of a publisher.
 pub(crate) struct Listeners {
     publish: TcpListener,
-    replay: TcpListener,
+    pub replay: TcpListener,
     /// The endpoints for subscribers and for replays, with their actual ports.
     pub endpoints: [String; 2],
 }
@@ -24,10 +25,14 @@ impl Listeners {
     }
 
     /// Sockets that accept connections in the current runtime. The ports stay open when they are dropped.
-    pub async fn sockets(&self) -> ZmqResult<(PubSocket, RouterSocket)> {
+    pub async fn sockets(&self) -> io::Result<(PubSocket, RouterSocket)> {
+        let failed = |error: ZmqError| match error {
+            ZmqError::Network(error) => error,
+            error => io::Error::other(error.to_string()),
+        };
         let (mut publish, mut replay) = (PubSocket::new(), RouterSocket::new());
-        publish.bind_listener(self.publish.try_clone()?).await?;
-        replay.bind_listener(self.replay.try_clone()?).await?;
+        publish.bind_listener(self.publish.try_clone()?).await.map_err(failed)?;
+        replay.bind_listener(self.replay.try_clone()?).await.map_err(failed)?;
         Ok((publish, replay))
     }
 }

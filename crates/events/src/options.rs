@@ -115,7 +115,8 @@ pub enum PublishError {
         /// The reason.
         reason: String,
     },
-    /// The publisher's thread could not be started.
+    /// The publisher's thread could not be started, or could not accept connections, for example because the process
+    /// has too many open files.
     #[error("cannot start the publisher's thread: {0}")]
     Thread(#[from] std::io::Error),
     /// The publisher's thread has ended, which happens only if it panics.

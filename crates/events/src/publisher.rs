@@ -1,7 +1,7 @@
 //! The publisher, as the thread that runs steps uses it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ pub struct PublisherStats {
     pub removed: u64,
     /// Number of snapshots.
     pub snapshots: u64,
-    /// Requests for missed messages.
+    /// Requests for missed messages whose answers have begun.
     pub replays: u64,
     /// How often all subscribers were disconnected because one did not read.
     pub disconnects: u64,
@@ -72,7 +72,8 @@ impl Publisher {
     /// with the same source, whose events should not be read elsewhere: if they are, a snapshot repairs it.
     ///
     /// # Errors
-    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`].
+    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`]; [`PublishError::Thread`], also if no
+    /// connection could be accepted; [`PublishError::Ended`].
     pub fn start(
         source: &mut impl EventSource<BLOCK>,
         options: PublisherOptions,
@@ -88,7 +89,9 @@ impl Publisher {
         let snapshot_interval = options.snapshot_interval;
         let worker = Worker::new(Arc::clone(&exchange), listeners, options);
         let builder = std::thread::Builder::new().name("kv-events".to_owned());
-        let thread = builder.spawn(move || worker.run())?;
+        let (tell, told) = mpsc::channel();
+        let thread = builder.spawn(move || worker.run(&tell))?;
+        told.recv().map_err(|_| PublishError::Ended)??;
         let last_snapshot = Instant::now();
         let (thread, last) = (Some(thread), Reading::default());
         let mut publisher =

@@ -1,13 +1,14 @@
 //! The publisher's thread. It hashes, encodes and sends events, and has requests for missed messages answered.
 
 use std::cell::OnceCell;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::runtime::Builder;
-use zeromq::{PubSocket, RouterSocket, SocketSend, ZmqError, ZmqResult};
+use zeromq::{PubSocket, RouterSocket, SocketSend};
 
 use crate::answers::Answers;
 use crate::exchange::{Exchange, Handed};
@@ -52,13 +53,20 @@ impl Worker {
         Self { exchange, options, listeners, resident, replay, closed: OnceCell::new() }
     }
 
-    /// Runs until the exchange is closed.
-    pub fn run(mut self) {
+    /// Runs until the exchange is closed. Tells once that connections are accepted, or that they cannot be accepted at the
+    /// start, and ends then.
+    pub fn run(mut self, tell: &mpsc::Sender<io::Result<()>>) {
+        let mut has_started = false;
         loop {
-            let closed = self.open();
+            let closed = self.open(|| {
+                if !std::mem::replace(&mut has_started, true) {
+                    drop(tell.send(Ok(())));
+                }
+            });
             let (is_over, counters) = (self.exchange.is_closed(), &self.exchange.counters);
             match closed {
                 Ok(Closed::Ended) => return,
+                Err(error) if !has_started => return drop(tell.send(Err(error))),
                 _ if is_over => return,
                 Ok(Closed::Stalled) => {
                     counters.disconnects.fetch_add(1, Relaxed);
@@ -71,13 +79,14 @@ impl Worker {
         }
     }
 
-    /// Accepts connections, and serves them until they are closed.
-    fn open(&mut self) -> ZmqResult<Closed> {
+    /// Accepts connections, calls `opened`, and serves the connections until they are closed.
+    fn open(&mut self, opened: impl FnOnce()) -> io::Result<Closed> {
         // Dropping the runtime drops the messages that wait for subscribers, which its tasks hold.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let sockets = self.listeners.sockets().await?;
-            Ok::<_, ZmqError>(self.serve(sockets).await)
+            opened();
+            Ok::<_, io::Error>(self.serve(sockets).await)
         })
     }
 
@@ -211,17 +220,40 @@ mod tests {
 
     use super::*;
 
-    /// zeromq drops messages without a word if 100,000 of them wait for a subscriber. A publisher stops before that,
-    /// however small they are.
-    #[test]
-    fn many_messages_are_too_many_however_small() {
+    fn options() -> PublisherOptions {
         let any_port = "tcp://127.0.0.1:0".to_owned();
-        let options = PublisherOptions {
+        PublisherOptions {
             endpoint: any_port.clone(),
             replay_endpoint: any_port,
             stall: Duration::from_millis(50),
             ..PublisherOptions::default()
-        };
+        }
+    }
+
+    /// A publisher that cannot accept connections at the start, for example because the process has too many open
+    /// files, ends and says why.
+    #[cfg(unix)]
+    #[test]
+    fn a_start_without_sockets_fails() {
+        let options = options();
+        let mut listeners = Listeners::bind(&options).unwrap();
+        let no_socket = std::fs::File::open("/dev/null").unwrap();
+        listeners.replay = std::os::fd::OwnedFd::from(no_socket).into();
+        let exchange = Arc::new(Exchange::new(1, 1));
+        let worker = Worker::new(Arc::clone(&exchange), listeners, options);
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || worker.run(&tell));
+        let told = told.recv_timeout(Duration::from_secs(20));
+        exchange.close();
+        thread.join().unwrap();
+        assert!(matches!(told, Ok(Err(_))), "{told:?}");
+    }
+
+    /// zeromq drops messages without a word if 100,000 of them wait for a subscriber. A publisher stops before that,
+    /// however small they are.
+    #[test]
+    fn many_messages_are_too_many_however_small() {
+        let options = options();
         let listeners = Listeners::bind(&options).unwrap();
         let worker = Worker::new(Arc::new(Exchange::new(1, 1)), listeners, options);
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();

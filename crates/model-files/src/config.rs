@@ -202,7 +202,7 @@ fn all_end_tokens(
     vocab_size: u32,
 ) -> Result<Vec<u32>, ConfigError> {
     let mut tokens = match (end_tokens(fields)?, more) {
-        (None, None) => return Err(fields.missing(END_TOKENS)),
+        (None, None) => return Err(ConfigError::NoEndTokens),
         (own, more) => [own, more].into_iter().flatten().flatten().collect::<Vec<u32>>(),
     };
     tokens.sort_unstable();
@@ -239,9 +239,9 @@ fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Fields of `quantization_config` that change no value of a weight: what tools note about activations and about
-/// themselves, how a program should load the weights, and what types and names of the tensors say too.
-const NOTES: [&str; 18] = [
+/// Fields of `quantization_config` that are not needed: types, shapes and names of the tensors say the same, or it
+/// concerns activations, loading or the tool.
+const NOT_NEEDED: [&str; 19] = [
     "activation_scheme",
     "config_groups",
     "dequantize",
@@ -254,6 +254,7 @@ const NOTES: [&str; 18] = [
     "kv_cache_scheme",
     "modules_to_convert",
     "modules_to_not_convert",
+    "packed_modules_mapping",
     "producer",
     "quantization_status",
     "quantized_layers",
@@ -282,7 +283,7 @@ fn check_quantisation(fields: &Fields) -> Result<(), ConfigError> {
         ("transform_config", vec![json!({})]),
     ];
     checked.iter().try_for_each(|(name, supported)| section.one_of(name, supported))?;
-    let known: Vec<&str> = checked.iter().map(|(name, _)| *name).chain(NOTES).collect();
+    let known: Vec<&str> = checked.iter().map(|(name, _)| *name).chain(NOT_NEEDED).collect();
     section.only(&known)
 }
 

@@ -110,13 +110,13 @@ pub enum ModelFileError {
     },
     /// Tensors that are not read, although they are no part of a draft and no note about activations.
     #[error(
-        "{name} has no place in the model that config.json describes ({count} such): correct config.json, or write \
-         the weights without them"
+        "{name} has no place in the model that config.json describes ({count} such so far): correct config.json, or \
+         write the weights without them"
     )]
     Unused {
         /// The released name of the first, in order of names.
         name: String,
-        /// How many there are.
+        /// How many were found so far: layers that were not read by then are not among them.
         count: usize,
     },
     /// A tensor has another shape than expected.

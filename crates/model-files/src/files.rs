@@ -28,7 +28,7 @@ impl Files {
     pub(crate) fn find(directory: &Path) -> Result<Self, ModelFileError> {
         let single = directory.join("model.safetensors");
         let index = directory.join("model.safetensors.index.json");
-        match (single.exists(), index.exists()) {
+        match (is_there(&single), is_there(&index)) {
             (false, false) => Err(ModelFileError::NoWeights { path: directory.into() }),
             (true, false) => {
                 Ok(Self { index: None, shards: BTreeMap::from([(single, Vec::new())]) })
@@ -94,7 +94,12 @@ fn beside(index: &Path, shard: &str) -> Result<PathBuf, ModelFileError> {
 
 /// The `generation_config.json` of a checkpoint, if there is one.
 pub(crate) fn generation_config(directory: &Path) -> Option<PathBuf> {
-    Some(directory.join("generation_config.json")).filter(|path| path.exists())
+    Some(directory.join("generation_config.json")).filter(|path| is_there(path))
+}
+
+/// Whether there is a file of this path. A link that leads nowhere is one: it is refused when it is read, by name.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
 }
 
 /// A `config.json` or `generation_config.json` of a checkpoint.

@@ -33,7 +33,7 @@ pub struct Nvfp4Parts {
 /// the checkpoint is open.
 ///
 /// Tensors have their released names (`layers.0.attn.wq_a.weight`), even if the files use other names. Weights of MTP
-/// layers have the prefixes `mtp.0.`, `mtp.1.` and so on.
+/// layers have the prefixes `mtp.0.`, `mtp.1.` and so on, except in files that number these layers behind the others.
 pub struct ModelFiles {
     config: Config,
     catalogue: Catalogue,
@@ -49,7 +49,7 @@ struct Read {
     bytes: u64,
 }
 
-/// What the names of scales end with, where that of their weight ends with `weight`.
+/// Last parts of names of scales; the weight has `weight` there.
 const SCALES: [&str; 4] = ["scale", "weight_scale", "weight_scale_2", "weight_global_scale"];
 
 impl ModelFiles {
@@ -77,15 +77,16 @@ impl ModelFiles {
         Ok(Self { config, catalogue, progress: Box::new(progress), read: Mutex::default() })
     }
 
-    /// Every file of `directory` that [`Self::open`] reads, in a fixed order. The contents of these files define the
-    /// checkpoint completely.
+    /// The files of `directory` whose contents define the results of the model, in a fixed order: `config.json`, the
+    /// index if there is one, and the weight files. `generation_config.json` is none of them: it only says where a text
+    /// ends.
     ///
     /// # Errors
     /// [`ModelFileError`], as [`Self::open`], for weight files or an index that are missing or invalid.
     pub fn files(directory: &Path) -> Result<Vec<PathBuf>, ModelFileError> {
         let files = Files::find(directory)?.all();
         let config = std::iter::once(directory.join("config.json"));
-        Ok(config.chain(files::generation_config(directory)).chain(files).collect())
+        Ok(config.chain(files).collect())
     }
 
     /// Its configuration.

@@ -31,6 +31,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`model`], [`layer`], [`load`] | the weights, and how they are read from a checkpoint |
+//! | `left_over` | which tensors of a checkpoint need not be read |
 //! | [`hyper`] | the residual streams |
 //! | [`attention`], [`rotary`] | the parts of attention outside of the cache |
 //! | [`experts`] | the experts |
@@ -49,6 +50,7 @@ pub mod experts;
 pub mod generate;
 pub mod hyper;
 pub mod layer;
+mod left_over;
 pub mod linear;
 pub mod load;
 pub mod model;

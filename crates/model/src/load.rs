@@ -11,6 +11,7 @@ use crate::error::ModelError;
 use crate::experts::{Expert, Experts};
 use crate::hyper::{HyperConnection, HyperConstants, HyperHead};
 use crate::layer::{Compressed, Compressor, Csa, Layer};
+use crate::left_over::LeftOver;
 use crate::linear::Linear;
 use crate::model::Model;
 use crate::norm::RmsNorm;
@@ -20,9 +21,10 @@ impl Model {
     /// Reads all weights of a checkpoint, layer by layer. Calls `progress` after each layer with the number of layers
     /// read.
     ///
-    /// Some tensors may be left over: those of MTP layers, scales of activations and of cached keys, which are not
-    /// quantised as the checkpoint would have it, and frequencies of the rotary embedding, which follow from the
-    /// configuration.
+    /// Some tensors may be left over: those of MTP layers, also where these are numbered behind the other layers;
+    /// scales of activations and of cached keys, which are not quantised as the checkpoint would have it; and
+    /// frequencies of the rotary embedding, which follow from the configuration. Any other is refused as soon as its
+    /// layer was read, or before all if `config.json` has no such layer.
     ///
     /// # Errors
     /// [`ModelError::ModelFile`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor;
@@ -35,10 +37,13 @@ impl Model {
         let root = Tensors { model_files, config, prefix: String::new() };
         let hidden = config.hidden_size;
         let trunk = config.cache.layers.len() - config.cache.mtp_layers as usize;
+        let left_over = LeftOver { model_files, trunk };
+        left_over.check(|layer| layer.is_some_and(|layer| layer >= trunk))?;
         let layers = (0..trunk).map(|index| {
-            let layer = root.at(&format!("layers.{index}.")).layer(index as u32);
+            let layer = root.at(&format!("layers.{index}.")).layer(index as u32)?;
+            left_over.check(|layer| layer == Some(index))?;
             progress(index + 1);
-            layer
+            Ok::<_, ModelError>(layer)
         });
         let layers = layers.collect::<Result<_, _>>()?;
         let model = Self {
@@ -50,37 +55,8 @@ impl Model {
             router: RouterConfig::from(config),
             config: config.clone(),
         };
-        check_left_over(model_files)?;
+        left_over.check(|_| true)?;
         Ok(model)
-    }
-}
-
-/// What names of tensors end with that say how activations and cached keys are quantised.
-const OF_ACTIVATIONS: [&str; 11] = [
-    "input_scale",
-    "input_global_scale",
-    "input_zero_point",
-    "output_scale",
-    "output_zero_point",
-    "q_scale",
-    "k_scale",
-    "v_scale",
-    "kv_scale",
-    "k_zero_point",
-    "v_zero_point",
-];
-
-/// Refuses a weight that was not read: without it the results would be those of another model.
-fn check_left_over(model_files: &ModelFiles) -> Result<(), ModelFileError> {
-    let is_needless = |name: &str| {
-        let end = name.rsplit('.').next().unwrap_or(name);
-        name.starts_with("mtp.") || OF_ACTIVATIONS.contains(&end) || end.ends_with("inv_freq")
-    };
-    let mut unread = model_files.unread();
-    unread.retain(|name| !is_needless(name));
-    match unread.first() {
-        None => Ok(()),
-        Some(&name) => Err(ModelFileError::Unused { name: name.into(), count: unread.len() }),
     }
 }
 

@@ -22,7 +22,8 @@ pub struct ColdCache {
     /// Identifies the model's weights, and everything else that changes the cached bytes.
     pub identity: Vec<u8>,
     /// Called for errors of the store: for the first error of each kind, then at most once a minute per kind, with the
-    /// number of errors of that kind that were not reported since. A miss is no error.
+    /// number of errors of that kind that were not reported since. A miss is no error. At the end it is called for
+    /// [`ColdError::Unstored`], if any prefix is not stored.
     pub report: fn(&ColdError, u64),
 }
 
@@ -30,7 +31,7 @@ pub struct ColdCache {
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long dropping a cold tier waits for the store. The next server computes what is not stored by then.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The least time between two reports of errors of one kind.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
@@ -54,6 +55,14 @@ impl ErrorReports {
             }
             _ => Some(last.replace((now, 0)).map_or(0, |(_, others)| others)),
         }
+    }
+
+    /// What to report at the end, whenever errors were reported before: that so many prefixes are not stored, if any, and
+    /// the number of errors of that kind since the last report.
+    fn at_end(&self, prefixes: usize) -> Option<(ColdError, u64)> {
+        let error = ColdError::Unstored { prefixes };
+        let others = self.0[error.kind().index()].map_or(0, |(_, others)| others);
+        (prefixes > 0).then_some((error, others))
     }
 }
 
@@ -184,8 +193,11 @@ impl<B: Backend> Cold<B> {
 
 impl<B: Backend> Drop for Cold<B> {
     fn drop(&mut self) {
-        if let Some(open) = self.0.take() {
-            open.tier.close(CLOSE_TIMEOUT);
+        let Some(mut open) = self.0.take() else { return };
+        open.report();
+        let Open { tier, reports, report, .. } = open;
+        if let Some((error, others)) = reports.at_end(tier.close(CLOSE_TIMEOUT)) {
+            report(&error, others);
         }
     }
 }
@@ -206,5 +218,16 @@ mod tests {
         assert_eq!(reports.admit(Failed, at(60)), Some(3));
         assert_eq!(reports.admit(Failed, at(61)), None);
         assert_eq!(reports.admit(Failed, at(500)), Some(1));
+    }
+
+    #[test]
+    fn what_is_not_stored_at_the_end_is_reported() {
+        let (mut reports, now) = (ErrorReports::default(), Instant::now());
+        assert!(matches!(reports.at_end(2), Some((ColdError::Unstored { prefixes: 2 }, 0))));
+        for _ in 0..4 {
+            reports.admit(ColdErrorKind::Failed, now);
+        }
+        assert!(matches!(reports.at_end(1), Some((ColdError::Unstored { prefixes: 1 }, 3))));
+        assert!(reports.at_end(0).is_none());
     }
 }

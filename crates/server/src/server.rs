@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::answer::unix_time;
 use crate::app::App;
-use crate::cold::ColdCache;
+use crate::cold::{CLOSE_TIMEOUT, ColdCache};
 use crate::error::ServerError;
 use crate::metrics::Metrics;
 use crate::queue::CloseOnDrop;
@@ -24,9 +24,11 @@ use crate::scheduler::{Scheduler, SchedulerLimits};
 
 /// Interval between checks whether the server should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a shutdown waits for each of these: the last step of an aborted scheduler, a cold store that still writes,
-/// and connections that still send.
+/// How long a shutdown waits for each of these: the last step of an aborted scheduler, and connections that still send.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a shutdown waits until a scheduler that has ended is dropped: its cold tier waits for the store, and then
+/// reports what is not stored.
+const DROP_TIMEOUT: Duration = CLOSE_TIMEOUT.saturating_add(Duration::from_secs(1));
 
 /// Most requests whose texts are encoded at the same time. Encoding eight million bytes of one word takes a minute and
 /// 1.6 GiB.
@@ -144,7 +146,7 @@ impl<B: Backend> Server<B> {
         let ended = ended?;
         if scheduler.has_ended() {
             let begin = Instant::now();
-            while !thread.is_finished() && begin.elapsed() < FLUSH_TIMEOUT {
+            while !thread.is_finished() && begin.elapsed() < DROP_TIMEOUT {
                 thread::sleep(POLL_INTERVAL);
             }
         }

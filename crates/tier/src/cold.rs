@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::error::{ColdError, ColdErrorKind};
 use crate::image::BLOCK;
-use crate::open::open;
+use crate::open::{open, text_without_secrets};
 use crate::queue::{Found, Owner, Source, Wanted};
 use crate::store::{Done, Store};
 
@@ -157,9 +157,9 @@ impl<B: Backend> ColdTier<B> {
         if identity.is_empty() {
             return Err(ColdError::NoIdentity);
         }
-        let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
         let Some((block_bytes, checkpoint_bytes)) = cache.host_image_bytes() else {
-            return Err(refused("the cache has no host tier".into()));
+            let (url, why) = (text_without_secrets(url), "the cache has no host tier".into());
+            return Err(ColdError::Url { url, why });
         };
         let (objects, prefix) = open(url, &options.store)?;
         let owner = Owner { identity: identity.into(), block_bytes, checkpoint_bytes };
@@ -318,6 +318,7 @@ impl<B: Backend> ColdTier<B> {
     /// Closes the tier as dropping it does, but waits no longer than `most`. Returns the number of prefixes that were handed
     /// to the store and are not stored. If one of them is being written then, it may be stored later, unless the process
     /// ends before. Call [`Self::advance`] or [`Self::settle`] before, to hand over what has arrived in host memory.
+    #[must_use = "prefixes may not be stored"]
     pub fn close(self, most: Duration) -> usize {
         self.store.close(most)
     }

@@ -28,7 +28,7 @@ pub enum ColdError {
     /// The store's URL cannot be used.
     #[error("{url}: {why}")]
     Url {
-        /// The URL, without the parts that may be keys if these are refused.
+        /// The URL, without parts that may be keys.
         url: String,
         /// Why.
         why: String,
@@ -45,6 +45,14 @@ pub enum ColdError {
     /// The tier was called with another cache than the one for which it was opened. Its bytes may be of another model.
     #[error("this cold tier was opened for another cache; open one for this cache")]
     OtherCache,
+    /// The tier was closed before the prefixes were stored that were handed to the store.
+    #[error(
+        "{prefixes} prefixes were not stored before the cold tier was closed; they are computed again"
+    )]
+    Unstored {
+        /// Number of prefixes, as [`crate::ColdTier::close`] returns it.
+        prefixes: usize,
+    },
     /// The store's thread has panicked: nothing is stored or read any more.
     #[error("the store's thread has ended; open the tier again")]
     ThreadEnded,

@@ -22,13 +22,14 @@ pub(crate) fn open(
     options: &[(String, String)],
 ) -> Result<(Box<dyn ObjectStore>, Path), ColdError> {
     let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
-    if let Some(directory) = directory(url).map_err(|why| refused(why.to_owned()))? {
+    let unread = |why: String| ColdError::Url { url: text_without_secrets(url), why };
+    if let Some(directory) = directory(url).map_err(|why| unread(why.to_owned()))? {
         create(directory).map_err(|error| refused(error.to_string()))?;
         remove_leftovers(&directory.join(FOLDER));
         let objects = LocalFileSystem::new_with_prefix(directory)?;
         return Ok((Box::new(objects), Path::default()));
     }
-    let parsed = Url::parse(url).map_err(|error| refused(error.to_string()))?;
+    let parsed = Url::parse(url).map_err(|error| unread(error.to_string()))?;
     check_parts(&parsed)
         .map_err(|why| ColdError::Url { url: without_secrets(&parsed), why: why.to_owned() })?;
     let options = options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -94,6 +95,19 @@ fn without_secrets(url: &Url) -> String {
     url.into()
 }
 
+/// As [`without_secrets`], of a URL that may not parse. A path stays as it is.
+pub(crate) fn text_without_secrets(url: &str) -> String {
+    let is_url = url.contains("://") || begins_as_url(url);
+    let Some((scheme, rest)) = url.split_once(':').filter(|_| is_url) else {
+        return url.to_owned();
+    };
+    let (slashes, rest) = rest.strip_prefix("//").map_or(("", rest), |rest| ("//", rest));
+    // A password may have any character, also those that end a host.
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    format!("{scheme}:{slashes}{}", &rest[..end])
+}
+
 /// Creates a directory for the process's user alone, since objects contain prompts and salts. A directory that exists
 /// stays as it is.
 fn create(directory: &FilePath) -> io::Result<()> {
@@ -153,10 +167,19 @@ mod tests {
             ),
             ("s3://127.0.0.1:9000/bucket", "s3://127.0.0.1:9000/bucket", "endpoint"),
             (" file:///no/such/directory", "file:///no/such/directory", "`file:///`"),
+            // These do not parse.
+            ("https://me:pa#ss@host/x", "https://host/x", "port"),
+            ("https://me:key@host:port/x", "https://host:port/x", "port"),
+            ("https://host:port/x?sig=secret", "https://host:port/x", "port"),
+            ("s3:me:key@bucket/x", "s3:bucket/x", "`SCHEME://`"),
+            ("file://me:key@host/x", "file://host/x", "`file://`"),
         ] {
             let message = refused(url);
             assert!(message.starts_with(&format!("{shown}: ")), "{url}: {message}");
-            assert!(message.contains(why) && !message.contains("key@"), "{url}: {message}");
+            assert!(message.contains(why), "{url}: {message}");
+            for secret in ["key@", "ss@", "secret"] {
+                assert!(!message.contains(secret), "{url}: {message}");
+            }
         }
         for url in
             ["abfss://c@a.dfs.core.windows.net/x", "http://127.0.0.1:9000/x", "s3://bucket/x"]

@@ -94,6 +94,12 @@ impl Store {
         self.shared.changed.notify_one();
     }
 
+    /// Its queue, which can be watched while the store is being dropped.
+    #[cfg(test)]
+    pub fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
     /// Number of prefixes that were read and are not in host memory yet.
     #[cfg(test)]
     pub fn found(&self) -> usize {

@@ -14,7 +14,7 @@ use crate::poison;
 use crate::schema::Schema;
 
 /// Why [`Core`] has a ledger.
-const THERE: &str = "`unlock` puts it back";
+const THERE: &str = "the ledger is only taken inside `unlock`";
 
 /// The state that the steps of both layer groups share.
 pub(crate) struct Core<B: Backend> {
@@ -43,7 +43,7 @@ impl<B: Backend> Core<B> {
 
     /// Locks the ledger for writing: for a layer group, which is borrowed mutably. It may wait while another thread begins
     /// a step of the other group, or reads poison.
-    pub fn ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
+    pub fn lock_ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
         // Ignores lock poisoning: no change of the ledger can panic halfway.
         self.lock().write().unwrap_or_else(PoisonError::into_inner)
     }

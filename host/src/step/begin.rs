@@ -100,7 +100,7 @@ fn begin<B: Backend>(
         Launches::Bucket(bucket) => Some(*bucket),
     };
     bucket.map_or(Ok(()), |bucket| bucket.validate(&core.config))?;
-    let mut ledger = core.ledger();
+    let mut ledger = core.lock_ledger();
     memory.reject_leaked_step(&mut ledger, group);
     let plan = stage(core, memory, group, stream, bucket.as_ref(), requests, &mut ledger)?;
     let config = &core.config;

@@ -228,6 +228,6 @@ impl<'a, B: Backend> Layers<'a, B> {
     pub(super) fn reject(&mut self, written: Written) {
         let freed = &mut self.memory.freed;
         let returned = |block| freed.add_block(block);
-        self.core.ledger().reject_step_with(self.group, written, returned);
+        self.core.lock_ledger().reject_step_with(self.group, written, returned);
     }
 }

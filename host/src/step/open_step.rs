@@ -97,7 +97,7 @@ impl<'a, B: Backend> Step<'a, B> {
     fn accept(&self, accepted: &[Accepted<'_>]) -> Result<(), KvError> {
         let _commit = trace::commit(&self.layers.span, accepted).entered();
         let checked = self.layers.check_finished();
-        let commit = || self.layers.core().ledger().commit_step(self.layers.group(), accepted);
+        let commit = || self.layers.core().lock_ledger().commit_step(self.layers.group(), accepted);
         checked.and_then(|()| commit()).inspect_err(trace::refused)
     }
 }

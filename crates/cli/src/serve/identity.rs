@@ -169,6 +169,7 @@ mod tests {
         assert_eq!(identity(host, "a"), first);
         write("README.md", b"of no use");
         write("other.safetensors", b"which no index lists");
+        write("generation_config.json", b"{}");
         assert_eq!(identity(host, "a"), first);
         let mut seen = vec![first, identity(device, "a"), identity(host, "b")];
         let mut weights = vec![1; CHUNK + 1];
@@ -176,8 +177,6 @@ mod tests {
         write("model.safetensors", &weights);
         seen.push(identity(host, "a"));
         write("config.json", b"[]");
-        seen.push(identity(host, "a"));
-        write("generation_config.json", b"{}");
         seen.push(identity(host, "a"));
         fs::rename(path("model.safetensors"), path("shard.bin")).unwrap();
         let index = |shard: &str| format!(r#"{{"weight_map": {{"embed.weight": "{shard}"}}}}"#);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dsv4_kv_events::{Publisher, PublisherOptions};
 use dsv4_kv_prefix::RootKey;
 use tokio::time::{sleep, timeout};
-use zeromq::{DealerSocket, SocketRecv, SocketSend, ZmqMessage};
+use zeromq::{DealerSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage};
 
 use crate::cache::{Cache, T};
 use crate::subscriber::connect;
@@ -40,32 +40,46 @@ async fn ask(client: &mut DealerSocket) {
     client.send(request).await.expect("asks");
 }
 
-/// Receives the answers to a request, and returns the number of messages.
+/// Receives the answers to a request, whose numbers must follow each other, and returns the number of messages.
 async fn receive(client: &mut DealerSocket) -> u32 {
-    let mut messages = 0;
+    let (mut messages, mut next) = (0, None::<u64>);
     loop {
         let answer = timeout(TIMEOUT, client.recv()).await.expect("in time").expect("answers");
-        if answer.get(2).is_some_and(|number| number[..] == [0xff_u8; 8]) {
+        let number = answer.get(2).expect("a number");
+        let number = u64::from_be_bytes(number[..].try_into().expect("eight bytes"));
+        if number == u64::MAX {
             return messages;
         }
-        messages += 1;
+        assert!(next.is_none_or(|next| next == number), "{number} after {messages} messages");
+        (messages, next) = (messages + 1, Some(number + 1));
     }
+}
+
+/// Connects a client with an identity, which is the same in all calls.
+async fn connect_with_identity(publisher: &Publisher) -> DealerSocket {
+    let mut options = SocketOptions::default();
+    options.peer_identity("a client".parse().expect("an identity"));
+    let mut client = DealerSocket::with_options(options);
+    client.connect(publisher.replay_endpoint()).await.expect("connects");
+    client
 }
 
 /// A client that asks again and again, and does not read. Returns it when no further answer can be sent to it.
 async fn ask_and_do_not_read(publisher: &Publisher) -> DealerSocket {
-    let mut client = connect(publisher.replay_endpoint()).await;
+    let mut client = connect_with_identity(publisher).await;
     for _ in 0..REQUESTS {
         ask(&mut client).await;
     }
-    let (mut replays, mut since) = (0, Instant::now());
-    while since.elapsed() < Duration::from_millis(500) {
+    let begin = Instant::now();
+    let (mut replays, mut since) = (0, begin);
+    // A request counts when its answers begin.
+    while replays == 0 || since.elapsed() < Duration::from_millis(500) {
+        assert!(begin.elapsed() < TIMEOUT, "{replays} requests, and it is not over");
         sleep(Duration::from_millis(10)).await;
         if publisher.stats().replays != replays {
             (replays, since) = (publisher.stats().replays, Instant::now());
         }
     }
-    assert!(replays > 0, "the publisher got no request");
     client
 }
 
@@ -91,6 +105,25 @@ fn who_asks_and_does_not_read_delays_nobody() {
         assert_eq!(stats.disconnects, 0, "{stats:?}");
         assert!(stats.bytes <= (kept + unsent) as u64, "{stats:?}");
         drop(stuck);
+    });
+}
+
+/// A client asks and loses its connection, which the publisher does not notice: when the client connects again under the
+/// same identity, it gets what it asks for then, and nothing else.
+#[test]
+fn who_connects_again_gets_its_answers() {
+    block_on(async {
+        let (mut cache, options) = begin();
+        let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+        publish(&mut cache, &mut publisher, 0);
+        let lost = ask_and_do_not_read(&publisher).await;
+        let mut client = connect_with_identity(&publisher).await;
+        for _ in 0..2 {
+            ask(&mut client).await;
+            let messages = receive(&mut client).await;
+            assert!(messages > BLOCKS, "{messages} messages");
+        }
+        drop(lost);
     });
 }
 

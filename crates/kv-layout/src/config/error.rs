@@ -29,6 +29,12 @@ pub enum ConfigError {
         "config.json has neither `compress_ratios` nor `layer_types`; the schedule cannot be guessed"
     )]
     NoSchedule,
+    /// Nothing says which tokens end a text. They are never guessed.
+    #[error(
+        "config.json has no `eos_token_id`; it is never guessed: give it there or in generation_config.json, `null` if \
+         no token ends a text"
+    )]
+    NoEndTokens,
     /// A ratio other than 0, 4 or 128.
     #[error("compress_ratios[{layer}] is {value}; a DeepSeek-V4 layer has 0, 4 or 128")]
     BadRatio {

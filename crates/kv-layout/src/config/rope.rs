@@ -1,6 +1,7 @@
 //! The constants of the rotary embedding, in the spelling of released files and of transformers.
 
-use alloc::string::String;
+use alloc::format;
+use alloc::string::{String, ToString};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -190,11 +191,18 @@ fn theta(fields: &Fields, name: &str, section: Option<&Fields>) -> Result<f64, C
 }
 
 /// Checks the base in `rope_scaling`, or in `rope_parameters` without `main` and `compress`. Released files have none
-/// there; transformers does not use it. It has to be one of `thetas`.
+/// there; transformers does not use it. It has to be one of `thetas`: `rope_theta` and `compress_rope_theta`.
 fn check_scaled_theta(section: &Fields, thetas: [f64; 2]) -> Result<(), ConfigError> {
     match section.find::<f64>("rope_theta")? {
         Some(theta) if !thetas.contains(&theta) => {
-            Err(disagree(&section.path_of("rope_theta"), "rope_theta"))
+            let [main, compress] = thetas;
+            Err(ConfigError::Unsupported {
+                field: section.path_of("rope_theta"),
+                found: theta.to_string(),
+                expected: format!(
+                    "{main} (`rope_theta`), {compress} (`compress_rope_theta`) or no such field"
+                ),
+            })
         }
         _ => Ok(()),
     }

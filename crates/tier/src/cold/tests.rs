@@ -1,5 +1,7 @@
 //! Tests that need the private state of a tier: a tier is dropped, or its thread ends, while work is under way.
 
+use std::time::Instant;
+
 use dsv4_kv::device::{Null, NullDevice};
 use dsv4_kv::{Accepted, CacheConfig, Launches, StepRequest};
 use dsv4_kv_tests::fed::Fed;
@@ -9,6 +11,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 use super::*;
+use crate::queue::Shared;
 
 mod closing;
 mod failing;
@@ -136,6 +139,15 @@ fn compute_while_blocked(fed: &mut Fed<Null>, cold: &mut ColdTier<Null>, salts: 
     go
 }
 
+/// Waits until another thread has closed a queue.
+fn wait_until_closed(queue: &Shared) {
+    let begin = Instant::now();
+    while !queue.queue().is_closed {
+        assert!(begin.elapsed() < Duration::from_secs(60), "nobody closes the queue");
+        std::thread::yield_now();
+    }
+}
+
 /// With a slow store, only the prefixes that wait in its queue keep host memory from eviction. The others wait as
 /// places, and are stored in their turn.
 #[test]
@@ -250,7 +262,7 @@ fn a_slow_store_is_not_asked_for_everything() {
         .collect();
     let refused = cold.fetch(&fed.manager, &prompt(salts[64]));
     assert!(matches!(refused, Err(ColdError::TooManyFetches { most: 64 })), "{refused:?}");
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     cold.wait(&mut fed.manager, Duration::from_millis(30));
     assert!(begin.elapsed() >= Duration::from_millis(30) && cold.fetching() == 64);
     go.send(()).unwrap();

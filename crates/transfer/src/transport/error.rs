@@ -78,7 +78,8 @@ pub enum TransportError {
     },
     /// The directory belongs to another user, or another user may write to it, who could replace payloads.
     #[error(
-        "{path} belongs to user {owner} and has mode {mode:o}; name a directory that belongs to user {own} and that nobody else may write, as of mode 700, or one that does not exist"
+        "{path} belongs to user {owner} and has mode {mode:o}; {}",
+        for_own(*.owner, *.own)
     )]
     NotOwn {
         /// The directory, without links.
@@ -130,6 +131,16 @@ pub enum TransportError {
         /// Why.
         why: String,
     },
+}
+
+/// What to do about a directory of user `owner` that is refused, since others than user `own` may write it.
+fn for_own(owner: u32, own: u32) -> String {
+    if owner == own {
+        return "run `chmod go-w` on it, or name a directory that does not exist".into();
+    }
+    format!(
+        "name a directory that belongs to user {own} and that nobody else may write, as of mode 700, or one that does not exist"
+    )
 }
 
 /// The name of a status of NIXL's C library. Versions 1.5.1 and 1.5.2 have the first four; newer ones have all, with

@@ -6,7 +6,7 @@ use simt::shared::Shared;
 use simt::{thread, warp};
 
 use super::bin_map::{BINS, BinMap, FIRST, ScoreRange};
-use super::extremes::{MAX_WARPS, block_min_max};
+use super::extremes::{MAX_WARPS, block_min_max, warp_min_max};
 use super::row::Held;
 use super::scan::inclusive_sum;
 use crate::rank;
@@ -114,7 +114,8 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     pub unsafe fn extent(self, mine: ScoreRange) -> ScoreRange {
         let (low, high) = (rank::ordered(mine.low), rank::ordered(mine.high));
         // SAFETY: by this function's own contract.
-        let (low, high) = unsafe { block_min_max::<THREADS>(self.extremes, low, high) };
+        let (low, high) =
+            unsafe { block_min_max::<THREADS>(self.extremes, warp_min_max(low, high)) };
         ScoreRange { low: rank::score(low), high: rank::score(high) }
     }
 

@@ -5,7 +5,7 @@ use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::extremes::{MAX_WARPS, block_min_max};
+use super::extremes::{MAX_WARPS, block_min_max, warp_min_max};
 use super::row::{Row, Scores};
 use super::scan::inclusive_sum;
 use crate::rank::{self, ABSENT};
@@ -189,9 +189,10 @@ impl Scratch {
                 low = low.min(if key == ABSENT { u32::MAX } else { key });
                 high = high.max(key);
             });
+            let of_warp = warp_min_max(low, high);
             thread::sync_threads();
             self.clear();
-            block_min_max::<THREADS>(self.words, low, high)
+            block_min_max::<THREADS>(self.words, of_warp)
         }
     }
 

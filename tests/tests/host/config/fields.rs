@@ -203,8 +203,9 @@ fn quantisations() -> [Value; 4] {
         }),
         json!({
             "config_groups": groups, "format": "nvfp4-pack-quantized", "global_compression_ratio": null,
-            "ignore": ["lm_head"], "kv_cache_scheme": null, "quant_method": "compressed-tensors",
-            "quantization_status": "compressed", "sparsity_config": {}, "transform_config": {}, "version": "0.17.2",
+            "ignore": ["lm_head"], "kv_cache_scheme": null, "packed_modules_mapping": { "gate_up_proj": ["w1", "w3"] },
+            "quant_method": "compressed-tensors", "quantization_status": "compressed", "sparsity_config": {},
+            "transform_config": {}, "version": "0.17.2",
         }),
     ]
 }

@@ -362,7 +362,12 @@ fn a_flat_section_says_no_base() {
             }
         }
         let error = read(of(json!(5e4))).unwrap_err();
-        let named = matches!(&error, ConfigError::Disagree { first, .. } if *first == format!("{name}.rope_theta"));
+        let named = matches!(&error, ConfigError::Unsupported { field, found, .. }
+            if *field == format!("{name}.rope_theta") && found == "50000");
         assert!(named, "{error}");
+        let error = error.to_string();
+        for part in ["10000 (`rope_theta`)", "160000 (`compress_rope_theta`)", "no such field"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 }

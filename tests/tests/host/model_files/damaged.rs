@@ -183,6 +183,27 @@ fn a_single_file_beside_an_index_is_one_of_its_files() {
     assert_eq!(files.len(), 4, "config.json, the index and two shards: {files:?}");
 }
 
+/// A link that leads nowhere stands for a file that the checkpoint had: without it, it would be read as another one.
+#[cfg(unix)]
+#[test]
+fn a_link_to_nothing_is_refused_by_name() {
+    let weights = serialized(&small());
+    let single = ("model.safetensors", &weights[..]);
+    for (name, files) in [
+        ("generation_config.json", &[single][..]),
+        ("model.safetensors.index.json", &[single]),
+        ("model.safetensors", &[]),
+    ] {
+        let directory = directory(&config(), files);
+        std::os::unix::fs::symlink("nowhere", directory.path().join(name)).unwrap();
+        let error = refusal(directory.path());
+        assert!(
+            matches!(&error, ModelFileError::File { path, .. } if path.ends_with(name)),
+            "{name}: {error}"
+        );
+    }
+}
+
 #[test]
 fn a_directory_without_what_it_needs() {
     let empty = tempfile::tempdir().unwrap();

@@ -54,8 +54,12 @@ fn both_files_say_end_tokens() {
 fn end_tokens_are_never_guessed() {
     for generation in [None, Some("{}")] {
         match ends(&with(None), generation).unwrap_err() {
-            ModelFileError::Config { source: ConfigError::Missing { field }, .. } => {
-                assert_eq!(field, "eos_token_id");
+            ModelFileError::Config { path, source: error @ ConfigError::NoEndTokens } => {
+                assert!(path.ends_with("config.json"));
+                let error = error.to_string();
+                for part in ["`eos_token_id`", "generation_config.json", "`null`"] {
+                    assert!(error.contains(part), "{error}");
+                }
             }
             error => panic!("{generation:?}: {error}"),
         }
@@ -90,8 +94,12 @@ fn a_second_file_is_checked_too() {
             error => panic!("{text}: {error}"),
         }
     }
+}
+
+/// Where a text ends changes no result of the model.
+#[test]
+fn a_second_file_defines_no_result() {
     let both = checkpoint(&config(), Some("{}"));
-    let names = ["config.json", "generation_config.json", "model.safetensors"];
-    let expected = names.map(|name| both.path().join(name));
+    let expected = ["config.json", "model.safetensors"].map(|name| both.path().join(name));
     assert_eq!(ModelFiles::files(both.path()).unwrap(), expected);
 }

@@ -24,17 +24,35 @@ fn small() -> (Value, Tensors) {
     (config, file.iter().map(made).collect())
 }
 
+/// The configuration without its last layer.
+fn two_layers(mut config: Value) -> Value {
+    config["num_hidden_layers"] = json!(2);
+    for list in ["layer_types", "mlp_layer_types"] {
+        config[list].as_array_mut().expect("a list").pop();
+    }
+    config
+}
+
 fn one() -> Made {
     Made::f32(&[1], &[1.0])
 }
 
-fn load(config: &Value, tensors: &Tensors) -> Result<(), ModelFileError> {
+/// Loads the model, and counts the layers that were read.
+fn load_counting(
+    config: &Value,
+    tensors: &Tensors,
+    layers: &mut usize,
+) -> Result<(), ModelFileError> {
     let directory = directory(config, &[("model.safetensors", &serialized(tensors))]);
-    match Model::load(&ModelFiles::open(directory.path())?, |_| {}) {
+    match Model::load(&ModelFiles::open(directory.path())?, |read| *layers = read) {
         Ok(_) => Ok(()),
         Err(ModelError::ModelFile(error)) => Err(*error),
         Err(error) => panic!("{error}"),
     }
+}
+
+fn load(config: &Value, tensors: &Tensors) -> Result<(), ModelFileError> {
+    load_counting(config, tensors, &mut 0)
 }
 
 /// The first tensor that is left over, and the number of such tensors.
@@ -70,12 +88,47 @@ fn a_model_smaller_than_its_checkpoint_is_refused() {
     let mut windows = config.clone();
     windows["layer_types"][1] = json!("sliding_attention");
     assert_eq!(left_over(&windows, &tensors), ("layers.1.attn.compressor.ape".to_owned(), 10));
-    let mut fewer = config;
-    fewer["num_hidden_layers"] = json!(2);
-    for list in ["layer_types", "mlp_layer_types"] {
-        fewer[list].as_array_mut().expect("a list").pop();
+    assert_eq!(left_over(&two_layers(config), &tensors).0, "layers.2.attn.attn_sink");
+}
+
+/// Some tools number MTP layers behind the others. Such a layer norms the embedding of the next token.
+#[test]
+fn drafts_may_have_numbers_of_layers() {
+    let (config, mut tensors) = small();
+    let mut insert = |names: &[&str]| {
+        tensors.extend(names.iter().map(|name| ((*name).to_owned(), one())));
+        tensors.clone()
+    };
+    let unmarked = insert(&[
+        "model.layers.3.self_attn.q_a_proj.weight",
+        "layers.3.ffn.experts.0.w1.weight",
+        "layers.4.hnorm.weight",
+    ]);
+    assert_eq!(left_over(&config, &unmarked), ("layers.3.attn.wq_a.weight".to_owned(), 3));
+    let one_marked = insert(&["model.layers.3.enorm.weight"]);
+    assert_eq!(left_over(&config, &one_marked), ("layers.4.hnorm.weight".to_owned(), 1));
+    let marked = insert(&["layers.4.enorm.weight"]);
+    load(&config, &marked).expect("a model");
+    // A layer of the trunk is no draft, whether the configuration counts it or not.
+    assert_eq!(left_over(&two_layers(config.clone()), &marked).0, "layers.2.attn.attn_sink");
+    let in_trunk = insert(&["layers.2.enorm.weight"]);
+    assert_eq!(left_over(&config, &in_trunk), ("layers.2.enorm.weight".to_owned(), 1));
+}
+
+/// Before all layers were read, where the name of the tensor says enough.
+#[test]
+fn what_is_left_over_is_refused_early() {
+    let (config, tensors) = small();
+    for (name, after) in
+        [("layers.3.attn.wq_a.bias", 0), ("layers.1.attn.wq_a.bias", 1), ("head.bias", 3)]
+    {
+        let mut more = tensors.clone();
+        more.insert(name.to_owned(), one());
+        let mut layers = 0;
+        let refused = load_counting(&config, &more, &mut layers);
+        assert!(matches!(refused, Err(ModelFileError::Unused { .. })), "{name}: {refused:?}");
+        assert_eq!(layers, after, "{name}");
     }
-    assert_eq!(left_over(&fewer, &tensors).0, "layers.2.attn.attn_sink");
 }
 
 #[test]
@@ -89,6 +142,13 @@ fn drafts_and_what_is_said_of_activations_may_be_left_over() {
         "model.layers.1.self_attn.k_scale",
         "model.layers.1.self_attn.kv_proj.v_scale",
         "layers.0.attn.wkv.output_scale",
+        "layers.0.attn.wkv.output_global_scale",
+        "model.layers.1.self_attn.q_scale",
+        "model.layers.1.self_attn.q_zero_point",
+        "model.layers.1.self_attn.q_global_scale",
+        "model.layers.1.self_attn.k_global_scale",
+        "model.layers.1.self_attn.v_global_scale",
+        "layers.2.attn.kv_scale",
         "model.rotary_emb.main_inv_freq",
         "model.layers.1.self_attn.compressor.rotary_emb.compress_inv_freq",
     ] {

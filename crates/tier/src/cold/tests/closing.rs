@@ -2,7 +2,6 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
-use std::time::Instant;
 
 use object_store::Result;
 use object_store::memory::InMemory;
@@ -48,6 +47,7 @@ fn a_store_that_fails_at_the_end_is_asked_once() {
             count.fetch_add(1, Ordering::Relaxed);
             Err(fails())
         });
+        let queue = cold.store.shared();
         let end = move || match is_dropped {
             true => {
                 drop(cold);
@@ -56,8 +56,7 @@ fn a_store_that_fails_at_the_end_is_asked_once() {
             false => Some(cold.close(Duration::MAX)),
         };
         let thread = std::thread::spawn(end);
-        // Long enough for the queue to be closed.
-        std::thread::sleep(Duration::from_millis(200));
+        wait_until_closed(&queue);
         go.send(()).unwrap();
         let unstored = thread.join().unwrap();
         assert_eq!(unstored, (!is_dropped).then_some(usize::from(PROMPTS)));

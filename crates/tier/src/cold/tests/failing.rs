@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -411,9 +410,9 @@ fn a_read_that_nobody_wants_ends() {
             std::thread::yield_now();
         }
         if is_dropped {
+            let queue = cold.store.shared();
             let thread = std::thread::spawn(move || drop(cold));
-            // Long enough for the drop to close the queue.
-            std::thread::sleep(Duration::from_millis(200));
+            wait_until_closed(&queue);
             drop(go);
             thread.join().unwrap();
         } else {
