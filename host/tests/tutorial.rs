@@ -112,7 +112,7 @@ fn resume(cache: &mut Cache, stream: &Stream<Emulator>, id: RequestId) -> Result
 #[test]
 fn draft_layers_run_ahead_and_go_back() -> Result<(), Box<dyn std::error::Error>> {
     let device = EmuDevice::new(EmuOptions::default());
-    let (mut cache, stream, kv) = cache(&device)?;
+    let ((mut cache, stream, kv), (mut other, ..)) = (cache(&device)?, cache(&device)?);
     let id = cache.admit()?;
     let part = StepRequest { id, start: 0, tokens: 5 };
     trunk(&mut cache, &stream, &kv, part)?;
@@ -126,6 +126,16 @@ fn draft_layers_run_ahead_and_go_back() -> Result<(), Box<dyn std::error::Error>
     assert!(matches!(cache.rewind_draft(id, 3), Err(KvError::CannotRewind { earliest: 4, .. })));
     cache.rewind_draft(id, 4)?;
     assert_eq!(cache.positions(id)?, Positions { trunk: 6, draft: 4 });
+    // A request that moves has the position of each group, and continues there.
+    let id = move_a_request((&mut cache, &mut other), &stream, id)?;
+    assert_eq!(other.positions(id)?, Positions { trunk: 6, draft: 4 });
+    let mut drafts = other.group(LayerGroup::Draft)?;
+    let part = StepRequest { id, start: 4, tokens: 2 };
+    let mut step = drafts.begin_step(&stream, Launches::Eager, &[part])?;
+    run_layers(&mut step, &kv)?;
+    step.commit(&[Accepted::count(id, 2)])?;
+    trunk(&mut other, &stream, &kv, StepRequest { id, start: 6, tokens: 1 })?;
+    assert_eq!(other.positions(id)?, Positions { trunk: 7, draft: 6 });
     Ok(())
 }
 

@@ -43,6 +43,8 @@ pub struct Failing<B> {
     skips_launches: AtomicBool,
     waits_for_launches: AtomicBool,
     is_recorded: AtomicBool,
+    /// Streams of the lowest priority that were made.
+    background_streams: AtomicU64,
     domain: Option<u64>,
 }
 
@@ -99,6 +101,7 @@ impl<B: Backend> Failing<B> {
             skips_launches: AtomicBool::new(false),
             waits_for_launches: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
+            background_streams: AtomicU64::new(0),
             domain,
         }
     }
@@ -183,6 +186,12 @@ impl<B: Backend> Failing<B> {
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Number of streams of the lowest priority that were made.
+    #[must_use]
+    pub fn background_streams(&self) -> u64 {
+        self.background_streams.load(Ordering::Relaxed)
     }
 
     /// The name of the call that failed since then.
@@ -278,6 +287,8 @@ unsafe impl<B: Backend> Backend for Failing<B> {
     }
 
     fn stream(&self, priority: Priority) -> Result<B::Stream, DeviceError> {
+        let is_lowest = u64::from(priority == Priority::Lowest);
+        self.background_streams.fetch_add(is_lowest, Ordering::Relaxed);
         self.count("stream", || self.inner.stream(priority))
     }
 

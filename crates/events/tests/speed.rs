@@ -10,6 +10,8 @@ const T: usize = 128;
 /// Blocks of a step: 8,192 tokens.
 const STEP: usize = 64;
 const STEPS: usize = 500;
+/// Longest wait for the publisher's thread.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Most microseconds of the publisher's thread per block; many more without optimization.
 const MOST: f64 = if cfg!(debug_assertions) { 200.0 } else { 6.0 };
 /// Bytes of messages that are kept, and bytes that may wait: together less than half of the bytes that are sent.
@@ -78,6 +80,7 @@ fn a_block_costs_a_few_microseconds() {
         called.push(start.elapsed());
         assert_eq!(published, Published::Events);
         while publisher.stats().stored < before + STEP as u64 {
+            assert!(start.elapsed() < TIMEOUT, "{:?}", publisher.stats());
             std::hint::spin_loop();
         }
         took += start.elapsed();

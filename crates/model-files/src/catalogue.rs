@@ -1,7 +1,7 @@
 //! The tensors of all weight files, under released names.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -42,16 +42,22 @@ pub(crate) struct Catalogue {
     files: Vec<(PathBuf, Mapped)>,
     /// The tensors by released name.
     tensors: HashMap<String, Tensor>,
+    /// What the index lists and no file has, by released name: the shard and the name that the index gives.
+    absent: BTreeMap<String, (PathBuf, String)>,
     bytes: u64,
 }
 
 impl Catalogue {
-    /// Opens all files and reads their headers.
+    /// Opens all files and reads their headers. A tensor that the index lists and no file has is no error yet: the
+    /// model may not need it.
     pub(crate) fn open(files: &Files) -> Result<Self, ModelFileError> {
-        let mut catalogue = Self { files: Vec::new(), tensors: HashMap::new(), bytes: 0 };
+        let (opened, tensors, absent) = (Vec::new(), HashMap::new(), BTreeMap::new());
+        let mut catalogue = Self { files: opened, tensors, absent, bytes: 0 };
         for (path, indexed) in &files.shards {
             catalogue.add(path, indexed)?;
         }
+        let Self { tensors, absent, .. } = &mut catalogue;
+        absent.retain(|name, _| !tensors.contains_key(name));
         catalogue.bytes = catalogue.tensors.values().map(Tensor::len).sum();
         Ok(catalogue)
     }
@@ -70,6 +76,17 @@ impl Catalogue {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// The released names that the index lists and no file has, in order.
+    pub(crate) fn absent(&self) -> impl Iterator<Item = &str> {
+        self.absent.keys().map(String::as_str)
+    }
+
+    /// The error for a name that the index lists and no file has; `None` for every other name.
+    pub(crate) fn not_in_shard(&self, name: &str) -> Option<ModelFileError> {
+        let (path, tensor) = self.absent.get(name)?.clone();
+        Some(ModelFileError::NotInShard { path, tensor })
+    }
+
     /// The bytes of a tensor of this catalogue.
     pub(crate) fn bytes_of(&self, tensor: &Tensor) -> &[u8] {
         &self.files[tensor.file].1.bytes()[tensor.bytes.clone()]
@@ -78,9 +95,8 @@ impl Catalogue {
     fn add(&mut self, path: &Path, indexed: &[String]) -> Result<(), ModelFileError> {
         let mapped = Mapped::open(path)?;
         let (start, metadata) = header(path, mapped.bytes())?;
-        let absent = indexed.iter().find(|name| metadata.info(name).is_none());
-        if let Some(tensor) = absent {
-            return Err(ModelFileError::NotInShard { path: path.into(), tensor: tensor.clone() });
+        for name in indexed.iter().filter(|name| metadata.info(name).is_none()) {
+            self.absent.insert(names::released(name), (path.into(), name.clone()));
         }
         let file = self.files.len();
         self.files.push((path.into(), mapped));

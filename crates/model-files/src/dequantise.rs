@@ -3,10 +3,12 @@
 //! | type in the file | scales | value |
 //! |---|---|---|
 //! | BF16, F32 | none | the element |
-//! | E4M3 `[r, c]` | UE8M0 `[r / 128, c / 128]` (rounded up), `.scale` | code * scale |
+//! | E4M3 `[r, c]` | UE8M0 or F32 `[r / 128, c / 128]` (rounded up), `.scale` | code * scale |
 //! | E2M1 `[r, c / 2]`, two codes per byte (MXFP4) | UE8M0 `[r, c / 32]`, `.scale` | code * scale |
 //! | the same (NVFP4) | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_scale_2` | code * scale * scale |
 //! | the same | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_global_scale` | code * scale * f32(1 / scale) |
+//!
+//! Base models have F32 scales, which are powers of two.
 
 use half::bf16;
 use kv_layout::format::{E2m1, E4m3, Ue8m0};
@@ -41,7 +43,7 @@ pub(crate) struct Scaled<'a> {
     pub(crate) group_columns: usize,
     /// `[rows / group_rows, columns / group_columns]`, rounded up; finite, exact.
     pub(crate) scales: Vec<f64>,
-    /// Whether a value may need more bits than f32 has, because a factor for the whole tensor is included.
+    /// Whether a value may need more bits than f32 has, because a scale is any f32.
     pub(crate) rounds: bool,
 }
 
@@ -55,7 +57,7 @@ pub(crate) enum Codes<'a> {
 }
 
 impl Weight<'_> {
-    /// All values as f32. Only with a factor for the whole tensor (NVFP4) may values be rounded.
+    /// All values as f32. Only with F32 scales, of blocks (E4M3) or of the whole tensor (NVFP4), may values be rounded.
     pub(crate) fn to_f32(&self, name: &str) -> Result<Vec<f32>, ModelFileError> {
         match self {
             Self::Bf16(bytes) => Ok(elements(bytes, |b| bf16::from_le_bytes(b).to_f32())),
@@ -142,6 +144,12 @@ pub(crate) fn ue8m0_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, ModelFi
         name,
         bytes.iter().map(|&byte| if byte == 0xFF { f32::NAN } else { Ue8m0(byte).to_f32() }),
     )
+}
+
+/// F32 scales as numbers. 0 and less are refused: they would erase a block, or turn its signs.
+pub(crate) fn f32_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, ModelFileError> {
+    let values = elements(bytes, f32::from_le_bytes).into_iter();
+    scales(name, values.map(|value| if value > 0.0 { value } else { f32::NAN }))
 }
 
 /// E4M3 scales as numbers.

@@ -66,12 +66,15 @@ pub enum ModelFileError {
         /// The file.
         shard: String,
     },
-    /// The index says that a shard has a tensor, but the shard does not have it.
-    #[error("{} has no tensor {tensor:?}, although the index says so", path.display())]
+    /// The index says that a shard has a tensor, but neither the shard nor another one has it.
+    #[error(
+        "{} has no tensor {tensor:?}, although the index says so: download both again, or correct the index",
+        path.display()
+    )]
     NotInShard {
         /// The shard.
         path: PathBuf,
-        /// The tensor.
+        /// The tensor, as the index names it.
         tensor: String,
     },
     /// A file is truncated, or not in the safetensors format.
@@ -163,9 +166,10 @@ pub enum ModelFileError {
         /// The requested type.
         to: &'static str,
     },
-    /// A scale is not finite, or is a divisor without a finite inverse.
+    /// A scale is not finite; or is that of an E4M3 block, and not above 0; or is a divisor without a finite inverse.
     #[error(
-        "{name}[{index}] is no usable scale: it must be finite, and as a divisor have a finite inverse"
+        "{name}[{index}] is no usable scale: a scale must be finite, that of an E4M3 block also above 0, and a \
+         divisor must have a finite inverse; the file is damaged, or was written so"
     )]
     BadScale {
         /// The tensor of scales.

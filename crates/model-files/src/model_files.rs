@@ -107,7 +107,7 @@ impl ModelFiles {
         }
     }
 
-    /// Whether there is a tensor with this released name.
+    /// Whether there is a tensor with this released name. An index may list one that no file has: it is not there.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.catalogue.find(name).is_some()
@@ -128,6 +128,17 @@ impl ModelFiles {
         names
     }
 
+    /// Checks the index: some file has each tensor that it lists and whose released name is `needed`. Scales of a BF16
+    /// `wo_a` are never needed. Opening does not check this, and reading a tensor checks only that one and its scales.
+    ///
+    /// # Errors
+    /// [`ModelFileError::NotInShard`] for the first in the order of released names.
+    pub fn check_listed(&self, needed: impl Fn(&str) -> bool) -> Result<(), ModelFileError> {
+        let mut absent = self.catalogue.absent();
+        let lost = absent.find(|name| needed(name) && !self.is_left_over(name));
+        lost.and_then(|name| self.catalogue.not_in_shard(name)).map_or(Ok(()), Err)
+    }
+
     /// The shape of a tensor as stored in its file, where a byte holds two FP4 elements; `None` if there is no such
     /// tensor.
     #[must_use]
@@ -135,12 +146,14 @@ impl ModelFiles {
         self.catalogue.find(name).map(|tensor| tensor.shape.clone())
     }
 
-    /// The tensor as f32. In the file it may be BF16, F32, E4M3 with UE8M0 scales, MXFP4 or NVFP4. The values are
-    /// exact, except that products with NVFP4's f32 scale of the whole tensor are rounded to f32.
+    /// The tensor as f32. In the file it may be BF16, F32, E4M3 with UE8M0 or F32 scales, MXFP4 or NVFP4. The values
+    /// are exact, except that products with F32 scales (of E4M3 blocks, or of a whole tensor in NVFP4) are rounded to
+    /// f32.
     ///
     /// # Errors
-    /// [`ModelFileError::Missing`], also for scales; [`ModelFileError::Shape`]; [`ModelFileError::Type`], also for BF16
-    /// or F32 with scales beside it; [`ModelFileError::BadScale`]; [`ModelFileError::WouldRound`] for a product that
+    /// [`ModelFileError::Missing`], or [`ModelFileError::NotInShard`] if the index lists it, also for scales;
+    /// [`ModelFileError::Shape`]; [`ModelFileError::Type`], also for BF16 or F32 with scales beside it, other than
+    /// `.scale` of a BF16 `wo_a`; [`ModelFileError::BadScale`]; [`ModelFileError::WouldRound`] for a product that
     /// leaves f32's range.
     pub fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelFileError> {
         let values = self.weight(name, shape)?.to_f32(name)?;
@@ -184,7 +197,7 @@ impl ModelFiles {
     /// # Errors
     /// As [`Self::f32`], except that no product is computed, and so none is out of range.
     pub fn nvfp4(&self, name: &str, shape: [u64; 2]) -> Result<Option<Nvfp4Parts>, ModelFileError> {
-        if !self.contains(&scale_name(name, "weight_scale")) {
+        if !self.has(&scale_name(name, "weight_scale"))? {
             return Ok(None);
         }
         let Weight::Scaled(Scaled { codes: Codes::E2m1(codes), .. }) = self.weight(name, &shape)?
@@ -200,7 +213,8 @@ impl ModelFiles {
     /// A tensor of integers: I64 or I32 in the file.
     ///
     /// # Errors
-    /// [`ModelFileError::Missing`]; [`ModelFileError::Shape`]; [`ModelFileError::Type`].
+    /// [`ModelFileError::Missing`]; [`ModelFileError::NotInShard`]; [`ModelFileError::Shape`];
+    /// [`ModelFileError::Type`].
     pub fn i64(&self, name: &str, shape: &[u64]) -> Result<Vec<i64>, ModelFileError> {
         let tensor = self.find(name)?;
         check_shape(name, &tensor.shape, shape)?;
@@ -215,7 +229,14 @@ impl ModelFiles {
     }
 
     fn find(&self, name: &str) -> Result<&Tensor, ModelFileError> {
-        self.catalogue.find(name).ok_or_else(|| ModelFileError::Missing { name: name.to_owned() })
+        let missing = || ModelFileError::Missing { name: name.to_owned() };
+        let absent = || self.catalogue.not_in_shard(name).unwrap_or_else(missing);
+        self.catalogue.find(name).ok_or_else(absent)
+    }
+
+    /// As [`Self::contains`], but refuses a name that the index lists and no file has: what to read would be a guess.
+    fn has(&self, name: &str) -> Result<bool, ModelFileError> {
+        self.catalogue.not_in_shard(name).map_or(Ok(self.contains(name)), Err)
     }
 
     /// The bytes of a weight, and of its scales.
@@ -260,13 +281,26 @@ impl ModelFiles {
 
     /// Refuses scales beside a weight whose type has none: the file has two forms of the weight, or half of each.
     fn check_without_scales(&self, name: &str, found: Dtype) -> Result<(), ModelFileError> {
-        match SCALES.iter().any(|end| self.contains(&scale_name(name, end))) {
-            true => Err(wrong_type(name, found, "F8_E4M3 or FP4, since it has scales")),
-            false => Ok(()),
+        for scale in SCALES.map(|end| scale_name(name, end)) {
+            if self.is_left_over(&scale) {
+                self.note(&scale);
+            } else if self.has(&scale)? {
+                return Err(wrong_type(name, found, "F8_E4M3 or FP4, since it has scales"));
+            }
         }
+        Ok(())
     }
 
-    /// An E4M3 weight with a UE8M0 scale for each block of 128 x 128.
+    /// Whether these are scales that a BF16 `wo_a` no longer needs. SGLang's FP8 checkpoints (`DeepSeek-V4-Flash-FP8`)
+    /// have `wo_a` in BF16, multiplied by its scales, and their index still lists the scales; shards may hold them too.
+    /// SGLang ignores them. No other weight is known to have such scales.
+    fn is_left_over(&self, scale: &str) -> bool {
+        let Some(layer) = scale.strip_suffix(".attn.wo_a.scale") else { return false };
+        let weight = self.catalogue.find(&format!("{layer}.attn.wo_a.weight"));
+        weight.is_some_and(|weight| weight.dtype == Dtype::BF16)
+    }
+
+    /// An E4M3 weight with a scale for each block of 128 x 128: UE8M0, or F32 in Base models.
     fn block_scaled<'a>(
         &self,
         name: &str,
@@ -276,15 +310,17 @@ impl ModelFiles {
         let scale = scale_name(name, "scale");
         let (rows, columns) = self.matrix(name, shape)?;
         let blocks = [rows.div_ceil(E4M3_BLOCK), columns.div_ceil(E4M3_BLOCK)];
-        let bytes = self.scales(&scale, &blocks, Dtype::F8_E8M0, "F8_E8M0")?;
-        let group = E4M3_BLOCK as usize;
+        let types = [Dtype::F8_E8M0, Dtype::F32];
+        let (found, bytes) = self.scales(&scale, &blocks, &types, "F8_E8M0 or F32")?;
+        let rounds = found == Dtype::F32;
+        let decode = if rounds { dequantise::f32_scales } else { dequantise::ue8m0_scales };
         Ok(Scaled {
             codes,
             columns: columns as usize,
-            group_rows: group,
-            group_columns: group,
-            scales: dequantise::ue8m0_scales(&scale, bytes)?,
-            rounds: false,
+            group_rows: E4M3_BLOCK as usize,
+            group_columns: E4M3_BLOCK as usize,
+            scales: decode(&scale, bytes)?,
+            rounds,
         })
     }
 
@@ -305,10 +341,11 @@ impl ModelFiles {
             scales,
             rounds,
         };
-        if !self.contains(&nvfp4) {
+        if !self.has(&nvfp4)? {
             let scale = scale_name(name, "scale");
             let groups = [rows, columns.div_ceil(MXFP4_GROUP)];
-            let bytes = self.scales(&scale, &groups, Dtype::F8_E8M0, "F8_E8M0")?;
+            // Not F32: some tools store codes of INT4 so, two per byte, with F32 scales of the same shape.
+            let (_, bytes) = self.scales(&scale, &groups, &[Dtype::F8_E8M0], "F8_E8M0")?;
             return Ok(of(MXFP4_GROUP, dequantise::ue8m0_scales(&scale, bytes)?, false));
         }
         let (bytes, factor) = self.nvfp4_scales(name, rows, columns)?;
@@ -326,14 +363,15 @@ impl ModelFiles {
     ) -> Result<(&[u8], f32), ModelFileError> {
         let groups = [rows, columns.div_ceil(NVFP4_GROUP)];
         let scale = scale_name(name, "weight_scale");
-        let bytes = self.scales(&scale, &groups, Dtype::F8_E4M3, "F8_E4M3")?;
+        let (_, bytes) = self.scales(&scale, &groups, &[Dtype::F8_E4M3], "F8_E4M3")?;
         // ModelOpt stores a factor, compressed-tensors a divisor.
         let [factor, divisor] =
             ["weight_scale_2", "weight_global_scale"].map(|end| scale_name(name, end));
-        let is_divisor = !self.contains(&factor) && self.contains(&divisor);
+        let is_divisor = !self.has(&factor)? && self.has(&divisor)?;
         let whole = if is_divisor { divisor } else { factor };
         let one: &[u64] = if self.find(&whole)?.shape.is_empty() { &[] } else { &[1] };
-        let found = elements(self.scales(&whole, one, Dtype::F32, "F32")?, f32::from_le_bytes)[0];
+        let (_, found) = self.scales(&whole, one, &[Dtype::F32], "F32")?;
+        let found = elements(found, f32::from_le_bytes)[0];
         let factor = if is_divisor { 1.0 / found } else { found };
         if !found.is_finite() || !factor.is_finite() {
             return Err(ModelFileError::BadScale { name: whole, index: 0 });
@@ -349,20 +387,21 @@ impl ModelFiles {
         }
     }
 
+    /// The type and the bytes of scales, which must have one of `types`.
     fn scales(
         &self,
         name: &str,
         shape: &[u64],
-        dtype: Dtype,
+        types: &[Dtype],
         expected: &'static str,
-    ) -> Result<&[u8], ModelFileError> {
+    ) -> Result<(Dtype, &[u8]), ModelFileError> {
         let tensor = self.find(name)?;
         check_shape(name, &tensor.shape, shape)?;
-        if tensor.dtype != dtype {
+        if !types.contains(&tensor.dtype) {
             return Err(wrong_type(name, tensor.dtype, expected));
         }
         self.note(name);
-        Ok(self.catalogue.bytes_of(tensor))
+        Ok((tensor.dtype, self.catalogue.bytes_of(tensor)))
     }
 
     fn read(&self) -> MutexGuard<'_, Read> {

@@ -15,6 +15,12 @@ pub(crate) struct LeftOver<'c> {
 }
 
 impl LeftOver<'_> {
+    /// Refuses a tensor that the index lists and no file has, unless it is needless: the model has it, or would be
+    /// refused with it.
+    pub fn check_listed(&self) -> Result<(), ModelFileError> {
+        self.model_files.check_listed(|name| !self.is_needless(name))
+    }
+
     /// Refuses a tensor that was not read yet and is not needless, if its layer `is_due` (`None`: it has no layer):
     /// without it the results would be those of another model.
     pub fn check(&self, is_due: impl Fn(Option<usize>) -> bool) -> Result<(), ModelFileError> {

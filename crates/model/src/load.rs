@@ -28,7 +28,8 @@ impl Model {
     ///
     /// # Errors
     /// [`ModelError::ModelFile`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor;
-    /// [`ModelFileError::Unused`] one that is left over.
+    /// [`ModelFileError::Unused`] one that is left over; [`ModelFileError::NotInShard`], before anything is read, one
+    /// that the index lists and no file has.
     pub fn load(
         model_files: &ModelFiles,
         mut progress: impl FnMut(usize),
@@ -38,6 +39,7 @@ impl Model {
         let hidden = config.hidden_size;
         let trunk = config.cache.layers.len() - config.cache.mtp_layers as usize;
         let left_over = LeftOver { model_files, trunk };
+        left_over.check_listed()?;
         left_over.check(|layer| layer.is_some_and(|layer| layer >= trunk))?;
         let layers = (0..trunk).map(|index| {
             let layer = root.at(&format!("layers.{index}.")).layer(index as u32)?;

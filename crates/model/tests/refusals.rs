@@ -1,9 +1,10 @@
-//! Models as they are loaded; refusals of an engine, which change nothing; and drafts, which an engine bounds.
+//! Models as they are loaded; refusals of an engine, which change nothing; drafts, which an engine bounds, and which leave
+//! nothing in the prefix tree; and graphs.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator};
+use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator, Null, NullDevice};
 use dsv4_kv::kv_layout::attention::KeySplit;
 use dsv4_kv_model::generate::{Observer, Summary};
 use dsv4_kv_model::sample::GREEDY;
@@ -43,6 +44,12 @@ fn model() -> Model {
 fn engine(limits: EngineLimits) -> Engine<Emulator> {
     let device = EmuDevice::new(EmuOptions::default());
     Engine::new(&device, Arc::new(model()), limits).expect("an engine")
+}
+
+/// An engine for tests of what is decided, not of what is computed, and its device.
+fn without_kernels(limits: EngineLimits) -> (Engine<Null>, NullDevice) {
+    let device = NullDevice::null(1 << 34);
+    (Engine::new(&device, Arc::new(model()), limits).expect("an engine"), device)
 }
 
 #[test]
@@ -98,6 +105,21 @@ fn a_bucket_has_a_size() {
     let mut engine = engine(LIMITS);
     let error = engine.capture(1000, 1).expect_err("a refusal");
     assert!(matches!(error, ModelError::BucketTooLarge { tokens: 1000, most: 1..1000 }), "{error}");
+}
+
+/// A step that fits the graphs replays one for each layer. A longer one launches its kernels.
+#[test]
+fn steps_that_fit_replay_the_graphs() {
+    let (mut engine, device) = without_kernels(EngineLimits { max_draft: 1, ..LIMITS });
+    engine.capture(1, 2).expect("graphs");
+    let layers = engine.model().layers.len() as u64;
+    let id = engine.admit().expect("a request");
+    for (tokens, replayed) in [(&[1, 2, 3][..], 0), (&[4, 5][..], 1), (&[6][..], 2)] {
+        let chunk = Chunk { id, tokens, logits: Logits::Last };
+        engine.forward(&[chunk]).expect("a step").commit().expect("its tokens");
+        assert_eq!(engine.replayed_steps(), replayed);
+        assert_eq!(device.backend().calls().replays, layers * replayed);
+    }
 }
 
 /// An observer that ends a request at its first token.
@@ -275,6 +297,37 @@ fn drafts_are_bounded_by_the_engine() {
         let most = max_draft.min(step_tokens - 1);
         assert!(summary.drafts <= summary.steps * most, "{summary:?}");
     }
+}
+
+/// Of two requests in a step each is told its own tokens, without drafts that were rejected: later prompts find the
+/// blocks of both in the prefix tree.
+#[test]
+fn rejected_drafts_are_told_to_nobody() {
+    let limits = EngineLimits { requests: 2, step_tokens: 256, max_draft: 2, ..LIMITS };
+    let limits = EngineLimits { context: 256, cached_tokens: 1024, checkpoints: 4, ..limits };
+    let (mut engine, _) = without_kernels(limits);
+    let of = |factor: u32| Vec::from_iter((0..129_u32).map(|at| factor * at % 251));
+    let [first, second] = [of(1), of(2)];
+    let admit = |engine: &mut Engine<Null>, tokens: usize| {
+        [&first, &second].map(|all| engine.admit_with(&all[..tokens], b"").expect("a request"))
+    };
+    let ids = admit(&mut engine, 127).map(|admission| admission.id);
+    // The step that ends the first block has two drafts of each. Both of the first request are wrong, and one of the
+    // second.
+    let drafted = [[first[127], 250, 251], [second[127], second[128], 250]];
+    for (parts, accepted) in [
+        ([&first[..127], &second[..127]], [127, 127]),
+        ([&drafted[0][..], &drafted[1][..]], [1, 2]),
+    ] {
+        let chunk = |(id, tokens)| Chunk { id, tokens, logits: Logits::None };
+        let chunks = Vec::from_iter(ids.into_iter().zip(parts).map(chunk));
+        let forward = engine.forward(&chunks).expect("a step");
+        forward.commit_some(&accepted).expect("its tokens");
+    }
+    for id in ids {
+        engine.release(id).expect("a request");
+    }
+    assert_eq!(admit(&mut engine, 129).map(|admission| admission.reused), [128; 2]);
 }
 
 /// `chunk` bounds the tokens of the prompt in a step, not the drafts.

@@ -279,7 +279,10 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::queue::QueueLimits;
 
+    /// So long is waited for an answer that must not come.
     const WAIT: Duration = Duration::from_millis(200);
+    /// Longest wait for an answer that must come.
+    const LONGEST: Duration = Duration::from_secs(60);
 
     /// A server without a scheduler, with so many places and permits.
     fn app(waiting: usize, encoders: usize, parsers: usize) -> Arc<App> {
@@ -309,14 +312,10 @@ mod tests {
         runtime.expect("a runtime").block_on(work)
     }
 
-    /// The answer to a request while no encoder is free; `None` if the request waits for one.
-    fn answer(
-        app: &Arc<App>,
-        prompt: &Value,
-        max_tokens: usize,
-    ) -> Option<Result<Taken, ApiError>> {
-        let body = json!({ "model": "m", "prompt": prompt, "max_tokens": max_tokens });
-        run(async { timeout(WAIT, take(app, post(body))).await.ok() })
+    /// The answer to a request of ten tokens while no encoder is free; `None` if there is none within `most`.
+    fn answer(app: &Arc<App>, prompt: &Value, most: Duration) -> Option<Result<Taken, ApiError>> {
+        let body = json!({ "model": "m", "prompt": prompt, "max_tokens": 10 });
+        run(async { timeout(most, take(app, post(body))).await.ok() })
     }
 
     fn assert_metric(app: &App, line: &str) {
@@ -329,15 +328,15 @@ mod tests {
     #[test]
     fn what_is_refused_is_not_encoded() {
         let app = app(1, 0, 1);
-        let refused = |prompt: &Value, max_tokens| match answer(&app, prompt, max_tokens) {
+        let refused = |prompt: &Value| match answer(&app, prompt, LONGEST) {
             Some(Err(error)) => error.body()["error"].clone(),
             Some(Ok(_)) => panic!("it is taken"),
-            None => Value::Null,
+            None => panic!("it waits for an encoder"),
         };
         let text = |bytes| json!("x".repeat(bytes));
-        assert_eq!(refused(&text(180), 10), Value::Null, "it may fit");
-        let error = refused(&text(181), 10);
-        let of_tokens = refused(&json!(vec![1; 91]), 10);
+        assert!(answer(&app, &text(180), WAIT).is_none(), "it may fit");
+        let error = refused(&text(181));
+        let of_tokens = refused(&json!(vec![1; 91]));
         for field in ["type", "param", "code"] {
             assert_eq!(error[field], of_tokens[field]);
         }
@@ -345,10 +344,10 @@ mod tests {
         let message = error["message"].as_str().expect("a text");
         assert!(message.contains("181 bytes") && message.contains("91 tokens"), "{message}");
         // One request now occupies the queue's only place.
-        let taken = answer(&app, &json!([1]), 10).expect("it needs no encoder");
+        let taken = answer(&app, &json!([1]), LONGEST).expect("it needs no encoder");
         let _waits = taken.expect("there is room");
-        assert_eq!(refused(&text(2), 10)["code"], "queue_full");
-        assert_eq!(refused(&json!([text(2), text(2)]), 10)["param"], "n");
+        assert_eq!(refused(&text(2))["code"], "queue_full");
+        assert_eq!(refused(&json!([text(2), text(2)]))["param"], "n");
     }
 
     /// Requests whose texts are not encoded yet are told as waiting, also while the scheduler rests.

@@ -391,12 +391,18 @@ mod tests {
 
     use super::*;
 
-    /// The objects of an empty store, of which these are believed to be there.
-    fn objects<const N: usize>(names: [u8; N]) -> (Objects, [Key; N]) {
+    mod turns;
+
+    /// The objects of a store, of which none is known.
+    fn over(store: &Arc<InMemory>) -> Objects {
         let owner =
             Owner { identity: Arc::from(&b"identity"[..]), block_bytes: 1, checkpoint_bytes: 1 };
-        let store = Box::new(InMemory::new());
-        let objects = Objects::new(store, Path::default(), owner, Arc::default());
+        Objects::new(Box::new(Arc::clone(store)), Path::default(), owner, Arc::default())
+    }
+
+    /// The objects of an empty store, of which these are believed to be there.
+    fn objects<const N: usize>(names: [u8; N]) -> (Objects, [Key; N]) {
+        let objects = over(&Arc::default());
         let keys = names.map(|n| Key::of_name(&format!("{n:02x}").repeat(32)).unwrap());
         objects.known.lock().extend(keys);
         (objects, keys)

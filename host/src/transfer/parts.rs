@@ -172,10 +172,8 @@ impl PartLayout {
     /// Number of blocks that later tokens of a request at `at` do not change.
     #[must_use]
     pub fn full_blocks(&self, at: Positions) -> u32 {
-        let of_draft = &self.schema.layers[self.trunk as usize..];
-        let mut pools = of_draft.iter().flat_map(|layer| &layer.pools);
-        let draft_writes = pools.any(|pool| pool.unit == PoolUnit::Block);
-        let end = if draft_writes { at.trunk.min(at.draft) } else { at.trunk };
+        // Draft layers have no entries in blocks.
+        let end = at.trunk;
         self.blocks(end).min(end / BLOCK_TOKENS)
     }
 

@@ -149,6 +149,7 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
 pub fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let request = reference.request(0);
     let prompt = &request[..reference.prompt];
+    let mut proposed = 0;
     for sampling in [GREEDY, Sampling { temperature: 0.8, top_p: 0.95, seed: 5 }] {
         let mut tokens = Vec::new();
         for drafts in [0, MAX_DRAFT as usize] {
@@ -162,13 +163,15 @@ pub fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> R
                 top_logprobs: 0,
                 prompt_logits: false,
             };
-            tokens.push(run.engine.generate(prompt, continuation, 64, &mut Silent)?.tokens);
+            let summary = run.engine.generate(prompt, continuation, 64, &mut Silent)?;
+            proposed += summary.drafts;
+            tokens.push(summary.tokens);
         }
         if tokens.iter().any(|other| *other != tokens[0]) {
             return Err(format!("drafts change the tokens: {tokens:?}").into());
         }
     }
-    Ok(())
+    if proposed == 0 { Err("no draft was proposed".into()) } else { Ok(()) }
 }
 
 /// Decoding by one graph per layer, with and without drafts.
@@ -189,7 +192,7 @@ pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
             &vec![prompt as u32; requests.len()],
             &mut seen,
         )?;
-        let mut done = prompt;
+        let (mut done, mut steps) = (prompt, 0);
         while done < tokens {
             let count = per_request.min(tokens - done);
             let step: Vec<(usize, &[u32])> =
@@ -197,6 +200,11 @@ pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
             let starts = vec![done; requests.len()];
             run.step(&step, &starts, &vec![count as u32; requests.len()], &mut seen)?;
             done += count;
+            steps += 1;
+        }
+        let replayed = run.engine.replayed_steps();
+        if replayed != steps {
+            return Err(format!("{replayed} of {steps} steps were replayed").into());
         }
         check_all(device, reference, &requests, &run, &seen)?;
     }

@@ -42,6 +42,42 @@ fn a_late_device_is_late() {
     assert_eq!(download(&stream, &to), [1; 4]);
 }
 
+/// A stream that waits for an event runs later work only after the work before that event.
+#[test]
+fn a_late_stream_waits_for_an_event() {
+    let device = Failing::late(OPTIONS);
+    let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
+    let [from, to] = ["from", "to"].map(|label| device.allocate::<u8>(label, 4).unwrap());
+    let event = device.event().unwrap();
+    first.fill(&from, 7).unwrap();
+    first.record(&event).unwrap();
+    first.fill(&from, 8).unwrap();
+    second.wait_for(&event).unwrap();
+    second.copy(&from, &to).unwrap();
+    assert_eq!(download(&second, &to), [7; 4]);
+}
+
+/// Updates that are queued one after the other reach the device one by one, also if there are more of them than arrays.
+#[test]
+fn late_updates_arrive_in_order() {
+    let device = Failing::late(OPTIONS);
+    let stream = device.stream().unwrap();
+    let mut staged = Staged::<_, u32>::new(&device, "staged", 64, 2).unwrap();
+    let seen = [1, 2, 3, 4, 5].map(|value| {
+        let fill = |array: &mut [u32]| {
+            array.fill(value);
+            Ok::<_, DeviceError>((array.len(), ()))
+        };
+        staged.update(&stream, fill).unwrap();
+        let seen = device.allocate::<u32>("seen", 64).unwrap();
+        stream.copy(staged.buffer(), &seen).unwrap();
+        seen
+    });
+    for (value, seen) in (1..).zip(&seen) {
+        assert_eq!(download(&stream, seen), [value; 64]);
+    }
+}
+
 /// If the event after a copy cannot be recorded, the array in flight is not rewritten before it was copied.
 #[test]
 fn a_staged_array_in_flight_is_not_rewritten() {

@@ -84,7 +84,7 @@ impl<B: Backend> Engine<B> {
         let requests = self.requests(chunks)?;
         let positions: Vec<u32> =
             requests.iter().flat_map(|r| r.start..r.start + r.tokens).collect();
-        let Self { model, cache, stream, layers, buffers, captured } = self;
+        let Self { model, cache, stream, layers, buffers, captured, replayed_steps } = self;
         // Saves checkpoints of boundaries that the last step has passed but could not save itself.
         cache.save_wanted(stream)?;
         let graphs = captured.as_ref().filter(|captured| captured.serves(&requests));
@@ -111,6 +111,7 @@ impl<B: Backend> Engine<B> {
             probe.layer_output(index, &streams);
         }
         step.check_faults()?;
+        *replayed_steps += u64::from(graphs.is_some());
         let (rows, offsets) = wanted_rows(chunks);
         let logits = model.logits(&streams, &rows);
         let chunks = requests.iter().map(|request| (request.id, request.tokens)).collect();

@@ -69,6 +69,7 @@ pub struct Engine<B: Backend> {
     layers: Vec<DeviceLayer<B>>,
     buffers: Buffers<B>,
     captured: Option<Captured<B>>,
+    replayed_steps: u64,
 }
 
 impl<B: Backend> Engine<B> {
@@ -115,7 +116,7 @@ impl<B: Backend> Engine<B> {
             layers.map(|layer| DeviceLayer::new(&stream, &model, layer, limits.step_tokens));
         let layers = layers.collect::<Result<_, _>>()?;
         let buffers = Buffers::new(device, cache.config(), (place, model.config.heads))?;
-        Ok(Self { model, cache, stream, layers, buffers, captured: None })
+        Ok(Self { model, cache, stream, layers, buffers, captured: None, replayed_steps: 0 })
     }
 
     /// Admits a request without tokens.
@@ -180,6 +181,12 @@ impl<B: Backend> Engine<B> {
         let Self { cache, stream, layers, buffers, captured, .. } = self;
         *captured = Some(Captured::record(cache, stream, layers, buffers, bucket)?);
         Ok(())
+    }
+
+    /// Number of steps that have replayed the graphs of [`Self::capture`].
+    #[must_use]
+    pub fn replayed_steps(&self) -> u64 {
+        self.replayed_steps
     }
 
     /// The cache, for its configuration and its ledger.

@@ -354,7 +354,7 @@ fn a_store_that_hangs_holds_nobody_up() {
     while first.step().expect("no step fails") == Progress::Ran {}
     drop(first);
 
-    let short = Duration::from_secs(1);
+    let short = Duration::from_secs(3);
     let (mut scheduler, metrics) = start(short);
     let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
     let objects = Vec::from_iter(folder.map(|object| object.expect("a file").path()));

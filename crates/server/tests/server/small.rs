@@ -73,11 +73,11 @@ pub fn continuation(max_tokens: usize) -> Continuation {
     }
 }
 
-/// A prompt of `shared` tokens that are always the same, and `count` times the token `last`.
+/// A prompt of `shared` tokens that are always the same, and `count` times the token `last`. All have the same salt.
 pub fn sharing(shared: u32, (last, count): (u32, usize), max_tokens: usize) -> Submission {
     let shared = (0..shared).map(|at| at * at % 251);
     let prompt = shared.chain(std::iter::repeat_n(last, count)).collect();
-    Submission { prompt, continuation: continuation(max_tokens), salt: Vec::new() }
+    Submission { prompt, continuation: continuation(max_tokens), salt: b"a".to_vec() }
 }
 
 pub fn sampled(seed: u64, max_tokens: usize) -> Continuation {

@@ -12,6 +12,9 @@ use super::hazards::Files;
 use super::peer::{Peer, SLACK, receiver, wait, wait_for_some};
 use super::world::World;
 
+/// Longest wait for what must come.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Why network namespaces cannot be used here; `None` if they can.
 pub fn why_not() -> Option<&'static str> {
     let works = |program: &str, arguments: &[&str]| {
@@ -36,7 +39,9 @@ fn run(program: &str, arguments: &str) {
 /// Waits until a process has its own network namespace.
 fn wait_for_namespace(process: u32) {
     let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+    let start = Instant::now();
     while of(&process.to_string()) == of("self") {
+        assert!(start.elapsed() < TIMEOUT, "unshare does nothing");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -137,6 +142,7 @@ pub fn an_address_that_is_silent() -> Result<(), Failed> {
     assert!(took < read + SLACK, "{error} after {took:?}");
     assert!(served > 0, "another is served meanwhile");
     while receiver.quarantined_bytes() > 0 {
+        assert!(start.elapsed() < TIMEOUT, "quarantine does not end");
         receiver.poll(start.elapsed());
     }
     let ended = start.elapsed();
@@ -181,6 +187,7 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
         eprintln!("link down: {error} after {took:?}");
         run("ip", &format!("link set {} up", link.here));
         while receiver.quarantined_bytes() > 0 {
+            assert!(start.elapsed() - began < TIMEOUT, "quarantine does not end");
             assert!(receiver.poll(start.elapsed()).is_empty());
         }
         let stats = receiver.stats();

@@ -1,6 +1,6 @@
 //! Capture and replay: the same rules on both devices.
 
-use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError, Memory};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{download, rows, upload, upload_bf16};
@@ -51,16 +51,27 @@ pub fn memory_must_be_retained<B: Backend>(device: &Device<B>) {
     let rings = Rings::new(device, MainFormat::Ue8m0, 2, 128);
     let kv = upload_bf16(&stream, &rows(4, 1).concat());
     let row = upload(&stream, &[0, 1, 2, -1]);
-    let all_but_kv = [rings.memory(), vec![row.memory()]].concat();
     let record = || rings.append(&stream, &kv, &row, 4);
-    let Err(error) = stream.capture(all_but_kv.clone(), record) else {
-        panic!("a pointer into memory the graph does not own was captured")
+    let refused = |retained: Vec<Memory<B>>, record: &dyn Fn() -> Result<(), DeviceError>| {
+        let Err(error) = stream.capture(retained, record) else {
+            panic!("a pointer into memory the graph does not own was captured")
+        };
+        let DeviceError::NotRetained { argument, .. } = error else { panic!("{error}") };
+        argument
     };
-    assert!(
-        matches!(error, DeviceError::NotRetained { argument: "kv", .. }),
-        "the argument is named: {error}"
-    );
-    let all = [all_but_kv, vec![kv.memory()]].concat();
+    let all = [vec![kv.memory(), row.memory()], rings.memory()].concat();
+    for (index, argument) in
+        ["kv", "token_ring_row", "ring_data", "ring_scale"].into_iter().enumerate()
+    {
+        let mut others = all.clone();
+        others.remove(index);
+        assert_eq!(refused(others, &record), argument);
+    }
+    let [from, to] = [1, 2].map(|byte| upload(&stream, &[byte; 16]));
+    let copy = || stream.copy(&from, &to);
+    assert_eq!(refused(vec![to.memory()], &copy), "from");
+    assert_eq!(refused(vec![from.memory()], &copy), "to");
+    assert_eq!(refused(vec![from.memory()], &|| stream.fill(&to, 3)), "to");
     let graph = stream.capture(all, record).unwrap();
     assert_eq!(graph.nodes(), 1);
     stream.replay(&graph).unwrap();

@@ -4,7 +4,7 @@
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
 use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions, PrefixImport};
-use dsv4_kv::{CacheConfig, KvError, Prompt};
+use dsv4_kv::{CacheConfig, KvError, Prompt, RequestId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -65,6 +65,15 @@ impl<B: Backend> Site<B> {
         })
     }
 
+    /// Exports the state of a request, which fills the staging memory of the port.
+    fn export_state(&mut self, id: RequestId) {
+        let Self { fed, port, .. } = self;
+        let (stream, at) = (fed.stream.clone(), fed.manager.positions(id).unwrap());
+        let bytes: u64 = port.layout().state(at).map(|part| part.bytes).sum();
+        let mut state = vec![0; bytes as usize];
+        fed.manager.export(&stream, port, id).unwrap().state(&mut state).unwrap();
+    }
+
     fn import(&mut self, left: &Left) -> Result<Option<PrefixImport>, MoveError> {
         let Self { fed, port, imports } = self;
         let stream = fed.stream.clone();
@@ -108,6 +117,10 @@ pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
         told::compute(&mut target.fed, occupied.id, &other, 0, Cut::Chunks(140));
         let second = Told::parting(&a, &b, parting, TOKENS);
         let left = source.export(&second.ids()).expect("a checkpoint is there");
+        // What the staging memory has from other transfers is not exported.
+        source.export_state(one.id);
+        let again = source.export(&second.ids()).expect("it is still there");
+        assert_same(&again.payload, &left.payload, &what);
         let at = left.at.trunk;
         let step = if interval == 0 { 384 } else { interval };
         let end = parting as u32 / 128 * 128;

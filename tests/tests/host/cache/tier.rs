@@ -76,6 +76,16 @@ pub(super) fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<
     fed
 }
 
+/// Steps come first on the device: the streams of the tier, two for each direction, have the lowest priority.
+#[test]
+fn steps_come_before_copies() {
+    for (host_bytes, streams) in [(0, 0), (settings().host_bytes, 4)] {
+        let device = Failing::emulated(EmuOptions::default());
+        let _fed = Fed::new(&device, CacheConfig { host_bytes, ..settings() });
+        assert_eq!(device.backend().background_streams(), streams, "{host_bytes} bytes");
+    }
+}
+
 /// A checkpoint that a chunk saved has no windows of draft layers. In its place on the device are those of a request that used it
 /// before, perhaps one of another salt; they do not go to host memory.
 #[test]

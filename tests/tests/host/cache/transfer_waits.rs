@@ -149,8 +149,10 @@ fn an_import_of_a_prefix_is_done() {
     aside.fill(&from, CANARY).unwrap();
     aside.synchronize().unwrap();
     let export = fed.manager.export_prefix(&fed.stream, port, &ask).unwrap();
+    let mut export = export.expect("it came");
+    assert_eq!(export.positions(), at);
     let mut found = vec![0; payload.len()];
-    export.expect("it came").all(&mut found).unwrap();
+    export.all(&mut found).unwrap();
     assert!(found == payload, "what came is what was sent");
 }
 

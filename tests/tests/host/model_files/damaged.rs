@@ -153,11 +153,6 @@ fn an_index_names_files_beside_it() {
         matches!(&error, ModelFileError::NoShard { shard, .. } if shard == "two.safetensors"),
         "{error}"
     );
-    let error = open(json!({ "a": "one.safetensors", "b": "one.safetensors" }));
-    assert!(
-        matches!(&error, ModelFileError::NotInShard { tensor, .. } if tensor == "b"),
-        "{error}"
-    );
     for map in [json!({ "a": 7 }), json!([]), json!({}), Value::Null] {
         let error = open(map);
         assert!(matches!(error, ModelFileError::Index { .. }), "{error}");

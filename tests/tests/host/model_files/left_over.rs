@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use dsv4_kv_tests::model_files::{Made, Tensors, directory, serialized};
 
 /// The small checkpoint of the end-to-end tests: its configuration and its tensors.
-fn small() -> (Value, Tensors) {
+pub(super) fn small() -> (Value, Tensors) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/hash");
     let read = |name: &str| fs::read(folder.join(name)).expect("a file");
     let bytes = read("model.safetensors");
@@ -37,18 +37,23 @@ fn one() -> Made {
     Made::f32(&[1], &[1.0])
 }
 
-/// Loads the model, and counts the layers that were read.
+/// Loads the model in a directory, and counts the layers that were read.
+pub(super) fn load_from(directory: &Path, layers: &mut usize) -> Result<(), ModelFileError> {
+    match Model::load(&ModelFiles::open(directory)?, |read| *layers = read) {
+        Ok(_) => Ok(()),
+        Err(ModelError::ModelFile(error)) => Err(*error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Loads a model of one file, and counts the layers that were read.
 fn load_counting(
     config: &Value,
     tensors: &Tensors,
     layers: &mut usize,
 ) -> Result<(), ModelFileError> {
     let directory = directory(config, &[("model.safetensors", &serialized(tensors))]);
-    match Model::load(&ModelFiles::open(directory.path())?, |read| *layers = read) {
-        Ok(_) => Ok(()),
-        Err(ModelError::ModelFile(error)) => Err(*error),
-        Err(error) => panic!("{error}"),
-    }
+    load_from(directory.path(), layers)
 }
 
 fn load(config: &Value, tensors: &Tensors) -> Result<(), ModelFileError> {
@@ -179,7 +184,9 @@ fn scales_are_those_of_their_weight() {
     ];
     let mxfp4 = vec![("weight", codes(Dtype::I8, 16)), ("scale", powers(32))];
     let fp8 = vec![("weight", codes(Dtype::F8_E4M3, 32)), ("scale", powers(1))];
-    for (expert, form) in [modelopt, compressed_tensors, mxfp4, fp8].into_iter().enumerate() {
+    let base = vec![("weight", codes(Dtype::F8_E4M3, 32)), ("scale", Made::f32(&[1, 1], &[1.0]))];
+    let forms = [modelopt, compressed_tensors, mxfp4, fp8, base];
+    for (expert, form) in forms.into_iter().enumerate() {
         tensors.remove(&name(expert, "weight")).expect("its weight");
         tensors.extend(form.into_iter().map(|(end, made)| (name(expert, end), made)));
     }
@@ -189,17 +196,18 @@ fn scales_are_those_of_their_weight() {
         (1, "scale"),
         (2, "weight_scale_2"),
         (3, "weight_scale"),
-        (4, "weight_global_scale"),
+        (4, "weight_scale_2"),
+        (5, "weight_global_scale"),
     ] {
         let mut more = tensors.clone();
         more.insert(name(expert, other), one());
         let released = format!("layers.0.ffn.experts.{expert}.w1");
         match load(&config, &more) {
-            Err(ModelFileError::Unused { name, count: 1 }) if expert < 4 => {
+            Err(ModelFileError::Unused { name, count: 1 }) if expert < 5 => {
                 assert_eq!(name, format!("{released}.{other}"));
             }
             // The last is in BF16, which has no scales.
-            Err(ModelFileError::Type { name, found: Dtype::BF16, .. }) if expert == 4 => {
+            Err(ModelFileError::Type { name, found: Dtype::BF16, .. }) if expert == 5 => {
                 assert_eq!(name, format!("{released}.weight"));
             }
             found => panic!("{expert}: {found:?}"),

@@ -3,5 +3,6 @@
 mod damaged;
 mod ends;
 mod left_over;
+mod listed;
 mod quantised;
 mod spellings;

@@ -94,20 +94,53 @@ fn each_block_has_its_scale() {
     // Three rows of blocks by two columns of blocks; the last of both are partial.
     let (rows, columns) = (300, 200);
     let codes: Vec<u8> = (0..rows * columns).map(|at| (at * 7 % 126) as u8).collect();
-    let scales = vec![120, 121, 122, 123, 124, 125];
-    let model_files = one_file(
-        &config(),
-        &tensors([
-            (NAME, Made::new(Dtype::F8_E4M3, &[rows, columns], codes.clone())),
-            (SCALE, Made::new(Dtype::F8_E8M0, &[3, 2], scales.clone())),
-        ]),
-    );
-    let found = model_files.f32(NAME, &[300, 200]).unwrap();
-    for (at, &value) in found.iter().enumerate() {
-        let scale = scales[at / columns / 128 * 2 + at % columns / 128];
-        assert_eq!(f64::from(value), e4m3(codes[at]) * power(scale), "{at}");
+    let bytes = [120, 121, 122, 123, 124, 125];
+    let powers = bytes.map(|byte| power(byte) as f32);
+    // As released, and as in Base models.
+    let forms = [Made::new(Dtype::F8_E8M0, &[3, 2], bytes.to_vec()), Made::f32(&[3, 2], &powers)];
+    for scales in forms {
+        let weight = (NAME, Made::new(Dtype::F8_E4M3, &[rows, columns], codes.clone()));
+        let model_files = one_file(&config(), &tensors([weight, (SCALE, scales)]));
+        let found = model_files.f32(NAME, &[300, 200]).unwrap();
+        assert!(model_files.unread().is_empty());
+        for (at, &value) in found.iter().enumerate() {
+            let byte = bytes[at / columns / 128 * 2 + at % columns / 128];
+            assert_eq!(f64::from(value), e4m3(codes[at]) * power(byte), "{at}");
+        }
+        let exact = model_files.bf16(NAME, &[300, 200]).unwrap();
+        assert!(exact.iter().map(|value| value.to_f32()).eq(found));
     }
-    assert_eq!(model_files.bf16(NAME, &[300, 200]).unwrap()[5].to_f32(), found[5]);
+}
+
+/// An F32 scale need not be a power of two. Then products are rounded to f32, and BF16 cannot hold them.
+#[test]
+fn an_f32_scale_is_any_number_above_0() {
+    let codes: Vec<u8> = (0..=255).map(|at| at % 127).collect();
+    let with = |scales: [f32; 2]| {
+        let weight = (NAME, Made::new(Dtype::F8_E4M3, &[1, 256], codes.clone()));
+        one_file(&config(), &tensors([weight, (SCALE, Made::f32(&[1, 2], &scales))]))
+    };
+    let model_files = with([1.0, 0.3]);
+    let found = model_files.f32(NAME, &[1, 256]).unwrap();
+    for (at, &value) in found.iter().enumerate() {
+        let scale = if at < 128 { 1.0 } else { 0.3 };
+        assert_eq!(value, e4m3(codes[at]) as f32 * scale, "{at}");
+    }
+    let at = (128..256).find(|&at| codes[at] != 0).expect("a product that is not 0");
+    let product = e4m3(codes[at]) * f64::from(0.3_f32);
+    assert_refused(&model_files.bf16(NAME, &[1, 256]).unwrap_err(), at, product, "bf16");
+    let infinite = with([1.0, f32::MAX]).f32(NAME, &[1, 256]).unwrap_err();
+    assert!(matches!(infinite, ModelFileError::WouldRound { to: "f32", .. }), "{infinite}");
+    for scale in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let model_files = with([1.0, scale]);
+        let shape = [1, 256];
+        for error in [model_files.f32(NAME, &shape).err(), model_files.bf16(NAME, &shape).err()] {
+            match error {
+                Some(ModelFileError::BadScale { name, index: 1 }) => assert_eq!(name, SCALE),
+                other => panic!("{scale}: {other:?}"),
+            }
+        }
+    }
 }
 
 #[test]
@@ -315,8 +348,14 @@ fn what_a_weight_lacks_is_named() {
         }
         other => panic!("{other:?}"),
     }
-    let wrong = [(NAME, codes(Dtype::I8, 32)), (SCALE, scale(Dtype::F8_E4M3, 2))];
-    assert!(matches!(read(&wrong, [1, 64]), Err(Error::Type { name, .. }) if name == SCALE));
+    for wrong in [
+        [(NAME, codes(Dtype::I8, 32)), (SCALE, scale(Dtype::F8_E4M3, 2))],
+        [(NAME, codes(Dtype::F8_E4M3, 64)), (SCALE, scale(Dtype::F8_E4M3, 1))],
+        // INT4 looks so.
+        [(NAME, codes(Dtype::U8, 32)), (SCALE, Made::f32(&[1, 2], &[1.0; 2]))],
+    ] {
+        assert!(matches!(read(&wrong, [1, 64]), Err(Error::Type { name, .. }) if name == SCALE));
+    }
     for shape in [[1, 32], [1, 63], [2, 64], [64, 1]] {
         let right = [(NAME, codes(Dtype::I8, 32)), (SCALE, scale(Dtype::F8_E8M0, 2))];
         assert!(matches!(read(&right, shape), Err(Error::Shape { .. })), "{shape:?}");
