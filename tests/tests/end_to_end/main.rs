@@ -11,6 +11,7 @@
 //! | `same_bits.rs` | batches, chunks, drafts and graphs: the same bits; and logits for the reference's tokens |
 //! | `in_place.rs` | `whole_model` and `same_bits` with attention on the device |
 //! | `released.rs` | `whole_model` with released names and configuration |
+//! | `quantised.rs` | weights in the types of released checkpoints, compared with the same values in BF16 |
 //! | `nvfp4.rs` | indexers with weights in NVFP4, compared with the same values in BF16 |
 //! | `mutations.rs` | models with one part broken: `whole_model` or `each_layer` must fail |
 //! | `bits.rs`, `stored.rs` | results that must be equal, bit for bit; entries and keys in the cache |
@@ -23,6 +24,7 @@ mod in_place;
 mod layers;
 mod mutations;
 mod nvfp4;
+mod quantised;
 mod reference;
 mod released;
 mod run;
@@ -92,6 +94,8 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
         tests.push(("in_place::logits", in_place::logits));
         let test = released::decodes_the_same_tokens;
         tests.push(("released::decodes_the_same_tokens", test));
+        let test = quantised::gives_the_bits_of_its_values_in_bf16;
+        tests.push(("quantised::gives_the_bits_of_its_values_in_bf16", test));
     }
     tests
 }

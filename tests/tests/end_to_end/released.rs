@@ -45,17 +45,22 @@ pub fn decodes_the_same_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
 ) -> Result<(), Failed> {
-    let released = reference.mutated(Arc::new(model(&reference.folder)?));
+    let model = load(&reference.folder, &stored(&reference.folder)?)?;
+    let released = reference.mutated(Arc::new(model));
     whole_model::decodes_the_same_tokens(device, &released)?;
     whole_model::logits(device, &released)
 }
 
-/// The model of a folder's checkpoint, rewritten with released names.
-fn model(folder: &Path) -> Result<Model> {
-    let config = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
+/// The tensors of a folder's checkpoint under released names.
+pub fn stored(folder: &Path) -> Result<Tensors> {
     let file = fs::read(folder.join("model.safetensors"))?;
-    let tensors = tensors(&SafeTensors::deserialize(&file)?);
-    let files = [("model.safetensors", &serialized(&tensors)[..])];
+    Ok(tensors(&SafeTensors::deserialize(&file)?))
+}
+
+/// The model with these tensors, and with a released `config.json` that says the same as the folder's.
+pub fn load(folder: &Path, tensors: &Tensors) -> Result<Model> {
+    let config = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
+    let files = [("model.safetensors", &serialized(tensors)[..])];
     let written = directory(&Value::Object(released_config(config)?), &files);
     Ok(Model::load(&ModelFiles::open(written.path())?, |_| {})?)
 }
