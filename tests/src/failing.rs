@@ -43,7 +43,7 @@ pub struct Failing<B> {
     skips_launches: AtomicBool,
     waits_for_launches: AtomicBool,
     is_recorded: AtomicBool,
-    /// Streams of the lowest priority that were made.
+    /// Streams of the lowest priority that were asked for.
     background_streams: AtomicU64,
     domain: Option<u64>,
 }
@@ -188,7 +188,7 @@ impl<B: Backend> Failing<B> {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Number of streams of the lowest priority that were made.
+    /// Number of streams of the lowest priority that were asked for.
     #[must_use]
     pub fn background_streams(&self) -> u64 {
         self.background_streams.load(Ordering::Relaxed)

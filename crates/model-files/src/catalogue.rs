@@ -1,7 +1,7 @@
 //! The tensors of all weight files, under released names.
 
 use std::collections::hash_map::Entry as MapEntry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -57,7 +57,10 @@ impl Catalogue {
             catalogue.add(path, indexed)?;
         }
         let Self { tensors, absent, .. } = &mut catalogue;
-        absent.retain(|name, _| !tensors.contains_key(name));
+        // By the names of whole tensors, as the index lists them: `tensors` has those that merge experts split.
+        let held: HashSet<String> =
+            tensors.values().map(|tensor| names::released(&tensor.written)).collect();
+        absent.retain(|name, _| !held.contains(name));
         catalogue.bytes = catalogue.tensors.values().map(Tensor::len).sum();
         Ok(catalogue)
     }

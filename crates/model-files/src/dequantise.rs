@@ -43,7 +43,7 @@ pub(crate) struct Scaled<'a> {
     pub(crate) group_columns: usize,
     /// `[rows / group_rows, columns / group_columns]`, rounded up; finite, exact.
     pub(crate) scales: Vec<f64>,
-    /// Whether a value may need more bits than f32 has, because a scale is any f32.
+    /// Whether a value may need more bits than f32 has, because a scale, or a factor of it, is any f32.
     pub(crate) rounds: bool,
 }
 

@@ -68,7 +68,7 @@ pub enum ModelFileError {
     },
     /// The index says that a shard has a tensor, but neither the shard nor another one has it.
     #[error(
-        "{} has no tensor {tensor:?}, although the index says so: download both again, or correct the index",
+        "{} has no tensor {tensor:?}, although the index says so, nor has another shard: download the shard and the index again, or correct the index",
         path.display()
     )]
     NotInShard {

@@ -128,14 +128,14 @@ impl ModelFiles {
         names
     }
 
-    /// Checks the index: some file has each tensor that it lists and whose released name is `needed`. Scales of a BF16
-    /// `wo_a` are never needed. Opening does not check this, and reading a tensor checks only that one and its scales.
+    /// Checks the index: some file has each tensor that it lists and whose released name is `needed`. `.scale` of a
+    /// BF16 `wo_a` is never needed: a converter has applied it. Opening does not check this, and reading a tensor checks only that one and its scales.
     ///
     /// # Errors
     /// [`ModelFileError::NotInShard`] for the first in the order of released names.
     pub fn check_listed(&self, needed: impl Fn(&str) -> bool) -> Result<(), ModelFileError> {
         let mut absent = self.catalogue.absent();
-        let lost = absent.find(|name| needed(name) && !self.is_left_over(name));
+        let lost = absent.find(|name| needed(name) && !self.is_applied_scale(name));
         lost.and_then(|name| self.catalogue.not_in_shard(name)).map_or(Ok(()), Err)
     }
 
@@ -282,7 +282,7 @@ impl ModelFiles {
     /// Refuses scales beside a weight whose type has none: the file has two forms of the weight, or half of each.
     fn check_without_scales(&self, name: &str, found: Dtype) -> Result<(), ModelFileError> {
         for scale in SCALES.map(|end| scale_name(name, end)) {
-            if self.is_left_over(&scale) {
+            if self.is_applied_scale(&scale) {
                 self.note(&scale);
             } else if self.has(&scale)? {
                 return Err(wrong_type(name, found, "F8_E4M3 or FP4, since it has scales"));
@@ -294,7 +294,7 @@ impl ModelFiles {
     /// Whether these are scales that a BF16 `wo_a` no longer needs. SGLang's FP8 checkpoints (`DeepSeek-V4-Flash-FP8`)
     /// have `wo_a` in BF16, multiplied by its scales, and their index still lists the scales; shards may hold them too.
     /// SGLang ignores them. No other weight is known to have such scales.
-    fn is_left_over(&self, scale: &str) -> bool {
+    fn is_applied_scale(&self, scale: &str) -> bool {
         let Some(layer) = scale.strip_suffix(".attn.wo_a.scale") else { return false };
         let weight = self.catalogue.find(&format!("{layer}.attn.wo_a.weight"));
         weight.is_some_and(|weight| weight.dtype == Dtype::BF16)

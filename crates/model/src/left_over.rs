@@ -15,8 +15,8 @@ pub(crate) struct LeftOver<'c> {
 }
 
 impl LeftOver<'_> {
-    /// Refuses a tensor that the index lists and no file has, unless it is needless: the model has it, or would be
-    /// refused with it.
+    /// Refuses a tensor that the index lists and no file has, unless it is needless. Any other tensor is one that the
+    /// model reads, or one that [`Self::check`] would refuse if a file had it.
     pub fn check_listed(&self) -> Result<(), ModelFileError> {
         self.model_files.check_listed(|name| !self.is_needless(name))
     }
@@ -41,7 +41,7 @@ impl LeftOver<'_> {
     }
 
     /// Whether this is a tensor of an MTP layer. Some tools number MTP layers behind the trunk. Such a layer has a norm
-    /// of the next token's embedding, which layers of the trunk lack: a trunk that is longer than `config.json` says
+    /// of the next token's embedding, in a file, which layers of the trunk lack: a trunk that is longer than `config.json` says
     /// stays refused.
     fn is_of_draft(&self, name: &str) -> bool {
         let norms_embedding =

@@ -312,7 +312,7 @@ mod tests {
         runtime.expect("a runtime").block_on(work)
     }
 
-    /// The answer to a request of ten tokens while no encoder is free; `None` if there is none within `most`.
+    /// The answer to a request for ten new tokens while no encoder is free; `None` if there is none within `most`.
     fn answer(app: &Arc<App>, prompt: &Value, most: Duration) -> Option<Result<Taken, ApiError>> {
         let body = json!({ "model": "m", "prompt": prompt, "max_tokens": 10 });
         run(async { timeout(most, take(app, post(body))).await.ok() })

@@ -172,9 +172,8 @@ impl PartLayout {
     /// Number of blocks that later tokens of a request at `at` do not change.
     #[must_use]
     pub fn full_blocks(&self, at: Positions) -> u32 {
-        // Draft layers have no entries in blocks.
-        let end = at.trunk;
-        self.blocks(end).min(end / BLOCK_TOKENS)
+        // Draft layers are sliding windows (`KvError::DraftLayerKind`): they have no entries in blocks.
+        self.blocks(at.trunk).min(at.trunk / BLOCK_TOKENS)
     }
 
     /// The part for block number `block` of a request of `tokens` tokens.

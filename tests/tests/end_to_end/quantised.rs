@@ -172,7 +172,8 @@ impl Weight {
         }
         // Those of neighbours differ, so that the scale of another block is seen.
         let scale = |(index, largest): (usize, &f32)| {
-            Ue8m0(Ue8m0::round_up(largest / most).0 + index as u8 % 3)
+            let above = (index / shape[1] + index % shape[1]) % 3;
+            Ue8m0(Ue8m0::round_up(largest / most).0 + above as u8)
         };
         (largest.iter().enumerate().map(scale).collect(), shape, of)
     }

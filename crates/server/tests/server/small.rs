@@ -73,7 +73,8 @@ pub fn continuation(max_tokens: usize) -> Continuation {
     }
 }
 
-/// A prompt of `shared` tokens that are always the same, and `count` times the token `last`. All have the same salt.
+/// A prompt of `shared` tokens that are always the same, and `count` times the token `last`. All have the same
+/// salt, which is not empty: shares counted under no salt would be seen.
 pub fn sharing(shared: u32, (last, count): (u32, usize), max_tokens: usize) -> Submission {
     let shared = (0..shared).map(|at| at * at % 251);
     let prompt = shared.chain(std::iter::repeat_n(last, count)).collect();

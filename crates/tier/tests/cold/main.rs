@@ -369,7 +369,7 @@ fn a_store_is_named_by_a_path_or_a_url() {
     // A path below a file, an unknown scheme, an invalid URL, and a URL whose host could be taken for a directory.
     let below = format!("{}/below", setup.files()[0].display());
     let bare = ["s3:/bucket/x", "s3:bucket", "file:/var/x", "FILE:x"];
-    let urls = [&below, "nowhere://bucket", "s3://[/", "file://localhost/tmp"];
+    let urls = [&below, "nowhere://bucket", "s3://[/", "file://localhost/var"];
     for wrong in urls.into_iter().chain(bare) {
         let manager = &mut other.fed.manager;
         let refused = ColdTier::open(manager, wrong, b"weights", &ColdOptions::default()).map(drop);

@@ -74,14 +74,20 @@ fn what_only_the_index_has_is_not_there() {
 #[test]
 fn another_shard_may_have_it() {
     let one = tensors([("embed.weight", bf16(&[1.0]))]);
-    let two = tensors([("head.weight", bf16(&[2.0])), ("norm.weight", bf16(&[3.0]))]);
+    let merged = "layers.0.ffn.experts.gate_up_proj";
+    let two = tensors([
+        ("head.weight", bf16(&[2.0])),
+        ("norm.weight", bf16(&[3.0])),
+        (merged, Made::bf16(&[1, 2, 1], &[4.0, 5.0])),
+    ]);
     let shards = [("one.safetensors", &one), ("two.safetensors", &two)];
     let map = json!({
         "embed.weight": "one.safetensors", "head.weight": "one.safetensors",
-        "norm.weight": "two.safetensors",
+        "norm.weight": "two.safetensors", merged: "one.safetensors",
     });
     let model_files = ModelFiles::open(sharded(&shards, &map).path()).expect("a checkpoint");
     model_files.check_listed(|_| true).expect("all are there");
+    assert_eq!(model_files.f32("layers.0.ffn.experts.0.w3.weight", &[1, 1]).unwrap(), [5.0]);
     assert_eq!(model_files.f32("head.weight", &[1, 1]).unwrap(), [2.0]);
 }
 
