@@ -31,6 +31,19 @@ fn a_replay_is_waited_for_like_a_launch() {
     }
 }
 
+/// A driver lets one thread at a time replay a graph. The device below panics at two.
+#[test]
+fn threads_that_replay_one_graph_take_turns() {
+    let (device, stream, buffer) = device();
+    let fills = || (0..64).try_for_each(|byte| stream.fill(&buffer, byte));
+    let graph = stream.capture(vec![buffer.memory()], fills).unwrap();
+    let replays = || {
+        let stream = device.stream().unwrap();
+        (0..100).for_each(|_| stream.replay(&graph).unwrap());
+    };
+    std::thread::scope(|threads| (0..4).for_each(|_| drop(threads.spawn(replays))));
+}
+
 /// Work that has to run, waits and events are refused before anything is queued. Launches and fills are recorded, as
 /// the owner wants.
 #[test]
